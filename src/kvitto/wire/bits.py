@@ -1,0 +1,66 @@
+"""Integers in byte buffers, addressed as (buffer, index). `bits.pxd` holds the inline C twins; keep both in step.
+
+Big-endian names are AMQP's wire order, `le*` is the order on disk.
+"""
+
+from __future__ import annotations
+
+Bytes = bytes | bytearray | memoryview
+
+
+def be16(p: Bytes, i: int) -> int:
+    return (p[i] << 8) | p[i + 1]
+
+
+def be32(p: Bytes, i: int) -> int:
+    return (p[i] << 24) | (p[i + 1] << 16) | (p[i + 2] << 8) | p[i + 3]
+
+
+def be64(p: Bytes, i: int) -> int:
+    return int.from_bytes(p[i : i + 8], "big")
+
+
+def put16(p: bytearray, i: int, v: int) -> None:
+    p[i] = (v >> 8) & 255
+    p[i + 1] = v & 255
+
+
+def put32(p: bytearray, i: int, v: int) -> None:
+    p[i : i + 4] = v.to_bytes(4, "big")
+
+
+def put64(p: bytearray, i: int, v: int) -> None:
+    p[i : i + 8] = v.to_bytes(8, "big")
+
+
+def le16(p: Bytes, i: int) -> int:
+    return p[i] | (p[i + 1] << 8)
+
+
+def le32(p: Bytes, i: int) -> int:
+    return int.from_bytes(p[i : i + 4], "little")
+
+
+def le64(p: Bytes, i: int) -> int:
+    return int.from_bytes(p[i : i + 8], "little")
+
+
+def put_le16(p: bytearray, i: int, v: int) -> None:
+    p[i] = v & 255
+    p[i + 1] = (v >> 8) & 255
+
+
+def put_le32(p: bytearray, i: int, v: int) -> None:
+    p[i : i + 4] = v.to_bytes(4, "little")
+
+
+def put_le64(p: bytearray, i: int, v: int) -> None:
+    p[i : i + 8] = v.to_bytes(8, "little")
+
+
+def copy(dst: bytearray, d: int, src: Bytes, s: int, n: int) -> None:
+    dst[d : d + n] = src[s : s + n]
+
+
+def same(a: Bytes, i: int, b: Bytes, j: int, n: int) -> bool:
+    return a[i : i + n] == b[j : j + n]

@@ -1,0 +1,16 @@
+cimport cython
+
+cdef class Buf:
+    cdef public bytearray data
+    cdef unsigned char* p
+    cdef readonly Py_ssize_t cap
+    cdef public Py_ssize_t n
+    @cython.locals(need=Py_ssize_t)
+    cpdef reserve(self, Py_ssize_t more)
+    @cython.locals(cap=Py_ssize_t, fresh=bytearray)
+    cpdef grow(self, Py_ssize_t need)
+    @cython.locals(k=Py_ssize_t)
+    cpdef add(self, source)
+    @cython.locals(rest=Py_ssize_t)
+    cpdef drop(self, Py_ssize_t k)
+    cpdef clear(self, Py_ssize_t keep=*)

@@ -1,0 +1,58 @@
+"""A growable byte buffer whose bytes compiled code reaches through a pointer.
+
+`data[:n]` is what it holds. `p` is a pointer to `data` when compiled and `data` itself when interpreted; it is
+refreshed on every change of capacity, so nobody may keep `p` across a call of `reserve` or `shrink`.
+"""
+
+from __future__ import annotations
+
+
+class Buf:
+    def __init__(self, capacity: int = 4096) -> None:
+        self.data = bytearray(capacity)
+        self.p = self.data
+        self.cap = capacity
+        self.n = 0
+
+    def reserve(self, more: int) -> None:
+        """Make room for `more` bytes behind the first `n`."""
+        need = self.n + more
+        if need > self.cap:
+            self.grow(need)
+
+    def grow(self, need: int) -> None:
+        cap = self.cap
+        while cap < need:
+            cap += cap >> 1 if cap > 1 << 20 else cap + 64
+        fresh = bytearray(cap)
+        fresh[: self.n] = memoryview(self.data)[: self.n]
+        self.data = fresh
+        self.p = self.data
+        self.cap = cap
+
+    def add(self, source: bytes | bytearray | memoryview) -> None:
+        k = len(source)
+        self.reserve(k)
+        self.data[self.n : self.n + k] = source
+        self.n += k
+
+    def drop(self, k: int) -> None:
+        """Forget the first `k` bytes and move the rest to the front."""
+        rest = self.n - k
+        if rest:
+            self.data[:rest] = self.data[k : self.n]
+        self.n = rest
+
+    def clear(self, keep: int = 1 << 20) -> None:
+        """Forget all; a buffer that has grown past `keep` bytes gives its memory back."""
+        self.n = 0
+        if self.cap > keep:
+            self.data = bytearray(4096)
+            self.p = self.data
+            self.cap = 4096
+
+    def view(self, start: int = 0, end: int = -1) -> memoryview:
+        return memoryview(self.data)[start : self.n if end < 0 else end]
+
+    def tobytes(self, start: int = 0, end: int = -1) -> bytes:
+        return bytes(self.view(start, end))
