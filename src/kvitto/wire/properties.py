@@ -1,0 +1,156 @@
+"""Basic properties: the 14 optional fields of a content header, as flags and list.
+
+The broker stores and delivers these bytes as they came in; this class is for the few places that look inside
+(dead-lettering, user_id, management) and for clients. Strings keep any bytes a peer put there (surrogateescape), so
+that decoding and encoding again changes nothing that a consumer sees.
+"""
+
+import struct
+from typing import Final
+
+from kvitto.base.errors import ConnectionError_
+from kvitto.wire.tables import MALFORMED, MAX_SHORTSTR, PARSE_ERRORS, Malformed, Table, encode, read_table
+
+FIELDS: Final = (
+    ("content_type", "str"),
+    ("content_encoding", "str"),
+    ("headers", "table"),
+    ("delivery_mode", "octet"),
+    ("priority", "octet"),
+    ("correlation_id", "str"),
+    ("reply_to", "str"),
+    ("expiration", "str"),
+    ("message_id", "str"),
+    ("timestamp", "longlong"),
+    ("type", "str"),
+    ("user_id", "str"),
+    ("app_id", "str"),
+    ("cluster_id", "str"),
+)
+"""In the order of the flags: the first field is the highest bit."""
+
+_BY_BIT = tuple((1 << (15 - i), name, kind) for i, (name, kind) in enumerate(FIELDS))
+_UNKNOWN_BITS = 0b11  # bit 0 would announce a second flag word, bit 1 a 15th field: 0-9-1 has neither
+_FLAGS = struct.Struct(">H")
+_LONGLONG = struct.Struct(">Q")
+
+
+class Properties:
+    """None = absent. `timestamp` is in seconds since 1970."""
+
+    __slots__ = tuple(name for name, _ in FIELDS)
+
+    def __init__(
+        self,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: Table | None = None,
+        delivery_mode: int | None = None,
+        priority: int | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        expiration: str | None = None,
+        message_id: str | None = None,
+        timestamp: int | None = None,
+        type: str | None = None,
+        user_id: str | None = None,
+        app_id: str | None = None,
+        cluster_id: str | None = None,
+    ) -> None:
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.headers = headers
+        self.delivery_mode = delivery_mode
+        self.priority = priority
+        self.correlation_id = correlation_id
+        self.reply_to = reply_to
+        self.expiration = expiration
+        self.message_id = message_id
+        self.timestamp = timestamp
+        self.type = type
+        self.user_id = user_id
+        self.app_id = app_id
+        self.cluster_id = cluster_id
+
+    def encode(self) -> bytes:
+        """Flags and list, as they stand in a content header after the body size. ValueError if a value does not fit."""
+        flags = 0
+        out = bytearray(b"\0\0")
+        for bit, name, kind in _BY_BIT:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            flags |= bit
+            if kind == "str":
+                out += _encode_text(name, value)
+            elif kind == "table":
+                out += encode(value)
+            elif kind == "octet":
+                out.append(value)
+            else:
+                out += _encode_longlong(name, value)
+        _FLAGS.pack_into(out, 0, flags)
+        return bytes(out)
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview) -> "Properties":
+        """The properties that `data` holds and nothing after them; else ConnectionError_ 502."""
+        data = bytes(data)
+        properties = cls()
+        try:
+            end = properties._read(data)
+            if end != len(data):
+                raise Malformed(f"{len(data) - end} bytes after the properties")
+        except PARSE_ERRORS as error:
+            raise ConnectionError_(MALFORMED, f"SYNTAX_ERROR - malformed properties: {error}", 60, 0) from None
+        return properties
+
+    def _read(self, data: bytes) -> int:
+        """Set the fields that are there; the position after the last one."""
+        flags = int(_FLAGS.unpack_from(data, 0)[0])
+        if flags & _UNKNOWN_BITS:
+            raise Malformed(f"unknown property flags {flags:#06x}")
+        at = 2
+        for bit, name, kind in _BY_BIT:
+            if not flags & bit:
+                continue
+            if kind == "str":
+                end = at + 1 + data[at]
+                if end > len(data):
+                    raise Malformed(f"{name} is longer than the header")
+                setattr(self, name, data[at + 1 : end].decode("utf-8", "surrogateescape"))
+                at = end
+            elif kind == "table":
+                self.headers, at = read_table(data, at)
+            elif kind == "octet":
+                setattr(self, name, data[at])
+                at += 1
+            else:
+                setattr(self, name, _LONGLONG.unpack_from(data, at)[0])
+                at += 8
+        return at
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Properties):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name, _ in FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        given = ((name, getattr(self, name)) for name, _ in FIELDS)
+        return f"Properties({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
+
+
+def _encode_text(name: str, text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    if len(data) > MAX_SHORTSTR:
+        raise ValueError(f"property {name} has {len(data)} bytes, at most {MAX_SHORTSTR} fit")
+    return bytes((len(data),)) + data
+
+
+def _encode_longlong(name: str, value: int) -> bytes:
+    try:
+        return _LONGLONG.pack(value)
+    except struct.error:
+        raise ValueError(f"property {name} = {value!r} is not an unsigned 64-bit number") from None

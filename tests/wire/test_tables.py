@@ -1,0 +1,103 @@
+"""Field tables: round trips, RabbitMQ's type letters, limits, any bytes."""
+
+import struct
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+
+from kvitto.base.errors import ConnectionError_
+from kvitto.wire import tables
+from kvitto.wire.tables import Table, Value
+
+from .strategies import any_bytes
+from .strategies import tables as any_table
+
+
+def one(kind: bytes, data: bytes) -> bytes:
+    """A table with the single field `k`."""
+    field = b"\x01k" + kind + data
+    return struct.pack(">I", len(field)) + field
+
+
+@given(any_table())
+def test_tables_round_trip(table: Table) -> None:
+    assert tables.decode(tables.encode(table)) == table
+
+
+@given(any_bytes())
+def test_any_bytes_parse_or_are_the_one_error(data: bytes) -> None:
+    for candidate in (data, struct.pack(">I", len(data)) + data):
+        try:
+            tables.decode(candidate)
+        except ConnectionError_ as error:
+            assert error.code == 502
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        (b"t", b"\x01", True),
+        (b"b", b"\xff", -1),
+        (b"B", b"\xff", 255),
+        (b"s", b"\xff\xfe", -2),
+        (b"U", b"\xff\xfe", -2),
+        (b"u", b"\xff\xfe", 65534),
+        (b"I", b"\xff\xff\xff\xff", -1),
+        (b"i", b"\xff\xff\xff\xff", 2**32 - 1),
+        (b"l", b"\xff" * 8, -1),
+        (b"L", b"\xff" * 8, -1),
+        (b"f", b"\x3f\xc0\x00\x00", 1.5),
+        (b"d", b"\x3f\xf8" + b"\0" * 6, 1.5),
+        (b"D", b"\x02\x00\x00\x04\xd2", Decimal("12.34")),
+        (b"S", b"\0\0\0\x02hi", "hi"),
+        (b"S", b"\0\0\0\x01\xff", b"\xff"),
+        (b"A", b"\0\0\0\x02VV", [None, None]),
+        (b"T", b"\0" * 7 + b"\x01", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        (b"F", b"\0\0\0\x03\x01aV", {"a": None}),
+        (b"V", b"", None),
+        (b"x", b"\0\0\0\x01\xff", b"\xff"),
+    ],
+)
+def test_every_type_letter_of_rabbitmq_is_read(kind: bytes, data: bytes, value: Value) -> None:
+    assert tables.decode(one(kind, data)) == {"k": value}
+
+
+def test_integers_take_the_smaller_of_two_types() -> None:
+    assert tables.encode({"k": 2**31 - 1})[6:7] == b"I"
+    assert tables.encode({"k": 2**31})[6:7] == b"l"
+    assert tables.encode({"k": True})[6:7] == b"t"
+
+
+def test_a_decimal_with_exponent_keeps_its_value() -> None:
+    assert tables.decode(tables.encode({"k": Decimal("1E+3")})) == {"k": Decimal(1000)}
+
+
+@pytest.mark.parametrize("value", [2**63, object(), Decimal("NaN"), Decimal(2**31), datetime(1900, 1, 1, tzinfo=UTC)])
+def test_what_amqp_cannot_express_is_a_value_error(value: Value) -> None:
+    with pytest.raises(ValueError):
+        tables.encode({"k": value})
+
+
+def nested(depth: int) -> bytes:
+    data = b""
+    for _ in range(depth):
+        data = one(b"F", data if data else b"\0\0\0\0")
+    return data
+
+
+def test_depth_is_limited() -> None:
+    tables.decode(nested(tables.MAX_DEPTH))
+    with pytest.raises(ConnectionError_, match="nested deeper"):
+        tables.decode(nested(tables.MAX_DEPTH + 1))
+
+
+def test_size_is_limited_before_anything_is_read() -> None:
+    with pytest.raises(ConnectionError_, match="at most"):
+        tables.decode(b"\xff\xff\xff\xff")
+
+
+def test_a_field_may_not_reach_beyond_its_table() -> None:
+    with pytest.raises(ConnectionError_):
+        tables.decode(b"\0\0\0\x06\x01kI\0\0\0" + b"\x01")
