@@ -1,0 +1,353 @@
+"""The only way in which Kvitto touches files.
+
+Everything above goes through `Disk` and `File`, so that tests can fail, tear, reorder and forget writes
+(`tests/support/simdisk.py`). Paths are relative to the data directory, with "/" between the parts; "" is the data
+directory itself. What the operating system refuses comes out as `StoreFull` (no room, the caller may go on later) or
+`StoreError` (what, where, and what to do). Nothing is durable before `File.sync` (contents) and `Disk.sync_dir`
+(names: created, renamed, removed) of the directory that holds the name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from kvitto.base.errors import StoreError, StoreFull
+
+Bytes = bytes | bytearray | memoryview
+
+MAX_BUFFERS = 1024
+"""Buffers that one pwritev takes (IOV_MAX of Linux and macOS)."""
+
+MAX_IO_BYTES = 1 << 30
+"""Bytes asked of one read; the kernel cuts at 2 GiB anyway."""
+
+LOCK_BYTES_MAX = 256
+
+_datasync = getattr(os, "fdatasync", os.fsync)
+
+_ADVICE = {
+    errno.ENOSPC: "free some space on this file system",
+    errno.EDQUOT: "raise the quota or free some space",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.EACCES: "the data directory must belong to the user that runs Kvitto",
+    errno.EPERM: "the data directory must belong to the user that runs Kvitto",
+    errno.EROFS: "the file system is mounted read-only: see the system log",
+    errno.EIO: "the device failed: see the system log before starting again",
+}
+
+
+class File(Protocol):
+    """An open file. Reads and writes name their position; there is no current one."""
+
+    path: str
+
+    def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
+        """Write all of the buffers, one behind the other; gives the bytes written.
+
+        Raises StoreFull or StoreError; then any part of the range may have been written.
+        """
+        ...
+
+    def read_at(self, pos: int, n: int) -> bytes:
+        """At most n bytes; fewer only at the end of the file."""
+        ...
+
+    def read_into(self, pos: int, buf: memoryview) -> int:
+        """Fill `buf`; gives the bytes read, fewer than its length only at the end of the file."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, n: int) -> None: ...
+
+    def sync(self) -> None:
+        """Make the contents (and the size) durable. After a failure nothing may be assumed: never call it again."""
+        ...
+
+    def close(self) -> None:
+        """Does nothing the second time. Not while another thread may still call `sync`."""
+        ...
+
+
+class Disk(Protocol):
+    """A directory tree that belongs to this process."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """For reading and writing; `create` makes an empty file if there is none."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Names, sorted; empty if there is no such directory."""
+        ...
+
+    def makedirs(self, path: str) -> None:
+        """Make the directory and those above it; each new name needs a `sync_dir` of the one above."""
+        ...
+
+    def rename(self, a: str, b: str) -> None:
+        """Atomic; replaces b."""
+        ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def rmtree(self, path: str) -> None:
+        """Remove the directory and all in it; one that is not there is fine."""
+        ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def free_bytes(self) -> int: ...
+
+    def read_file(self, path: str) -> bytes: ...
+
+    def lock(self, path: str) -> object:
+        """Hold the file against other processes as long as the result lives (or until its `close`)."""
+        ...
+
+    def boot_id(self) -> str:
+        """Differs after each start of the machine: tells a killed process from a power cut. "" if unknown."""
+        ...
+
+
+def fail(action: str, path: str, error: OSError) -> NoReturn:
+    """Raise what the operating system said as a StoreFull or StoreError."""
+    code = error.errno or 0
+    text = f"cannot {action} {path}: {error.strerror or error}"
+    if code in _ADVICE:
+        text += f" ({_ADVICE[code]})"
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        raise StoreFull(text) from error
+    raise StoreError(text) from error
+
+
+class RealFile:
+    """A `File` of the operating system."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
+        views = [v for v in (memoryview(b).cast("B") for b in buffers) if v.nbytes]
+        total = 0
+        try:
+            while views:
+                n = os.pwritev(self._fd, views[:MAX_BUFFERS], pos + total)
+                if n <= 0:
+                    raise OSError(errno.EIO, "the file takes no more bytes")
+                total += n
+                views = _rest(views, n)
+        except OSError as error:
+            fail("write to", self.path, error)
+        return total
+
+    def read_at(self, pos: int, n: int) -> bytes:
+        parts, got = [], 0
+        try:
+            while got < n:
+                part = os.pread(self._fd, min(n - got, MAX_IO_BYTES), pos + got)
+                if not part:
+                    break
+                parts.append(part)
+                got += len(part)
+        except OSError as error:
+            fail("read", self.path, error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, pos: int, buf: memoryview) -> int:
+        view, got = buf.cast("B"), 0
+        try:
+            while got < len(view):
+                n = os.preadv(self._fd, [view[got : got + MAX_IO_BYTES]], pos + got)
+                if n <= 0:
+                    break
+                got += n
+        except OSError as error:
+            fail("read", self.path, error)
+        return got
+
+    def size(self) -> int:
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            fail("look at", self.path, error)
+
+    def truncate(self, n: int) -> None:
+        try:
+            os.ftruncate(self._fd, n)
+        except OSError as error:
+            fail("cut", self.path, error)
+
+    def sync(self) -> None:
+        try:
+            _datasync(self._fd)
+        except (OSError, ValueError) as error:  # ValueError: closed
+            # A sync that fails for want of room is no less final than any other: the pages may be gone.
+            raise StoreError(f"cannot sync {self.path}: {error}") from error
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _rest(views: list[memoryview], n: int) -> list[memoryview]:
+    """What is left of the views after n bytes."""
+    for i, view in enumerate(views):
+        if n < view.nbytes:
+            return [view[n:], *views[i + 1 :]]
+        n -= view.nbytes
+    return []
+
+
+class RealDisk:
+    """A `Disk` in a directory of the operating system. Directories 0700, files 0600."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        try:
+            _make_dirs_durably(self.root)
+        except OSError as error:
+            fail("make the data directory", self.root, error)
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        full = self._full(path)
+        try:
+            return RealFile(full, os.open(full, os.O_RDWR | (os.O_CREAT if create else 0), 0o600))
+        except OSError as error:
+            fail("open", full, error)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._full(path))
+
+    def listdir(self, path: str) -> list[str]:
+        full = self._full(path)
+        try:
+            return sorted(os.listdir(full))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            fail("list", full, error)
+
+    def makedirs(self, path: str) -> None:
+        full = self.root
+        try:
+            for part in path.split("/"):
+                full = os.path.join(full, part)
+                if not os.path.isdir(full):
+                    os.mkdir(full, 0o700)
+        except OSError as error:
+            fail("make the directory", full, error)
+
+    def rename(self, a: str, b: str) -> None:
+        try:
+            os.replace(self._full(a), self._full(b))
+        except OSError as error:
+            fail(f"rename {self._full(a)} to", self._full(b), error)
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(self._full(path))
+        except OSError as error:
+            fail("remove", self._full(path), error)
+
+    def rmtree(self, path: str) -> None:
+        assert path, "the data directory itself stays"
+        try:
+            shutil.rmtree(self._full(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            fail("remove", self._full(path), error)
+
+    def sync_dir(self, path: str) -> None:
+        try:
+            _sync_dir(self._full(path))
+        except OSError as error:
+            raise StoreError(f"cannot sync {self._full(path)}: {error}") from error
+
+    def free_bytes(self) -> int:
+        try:
+            stat = os.statvfs(self.root)
+        except OSError as error:
+            fail("ask for the free space of", self.root, error)
+        return stat.f_bavail * stat.f_frsize
+
+    def read_file(self, path: str) -> bytes:
+        try:
+            with open(self._full(path), "rb") as file:
+                return file.read()
+        except OSError as error:
+            fail("read", self._full(path), error)
+
+    def lock(self, path: str) -> Lock:
+        full = self._full(path)
+        try:
+            fd = os.open(full, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            fail("open", full, error)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()} {self.boot_id()}\n".encode(), 0)
+        except BlockingIOError as error:
+            owner = os.pread(fd, LOCK_BYTES_MAX, 0).split()
+            os.close(fd)
+            pid = owner[0].decode("ascii", "replace") if owner else "unknown"
+            text = f"{self.root} is in use by process {pid}: stop it or choose another --data-dir"
+            raise StoreError(text) from error
+        except OSError as error:
+            os.close(fd)
+            fail("lock", full, error)
+        return Lock(fd)
+
+    def boot_id(self) -> str:
+        try:
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.root, path) if path else self.root
+
+
+class Lock:
+    """A held lock. The operating system frees it when the process ends, however that happens."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _sync_dir(full: str) -> None:
+    fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _make_dirs_durably(full: str) -> None:
+    """Make the data directory so that its own name survives a power cut: nobody above will sync it."""
+    if os.path.isdir(full):
+        return
+    above = os.path.dirname(full)
+    _make_dirs_durably(above)
+    os.mkdir(full, 0o700)
+    _sync_dir(above)

@@ -1,0 +1,225 @@
+"""RealDisk against the operating system, and its errors against a failing one."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvitto.base.errors import StoreError, StoreFull
+from kvitto.store import disk as disk_module
+from kvitto.store.disk import RealDisk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> RealDisk:
+    return RealDisk(str(tmp_path / "data"))
+
+
+def failing(code: int) -> Callable[..., int]:
+    def call(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+def mode(path: str) -> int:
+    return os.stat(path).st_mode & 0o777
+
+
+def test_bytes_come_back_from_where_they_were_written(disk: RealDisk) -> None:
+    file = disk.open("a", create=True)
+    assert file.write_at(3, [b"one", bytearray(b""), memoryview(b"xtwox")[1:4]]) == 6
+    assert file.size() == 9
+    assert file.read_at(0, 100) == b"\0\0\0onetwo"
+    assert file.read_at(6, 2) == b"tw"
+    assert file.read_at(9, 5) == b""
+    buf = bytearray(8)
+    assert file.read_into(3, memoryview(buf)) == 6
+    assert buf == b"onetwo\0\0"
+    file.truncate(4)
+    file.sync()
+    file.close()
+    file.close()
+    assert disk.read_file("a") == b"\0\0\0o"
+
+
+def test_more_buffers_than_one_call_takes(disk: RealDisk) -> None:
+    file = disk.open("a", create=True)
+    buffers = [bytes([i % 251]) * (i % 3) for i in range(5000)]
+    assert file.write_at(0, buffers) == len(b"".join(buffers))
+    assert file.read_at(0, 1 << 20) == b"".join(buffers)
+    file.close()
+
+
+def test_short_writes_go_on(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = disk.open("a", create=True)
+    real = os.pwritev
+
+    def short(fd: int, views: list[memoryview], pos: int) -> int:
+        return real(fd, [views[0][:3]], pos)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    assert file.write_at(1, [b"abcde", b"f", b"ghij"]) == 10
+    assert file.read_at(1, 99) == b"abcdefghij"
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
+    with pytest.raises(StoreError, match="takes no more"):
+        file.write_at(0, [b"x"])
+    file.close()
+
+
+def test_short_reads_go_on(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = disk.open("a", create=True)
+    file.write_at(0, [b"abcdefgh"])
+    monkeypatch.setattr(disk_module, "MAX_IO_BYTES", 3)
+    assert file.read_at(0, 100) == b"abcdefgh"
+    buf = bytearray(7)
+    assert file.read_into(1, memoryview(buf)) == 7
+    assert buf == b"bcdefgh"
+    file.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_is_store_full(disk: RealDisk, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    file = disk.open("a", create=True)
+    monkeypatch.setattr(os, "pwritev", failing(code))
+    with pytest.raises(StoreFull, match="free some space"):
+        file.write_at(0, [b"x"])
+    file.close()
+
+
+def test_other_failures_name_the_file(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = disk.open("a", create=True)
+    monkeypatch.setattr(os, "pwritev", failing(errno.EIO))
+    with pytest.raises(StoreError, match=r"data/a: .*the device failed") as caught:
+        file.write_at(0, [b"x"])
+    assert not isinstance(caught.value, StoreFull)
+    file.close()
+
+
+def test_a_failed_sync_is_never_store_full(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = disk.open("a", create=True)
+    monkeypatch.setattr(disk_module, "_datasync", failing(errno.ENOSPC))
+    with pytest.raises(StoreError, match="cannot sync") as caught:
+        file.sync()
+    assert not isinstance(caught.value, StoreFull)
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(StoreError, match="cannot sync"):
+        disk.sync_dir("")
+    file.close()
+
+
+def test_closed_file_refuses(disk: RealDisk) -> None:
+    file = disk.open("a", create=True)
+    file.close()
+    calls: list[Callable[[], object]] = [
+        lambda: file.write_at(0, [b"x"]),
+        lambda: file.read_at(0, 1),
+        lambda: file.read_into(0, memoryview(bytearray(1))),
+        file.size,
+        lambda: file.truncate(0),
+        file.sync,
+    ]
+    for call in calls:
+        with pytest.raises(StoreError):
+            call()
+
+
+def test_names(disk: RealDisk) -> None:
+    assert disk.listdir("") == []
+    assert disk.listdir("nowhere") == []
+    disk.makedirs("queues/b")
+    disk.makedirs("queues/b")
+    disk.makedirs("queues/a")
+    assert disk.listdir("queues") == ["a", "b"]
+    disk.open("queues/a/1", create=True).close()
+    disk.open("queues/a/2", create=True).close()
+    disk.rename("queues/a/1", "queues/a/2")
+    disk.sync_dir("queues/a")
+    disk.sync_dir("")
+    assert disk.listdir("queues/a") == ["2"]
+    assert disk.exists("queues/a/2") and not disk.exists("queues/a/1")
+    disk.unlink("queues/a/2")
+    assert not disk.exists("queues/a/2")
+    disk.open("queues/b/3", create=True).close()
+    disk.rmtree("queues/b")
+    disk.rmtree("queues/b")
+    assert disk.listdir("queues") == ["a"]
+    assert disk.free_bytes() > 0
+
+
+def test_names_that_are_not_there(disk: RealDisk) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: disk.open("x"),
+        lambda: disk.open("x/y", create=True),
+        lambda: disk.unlink("x"),
+        lambda: disk.rename("x", "y"),
+        lambda: disk.read_file("x"),
+        lambda: disk.sync_dir("x"),
+        lambda: disk.lock("x/lock"),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="x"):
+            call()
+    disk.open("file", create=True).close()
+    with pytest.raises(StoreError):
+        disk.listdir("file")
+    with pytest.raises(StoreError):
+        disk.makedirs("file/below")
+    with pytest.raises(StoreError):
+        RealDisk(os.path.join(disk.root, "file", "data"))
+
+
+def test_only_the_owner_can_look(disk: RealDisk) -> None:
+    disk.makedirs("queues/a")
+    disk.open("queues/a/1", create=True).close()
+    lock = disk.lock("lock")
+    assert mode(disk.root) == mode(disk.root + "/queues") == mode(disk.root + "/queues/a") == 0o700
+    assert mode(disk.root + "/queues/a/1") == mode(disk.root + "/lock") == 0o600
+    lock.close()
+
+
+def test_a_new_data_directory_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(disk_module, "_sync_dir", synced.append)
+    RealDisk(str(tmp_path / "a" / "b"))
+    assert synced == [str(tmp_path), str(tmp_path / "a")]
+    RealDisk(str(tmp_path / "a" / "b"))
+    assert len(synced) == 2
+
+
+def test_d5_one_process_per_data_directory(disk: RealDisk) -> None:
+    lock = disk.lock("lock")
+    text = f"data is in use by process {os.getpid()}: stop it or choose another --data-dir"
+    with pytest.raises(StoreError, match=text):
+        RealDisk(disk.root).lock("lock")
+    assert disk.read_file("lock") == f"{os.getpid()} {disk.boot_id()}\n".encode()
+    lock.close()
+    disk.lock("lock").close()
+
+
+def test_d5_the_lock_ends_with_its_process(disk: RealDisk) -> None:
+    code = (
+        "import os, sys; from kvitto.store.disk import RealDisk; "
+        "lock = RealDisk(sys.argv[1]).lock('lock'); print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, disk.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"held\n"
+    with pytest.raises(StoreError, match=f"process {child.pid}:"):
+        disk.lock("lock")
+    child.kill()
+    child.communicate(timeout=20)
+    disk.lock("lock").close()
+
+
+def test_boot_id_is_empty_where_there_is_none(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk.boot_id() == disk.boot_id()
+    monkeypatch.setattr("builtins.open", failing(errno.ENOENT))
+    assert disk.boot_id() == ""
