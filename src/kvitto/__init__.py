@@ -1,0 +1,29 @@
+"""Kvitto: a durable AMQP 0-9-1 broker for Python people.
+
+`with kvitto.Broker() as broker:` runs a real broker in this process; it is imported on first use, so that
+`import kvitto` alone costs next to nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvitto.server.embedded import Broker
+
+__version__ = "0.1.0"
+
+__all__ = ["Broker", "__version__", "compiled"]
+
+
+def compiled() -> bool:
+    """Whether the data plane runs compiled; False means the slower interpreted form of the same source."""
+    from kvitto.base.build import compiled as answer
+
+    return answer()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Broker":
+        from kvitto.server.embedded import Broker
+
+        return Broker
+    raise AttributeError(f"module 'kvitto' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What every layer may use: errors, limits, clock, configuration."""

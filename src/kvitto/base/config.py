@@ -1,0 +1,68 @@
+"""What `kvitto serve` can be told, as one immutable value; reading a file or arguments is the caller's business."""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting is unknown or has the wrong type; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One setting per line, named as on the command line with `_` for `-`."""
+
+    data_dir: Path = Path("kvitto-data")
+    host: str = "127.0.0.1"
+    port: int = 5672
+    """0 picks a free port."""
+    http_port: int | None = 15672
+    """None = no HTTP listener; 0 picks a free port."""
+    tls_port: int | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    sync: bool = True
+    """False answers before the disk has the message: a confirm then survives a crash of the process, not of the machine."""
+    log_json: bool = False
+
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "data_dir": (str,),
+    "host": (str,),
+    "port": (int,),
+    "http_port": (int,),
+    "tls_port": (int,),
+    "tls_cert": (str,),
+    "tls_key": (str,),
+    "sync": (bool, str),
+    "log_json": (bool,),
+}
+PATHS = {"data_dir", "tls_cert", "tls_key"}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Settings of a TOML file, checked, ready to be passed to `Config`; hyphens in names are allowed."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    return {name: value for name, value in (checked(path, key, value) for key, value in table.items())}
+
+
+def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
+    """One setting as (field name, value of the field's type)."""
+    name = key.replace("-", "_")
+    if name not in TYPES:
+        known = ", ".join(field.name for field in fields(Config))
+        raise ConfigError(f"{path}: unknown setting {key!r}; known are {known}")
+    # bool is an int for Python, not for people
+    if not isinstance(value, TYPES[name]) or (isinstance(value, bool) and bool not in TYPES[name]):
+        wanted = " or ".join(kind.__name__ for kind in TYPES[name])
+        raise ConfigError(f"{path}: {key} must be {wanted}, not {type(value).__name__}")
+    if name == "sync" and isinstance(value, str):
+        if value not in ("on", "off"):
+            raise ConfigError(f'{path}: sync must be true, false, "on" or "off", not {value!r}')
+        return name, value == "on"
+    return name, Path(str(value)) if name in PATHS else value

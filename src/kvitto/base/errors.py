@@ -1,0 +1,81 @@
+"""The kinds of mistakes, told apart by whose they are.
+
+A peer's mistake is a `ProtocolError`: raised anywhere, turned into a Close in one place of the protocol layer.
+A disk's mistake is a `StoreError`. A programmer's mistake is an `assert` and has no class here.
+"""
+
+NO_ROUTE = 312
+NO_CONSUMERS = 313
+CONTENT_TOO_LARGE = 311
+ACCESS_REFUSED = 403
+NOT_FOUND = 404
+RESOURCE_LOCKED = 405
+PRECONDITION_FAILED = 406
+CONNECTION_FORCED = 320
+INVALID_PATH = 402
+FRAME_ERROR = 501
+SYNTAX_ERROR = 502
+COMMAND_INVALID = 503
+CHANNEL_ERROR = 504
+UNEXPECTED_FRAME = 505
+RESOURCE_ERROR = 506
+NOT_ALLOWED = 530
+NOT_IMPLEMENTED = 540
+INTERNAL_ERROR = 541
+
+REPLY_NAMES: dict[int, str] = {
+    CONTENT_TOO_LARGE: "CONTENT_TOO_LARGE",
+    NO_ROUTE: "NO_ROUTE",
+    NO_CONSUMERS: "NO_CONSUMERS",
+    ACCESS_REFUSED: "ACCESS_REFUSED",
+    NOT_FOUND: "NOT_FOUND",
+    RESOURCE_LOCKED: "RESOURCE_LOCKED",
+    PRECONDITION_FAILED: "PRECONDITION_FAILED",
+    CONNECTION_FORCED: "CONNECTION_FORCED",
+    INVALID_PATH: "INVALID_PATH",
+    FRAME_ERROR: "FRAME_ERROR",
+    SYNTAX_ERROR: "SYNTAX_ERROR",
+    COMMAND_INVALID: "COMMAND_INVALID",
+    CHANNEL_ERROR: "CHANNEL_ERROR",
+    UNEXPECTED_FRAME: "UNEXPECTED_FRAME",
+    RESOURCE_ERROR: "RESOURCE_ERROR",
+    NOT_ALLOWED: "NOT_ALLOWED",
+    NOT_IMPLEMENTED: "NOT_IMPLEMENTED",
+    INTERNAL_ERROR: "INTERNAL_ERROR",
+}
+"""Reply code -> the name that RabbitMQ puts before the text; clients and people search for it."""
+
+
+class ProtocolError(Exception):
+    """A peer broke a rule: `code` and `text` as they go into the Close; class and method 0 = not yet known."""
+
+    def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+        super().__init__(f"{code} {text}")
+        self.code = code
+        self.text = text
+        self.class_id = class_id
+        self.method_id = method_id
+
+    @property
+    def reply_text(self) -> str:
+        """The text with the code's name before it, as the peers of the field send it."""
+        name = REPLY_NAMES.get(self.code)
+        if name is None or self.text.startswith(name):
+            return self.text
+        return f"{name} - {self.text}" if self.text else name
+
+
+class ChannelError(ProtocolError):
+    """Closes the channel; the connection lives on (W3)."""
+
+
+class ConnectionError_(ProtocolError):  # noqa: N801 - the plain name is a builtin with another meaning
+    """Closes the connection (W3)."""
+
+
+class StoreError(Exception):
+    """The disk failed or holds damage: the text says what happened, in which file, and what to do."""
+
+
+class StoreFull(StoreError):
+    """There is no room for more messages; nothing was written."""

@@ -1,0 +1,41 @@
+"""Named limits: each length that comes from the wire or the disk is checked against one before anything is allocated."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# the wire
+CHANNEL_MAX = 2047
+"""Channels per connection that the server offers in tune (W1)."""
+FRAME_MAX = 131_072
+"""Frame size in bytes, with its 8 bytes of overhead, that the server offers in tune (W1)."""
+FRAME_MIN = 4096
+"""The smallest frame_max a peer may ask for (AMQP 0-9-1, 4.2.3)."""
+HEARTBEAT_S = 60
+"""Heartbeat interval that the server offers in tune (W1)."""
+BODY_MAX = 128 * MIB
+"""The largest message body; a header that announces more closes the channel with 311."""
+SHORTSTR_MAX = 255
+"""Bytes in a short string: names, routing keys."""
+TABLE_DEPTH_MAX = 32
+"""Tables and arrays inside each other; deeper ones are malformed."""
+HANDSHAKE_S = 10.0
+"""A peer that has not opened its connection by then is disconnected."""
+
+# memory
+OUTPUT_HIGH = 4 * MIB
+"""Unsent bytes of a connection above which nothing more is delivered to it."""
+INPUT_BUFFER = 256 * KIB
+"""First size of a connection's receive buffer."""
+
+# the store
+SEGMENT_BYTES = 64 * MIB
+"""A segment is sealed and the next one begun once it is this large."""
+BATCH_MAX_BYTES = 256 * MIB
+"""The largest batch that recovery believes; a longer one is damage."""
+NAME_MAX = 255
+"""Bytes in the name of a queue, exchange, virtual host or user."""
+
+# the management API
+HTTP_HEAD_MAX = 64 * KIB
+HTTP_BODY_MAX = 16 * MIB

@@ -1,0 +1,1 @@
+"""The management API and metrics over HTTP/1.1."""

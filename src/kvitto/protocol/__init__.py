@@ -1,0 +1,1 @@
+"""AMQP 0-9-1 as a state machine: bytes in, bytes out."""

@@ -1,0 +1,19 @@
+"""pytest plugin: the fixture `kvitto_broker`, a real broker of its own for each test that asks for it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from kvitto import Broker
+
+
+@pytest.fixture
+def kvitto_broker() -> "Iterator[Broker]":
+    """A running broker on a free port with a temporary data directory; `kvitto_broker.url` is what a client needs."""
+    # imported here: a test run that does not use the fixture must not pay for loading the broker
+    import kvitto
+
+    with kvitto.Broker() as broker:
+        yield broker

@@ -1,0 +1,1 @@
+"""Sockets, the event loop, threads and signals; the embedded broker."""

@@ -1,0 +1,1 @@
+"""Structured Streaming source for AMQP queues; it needs the client side only."""

@@ -1,0 +1,1 @@
+"""Files: message segments, settlements, the journal; nothing above knows their form."""
