@@ -1,0 +1,219 @@
+"""Exchanges: from a routing key (or headers) to the queues that a message goes to.
+
+An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type, for
+routing. `resolve` walks from exchange to exchange. Nothing here knows about storage or permissions; `vhost.py` owns
+the exchanges, caches what `resolve` finds, and drops the cache when a binding changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker import headers as headers_matching
+from kvitto.broker.equivalence import check_arguments, check_field, describe, type_name
+from kvitto.broker.headers import HeadersIndex, comparable
+from kvitto.broker.topic import Dest, TopicIndex
+from kvitto.wire.tables import Value
+
+ALTERNATE = "alternate-exchange"
+Headers = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """One way from an exchange to a queue or another exchange. Two that differ only in arguments are two."""
+
+    source: Exchange
+    dest: Dest
+    routing_key: str
+    arguments: dict[str, Value]
+
+
+class Index(Protocol):
+    """What makes an exchange type: who gets a message. Every `add` is taken back by one `remove`."""
+
+    def add(self, routing_key: str, dest: Dest, arguments: dict[str, Value], /) -> None: ...
+
+    def remove(self, routing_key: str, dest: Dest, arguments: dict[str, Value], /) -> None: ...
+
+    def route(self, routing_key: str, headers: Headers | None, /) -> Collection[Dest]:
+        """Each destination once. May be a view: not to be kept."""
+        ...
+
+
+class DirectIndex:
+    """The routing key must be the binding's."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, dict[Dest, int]] = {}
+
+    def add(self, routing_key: str, dest: Dest, _arguments: object) -> None:
+        dests = self._keys.setdefault(routing_key, {})
+        dests[dest] = dests.get(dest, 0) + 1
+
+    def remove(self, routing_key: str, dest: Dest, _arguments: object) -> None:
+        dests = self._keys[routing_key]
+        dests[dest] -= 1
+        if not dests[dest]:
+            del dests[dest]
+        if not dests:
+            del self._keys[routing_key]
+
+    def route(self, routing_key: str, _headers: object) -> Collection[Dest]:
+        return self._keys.get(routing_key, ())
+
+
+class FanoutIndex(DirectIndex):
+    """Everybody: a direct exchange that looks at no key."""
+
+    def add(self, _routing_key: str, dest: Dest, arguments: object) -> None:
+        super().add("", dest, arguments)
+
+    def remove(self, _routing_key: str, dest: Dest, arguments: object) -> None:
+        super().remove("", dest, arguments)
+
+    def route(self, _routing_key: str, headers: object) -> Collection[Dest]:
+        return super().route("", headers)
+
+
+TYPES: dict[str, Callable[[], Index]] = {
+    "direct": DirectIndex,
+    "fanout": FanoutIndex,
+    "topic": TopicIndex,
+    "headers": HeadersIndex,
+}
+
+
+class Exchange:
+    """The default exchange is a direct one named "" to which every queue is bound by its name.
+
+    A `type` that is not in TYPES is a KeyError: `check_declare` comes first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        type: str,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, Value] | None = None,
+    ) -> None:
+        self.name = name
+        self.type = type
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments: dict[str, Value] = arguments or {}
+        alternate = self.arguments.get(ALTERNATE)
+        self.alternate: str | None = alternate if isinstance(alternate, str) else None
+        self.needs_headers = type == "headers"
+        self._index = TYPES[type]()
+        self._bindings: dict[Dest, dict[tuple[str, Hashable], Binding]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.name!r} {self.type}>"
+
+    @property
+    def unused(self) -> bool:
+        """Nothing is bound from here."""
+        return not self._bindings
+
+    def bind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
+        """False if this binding is there already. ChannelError 406 for arguments that the type cannot use."""
+        if self.needs_headers:
+            headers_matching.check_arguments(arguments)
+        own = self._bindings.setdefault(dest, {})
+        key = (routing_key, comparable(arguments))
+        if key in own:
+            return False
+        own[key] = Binding(self, dest, routing_key, arguments)
+        self._index.add(routing_key, dest, arguments)
+        return True
+
+    def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
+        """False if there is no such binding."""
+        own = self._bindings.get(dest, {})
+        binding = own.pop((routing_key, comparable(arguments)), None)
+        if binding is None:
+            return False
+        if not own:
+            del self._bindings[dest]
+        self._index.remove(routing_key, dest, binding.arguments)
+        return True
+
+    def unbind_all(self, dest: Dest) -> list[Binding]:
+        """Remove every binding to `dest`, which is going; gives what was removed."""
+        removed = list(self._bindings.pop(dest, {}).values())
+        for binding in removed:
+            self._index.remove(binding.routing_key, dest, binding.arguments)
+        return removed
+
+    def bindings(self) -> Iterator[Binding]:
+        """In the order of the destinations' first bindings."""
+        for own in self._bindings.values():
+            yield from own.values()
+
+    def route(self, routing_key: str, headers: Headers | None) -> Collection[Dest]:
+        """The destinations bound to this exchange that match, each once. To be used before the next change."""
+        return self._index.route(routing_key, headers)
+
+
+def resolve(
+    exchange: Exchange,
+    routing_key: str,
+    headers: Headers | None,
+    lookup: Callable[[str], Exchange | None],
+    more_keys: Sequence[str] = (),
+) -> tuple[list[Dest], bool]:
+    """The queues that a message reaches, each once, and whether that depended on its headers (then: no caching).
+
+    `more_keys` are those of CC and BCC. Where no key finds anything at an exchange, a destination exchange
+    included, its alternate exchange is asked; one that does not exist is passed over. Each exchange is asked once,
+    so cycles end.
+    """
+    seen, waiting = {exchange}, [exchange]
+    queues: dict[Dest, None] = {}
+    dynamic = False
+    while waiting:
+        current = waiting.pop()
+        dynamic = dynamic or current.needs_headers
+        found = current.route(routing_key, headers)
+        if more_keys:
+            found = dict.fromkeys(dest for key in (routing_key, *more_keys) for dest in current.route(key, headers))
+        if not found and current.alternate is not None:
+            alternate = lookup(current.alternate)
+            found = () if alternate is None else (alternate,)
+        for dest in found:
+            if not isinstance(dest, Exchange):
+                queues[dest] = None
+            elif dest not in seen:
+                seen.add(dest)
+                waiting.append(dest)
+    return list(queues), dynamic
+
+
+def check_declare(name: str, vhost: str, type: str, arguments: Headers) -> None:
+    """ChannelError 406 for a type that nobody knows or an alternate exchange that is not a name."""
+    if type not in TYPES:
+        raise ChannelError(PRECONDITION_FAILED, f"invalid exchange type '{type}'")
+    if ALTERNATE in arguments and not isinstance(arguments[ALTERNATE], str):
+        got = type_name(arguments[ALTERNATE])
+        text = f"invalid type '{got}' for arg '{ALTERNATE}' in {describe('exchange', name, vhost)}"
+        raise ChannelError(PRECONDITION_FAILED, text)
+
+
+def check_equivalent(
+    exchange: Exchange, vhost: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: Headers
+) -> None:
+    """ChannelError 406 unless the exchange could have been declared like this (D1)."""
+    thing = describe("exchange", exchange.name, vhost)
+    check_field(thing, "type", exchange.type, type)
+    check_field(thing, "durable", exchange.durable, durable)
+    check_field(thing, "auto_delete", exchange.auto_delete, auto_delete)
+    check_field(thing, "internal", exchange.internal, internal)
+    check_arguments(thing, [ALTERNATE], exchange.arguments, arguments)

@@ -1,0 +1,132 @@
+"""Topic patterns in a trie, matched word by word like a state machine.
+
+A pattern is words with dots between; `*` stands for exactly one word, `#` for any number, none included. The empty
+key has no words, "a." has two. Going through a routing key carries the set of all trie nodes that its beginning can
+have led to, so the work is at most words x nodes, whatever patterns a peer thinks up (backtracking over several `#`
+would be exponential).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+Dest = Any
+"""Where a binding leads: a queue or an exchange, hashed by identity."""
+
+
+class Node:
+    """The patterns that share a beginning. `dests` holds what is bound by exactly this pattern, and how many times."""
+
+    __slots__ = ("children", "dests", "hash", "loops", "star")
+
+    def __init__(self, loops: bool = False) -> None:
+        self.children: dict[str, Node] = {}
+        self.star: Node | None = None
+        self.hash: Node | None = None
+        self.loops = loops
+        self.dests: dict[Dest, int] = {}
+
+    def child(self, word: str) -> Node:
+        """The node one pattern word further, made if need be."""
+        if word == "*":
+            self.star = self.star or Node()
+            return self.star
+        if word == "#":
+            self.hash = self.hash or Node(loops=True)
+            return self.hash
+        return self.children.setdefault(word, Node())
+
+    def find(self, word: str) -> Node | None:
+        return self.star if word == "*" else self.hash if word == "#" else self.children.get(word)
+
+    def drop(self, word: str) -> None:
+        if word == "*":
+            self.star = None
+        elif word == "#":
+            self.hash = None
+        else:
+            del self.children[word]
+
+    @property
+    def empty(self) -> bool:
+        return not (self.dests or self.children or self.star or self.hash)
+
+
+class TopicIndex:
+    """Bindings of a topic exchange by pattern."""
+
+    def __init__(self) -> None:
+        self._root = Node()
+
+    def add(self, pattern: str, dest: Dest, _arguments: object) -> None:
+        node = self._root
+        for word in pattern_words(pattern):
+            node = node.child(word)
+        node.dests[dest] = node.dests.get(dest, 0) + 1
+
+    def remove(self, pattern: str, dest: Dest, _arguments: object) -> None:
+        """Take back one `add`; nodes that nothing needs any more go too."""
+        words = pattern_words(pattern)
+        path = [self._root]
+        for word in words:
+            found = path[-1].find(word)
+            assert found is not None, "never added"
+            path.append(found)
+        dests = path[-1].dests
+        dests[dest] -= 1
+        if not dests[dest]:
+            del dests[dest]
+        for word in reversed(words):
+            if not path.pop().empty:
+                break
+            path[-1].drop(word)
+
+    def route(self, routing_key: str, _headers: object) -> Collection[Dest]:
+        states: set[Node] = set()
+        _enter(states, self._root)
+        for word in split(routing_key):
+            after: set[Node] = set()
+            for node in states:
+                if node.loops:
+                    after.add(node)
+                if (child := node.children.get(word)) is not None:
+                    _enter(after, child)
+                if node.star is not None:
+                    _enter(after, node.star)
+            if not after:
+                return ()
+            states = after
+        matched: dict[Dest, None] = {}
+        for node in states:
+            matched.update(dict.fromkeys(node.dests))
+        return matched
+
+
+def split(key: str) -> list[str]:
+    """The words of a routing key; the empty key has none (as in RabbitMQ, where `*` does not match it)."""
+    return key.split(".") if key else []
+
+
+def pattern_words(pattern: str) -> list[str]:
+    """The words of a pattern in normal form: in a run of wildcards the stars come first, then at most one `#`.
+
+    The meaning stays the same, and a `#` node never has a `#` behind it.
+    """
+    words: list[str] = []
+    pending = False
+    for word in split(pattern):
+        if word == "#":
+            pending = True
+            continue
+        if pending and word != "*":
+            words.append("#")
+            pending = False
+        words.append(word)
+    return [*words, "#"] if pending else words
+
+
+def _enter(states: set[Node], node: Node) -> None:
+    states.add(node)
+    if node.hash is not None:
+        states.add(node.hash)  # `#` may stand for no word at all
