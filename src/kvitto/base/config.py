@@ -24,7 +24,7 @@ class Config:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     sync: bool = True
-    """False answers before the disk has the message: a confirm then survives a crash of the process, not of the machine."""
+    """False confirms before the disk has the message: it then survives a crash of the process, not of the machine."""
     log_json: bool = False
 
 
@@ -48,7 +48,7 @@ def read(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    return {name: value for name, value in (checked(path, key, value) for key, value in table.items())}
+    return dict(checked(path, key, value) for key, value in table.items())
 
 
 def checked(path: Path, key: str, value: object) -> tuple[str, Any]:

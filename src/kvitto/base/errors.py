@@ -69,8 +69,8 @@ class ChannelError(ProtocolError):
     """Closes the channel; the connection lives on (W3)."""
 
 
-class ConnectionError_(ProtocolError):  # noqa: N801 - the plain name is a builtin with another meaning
-    """Closes the connection (W3)."""
+class ConnectionError_(ProtocolError):
+    """Closes the connection (W3). The underscore tells it from the builtin, which is about sockets."""
 
 
 class StoreError(Exception):

@@ -1,4 +1,4 @@
-"""Named limits: each length that comes from the wire or the disk is checked against one before anything is allocated."""
+"""Named limits: each length from the wire or the disk is checked against one before anything is allocated."""
 
 KIB = 1024
 MIB = 1024 * KIB

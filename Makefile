@@ -1,0 +1,52 @@
+# Everything here sets up what it needs in .venv; there is no earlier step.
+#   make run      the main job: real flights through the broker into Spark, with two kills, reconciled
+#   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark
+#   make bench    measure this machine
+#   make compat   other projects' test suites against Kvitto, all of them
+#   make build    compile the data plane;  make lint, make lock, make clean: what they say
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench compat build lint format lock clean prerequisites
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+prerequisites:
+	@sh scripts/check-prerequisites python compiler java
+
+$(VENV)/installed: requirements.lock pyproject.toml setup.py scripts/install | prerequisites
+	sh scripts/install $(VENV)
+
+build: prerequisites $(VENV)/installed
+	$(BIN)/python scripts/build
+
+run: build
+	$(BIN)/python -m kvitto.demo.flights
+
+test: build
+	$(BIN)/python scripts/test
+
+bench: build
+	$(BIN)/python -m benchmarks
+
+compat: build
+	$(BIN)/python -m tests.compat
+
+lint: $(VENV)/installed
+	$(BIN)/python scripts/test lint
+
+format: $(VENV)/installed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+# needs uv (pip install uv); the lock names versions and hashes, never where they come from
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	    --no-emit-index-url --extra dev pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf build dist run .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,90 @@
+"""The compiled data plane: hot modules are plain .py files with a sibling .pxd, listed once, here.
+
+Building is optional: where no C compiler works, Kvitto installs interpreted and says so. All are compiled or none.
+An editable install compiles nothing; in a checkout, `make build` does (see src/kvitto_checkout.py).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError
+
+ROOT = Path(__file__).parent
+HOT = [
+    "kvitto/wire/buf.py",
+    "kvitto/store/batch.py",
+    "kvitto/store/settlements.py",
+    "kvitto/broker/consumer.py",
+    "kvitto/broker/queue.py",
+    "kvitto/protocol/channel.py",
+    "kvitto/protocol/connection.py",
+    "kvitto/client/codec.py",
+]
+DIRECTIVES = {
+    "language_level": 3,
+    # types come from the .pxd alone; annotations are for mypy
+    "annotation_typing": False,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+}
+REQUIRED = bool(os.environ.get("KVITTO_REQUIRE_COMPILED"))
+"""Set where an interpreted result would be a failure: `make build`, wheels for release."""
+
+
+def extensions() -> list[Extension]:
+    """The hot modules as C extensions; fails on a mistake in their source, needs no C compiler yet."""
+    from Cython.Build import cythonize
+
+    present = [path for path in HOT if (ROOT / "src" / path).exists()]
+    for path in sorted(set(HOT) - set(present)):
+        print(f"setup.py: hot module src/{path} is not there, skipped", file=sys.stderr)
+    units = [
+        Extension(path.removesuffix(".py").replace("/", "."), [f"src/{path}"], extra_compile_args=["-O3"])
+        for path in present
+    ]
+    return cythonize(
+        units,
+        build_dir="build/c",
+        include_path=["src"],
+        compiler_directives=DIRECTIVES,
+        annotate=bool(os.environ.get("KVITTO_ANNOTATE")),
+        quiet=True,
+    )
+
+
+class BuildOrInterpret(build_ext):
+    """Build all extensions, or report why not and leave none behind."""
+
+    def run(self) -> None:
+        """Compile into the build directory; never beside the sources, where an edit would leave them stale."""
+        if self.editable_mode:
+            return
+        self.inplace = False
+        try:
+            super().run()
+        except (BaseError, OSError) as error:
+            if REQUIRED:
+                raise
+            self.fall_back(error)
+
+    def fall_back(self, error: Exception) -> None:
+        """A mix of compiled and interpreted modules does not work: remove what was built so far."""
+        for path in self.get_outputs():
+            Path(path).unlink(missing_ok=True)
+        self.extensions = []
+        print(
+            f"\n*** Kvitto was NOT compiled: {error}\n"
+            "*** It is installed interpreted: it works, about 30 times slower. For full speed install a C compiler\n"
+            "*** and Python's headers (Debian: apt install gcc python3-dev) and install kvitto again.\n",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    # metadata needs no compiler and an editable install no extensions: translate only when something is built
+    building = bool({"build_ext", "bdist_wheel", "build", "install"} & set(sys.argv))
+    setup(ext_modules=extensions() if building else [], cmdclass={"build_ext": BuildOrInterpret})
