@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 
+from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
 from kvitto.wire import tables
 from kvitto.wire.tables import Table, Value
@@ -88,9 +89,9 @@ def nested(depth: int) -> bytes:
 
 
 def test_depth_is_limited() -> None:
-    tables.decode(nested(tables.MAX_DEPTH))
+    tables.decode(nested(limits.TABLE_DEPTH_MAX))
     with pytest.raises(ConnectionError_, match="nested deeper"):
-        tables.decode(nested(tables.MAX_DEPTH + 1))
+        tables.decode(nested(limits.TABLE_DEPTH_MAX + 1))
 
 
 def test_size_is_limited_before_anything_is_read() -> None:

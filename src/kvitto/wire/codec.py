@@ -7,10 +7,8 @@ not parse); nothing else comes out of `decode`.
 import struct
 from typing import ClassVar, TypeVar
 
-from kvitto.base.errors import ConnectionError_
+from kvitto.base.errors import COMMAND_INVALID, ConnectionError_
 from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed
-
-COMMAND_INVALID = 503
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _METHOD_HEAD = struct.Struct(">HH")
@@ -64,17 +62,17 @@ def decode(payload: bytes | bytearray | memoryview) -> Method:
     """The method in the payload of a method frame; ConnectionError_ 503 if unknown, 502 if malformed."""
     data = bytes(payload)
     if len(data) < 4:
-        raise ConnectionError_(MALFORMED, "SYNTAX_ERROR - method frame shorter than its class and method id", 0, 0)
+        raise ConnectionError_(MALFORMED, "method frame shorter than its class and method id", 0, 0)
     ids = _METHOD_HEAD.unpack_from(data, 0)
     method = METHODS.get(ids)
     if method is None:
-        raise ConnectionError_(COMMAND_INVALID, f"COMMAND_INVALID - unknown method {ids[0]}.{ids[1]}", *ids)
+        raise ConnectionError_(COMMAND_INVALID, f"unknown method {ids[0]}.{ids[1]}", *ids)
     try:
         parsed, end = method.parse(data, 4)
         if end != len(data):
             raise Malformed(f"{len(data) - end} bytes too many")
     except PARSE_ERRORS as error:
-        text = f"SYNTAX_ERROR - malformed arguments of {method.NAME}: {error}"
+        text = f"malformed arguments of {method.NAME}: {error}"
         raise ConnectionError_(MALFORMED, text, *ids) from None
     return parsed
 

@@ -8,8 +8,9 @@ that decoding and encoding again changes nothing that a consumer sees.
 import struct
 from typing import Final
 
+from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
-from kvitto.wire.tables import MALFORMED, MAX_SHORTSTR, PARSE_ERRORS, Malformed, Table, encode, read_table
+from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed, Table, encode, read_table
 
 FIELDS: Final = (
     ("content_type", "str"),
@@ -102,7 +103,7 @@ class Properties:
             if end != len(data):
                 raise Malformed(f"{len(data) - end} bytes after the properties")
         except PARSE_ERRORS as error:
-            raise ConnectionError_(MALFORMED, f"SYNTAX_ERROR - malformed properties: {error}", 60, 0) from None
+            raise ConnectionError_(MALFORMED, f"malformed properties: {error}", 60, 0) from None
         return properties
 
     def _read(self, data: bytes) -> int:
@@ -144,8 +145,8 @@ class Properties:
 
 def _encode_text(name: str, text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
-    if len(data) > MAX_SHORTSTR:
-        raise ValueError(f"property {name} has {len(data)} bytes, at most {MAX_SHORTSTR} fit")
+    if len(data) > limits.SHORTSTR_MAX:
+        raise ValueError(f"property {name} has {len(data)} bytes, at most {limits.SHORTSTR_MAX} fit")
     return bytes((len(data),)) + data
 
 

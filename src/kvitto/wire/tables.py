@@ -11,18 +11,14 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TypeAlias
 
-from kvitto.base.errors import ConnectionError_
+from kvitto.base import limits
+from kvitto.base.errors import SYNTAX_ERROR, ConnectionError_
 
-MAX_DEPTH = 16
-"""Nested tables and arrays that are accepted; more is an attack on the stack."""
-
-MAX_BYTES = 1 << 20
+BYTES_MAX = limits.MIB
 """Encoded size of one table that is accepted; a frame is smaller by default."""
 
-MALFORMED = 502
-"""Reply code (SYNTAX_ERROR) for arguments, tables and properties that do not parse."""
-
-MAX_SHORTSTR = 255
+MALFORMED = SYNTAX_ERROR
+"""Reply code for arguments, tables and properties that do not parse."""
 
 
 class Timestamp(int):
@@ -68,7 +64,7 @@ def decode(data: bytes | bytearray | memoryview) -> Table:
         if end != len(data):
             raise Malformed(f"{len(data) - end} bytes after the table")
     except PARSE_ERRORS as error:
-        raise ConnectionError_(MALFORMED, f"SYNTAX_ERROR - malformed table: {error}") from None
+        raise ConnectionError_(MALFORMED, f"malformed table: {error}") from None
     return table
 
 
@@ -82,9 +78,9 @@ def encode(table: Mapping[str, Value]) -> bytes:
 def encode_shortstr(text: str) -> bytes:
     """One length byte and UTF-8."""
     data = text.encode()
-    if len(data) > MAX_SHORTSTR:
+    if len(data) > limits.SHORTSTR_MAX:
         raise ValueError(
-            f"{len(data)} bytes are too long for a short string (at most {MAX_SHORTSTR}): {text[:40]!r}..."
+            f"{len(data)} bytes are too long for a short string (at most {limits.SHORTSTR_MAX}): {text[:40]!r}..."
         )
     return bytes((len(data),)) + data
 
@@ -137,11 +133,11 @@ def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Value], int]:
 
 def _enter(data: bytes, at: int, depth: int) -> tuple[int, int]:
     """First and end position of the content of a table or array whose length prefix is at `at`."""
-    if depth > MAX_DEPTH:
-        raise Malformed(f"nested deeper than {MAX_DEPTH}")
+    if depth > limits.TABLE_DEPTH_MAX:
+        raise Malformed(f"nested deeper than {limits.TABLE_DEPTH_MAX}")
     size = int(_LONG.unpack_from(data, at)[0])
-    if size > MAX_BYTES:
-        raise Malformed(f"table of {size} bytes, at most {MAX_BYTES} are accepted")
+    if size > BYTES_MAX:
+        raise Malformed(f"table of {size} bytes, at most {BYTES_MAX} are accepted")
     if at + 4 + size > len(data):
         raise Malformed("table longer than what holds it")
     return at + 4, at + 4 + size

@@ -1,0 +1,327 @@
+"""The client's data plane: publishes into a buffer, received bytes into counters or columns.
+
+Compiled, one core encodes and scans several million messages per second. Everything that is rare (methods,
+returns, gets) goes into `Scanner.events` in the order of the wire for plain Python to handle.
+"""
+
+from __future__ import annotations
+
+from kvitto.base.errors import ConnectionError_
+from kvitto.client.columns import Batch, Latencies, Window
+from kvitto.wire import bits
+from kvitto.wire.buf import Buf
+
+METHOD, CONTENT, CONFIRM = 1, 2, 3
+"""Kinds of events: (channel, METHOD, payload), (channel, CONTENT, method payload, properties, body),
+(channel, CONFIRM, tag, multiple, ok)."""
+
+COUNT, COLLECT = 1, 2
+"""What a Sink does with deliveries: count them, or gather them in its batch."""
+
+# C integers when compiled (see codec.pxd), therefore not to be imported
+_COUNT = 1
+_WAITING, _HEADER, _BODY, _MORE = 0, 1, 2, 3
+_BASIC, _DELIVER, _ACK, _NACK, _RETURN, _GET_OK = 60, 60, 80, 120, 50, 71
+_BODY_MAX = 1 << 30
+"""Larger bodies are refused: they would not fit into a column."""
+
+
+class Template:
+    """One message, ready to be sent any number of times: its frames, and where its body starts."""
+
+    def __init__(
+        self,
+        channel: int,
+        exchange: str,
+        routing_key: str,
+        properties: bytes,
+        body: bytes,
+        mandatory: bool = False,
+        frame_max: int = 131072,
+    ) -> None:
+        buf = Buf(256 + len(body))
+        put_publish(buf, channel, exchange.encode(), routing_key.encode(), int(mandatory), properties, body, frame_max)
+        self.buf = buf
+        self.size = buf.n
+        self.stamp_at = -1
+        """Where the 8 bytes of time go, -1 = nowhere."""
+        if len(body) >= 8:
+            self.stamp_at = buf.n - 1 - len(body) if len(body) <= frame_max - 8 else -1
+
+    def fill(self, out: Buf, count: int, now: int) -> None:
+        """Append `count` copies to `out`; with `now` > 0 each body starts with it, as big-endian u64."""
+        size = self.size
+        out.reserve(count * size)
+        p = out.p
+        source = self.buf.p
+        at = out.n
+        stamp = self.stamp_at if now > 0 else -1
+        k = 0
+        while k < count:
+            bits.copy(p, at, source, 0, size)
+            if stamp >= 0:
+                bits.put64(p, at + stamp, now)
+            at += size
+            k += 1
+        out.n = at
+
+
+def put_publish(
+    out: Buf,
+    channel: int,
+    exchange: bytes,
+    routing_key: bytes,
+    flags: int,
+    properties: bytes,
+    body: bytes,
+    frame_max: int,
+) -> None:
+    """Append method, header and body frames of one publish. `flags`: 1 mandatory. `properties`: as encoded."""
+    e = len(exchange)
+    r = len(routing_key)
+    n = len(properties)
+    size = len(body)
+    if e > 255 or r > 255:
+        raise ValueError("exchange and routing key have at most 255 bytes each")
+    if n + 20 > frame_max or frame_max < 4096:
+        raise ValueError(f"the properties have {n} bytes; with frame_max {frame_max} they do not fit into a frame")
+    step = frame_max - 8
+    out.reserve(64 + e + r + n + size + 8 * (size // step + 1))
+    p = out.p
+    i = out.n
+    start_frame(p, i, 1, channel, 9 + e + r)
+    bits.put32(p, i + 7, 0x003C0028)
+    bits.put16(p, i + 11, 0)
+    p[i + 13] = e
+    bits.copy(p, i + 14, exchange, 0, e)
+    i += 14 + e
+    p[i] = r
+    bits.copy(p, i + 1, routing_key, 0, r)
+    i += 1 + r
+    p[i] = flags
+    p[i + 1] = 206
+    i += 2
+    start_frame(p, i, 2, channel, 12 + n)
+    bits.put32(p, i + 7, 0x003C0000)
+    bits.put64(p, i + 11, size)
+    bits.copy(p, i + 19, properties, 0, n)
+    i += 19 + n
+    p[i] = 206
+    i += 1
+    k = 0
+    while k < size:
+        n = size - k if size - k < step else step
+        start_frame(p, i, 3, channel, n)
+        bits.copy(p, i + 7, body, k, n)
+        p[i + 7 + n] = 206
+        i += n + 8
+        k += n
+    out.n = i
+
+
+def start_frame(p: bytearray, i: int, kind: int, channel: int, size: int) -> int:
+    p[i] = kind
+    bits.put16(p, i + 1, channel)
+    bits.put32(p, i + 3, size)
+    return 0
+
+
+def put_settle(out: Buf, channel: int, method: int, tag: int, flags: int) -> None:
+    """Append a basic.ack (80), reject (90) or nack (120): the three have one form, tag and bits."""
+    out.reserve(21)
+    p = out.p
+    i = out.n
+    start_frame(p, i, 1, channel, 13)
+    bits.put32(p, i + 7, (_BASIC << 16) | method)
+    bits.put64(p, i + 11, tag)
+    p[i + 19] = flags
+    p[i + 20] = 206
+    out.n = i + 21
+
+
+class Sink:
+    """What one channel does with what it receives: counters, a batch, a window of unconfirmed publishes."""
+
+    def __init__(self, channel: int) -> None:
+        self.channel = channel
+        self.mode = COLLECT
+        self.batch = Batch()
+        self.window: Window | None = None
+        self.record_confirms = False
+        """Put each confirm into the events too, for a callback."""
+        self.latencies: Latencies | None = None
+        self.count = 0
+        """Deliveries, in both modes."""
+        self.body_bytes = 0
+        self.last_tag = 0
+        self.state = _WAITING
+        self.method = 0
+        self.rest = 0
+        self.head = Buf(256)
+        self.props = Buf(256)
+        self.partial = Buf(0)
+
+    def begin(self, p: bytearray, i: int, n: int, method: int) -> int:
+        """A method that has content; 0, or the reply code of what is wrong."""
+        if self.state != _WAITING:
+            return 505
+        self.state = _HEADER
+        self.method = method
+        if method == _DELIVER:
+            k = i + 5 + p[i + 4]
+            if k + 10 > i + n:
+                return 502
+            self.last_tag = bits.be64(p, k)
+            if self.mode == _COUNT:
+                return 0
+        head = self.head
+        head.n = 0
+        head.reserve(n)
+        bits.copy(head.p, 0, p, i, n)
+        head.n = n
+        return 0
+
+    def header(self, p: bytearray, i: int, n: int) -> int:
+        """The content header: size and properties."""
+        if self.state != _HEADER or n < 14:
+            return 505
+        self.rest = bits.be64(p, i + 4)
+        if self.rest > _BODY_MAX:
+            return 501
+        if self.mode != _COUNT or self.method != _DELIVER:
+            props = self.props
+            props.n = 0
+            props.reserve(n - 12)
+            bits.copy(props.p, 0, p, i + 12, n - 12)
+            props.n = n - 12
+        self.state = _BODY
+        return 0
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class Scanner:
+    """All that a connection receives. Read into `inp` behind `inp.n`, then call `scan`."""
+
+    def __init__(self) -> None:
+        self.inp = Buf(1 << 18)
+        self.sinks: list[Sink | None] = [None]
+        self.events: list[tuple[object, ...]] = []
+        self.frames = 0
+        self.frame_max = 131072
+
+    def open(self, channel: int) -> Sink:
+        """The sink of a new channel."""
+        while len(self.sinks) <= channel:
+            self.sinks.append(None)
+        sink = Sink(channel)
+        self.sinks[channel] = sink
+        return sink
+
+    def scan(self, now: int) -> None:
+        """Take all whole frames; `now` (ns) is compared with the time stamps in bodies where a sink wants latencies."""
+        inp = self.inp
+        p = inp.p
+        i = 0
+        end = inp.n
+        last = -1
+        sink = None
+        error = 0
+        while end - i >= 8:
+            kind = p[i]
+            channel = bits.be16(p, i + 1)
+            size = bits.be32(p, i + 3)
+            if size + 8 > self.frame_max or kind > 8:
+                self.fail(501, channel)
+            if end - i < size + 8:
+                break
+            if p[i + 7 + size] != 206:
+                self.fail(501, channel)
+            if channel != last:
+                sink = self.sinks[channel] if channel < len(self.sinks) else None
+                last = channel
+            if sink is None or kind == 8:
+                self.other(channel, kind, i + 7, size)
+            elif kind == 3:
+                error = self.body(sink, p, i + 7, size, now)
+            elif kind == 2:
+                error = sink.header(p, i + 7, size)
+                if error == 0 and sink.rest == 0:
+                    error = self.finish(sink, p, i + 7, 0)
+            else:
+                error = self.take_method(sink, p, i + 7, size)
+            if error != 0:
+                self.fail(error, channel)
+            i += size + 8
+            self.frames += 1
+        if i:
+            inp.drop(i)
+
+    def take_method(self, sink: Sink, p: bytearray, i: int, n: int) -> int:
+        """Deliveries and confirms in place, everything else as an event."""
+        if n < 4:
+            return 502
+        method = bits.be16(p, i + 2)
+        if bits.be16(p, i) == _BASIC:
+            if method == _DELIVER or method == _GET_OK or method == _RETURN:  # noqa: SIM109 - `in` makes a tuple
+                return sink.begin(p, i, n, method)
+            if (method == _ACK or method == _NACK) and n == 13:  # noqa: SIM109
+                return self.confirm(sink, bits.be64(p, i + 4), p[i + 12] & 1, method == _ACK)
+        self.other(sink.channel, METHOD, i, n)
+        return 0
+
+    def body(self, sink: Sink, p: bytearray, i: int, n: int, now: int) -> int:
+        """A piece of a body; most bodies are one piece and are taken straight from the receive buffer."""
+        if sink.state < _BODY or n > sink.rest:
+            return 505
+        partial = sink.partial
+        if sink.latencies is not None and sink.state == _BODY and n >= 8 and sink.method == _DELIVER:
+            sink.latencies.add(now - bits.be64(p, i))
+        sink.state = _MORE
+        sink.rest -= n
+        if sink.rest == 0 and partial.n == 0:
+            return self.finish(sink, p, i, n)
+        if sink.mode == _COUNT and sink.method == _DELIVER:
+            sink.body_bytes += n
+            return self.finish(sink, p, i, 0) if sink.rest == 0 else 0
+        partial.reserve(n)
+        bits.copy(partial.p, partial.n, p, i, n)
+        partial.n += n
+        if sink.rest == 0:
+            n = self.finish(sink, partial.p, 0, partial.n)
+            partial.clear()
+            return n
+        return 0
+
+    def finish(self, sink: Sink, p: bytearray, i: int, n: int) -> int:
+        """A message is whole: p[i:i+n] is its body, or what of it is not counted yet."""
+        sink.state = _WAITING
+        if sink.method == _DELIVER:
+            sink.count += 1
+            sink.body_bytes += n
+            if sink.mode == _COUNT:
+                return 0
+            return sink.batch.add(sink.head, sink.props, p, i, n)
+        self.content(sink, sink.partial if sink.partial.n else self.inp, i, n)
+        return 0
+
+    def content(self, sink: Sink, source: Buf, i: int, n: int) -> None:
+        """A returned message, or the answer to a get."""
+        event = (sink.channel, CONTENT, sink.head.tobytes(), sink.props.tobytes(), source.tobytes(i, i + n))
+        self.events.append(event)
+
+    def confirm(self, sink: Sink, tag: int, multiple: int, ok: int) -> int:
+        if sink.window is not None:
+            sink.window.settle(tag, multiple, ok)
+            if sink.record_confirms:
+                self.events.append((sink.channel, CONFIRM, tag, bool(multiple), bool(ok)))
+        return 0
+
+    def other(self, channel: int, kind: int, i: int, n: int) -> None:
+        """A method for Python; a heartbeat needs no answer; content for a channel that is gone is dropped."""
+        if kind == METHOD:
+            self.events.append((channel, METHOD, self.inp.tobytes(i, i + n)))
+
+    def fail(self, code: int, channel: int) -> None:
+        raise ConnectionError_(code, f"the server sent a frame on channel {channel} that is not AMQP 0-9-1 here")
