@@ -1,0 +1,187 @@
+"""The definitions log: vhosts, users, permissions, exchanges, queues and bindings, one checksummed line per change.
+
+Form in docs/formats.md. Lines are appended unsynced; whoever answers "-ok" syncs `file` first (semantics D2). Each line
+also says how much of the file was known to be durable when it was written. That tells, after a power cut that kept
+some unsynced lines and lost others, a torn tail (nobody was told, it is cut) from damage (the start is refused).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+
+from kvitto.base.errors import StoreError
+from kvitto.store import paths
+from kvitto.store.disk import Bytes, Disk, File
+
+Key = tuple[str, ...]
+
+DIGITS = 16
+DURABLE_WIDTH = 12
+"""Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
+
+
+class Tracked:
+    """The log's file; remembers how much of it a sync has covered. `sync` may run in another thread."""
+
+    def __init__(self, file: File) -> None:
+        self.path = file.path
+        self.end = 0
+        self.durable = 0
+        self._file = file
+
+    def append(self, data: bytes) -> None:
+        """A write that fails leaves the end where it was: the next one goes over what is left of it."""
+        self.write_at(self.end, [data])
+        self.end += len(data)
+
+    def sync(self) -> None:
+        covered = self.end
+        self._file.sync()
+        self.durable = max(self.durable, covered)
+
+    def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
+        return self._file.write_at(pos, buffers)
+
+    def read_at(self, pos: int, n: int) -> bytes:
+        return self._file.read_at(pos, n)
+
+    def read_into(self, pos: int, buf: memoryview) -> int:
+        return self._file.read_into(pos, buf)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def truncate(self, n: int) -> None:
+        self._file.truncate(n)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Definitions:
+    """`load` comes first. `compact` replaces `file`: only while nobody syncs the old one."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._entries: dict[tuple[str, Key], Any] = {}
+        self._file: Tracked | None = None
+
+    @property
+    def file(self) -> Tracked:
+        assert self._file is not None, "not loaded"
+        return self._file
+
+    @property
+    def dirty(self) -> bool:
+        """There are lines that no sync has covered."""
+        return self._file is not None and self._file.end > self._file.durable
+
+    def load(self) -> list[tuple[str, Key, Any]]:
+        """What is defined, in the order in which it was first put. Cuts a torn tail; StoreError on damage."""
+        file = self._file = Tracked(self._disk.open(paths.DEFINITIONS, create=True))
+        self._disk.sync_dir("")
+        data = file.read_at(0, file.size())
+        end, durable = self._replay(data, file.path)
+        if end < durable:
+            raise StoreError(
+                f"{file.path} is damaged at byte {end}, although it had been synced up to byte {durable}: what is "
+                "behind that cannot be trusted. Restore the data directory, or this file, from a backup"
+            )
+        if end < len(data):
+            file.truncate(end)
+        # What is on disk but was never synced counts from here on, so it must not be lost after all.
+        file.end = end
+        file.sync()
+        return self._list()
+
+    def put(self, kind: str, key: Key, value: Any) -> None:
+        """Define or replace; `value` is anything that JSON can express."""
+        self.file.append(_line("put", kind, key, value, self.file.durable))
+        self._entries[kind, key] = value
+
+    def delete(self, kind: str, key: Key) -> None:
+        """One that is not there is fine."""
+        if (kind, key) in self._entries:
+            self.file.append(_line("delete", kind, key, None, self.file.durable))
+            del self._entries[kind, key]
+
+    def compact(self) -> None:
+        """Rewrite the log with what is defined now, durably; after a crash either the old or the new one is there."""
+        total = len(self._render(0))
+        name = paths.DEFINITIONS + ".new"
+        fresh = Tracked(self._disk.open(name, create=True))
+        fresh.truncate(0)
+        fresh.append(self._render(total))
+        fresh.sync()
+        self._disk.rename(name, paths.DEFINITIONS)
+        self._disk.sync_dir("")
+        self.file.close()
+        self._file = fresh
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _list(self) -> list[tuple[str, Key, Any]]:
+        return [(kind, key, value) for (kind, key), value in self._entries.items()]
+
+    def _render(self, durable: int) -> bytes:
+        """In a compact log each line vouches for the whole file: it was synced before it got its name."""
+        return b"".join(_line("put", kind, key, value, durable) for kind, key, value in self._list())
+
+    def _replay(self, data: bytes, path: str) -> tuple[int, int]:
+        """(end of the valid lines, the greatest `durable` that any valid line of the file claims)."""
+        end, durable, whole = 0, 0, True
+        at = 0
+        while at < len(data):
+            newline = data.find(b"\n", at)
+            after = newline + 1 if newline >= 0 else len(data)
+            change = _parse(data[at:after], path)
+            whole = whole and change is not None
+            if change is not None:
+                durable = max(durable, change["durable"])
+                if whole:
+                    self._apply(change)
+                    end = after
+            at = after
+        return end, durable
+
+    def _apply(self, change: dict[str, Any]) -> None:
+        entry = (change["kind"], tuple(change["key"]))
+        if change["op"] == "put":
+            self._entries[entry] = change["value"]
+        else:
+            self._entries.pop(entry, None)
+
+
+def _line(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:
+    change: dict[str, Any] = {"op": op, "kind": kind, "key": key}
+    if op == "put":
+        change["value"] = value
+    text = f'{{"durable":{durable:>{DURABLE_WIDTH}}, {json.dumps(change)[1:]}'.encode()
+    return xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
+
+
+def _parse(line: bytes, path: str) -> dict[str, Any] | None:
+    """The change that a line describes, None if the line is not whole."""
+    digest, text = line[:DIGITS], line[DIGITS + 1 : -1]
+    if line[DIGITS : DIGITS + 1] != b" " or line[-1:] != b"\n" or xxhash.xxh3_64_hexdigest(text).encode() != digest:
+        return None
+    try:
+        change = json.loads(text)
+        known = change["op"] in ("put", "delete") and isinstance(change["durable"], int)
+        known = known and isinstance(change["kind"], str) and all(isinstance(part, str) for part in change["key"])
+        known = known and (change["op"] == "delete" or "value" in change)
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise StoreError(
+            f"{path} has a line that this version of Kvitto does not understand: start the version that wrote it. "
+            f"The line: {text[:200].decode(errors='replace')}"
+        )
+    assert isinstance(change, dict)
+    return change
