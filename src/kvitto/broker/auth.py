@@ -1,0 +1,254 @@
+"""Users, their passwords, and what they may do in which virtual host.
+
+Permissions are RabbitMQ's: per virtual host three regular expressions (configure, write, read) that are searched in
+the name of the resource; an empty one allows nothing, and without an entry the virtual host is closed. Passwords are
+kept as salted scrypt hashes (W7) and appear in no text. A `User` is changed in place, so open connections see what
+changed; `Users.generation` tells them to forget what they remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvitto.base.limits import NAME_MAX
+
+Operation = Literal["configure", "write", "read"]
+Define = Callable[[str, tuple[str, ...], dict[str, Any] | None], None]
+"""Keeps a definition (kind, key, value); None deletes it."""
+
+COST = 14
+"""log2 of scrypt's n: about 50 ms and 16 MiB per check."""
+PUBLIC_COST = 4
+"""For the first password of guest, which is public: a slow hash would only double the start-up time."""
+COST_MAX = 20
+BLOCK, LANES, SALT_BYTES = 8, 1, 16
+
+GUEST = "guest"
+ADMINISTRATOR = "administrator"
+DEFAULT_EXCHANGE = "amq.default"
+"""The name by which permissions know the exchange without a name."""
+_NOTHING = re.compile("^$")
+
+
+def hash_password(password: str, cost: int = COST) -> str:
+    """`scrypt:cost:salt:hash`, the last two in hex digits."""
+    salt = secrets.token_bytes(SALT_BYTES)
+    return f"scrypt:{cost}:{salt.hex()}:{_scrypt(password, salt, cost).hex()}"
+
+
+def check_password(stored: str, password: str) -> bool:
+    """Whether `stored` is the hash of this password; False for one that this version cannot read."""
+    try:
+        scheme, cost, salt, expected = stored.split(":")
+        if scheme != "scrypt" or not 1 <= int(cost) <= COST_MAX:
+            return False
+        return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt), int(cost)), bytes.fromhex(expected))
+    except ValueError:
+        return False
+
+
+def _scrypt(password: str, salt: bytes, cost: int) -> bytes:
+    memory = 2 * 128 * BLOCK * (1 << cost) + (1 << 20)
+    return hashlib.scrypt(_bytes(password), salt=salt, n=1 << cost, r=BLOCK, p=LANES, maxmem=memory, dklen=32)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """The three expressions as they were given, and ready for use."""
+
+    configure: str
+    write: str
+    read: str
+    compiled: Mapping[str, re.Pattern[str]]
+
+    @classmethod
+    def of(cls, configure: str, write: str, read: str) -> Permission:
+        compiled = {"configure": _compile(configure), "write": _compile(write), "read": _compile(read)}
+        return cls(configure, write, read, compiled)
+
+
+def _compile(expression: str) -> re.Pattern[str]:
+    try:
+        return re.compile(expression) if expression else _NOTHING
+    except re.error as error:
+        raise ValueError(f"{expression!r} is no regular expression: {error}") from None
+
+
+class User:
+    """Somebody who may log in. `password_hash` is "" for one who may not log in by password."""
+
+    def __init__(self, name: str, password_hash: str, tags: Iterable[str]) -> None:
+        self.name = name
+        self.password_hash = password_hash
+        self.tags = tuple(tags)
+        self.permissions: dict[str, Permission] = {}
+        self.proof = b""
+
+    def __repr__(self) -> str:
+        return f"<User {self.name!r} {', '.join(self.tags)}>"
+
+    @property
+    def is_administrator(self) -> bool:
+        return ADMINISTRATOR in self.tags
+
+    def may_open(self, vhost: str) -> bool:
+        """Whether the virtual host lets this user in at all."""
+        return vhost in self.permissions
+
+    def may(self, vhost: str, operation: Operation, resource: str) -> bool:
+        """Whether this user may do this with the exchange or queue of that name; "" is the default exchange."""
+        permission = self.permissions.get(vhost)
+        if permission is None:
+            return False
+        return permission.compiled[operation].search(resource or DEFAULT_EXCHANGE) is not None
+
+
+class Users:
+    """All users. `define` is called for each change; it makes them durable.
+
+    ValueError for what cannot be, LookupError for a user that is not there: both with a text for people.
+    """
+
+    def __init__(self, define: Define, *, cost: int = COST, loopback_only: Collection[str] = (GUEST,)) -> None:
+        self.generation = 0
+        self.loopback_only = loopback_only
+        self._define = define
+        self._cost = cost
+        self._users: dict[str, User] = {}
+        self._key = secrets.token_bytes(32)
+        self._decoy = f"scrypt:{cost}:{'00' * SALT_BYTES}:{'00' * 32}"
+
+    def __iter__(self) -> Iterator[User]:
+        return iter(self._users.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._users
+
+    def get(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def list(self) -> tuple[User, ...]:
+        """By name."""
+        return tuple(sorted(self._users.values(), key=lambda user: user.name))
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def add(self, name: str, password: str, tags: Iterable[str] = ()) -> User:
+        """A new user without permissions."""
+        if not name or len(_bytes(name)) > NAME_MAX:
+            raise ValueError(f"a user's name must have 1 to {NAME_MAX} bytes")
+        if name in self._users:
+            raise ValueError(f"there is a user {name!r} already")
+        user = User(name, self._hashed(password, self._cost), tags)
+        self._users[name] = user
+        user.proof = self._proof(user, password)
+        self._keep(user)
+        return user
+
+    def add_guest(self) -> User:
+        """guest/guest of a new data directory: administrator, everything in "/", only from this machine."""
+        user = User(GUEST, self._hashed(GUEST, PUBLIC_COST), (ADMINISTRATOR,))
+        self._users[GUEST] = user
+        user.proof = self._proof(user, GUEST)
+        self._keep(user)
+        self.set_permission(GUEST, "/", ".*", ".*", ".*")
+        return user
+
+    def delete(self, name: str) -> None:
+        """Open connections of the user lose every permission at once."""
+        user = self._user(name)
+        for vhost in (*user.permissions,):
+            self.clear_permission(name, vhost)
+        user.proof = b""
+        del self._users[name]
+        self.generation += 1
+        self._define("user", (name,), None)
+
+    def set_password(self, name: str, password: str) -> None:
+        user = self._user(name)
+        user.password_hash = self._hashed(password, self._cost)
+        user.proof = self._proof(user, password)
+        self._keep(user)
+
+    def set_tags(self, name: str, tags: Iterable[str]) -> None:
+        user = self._user(name)
+        user.tags = tuple(tags)
+        self._keep(user)
+
+    def set_permission(self, name: str, vhost: str, configure: str, write: str, read: str) -> None:
+        """Whether the virtual host exists is for the caller to know."""
+        user = self._user(name)
+        user.permissions[vhost] = Permission.of(configure, write, read)
+        self.generation += 1
+        self._define("permission", (vhost, name), {"configure": configure, "write": write, "read": read})
+
+    def clear_permission(self, name: str, vhost: str) -> None:
+        """One that is not there is fine."""
+        if self._user(name).permissions.pop(vhost, None) is not None:
+            self.generation += 1
+            self._define("permission", (vhost, name), None)
+
+    def forget_vhost(self, vhost: str) -> None:
+        """The virtual host is gone, and with it all permissions in it."""
+        for name in self._users:
+            self.clear_permission(name, vhost)
+
+    def restore(self, kind: str, key: tuple[str, ...], value: Mapping[str, Any]) -> None:
+        """Take over a definition of kind "user" or "permission" as `define` got it; users come first."""
+        self.generation += 1
+        if kind == "user":
+            self._users[key[0]] = User(key[0], value["password_hash"], value["tags"])
+        elif key[1] in self._users:
+            permission = Permission.of(value["configure"], value["write"], value["read"])
+            self._users[key[1]].permissions[key[0]] = permission
+
+    # -- logging in ------------------------------------------------------------------------------------------
+
+    def authenticate(self, name: str, password: str, peer_is_loopback: bool) -> User | None:
+        """The user, if the password is right and the user may come from there (W7).
+
+        The first right password of a user costs an scrypt, the next ones a fast keyed hash (its key lives only in
+        this process). A wrong one always costs an scrypt, and so does an unknown name: the time tells nothing.
+        """
+        user = self._users.get(name)
+        if user is None or not user.password_hash:
+            check_password(self._decoy, password)
+            return None
+        proof = self._proof(user, password)
+        if not (user.proof and hmac.compare_digest(proof, user.proof)):
+            if not check_password(user.password_hash, password):
+                return None
+            user.proof = proof
+        return user if peer_is_loopback or name not in self.loopback_only else None
+
+    def _proof(self, user: User, password: str) -> bytes:
+        """Bound to the stored hash too: a new password ends what was proved with the old one."""
+        keyed = hashlib.blake2b(_bytes(user.password_hash), key=self._key)
+        keyed.update(b"\0" + _bytes(password))
+        return keyed.digest()
+
+    @staticmethod
+    def _hashed(password: str, cost: int) -> str:
+        if not password:
+            raise ValueError("the password is empty")
+        return hash_password(password, cost)
+
+    def _keep(self, user: User) -> None:
+        self.generation += 1
+        self._define("user", (user.name,), {"password_hash": user.password_hash, "tags": [*user.tags]})
+
+    def _user(self, name: str) -> User:
+        user = self._users.get(name)
+        if user is None:
+            raise LookupError(f"there is no user {name!r}")
+        return user
