@@ -10,18 +10,22 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import CompileError, ExecError, LinkError, PlatformError
 
 ROOT = Path(__file__).parent
 HOT = [
     "kvitto/wire/buf.py",
+    "kvitto/wire/check.py",
     "kvitto/store/batch.py",
     "kvitto/store/settlements.py",
     "kvitto/broker/consumer.py",
     "kvitto/broker/queue.py",
+    "kvitto/broker/route.py",
+    "kvitto/protocol/output.py",
     "kvitto/protocol/channel.py",
     "kvitto/protocol/connection.py",
     "kvitto/client/codec.py",
+    "kvitto/client/columns.py",
 ]
 DIRECTIVES = {
     "language_level": 3,
@@ -66,7 +70,7 @@ class BuildOrInterpret(build_ext):
         self.inplace = False
         try:
             super().run()
-        except (BaseError, OSError) as error:
+        except (CompileError, ExecError, LinkError, PlatformError, OSError) as error:
             if REQUIRED:
                 raise
             self.fall_back(error)

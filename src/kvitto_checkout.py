@@ -25,7 +25,8 @@ def fingerprint() -> str:
 
     digest = hashlib.sha256(repr((sys.version, sys.implementation.cache_tag)).encode())
     declared = sorted(SOURCES.glob("kvitto/**/*.pxd"))
-    for path in [*declared, *(path.with_suffix(".py") for path in declared), SOURCES.parent / "setup.py"]:
+    recipe = [SOURCES.parent / "setup.py", SOURCES.parent / "requirements.lock"]
+    for path in [*declared, *(path.with_suffix(".py") for path in declared), *recipe]:
         digest.update(f"{path.relative_to(SOURCES.parent)}\n".encode())
         digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()
