@@ -22,6 +22,7 @@ HOT = [
     "kvitto/broker/queue.py",
     "kvitto/broker/route.py",
     "kvitto/protocol/output.py",
+    "kvitto/protocol/delivery.py",
     "kvitto/protocol/channel.py",
     "kvitto/protocol/connection.py",
     "kvitto/client/codec.py",
@@ -35,6 +36,7 @@ DIRECTIVES = {
     "wraparound": False,
     "initializedcheck": False,
 }
+FLAGS = ["-O3", "-Wno-sign-compare"]  # Cython compares its loop counters with what the .pxd declares
 REQUIRED = bool(os.environ.get("KVITTO_REQUIRE_COMPILED"))
 """Set where an interpreted result would be a failure: `make build`, wheels for release."""
 
@@ -47,7 +49,7 @@ def extensions() -> list[Extension]:
     for path in sorted(set(HOT) - set(present)):
         print(f"setup.py: hot module src/{path} is not there, skipped", file=sys.stderr)
     units = [
-        Extension(path.removesuffix(".py").replace("/", "."), [f"src/{path}"], extra_compile_args=["-O3"])
+        Extension(path.removesuffix(".py").replace("/", "."), [f"src/{path}"], extra_compile_args=FLAGS)
         for path in present
     ]
     return cythonize(
