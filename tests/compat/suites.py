@@ -1,0 +1,178 @@
+"""Which suites there are: where each comes from, how it is told about the broker, and what of it is run.
+
+Nothing here changes a test. A suite that wants a container, or port 5672, is given the broker under test by a plugin
+(see plugins/). What is deselected needs something no broker can give from outside: a container that can be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+HERE = Path(__file__).resolve().parent
+PLUGINS = HERE / "plugins"
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Address of the broker under test. The suites log in as guest/guest at vhost `/`."""
+
+    host: str
+    port: int
+    user: str = "guest"
+    password: str = "guest"
+
+    @classmethod
+    def from_url(cls, url: str) -> Broker:
+        parts = urlsplit(url)
+        if parts.scheme != "amqp" or not parts.hostname:
+            raise ValueError(f"not an AMQP address: {url!r}; write amqp://guest:guest@127.0.0.1:5672/")
+        return cls(
+            parts.hostname, parts.port or 5672, unquote(parts.username or "guest"), unquote(parts.password or "guest")
+        )
+
+    @property
+    def url(self) -> str:
+        return f"amqp://{self.user}:{self.password}@{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Sdist:
+    """A source distribution that contains the tests, taken from the package index and pinned by its checksum."""
+
+    package: str
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """Tests that live in a repository only: the environment variable names a directory that holds a checkout."""
+
+    variable: str
+    repository: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite. `venv` names the lock file under locks/ (None: Node's test runner)."""
+
+    name: str
+    source: Sdist | Checkout
+    venv: str | None
+    tests: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    deselect: str = ""
+    quick_tests: tuple[str, ...] = ()
+    quick_deselect: str = ""
+    path: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    needs_redis: bool = False
+    test_timeout: int = 120
+    suite_timeout: int = 900
+
+    def variables(self, broker: Broker, extra: dict[str, str]) -> dict[str, str]:
+        """Environment of the suite: the broker's address under every name that one of the suites reads."""
+        values = dict(os.environ)
+        for name in ("AMQP_URL", "PYTHONHOME", "PYTHONPATH", "PYTHONWARNINGS", "PYTEST_ADDOPTS"):
+            values.pop(name, None)
+        values.update(
+            COMPAT_HOST=broker.host,
+            COMPAT_PORT=str(broker.port),
+            RABBITMQ_HOST=broker.host,
+            RABBITMQ_5672_TCP=str(broker.port),
+            TEST_BROKER=f"pyamqp://{broker.user}:{broker.password}@{broker.host}:{broker.port}//",
+            URL=broker.url,
+            PYTHONPATH=os.pathsep.join([".", *(str(PLUGINS / p) for p in self.path)]),
+            PYTHONDONTWRITEBYTECODE="1",
+        )
+        values.update({key: value.format(plugins=PLUGINS) for key, value in self.environment.items()})
+        values.update(extra)
+        return values
+
+
+_AIO_ARGS = ("-p", "compat_no_docker", "-o", "addopts=-p no:asyncio", "-o", "log_cli=false")
+
+# Left out of the quick run of aio-pika: the same tests once more over a robust connection, and those that mostly wait.
+_SLOW_AIO_PIKA = (
+    " and not stairway and not NoMaxSize and not after_5kb and not stuck and not heartbeat"
+    " and not TestCaseNoRobust and not TestCaseAmqpNoConfirmsRobust and not TestCaseAmqpWithConfirmsRobust"
+    " and not TestCaseRobustAmqpNoConfirms and not test_robust_recovery and not test_memory_leak"
+)
+
+SUITES = (
+    Suite(
+        name="py-amqp",
+        source=Sdist("amqp", "5.4.2", "9362660c4a31150cf18e78cae2ce8aa1e929fc6c6739e69f6dd5dbea9c3edc82"),
+        venv="celery",
+        tests=("t/integration/test_rmq.py",),
+        deselect="not tls",
+    ),
+    Suite(
+        name="kombu",
+        source=Sdist("kombu", "5.7.0", "31e62fdfd2381caa3422f8e02b84a491d9a2180ddda74507b57f4cb1e1c2c2c9"),
+        venv="celery",
+        tests=("t/integration/test_py_amqp.py",),
+    ),
+    Suite(
+        name="aiormq",
+        source=Sdist("aiormq", "7.2.4", "5fd20bb9583d73de85572198496b65cf028f27527c1733c9840d458e0b40e8fa"),
+        venv="aio",
+        tests=("tests",),
+        args=(*_AIO_ARGS, "-n", "4"),
+        deselect="not amqps and not ssl",
+        path=("docker",),
+    ),
+    Suite(
+        name="aio-pika",
+        source=Sdist("aio-pika", "10.2.1", "e4f77afd9179a3cca5a904c3b0a1190256a36d9f90650db908b1b2245eb27487"),
+        venv="aio",
+        tests=("tests",),
+        args=(*_AIO_ARGS, "-n", "4", "--dist", "loadfile"),
+        deselect="not stop_app and not kill and not amqps",
+        quick_deselect=_SLOW_AIO_PIKA,
+        path=("docker",),
+        suite_timeout=1200,
+    ),
+    Suite(
+        name="celery",
+        source=Sdist("celery", "5.7.0", "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0"),
+        venv="celery",
+        tests=tuple(
+            f"t/integration/test_{part}.py"
+            for part in ("tasks", "canvas", "inspect", "loader", "group_chains", "serialization", "worker")
+        ),
+        args=("-p", "celery.contrib.pytest", "-o", "addopts="),
+        needs_redis=True,
+        test_timeout=300,
+        suite_timeout=3600,
+    ),
+    Suite(
+        name="pika",
+        source=Checkout("PIKA_DIR", "pika/pika"),
+        venv="pika",
+        tests=tuple(
+            f"tests/acceptance/{part}.py"
+            for part in (
+                "blocking_adapter_test",
+                "thread_safe_connection_test",
+                "thread_safe_bounded_queue_test",
+                "async_adapter_tests",
+            )
+        ),
+        args=("-o", "addopts="),
+        path=("port",),
+    ),
+    Suite(
+        name="amqplib",
+        source=Checkout("AMQPLIB_DIR", "amqp-node/amqplib"),
+        venv=None,
+        tests=tuple(f"test/{part}.test.js" for part in ("callback_api", "channel_api", "connect", "recovery")),
+        environment={"NODE_OPTIONS": "--require {plugins}/port/amqplib.cjs"},
+        test_timeout=20,
+    ),
+)
+
+QUICK = ("py-amqp", "kombu", "aiormq", "aio-pika")
