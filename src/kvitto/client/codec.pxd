@@ -54,3 +54,5 @@ cdef class Scanner:
     cdef int body(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n, unsigned long long now) except -1
     cdef int finish(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except -1
     cdef int confirm(self, Sink sink, unsigned long long tag, bint multiple, bint ok) except -1
+    cdef content(self, Sink sink, Buf source, Py_ssize_t i, Py_ssize_t n)
+    cdef other(self, Py_ssize_t channel, int kind, Py_ssize_t i, Py_ssize_t n)

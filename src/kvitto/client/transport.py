@@ -1,0 +1,129 @@
+"""A non-blocking socket, plain or TLS, with a heartbeat thread beside the one that uses it.
+
+One thread sends and receives; the heartbeat thread only ever sends a whole heartbeat frame between two frames of the
+first. The lock is held for single non-blocking calls, never while waiting.
+"""
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+
+from kvitto.client.errors import ConnectFailed
+from kvitto.client.uri import Address
+from kvitto.wire.buf import Buf
+
+HEARTBEAT_FRAME = b"\x08\0\0\0\0\0\0\xce"
+WOULD_BLOCK = -1
+
+
+class Transport:
+    """Bytes out of `out`, bytes into a buffer of the caller."""
+
+    def __init__(self, address: Address) -> None:
+        self.sock = connect(address)
+        self.tls = isinstance(self.sock, ssl.SSLSocket)
+        self.out = Buf(1 << 16)
+        self.sent = 0
+        """How much of `out` is on its way; over 0 in the middle of a frame, perhaps."""
+        self.sent_at = time.monotonic()
+        self.received_at = self.sent_at
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._stop: threading.Event | None = None
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def receive(self, into: Buf) -> int:
+        """Append what has come to `into`: number of bytes, 0 at the end, WOULD_BLOCK if there is nothing."""
+        if into.n == into.cap:
+            into.reserve(into.cap)
+        view = memoryview(into.data)[into.n :]
+        try:
+            with self._lock:
+                count = self.sock.recv_into(view)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return WOULD_BLOCK
+        except ssl.SSLEOFError:
+            return 0
+        self.received_at = time.monotonic()
+        into.n += count
+        return count
+
+    def flush(self) -> bool:
+        """Send what the socket takes of `out`; True if all is gone."""
+        out = self.out
+        while out.n > self.sent:
+            try:
+                with self._lock:
+                    self.sent += self.sock.send(out.view(self.sent))
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            self.sent_at = time.monotonic()
+        with self._lock:
+            self.sent = 0
+            out.clear()
+        return True
+
+    def wait(self, write: bool, timeout_s: float | None) -> None:
+        """Until something can be read (or also written), or the time is over."""
+        if self.tls and not write and self.sock.pending():  # type: ignore[attr-defined]
+            return
+        self._poll.register(self.sock, select.POLLIN | (select.POLLOUT if write else 0))
+        self._poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)
+
+    def start_heartbeats(self, interval_s: float) -> None:
+        """Keep the connection alive while the using thread is busy elsewhere."""
+        self._stop = threading.Event()
+        name = "kvitto-client-heartbeat"
+        threading.Thread(target=self._beat, args=(interval_s / 2, self._stop), name=name, daemon=True).start()
+
+    def _beat(self, interval_s: float, stop: threading.Event) -> None:
+        while not stop.wait(interval_s / 2):
+            with self._lock, contextlib.suppress(OSError):
+                if self.sent == 0 and time.monotonic() - self.sent_at >= interval_s / 2:
+                    self._send_whole(HEARTBEAT_FRAME)
+                    self.sent_at = time.monotonic()
+
+    def _send_whole(self, data: bytes) -> None:
+        """All or nothing but for a broken connection: half a heartbeat would break every frame after it."""
+        done = 0
+        while done < len(data):
+            try:
+                done += self.sock.send(data[done:])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                if done == 0:
+                    return
+                select.select([], [self.sock], [], 1.0)
+
+    def close(self) -> None:
+        """Close the socket and end the heartbeats; twice is once."""
+        if self._stop is not None:
+            self._stop.set()
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+def connect(address: Address) -> socket.socket:
+    """A connected non-blocking socket without Nagle's delay; ConnectFailed says what was tried."""
+    try:
+        sock = socket.create_connection((address.host, address.port), timeout=address.connect_timeout_s)
+    except TimeoutError:
+        raise ConnectFailed(
+            f"{address}: no answer within {address.connect_timeout_s:g} s; is the host right?"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConnectFailed(f"{address}: {reason}; is the broker running and the port right?") from None
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls:
+            sock = address.ssl_context().wrap_socket(sock, server_hostname=address.host)
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise ConnectFailed(f"{address}: TLS failed: {error}; is it a TLS port, and cacertfile right?") from None
+    sock.setblocking(False)
+    return sock
