@@ -1,6 +1,7 @@
 """The definitions log: what was put comes back, a torn tail is cut, damage is refused."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from kvitto.base.errors import StoreError
 from kvitto.store import paths
 from kvitto.store.definitions import Definitions, Key
 from kvitto.store.disk import RealDisk
+from tests.support.simdisk import PowerCut, SimDisk
 
 Change = tuple[str, str, Key, Any]
+State = dict[tuple[str, Key], Any]
 
 KEYS = st.tuples(st.sampled_from(["/", "v"]), st.sampled_from(["a", "\n", "é\udc80", ""]))
 JSON = st.recursive(
@@ -46,16 +49,20 @@ def overwrite(disk: RealDisk, data: bytes) -> None:
     Path(disk.root, paths.DEFINITIONS).write_bytes(data)
 
 
-def apply(definitions: Definitions, model: dict[tuple[str, Key], Any], change: Change) -> None:
+def apply(definitions: Definitions, change: Change) -> None:
     op, kind, key, value = change
     if op == "put":
         definitions.put(kind, key, value)
-        model[kind, key] = value
     elif op == "delete":
         definitions.delete(kind, key)
-        model.pop((kind, key), None)
     else:
         definitions.compact()
+
+
+def after(state: State, change: Change) -> State:
+    op, kind, key, value = change
+    others = {entry: v for entry, v in state.items() if op != "delete" or entry != (kind, key)}
+    return {**others, (kind, key): value} if op == "put" else others
 
 
 @settings(deadline=None, max_examples=60)
@@ -63,9 +70,10 @@ def apply(definitions: Definitions, model: dict[tuple[str, Key], Any], change: C
 def test_d2_what_was_defined_comes_back(tmp_path_factory: pytest.TempPathFactory, changes: list[Change]) -> None:
     disk = RealDisk(str(tmp_path_factory.mktemp("data")))
     definitions = opened(disk)
-    model: dict[tuple[str, Key], Any] = {}
+    model: State = {}
     for change in changes:
-        apply(definitions, model, change)
+        apply(definitions, change)
+        model = after(model, change)
     definitions.close()
     for _ in range(2):
         again = Definitions(disk)
@@ -200,3 +208,33 @@ def test_a_failed_write_leaves_no_trace(disk: RealDisk, monkeypatch: pytest.Monk
     definitions.put("queue", ("/", "c"), 2)
     definitions.close()
     assert Definitions(disk).load() == [("queue", ("/", "a"), 1), ("queue", ("/", "c"), 2)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(changes=CHANGES, syncs=st.sets(st.integers(0, 12)), seed=st.integers(0, 1 << 30), hostile=st.booleans())
+def test_p2_a_power_cut_at_any_operation_leaves_what_was_synced(
+    changes: list[Change], syncs: set[int], seed: int, hostile: bool
+) -> None:
+    """What comes back is the state at some point between the last sync and the power cut."""
+    rng = Random(seed)
+    disk = SimDisk()
+    disk.cut_at = rng.randint(1, 40)
+    legal: list[State] = [{}]
+    try:
+        definitions = Definitions(disk)
+        definitions.load()
+        for i, change in enumerate(changes):
+            legal.append(after(legal[-1], change))
+            apply(definitions, change)
+            if i in syncs:
+                definitions.file.sync()
+            if not definitions.dirty:
+                legal = legal[-1:]
+    except PowerCut:
+        pass
+    for _ in range(3):  # and again: what a recovery has shown once is not lost any more
+        disk = disk.crash(rng, hostile=hostile)
+        definitions = Definitions(disk)
+        found = {(kind, key): value for kind, key, value in definitions.load()}
+        assert found in legal
+        legal = [found]
