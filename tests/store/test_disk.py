@@ -158,7 +158,6 @@ def test_names_that_are_not_there(disk: RealDisk) -> None:
         lambda: disk.unlink("x"),
         lambda: disk.rename("x", "y"),
         lambda: disk.read_file("x"),
-        lambda: disk.sync_dir("x"),
         lambda: disk.lock("x/lock"),
     ]
     for call in calls:
@@ -168,9 +167,20 @@ def test_names_that_are_not_there(disk: RealDisk) -> None:
     with pytest.raises(StoreError):
         disk.listdir("file")
     with pytest.raises(StoreError):
+        disk.sync_dir("file")
+    with pytest.raises(StoreError):
         disk.makedirs("file/below")
     with pytest.raises(StoreError):
         RealDisk(os.path.join(disk.root, "file", "data"))
+
+
+def test_a_directory_may_be_removed_while_a_sync_runs(disk: RealDisk) -> None:
+    disk.makedirs("queues/a")
+    file = disk.open("queues/a/1", create=True)
+    disk.rmtree("queues/a")
+    file.sync()
+    disk.sync_dir("queues/a")
+    file.close()
 
 
 def test_only_the_owner_can_look(disk: RealDisk) -> None:

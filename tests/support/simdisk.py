@@ -243,7 +243,7 @@ class SimDisk:
 
     def sync_dir(self, path: str) -> None:
         self.alive()
-        self._directory(path)
+        self._no_file(path)
 
         def sync() -> None:
             for change in self._pending:

@@ -102,7 +102,9 @@ class Disk(Protocol):
         """Remove the directory and all in it; one that is not there is fine."""
         ...
 
-    def sync_dir(self, path: str) -> None: ...
+    def sync_dir(self, path: str) -> None:
+        """Make the names in the directory durable. One that is gone is fine: it may be removed while a sync runs."""
+        ...
 
     def free_bytes(self) -> int: ...
 
@@ -271,6 +273,8 @@ class RealDisk:
     def sync_dir(self, path: str) -> None:
         try:
             _sync_dir(self._full(path))
+        except FileNotFoundError:
+            pass  # its names went with it; that it is gone is for the directory above to say
         except OSError as error:
             raise StoreError(f"cannot sync {self._full(path)}: {error}") from error
 
