@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.client import codec
-from kvitto.client.codec import COLLECT, CONTENT, COUNT, METHOD, Scanner, Template, put_publish, put_settle
+from kvitto.client.codec import COLLECT, CONTENT, COUNT, METHOD, Scanner, Template, put_acks, put_publish, put_settle
 from kvitto.client.columns import Latencies, Window
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
@@ -84,6 +84,15 @@ def test_settlements_are_encoded(method: int, flags: int, expected: m.Method) ->
     out = Buf(1)
     put_settle(out, 3, method, 9, flags)
     assert out.tobytes() == frame(1, 3, expected.encode())
+
+
+def test_acks_are_one_each_or_one_for_every_few() -> None:
+    out = Buf(1)
+    put_acks(out, 1, 4, 6, 1)
+    assert [m.decode(payload) for _, _, payload in frames(out.tobytes())] == [m.BasicAck(tag) for tag in (4, 5, 6)]
+    out.clear()
+    put_acks(out, 1, 4, 9, 3)
+    assert [m.decode(payload) for _, _, payload in frames(out.tobytes())] == [m.BasicAck(6, True), m.BasicAck(9, True)]
 
 
 @given(st.lists(st.binary(max_size=3000), max_size=8), st.integers(1, 5000))

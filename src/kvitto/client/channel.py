@@ -58,7 +58,8 @@ class Channel:
         self.max_unconfirmed = 0
         self._window: Window | None = None
         self._nacked_before = 0
-        self._replies: deque[m.Method] = deque()
+        self.replies: deque[m.Method] = deque()
+        """Answers of the server that nobody has taken yet; for callers that do not wait in `call`."""
         self._got: deque[Delivery] = deque()
         self._last_get: m.BasicGetOk | None = None
 
@@ -307,18 +308,18 @@ class Channel:
         if self.consumers:
             raise AMQPError("reading by offset needs a channel of its own: this one has consumers")
         self._check()
-        self._replies.clear()
+        self.replies.clear()
         self.connection.send(m.LogRead(queue, f"log-{start}", start, end), self.number)
         sink = self.sink
         what = f"for messages {start} to {end} of queue {queue!r}"
         try:
-            while not self._replies:
-                self._wait(lambda: bool(self._replies) or sink.batch.bodies.data.n >= batch_bytes, RPC_TIMEOUT_S, what)
+            while not self.replies:
+                self._wait(lambda: bool(self.replies) or sink.batch.bodies.data.n >= batch_bytes, RPC_TIMEOUT_S, what)
                 if sink.batch.count:
                     yield self._take_batch()
         finally:
             if self.closed is None and self.connection.closed is None:
-                self._wait(lambda: bool(self._replies), RPC_TIMEOUT_S, what)
+                self._wait(lambda: bool(self.replies), RPC_TIMEOUT_S, what)
                 self._take_batch()
         self.last_read = self._reply((m.LogReadOk,))
 
@@ -327,13 +328,13 @@ class Channel:
     def call(self, request: m.Method, *answers: type[M]) -> M:
         """Send a method and wait for one of its answers."""
         self._check()
-        self._replies.clear()
+        self.replies.clear()
         self.connection.send(request, self.number)
-        self._wait(lambda: bool(self._replies), RPC_TIMEOUT_S, f"for the answer to {request.NAME}")
+        self._wait(lambda: bool(self.replies), RPC_TIMEOUT_S, f"for the answer to {request.NAME}")
         return self._reply(answers)
 
     def _reply(self, answers: tuple[type[M], ...]) -> M:
-        reply = self._replies.popleft()
+        reply = self.replies.popleft()
         if not isinstance(reply, answers):
             raise AMQPError(f"expected {answers[0].NAME}, the server sent {reply.NAME}")
         return reply
@@ -368,7 +369,7 @@ class Channel:
         elif isinstance(method, m.ChannelFlow):
             self.connection.send(m.ChannelFlowOk(method.active), self.number)
         else:
-            self._replies.append(method)
+            self.replies.append(method)
 
     def _take_content(self, method: m.Method, raw: bytes, body: bytes) -> None:
         properties = Properties.decode(raw)
@@ -382,7 +383,7 @@ class Channel:
         elif isinstance(method, m.BasicGetOk):
             got = (method.delivery_tag, method.redelivered, method.exchange, method.routing_key)
             self._got.append(Delivery("", *got, properties, body))
-            self._replies.append(method)
+            self.replies.append(method)
 
     def _end(self, reason: ChannelClosed) -> None:
         if self.closed is None:

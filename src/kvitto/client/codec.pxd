@@ -19,6 +19,9 @@ cdef int start_frame(unsigned char* p, Py_ssize_t i, unsigned int kind, unsigned
 @cython.locals(p="unsigned char*", i=Py_ssize_t)
 cpdef put_settle(Buf out, unsigned int channel, unsigned int method, unsigned long long tag, unsigned int flags)
 
+@cython.locals(p="unsigned char*", i=Py_ssize_t, tag="unsigned long long")
+cpdef put_acks(Buf out, unsigned int channel, unsigned long long first, unsigned long long last, unsigned long long step)
+
 cdef class Sink:
     cdef public unsigned int channel
     cdef public int mode

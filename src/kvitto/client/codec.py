@@ -139,6 +139,23 @@ def put_settle(out: Buf, channel: int, method: int, tag: int, flags: int) -> Non
     out.n = i + 21
 
 
+def put_acks(out: Buf, channel: int, first: int, last: int, step: int) -> None:
+    """Append acks for the tags first..last: one each (step 1), or a cumulative one for every `step` tags."""
+    out.reserve(21 * ((last - first) // step + 1))
+    p = out.p
+    i = out.n
+    tag = first + step - 1
+    while tag <= last:
+        start_frame(p, i, 1, channel, 13)
+        bits.put32(p, i + 7, (_BASIC << 16) | _ACK)
+        bits.put64(p, i + 11, tag)
+        p[i + 19] = 1 if step > 1 else 0
+        p[i + 20] = 206
+        i += 21
+        tag += step
+    out.n = i
+
+
 class Sink:
     """What one channel does with what it receives: counters, a batch, a window of unconfirmed publishes."""
 

@@ -88,15 +88,15 @@ class Connection:
         """Send and receive what there is, waiting up to `timeout_s` for something to come; runs callbacks."""
         self._check()
         if not self.read():
-            flushed = self._flush()
+            flushed = self.push()
             self._wait(not flushed, timeout_s)
             self.read()
-        self._flush()
+        self.push()
 
     def flush(self) -> None:
         """Wait until all publishes and acks are handed to the operating system."""
         self._check()
-        if self._flush():
+        if self.push():
             return
         self.wait_until(lambda: self.transport.out.n == 0, None, "for the broker to take what is published")
 
@@ -104,7 +104,7 @@ class Connection:
         """Until `condition()`; TimeoutError names `what` was waited for, ConnectionLost if it can no longer come."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            flushed = self._flush()
+            flushed = self.push()
             if condition():
                 return
             self._check()
@@ -160,8 +160,11 @@ class Connection:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _flush(self) -> bool:
-        """Send what the socket takes; True if nothing is left. If it broke, take in what the server said before."""
+    def push(self) -> bool:
+        """Send what the socket takes, never waiting; True if nothing is left.
+
+        If the connection broke, what the server said before is taken in first: it may be the reason.
+        """
         try:
             return self.transport.flush()
         except OSError as error:
@@ -200,7 +203,7 @@ class Connection:
         method = m.decode(cast(bytes, event[2]))
         if isinstance(method, m.ConnectionClose):
             self.send(m.ConnectionCloseOk())
-            self._flush()
+            self.push()
             self._lost(f"{self.address}: {method.reply_text}", method.reply_code)
         elif isinstance(method, m.ConnectionCloseOk):
             self._lost("the connection was closed by this client")

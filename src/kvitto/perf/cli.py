@@ -1,0 +1,101 @@
+"""The arguments of `kvitto perf`. `add_parser` is called by the command line; handlers take the parsed arguments."""
+
+import argparse
+
+from kvitto.client.uri import DEFAULT_URI
+from kvitto.perf import confirms, throughput
+from kvitto.perf.workers import Options
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `perf` with its commands; each sets `handler`, a function of the arguments that returns the exit code."""
+    perf = subparsers.add_parser("perf", help="measure a broker", description="Measure any AMQP 0-9-1 broker.")
+    commands = perf.add_subparsers(dest="perf_command", required=True, metavar="COMMAND")
+    add_throughput(commands)
+    add_confirms(commands)
+
+
+def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "throughput",
+        help="messages per second, and latency",
+        description="Publish and consume as fast as possible, or as told. Flags as in lavinmqperf. Ends after -z "
+        "seconds, or when -C/-D messages are through, or with Ctrl-C. A queue that this made is deleted at the end if "
+        "the run had both publishers and consumers.",
+    )
+    flag = parser.add_argument
+    flag("-x", "--publishers", type=natural, default=1, metavar="N", help="publishers (1)")
+    flag("-y", "--consumers", type=natural, default=1, metavar="N", help="consumers (1)")
+    flag("-s", "--size", type=natural, default=16, metavar="BYTES", help="body of each message (16)")
+    flag("-c", "--confirm", type=natural, default=0, metavar="N", help="confirms, at most N unconfirmed (off)")
+    flag("-a", "--ack", type=natural, default=0, metavar="N", help="ack after every N messages (no ack)")
+    flag("-t", "--transaction", type=natural, default=0, metavar="N", help="publish in transactions of N")
+    flag("-T", "--ack-transaction", type=natural, default=0, metavar="N", help="ack in transactions of N")
+    flag("-u", "--queue", default="perf-test", metavar="NAME", help="queue (perf-test)")
+    flag("-e", "--exchange", default="", metavar="NAME", help="exchange to publish to (the default exchange)")
+    flag("-k", "--routing-key", default="", metavar="KEY", help="routing key (the queue's name)")
+    flag("-P", "--prefetch", type=natural, default=0, metavar="N", help="prefetch of each consumer (no limit)")
+    flag("-p", "--persistent", action="store_true", help="delivery mode 2")
+    flag("-z", "--time", type=float, default=0.0, metavar="S", help="stop after so many seconds")
+    flag("-C", "--pmessages", type=natural, default=0, metavar="N", help="publish N messages in all")
+    flag("-D", "--cmessages", type=natural, default=0, metavar="N", help="consume N messages in all (as -C)")
+    flag("-r", "--rate", type=float, default=0.0, metavar="N", help="messages per second and publisher (no limit)")
+    flag("-l", "--latency", action="store_true", help="measure the time from publisher to consumer")
+    flag("-q", "--quiet", action="store_true", help="only the summary")
+    add_common(parser)
+    parser.set_defaults(handler=run_throughput)
+
+
+def add_confirms(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "confirms",
+        help="what a receipt costs: transactions, single and streamed confirms",
+        description="Publish the same persistent messages in one transaction each, waiting for each confirm, and with "
+        "streamed confirms; print times and ratios. Transactions may take minutes.",
+    )
+    parser.add_argument("-C", "--count", type=natural, default=10_000, metavar="N", help="messages (10000)")
+    parser.add_argument("-s", "--size", type=natural, default=16, metavar="BYTES", help="body of each message (16)")
+    parser.add_argument("--only", choices=confirms.WAYS, action="append", help="only this way; may be repeated")
+    add_common(parser)
+    parser.set_defaults(handler=run_confirms)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--uri", default=DEFAULT_URI, help=f"the broker ({DEFAULT_URI})")
+    parser.add_argument("-j", "--json", action="store_true", help="one JSON object instead of text")
+
+
+def natural(text: str) -> int:
+    """An argument that counts something."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def run_throughput(args: argparse.Namespace) -> int:
+    options = Options(
+        uri=args.uri,
+        publishers=args.publishers,
+        consumers=args.consumers,
+        size=args.size,
+        max_unconfirmed=args.confirm,
+        ack_every=args.ack,
+        publish_tx=args.transaction,
+        ack_tx=args.ack_transaction,
+        queue=args.queue,
+        exchange=args.exchange,
+        routing_key=args.routing_key,
+        prefetch=args.prefetch,
+        persistent=args.persistent,
+        seconds=args.time,
+        publish_count=args.pmessages,
+        consume_count=args.cmessages,
+        rate=args.rate,
+        latency=args.latency,
+    )
+    return throughput.run(options, as_json=args.json, quiet=args.quiet)
+
+
+def run_confirms(args: argparse.Namespace) -> int:
+    return confirms.run(args.uri, args.count, args.size, args.only or list(confirms.WAYS), as_json=args.json)
