@@ -1,0 +1,281 @@
+"""The broker without its sockets: virtual hosts, the turn, and what a start takes from disk.
+
+Sans-IO: the server calls `turn` after it has fed connections, drives the store's syncs, and calls `tick` when a timer is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.clock import Clock
+from kvitto.base.errors import ChannelError, StoreFull
+from kvitto.broker.auth import Users
+from kvitto.broker.deadletter import RETRY_MS, DeadLetters
+from kvitto.broker.queue import Queue
+from kvitto.broker.timers import Timers
+from kvitto.broker.vhost import VHost
+from kvitto.store.batch import Batch
+from kvitto.store.journal import Record
+from kvitto.store.log import Log
+from kvitto.store.store import Store
+from kvitto.wire import tables
+from kvitto.wire.properties import Properties
+
+if TYPE_CHECKING:
+    from kvitto.broker.reader import Reader
+
+log = logging.getLogger("kvitto.broker")
+POOL_MAX = 64
+
+
+class Broker:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.now_ms = clock.now_ms()
+        self.vhosts: dict[str, VHost] = {}
+        self.queues: dict[str, Queue] = {}
+        self.users: Users
+        self.timers = Timers()
+        self.dead_letters = DeadLetters(self)
+        self.parked_queues: dict[Queue, None] = {}
+        self.readers: dict[Reader, None] = {}
+        self.dirty: list[Queue] = []
+        self.unwritten: dict[Queue, None] = {}
+        self.applying = False
+        self.definitions_pending = False
+        self.on_full: Callable[[bool], None] = lambda full: None
+        self._pool: list[Batch] = []
+        self._defining = True
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take everything from the data directory; a new one gets vhost "/" and guest."""
+        definitions = self.store.definitions.load()
+        self.store.definitions.compact()
+        self._defining = False
+        self.users = Users(self._define_user)
+        for kind, key, value in sorted(definitions, key=lambda d: ORDER.index(d[0])):
+            self._restore(kind, key, value)
+        self._defining = True
+        if not self.vhosts:
+            self.add_vhost("/")
+            self.users.add_guest()
+        self._drop_orphans()
+        for queue in self.queues.values():
+            queue.recover()
+        self._replay()
+        self.definitions_pending = False
+
+    def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
+        if kind == "vhost":
+            self.vhosts[key[0]] = VHost(self, key[0])
+        elif kind in ("user", "permission"):
+            self.users.restore(kind, key, value)
+        elif kind == "exchange":
+            self.vhosts[key[0]].declare_exchange(
+                key[1], value["type"], True, value["auto_delete"], value["internal"], unpack(value["arguments"])
+            )
+        elif kind == "queue":
+            arguments = unpack(value["arguments"])
+            self.vhosts[key[0]].make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
+        elif kind == "binding":
+            vhost = self.vhosts[key[0]]
+            dest = vhost.exchanges.get(key[3]) if key[2] == "exchange" else vhost.queues.get(key[3])
+            if dest is not None:
+                vhost.bind(key[1], dest, key[4], unpack(key[5]))
+
+    def _drop_orphans(self) -> None:
+        """Directories of queues whose deletion was durable before their files were gone."""
+        from kvitto.store import paths
+
+        for name in self.store.disk.listdir(paths.QUEUES):
+            if name not in self.queues:
+                self.store.disk.rmtree(paths.queue_dir(name, True))
+
+    def _replay(self) -> None:
+        """Apply what the journal has and the queues have not."""
+        floor = max([q.log.journal for q in self.queues.values()], default=0)
+        for record in self.store.journal.replay(floor):
+            for op in record.settles:
+                queue = self.queues.get(op.queue_id)
+                if queue is not None:
+                    queue.settle_recovered(op.offset, op.count, op.outcome)
+            self.apply(record, recovering=True)
+        for queue in self.queues.values():
+            queue.mark_dirty()
+        self.turn()
+
+    # -- definitions -----------------------------------------------------------------------------------------
+
+    def define(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
+        if self._defining:
+            if "arguments" in value:
+                value = {**value, "arguments": self.pack(value["arguments"])}
+            self.store.definitions.put(kind, key, value)
+            self.store.wrote_file(self.store.definitions.file)
+            self.definitions_pending = True
+
+    def undefine(self, kind: str, key: tuple[Any, ...]) -> None:
+        if self._defining:
+            self.store.definitions.delete(kind, key)
+            self.store.wrote_file(self.store.definitions.file)
+            self.definitions_pending = True
+
+    def _define_user(self, kind: str, key: tuple[Any, ...], value: dict[str, Any] | None) -> None:
+        for vhost in self.vhosts.values():
+            vhost.epoch.value += 1
+        if value is None:
+            self.undefine(kind, key)
+        else:
+            self.define(kind, key, value)
+
+    @staticmethod
+    def pack(arguments: dict[str, Any]) -> str:
+        """Arguments as text that gives back every type: the hex digits of the AMQP table."""
+        return tables.encode(arguments).hex() if arguments else ""
+
+    def add_vhost(self, name: str) -> VHost:
+        if name not in self.vhosts:
+            self.vhosts[name] = VHost(self, name)
+            self.define("vhost", (name,), {})
+        return self.vhosts[name]
+
+    def delete_vhost(self, name: str) -> None:
+        vhost = self.vhosts.pop(name)
+        for queue in list(vhost.queues.values()):
+            vhost.delete_queue(queue)
+        for exchange in [e for e in vhost.exchanges if e and not e.startswith("amq.")]:
+            vhost.delete_exchange(exchange)
+        self.users.forget_vhost(name)
+        self.undefine("vhost", (name,))
+
+    def open_log(self, queue_id: str, durable: bool) -> Log:
+        return Log(self.store, queue_id, durable)
+
+    # -- turn ------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
+        self.now_ms = self.clock.now_ms()
+        while True:
+            for reader in list(self.readers):
+                reader.pump()
+            dirty, self.dirty = self.dirty, []
+            for queue in dirty:
+                queue.dirty = False
+                queue.pump()
+            for queue in dirty:
+                self.flush(queue)
+            if self.dead_letters.moves:
+                self.dead_letters.run()
+            if not self.dirty:
+                return
+
+    def flush(self, queue: Queue) -> None:
+        """Write a queue's turn; a full disk leaves it to a later one."""
+        if queue.deleted:
+            return
+        try:
+            queue.flush()
+        except StoreFull as error:
+            if not self.unwritten:
+                log.error("%s; publishers wait until there is room", error)
+                self.on_full(True)
+            self.unwritten[queue] = None
+
+    def retry_writes(self) -> None:
+        """Try again what a full disk refused."""
+        waiting, self.unwritten = self.unwritten, {}
+        for queue in waiting:
+            self.flush(queue)
+        if waiting and not self.unwritten:
+            log.warning("there is room on the disk again")
+            self.on_full(False)
+
+    def take_batch(self) -> Batch:
+        return self._pool.pop() if self._pool else Batch()
+
+    def give_batch(self, batch: Batch) -> None:
+        if len(self._pool) < POOL_MAX:
+            batch.release()
+            self._pool.append(batch)
+
+    # -- journal ---------------------------------------------------------------------------------------------
+
+    def journal(self, record: Record, done: Callable[[], None]) -> None:
+        """Write an atomic record and call `done` once it is durable; `done` applies it. Raises StoreFull, StoreError."""
+        self.store.journal.write(record)
+        self.store.when_durable(done, messages=False)
+
+    def apply(self, record: Record, recovering: bool = False) -> None:
+        """Append a record's messages to their queues, each record of a queue in one batch."""
+        self.applying = True
+        try:
+            for op in record.appends:
+                queue = self.queues.get(op.queue_id)
+                if queue is None or (recovering and queue.log.journal >= record.sequence):
+                    continue
+                queue.append_journaled(op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
+        finally:
+            self.applying = False
+        self.store.journal.applied_to(record.sequence)
+
+    def park(self, queue: Queue, offset: int, reason: str) -> None:
+        """A dead letter that nobody can take stays in its queue and is tried again (X4)."""
+        if not self.parked_queues:
+            self.timers.at(self.now_ms + RETRY_MS, self._unpark)
+        if not queue.parked:
+            target = queue.settings.dead_letter_exchange
+            log.warning("queue %r: dead letters stay: no queue behind exchange %r takes them", queue.name, target)
+        queue.park(offset, reason)
+
+    def _unpark(self) -> None:
+        queues, self.parked_queues = self.parked_queues, {}
+        for queue in queues:
+            queue.unpark()
+
+    # -- rare ------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Timers that are due, then a turn."""
+        self.now_ms = self.clock.now_ms()
+        self.timers.run(self.now_ms)
+        self.turn()
+
+    def expire_unused(self, queue: Queue) -> None:
+        """x-expires: delete the queue once it has been without consumers, gets and declarations for that long."""
+        expires = queue.settings.expires_ms
+        if expires < 0 or queue.deleted:
+            return
+        if queue.consumers:
+            queue.used_ms = self.now_ms
+        due = queue.used_ms + expires
+        if due <= self.now_ms:
+            queue.vhost.delete_queue(queue)
+        else:
+            self.timers.at(due, lambda: self.expire_unused(queue))
+
+    @staticmethod
+    def with_delivery_count(props: bytes, count: int) -> bytes:
+        """Stored properties with x-delivery-count among the headers (A8)."""
+        try:
+            properties = Properties.decode(props)
+        except Exception:  # stored as they came in: a peer may have sent what we cannot parse
+            return props
+        properties.headers = {**(properties.headers or {}), "x-delivery-count": count}
+        return properties.encode()
+
+
+ORDER = ["vhost", "user", "permission", "exchange", "queue", "binding"]
+
+
+def unpack(text: str) -> dict[str, Any]:
+    """The opposite of `Broker.pack`."""
+    return tables.decode(bytes.fromhex(text)) if text else {}
+
+
+__all__ = ["Broker", "ChannelError"]

@@ -1,0 +1,41 @@
+"""What a queue delivers to. The protocol's consumers derive from this; the queue knows no more of them.
+
+`deliver` encodes messages of a batch for the peer; both methods are called once per run of messages and are virtual calls in
+the compiled form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+    from kvitto.store.batch import Batch
+
+
+class Consumer:
+    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: dict[str, Any]) -> None:
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.arguments = arguments
+        self.unacked = 0
+        self.delivered = 0
+        self.active = True
+
+    def credit(self) -> int:
+        """How many messages may be delivered now."""
+        raise NotImplementedError
+
+    def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
+        """Deliver up to n messages from index i on; return how many (at least one)."""
+        raise NotImplementedError
+
+    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
+        """Deliver one message with properties that the queue has changed; always redelivered."""
+        raise NotImplementedError
+
+    def queue_gone(self) -> None:
+        """The queue was deleted: the consumer is cancelled by the broker."""

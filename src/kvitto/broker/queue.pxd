@@ -1,0 +1,44 @@
+cimport cython
+from kvitto.store.batch cimport Batch
+from kvitto.store.settlements cimport Settlements
+from kvitto.broker.consumer cimport Consumer
+
+cdef Py_ssize_t _TAIL_BYTES
+cdef int _ACKED
+
+cdef class Queue:
+    cdef object __weakref__
+    cdef public object broker, vhost, log, settings, owner, group, requeued, _ahead, _behind
+    cdef public str name
+    cdef public dict arguments, redeliveries, parked
+    cdef public list consumers, group_holders
+    cdef public bint durable, exclusive, auto_delete, deleted, prioritised, had_consumer, dirty
+    cdef public bint rejects, limited, may_expire, requeued_ready
+    cdef public Py_ssize_t turn_of, burst, ready, ready_bytes, unacked, moving, tail_settled
+    cdef public unsigned long long cursor, next, doubt, tail_first
+    cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, expiry_timer
+    cdef public unsigned long long published, delivered, redelivered, acked
+    cdef public Batch tail, front
+    cdef public Settlements settlements
+
+    @cython.locals(t=Batch)
+    cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except -1
+    cpdef int append_bytes(self, bytes key, bytes props, bytes body, long long ttl_ms, unsigned int flags) except -1
+    cpdef Batch open_tail(self)
+    cpdef mark_dirty(self)
+    cpdef turn(self)
+    cpdef bint is_full(self, Py_ssize_t body_len) except -1
+    cpdef enforce_limits(self)
+    @cython.locals(c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t)
+    cpdef pump(self)
+    @cython.locals(offset="unsigned long long")
+    cdef took(self, Consumer c, Batch w, Py_ssize_t i, Py_ssize_t k)
+    @cython.locals(consumers=list, count=Py_ssize_t, k=Py_ssize_t, at=Py_ssize_t, c=Consumer)
+    cdef Consumer pick(self)
+    @cython.locals(f=Batch, t=Batch)
+    cdef Batch window(self)
+    @cython.locals(end="unsigned long long")
+    cpdef settle(self, unsigned long long offset, unsigned long long n, int outcome)
+    cpdef ack(self, unsigned long long offset, unsigned long long n)
+    @cython.locals(w=Batch, i=Py_ssize_t)
+    cpdef bint get(self, Consumer c) except -1

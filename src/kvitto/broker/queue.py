@@ -1,0 +1,627 @@
+"""A queue: what is ready, who gets it, and what has been settled. docs/ARCHITECTURE.md, "A queue", has the picture.
+
+The data plane (`append`, `pump`, `settle`, `requeue`) is compiled and costs nothing per message but the copy; the rare
+events (redelivery, expiry, overflow, dead-letter) are plain calls. A queue does not touch the disk but in `flush`, once per turn.
+
+Invariants: `ready` = next - cursor + requeued, since an offset that is never written lies below the cursor; every offset below `cursor` is settled, unacked, moving, parked or in `requeued`; every one from `cursor` on is ready.
+Offsets from `tail_first` on are in `tail`, not yet written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvitto.broker.consumer import Consumer
+from kvitto.broker.ranges import RangeSet
+from kvitto.store.batch import Batch
+from kvitto.store.log import Log, Window
+from kvitto.store.settlements import (
+    ACKED,
+    DEAD_LETTERED,
+    DROPPED,
+    EXPIRED,
+    PURGED,
+    RANGE_SETTLED,
+    REDELIVERED,
+    REJECTED,
+    Settlements,
+)
+
+if TYPE_CHECKING:
+    from kvitto.broker.arguments import QueueSettings
+    from kvitto.broker.broker import Broker
+    from kvitto.broker.vhost import VHost
+
+TAIL_BYTES = 1 << 20
+
+_TAIL_BYTES = TAIL_BYTES  # C variables when compiled
+_ACKED = ACKED
+
+
+class Queue:
+    def __init__(
+        self,
+        broker: Broker,
+        vhost: VHost,
+        name: str,
+        log: Log,
+        settings: QueueSettings,
+        arguments: dict[str, Any],
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+    ) -> None:
+        self.broker = broker
+        self.vhost = vhost
+        self.name = name
+        self.log = log
+        self.settings = settings
+        self.arguments = arguments
+        self.durable = durable
+        self.exclusive = exclusive
+        self.owner: object | None = None
+        self.auto_delete = auto_delete
+        self.deleted = False
+        self.consumers: list[Consumer] = []
+        self.turn_of = 0
+        self.burst = 0
+        self.prioritised = False
+        self.had_consumer = False
+        self.group: str | None = None
+        self.group_holders: list[object] = []
+        self.used_ms = broker.now_ms
+
+        self.cursor = 0
+        self.next = 0
+        self.ready = 0
+        self.ready_bytes = 0
+        self.unacked = 0
+        self.doubt = 0
+        self.requeued = RangeSet()
+        self.requeued_ready = False
+        self.redeliveries: dict[int, int] = {}
+        self.moving = 0
+        self.parked: dict[int, str] = {}
+
+        self.tail: Batch | None = None
+        self.tail_first = 0
+        self.tail_settled = 0
+        self.front: Batch | None = None
+        self.settlements = Settlements()
+        self._ahead = Window()
+        self._behind = Window()
+        self.dirty = False
+
+        self.ttl_ms = settings.ttl_ms
+        self.max_length = settings.max_length
+        self.max_bytes = settings.max_bytes
+        self.rejects = settings.overflow != "drop-head"
+        self.limited = settings.max_length >= 0 or settings.max_bytes >= 0
+        self.delivery_limit = settings.delivery_limit
+        self.may_expire = settings.ttl_ms >= 0
+        self.expiry_timer = -1
+
+        self.published = 0
+        self.delivered = 0
+        self.redelivered = 0
+        self.acked = 0
+
+    # -- append ----------------------------------------------------------------------------------------------
+
+    def append(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
+        """Add a message at the end; 0 if the queue refuses it (x-overflow), else 1. ttl_ms < 0: none of its own."""
+        if self.limited and self.rejects and self.is_full(body_len):
+            return 0
+        t = self.tail
+        if t is None:
+            t = self.open_tail()
+        if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
+            ttl_ms = self.ttl_ms
+        if ttl_ms >= 0:
+            self.may_expire = True
+        t.add(key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags)
+        self.next += 1
+        self.ready += 1
+        self.ready_bytes += body_len
+        self.published += 1
+        if not self.dirty:
+            self.mark_dirty()
+        if self.limited:
+            self.enforce_limits()
+        if t.index.n + t.meta.n + t.body.n > _TAIL_BYTES and not self.broker.applying:
+            self.turn()
+        return 1
+
+    def append_bytes(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> int:
+        """`append` for those who hold bytes objects."""
+        return self.append(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)  # type: ignore[no-any-return]
+
+    def append_journaled(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int, sequence: int) -> None:
+        """Add a message of a journal record; limits that refuse were asked before the record was written."""
+        rejects, self.rejects = self.rejects, False
+        limited, self.limited = self.limited, self.limited and not rejects
+        self.append_bytes(key, props, body, ttl_ms, flags)
+        self.rejects, self.limited = rejects, limited
+        if self.tail is not None and sequence:
+            self.tail.journal = sequence
+
+    def open_tail(self) -> Batch:
+        t = self.broker.take_batch()
+        t.start(self.next, self.broker.now_ms)
+        self.tail = t
+        self.tail_first = self.next
+        self.tail_settled = 0
+        return t
+
+    def mark_dirty(self) -> None:
+        """Have the next turn look at this queue."""
+        if not self.dirty and not self.deleted:
+            self.dirty = True
+            self.broker.dirty.append(self)
+
+    def turn(self) -> None:
+        """The tail is large enough for a write of its own."""
+        self.pump()
+        self.broker.flush(self)
+
+    # -- limits ----------------------------------------------------------------------------------------------
+
+    def is_full(self, body_len: int) -> bool:
+        """Whether one more message would exceed a limit, after consumers took what they can."""
+        if not self._over(1, body_len):
+            return False
+        self.pump()
+        return self._over(1, body_len)
+
+    def refuses(self, more: int, more_bytes: int) -> bool:
+        """Whether a transaction's messages would exceed a limit."""
+        self.pump()
+        return self._over(more, more_bytes)
+
+    def _over(self, more: int, more_bytes: int) -> bool:
+        return (0 <= self.max_length < self.ready + more) or (0 <= self.max_bytes < self.ready_bytes + more_bytes)
+
+    def enforce_limits(self) -> None:
+        """drop-head: drop the oldest ready messages until the limits hold."""
+        if self.rejects or not self._over(0, 0):
+            return
+        self.pump()
+        while self.ready and self._over(0, 0):
+            self._leave_head("maxlen", DROPPED)
+
+    # -- deliver ---------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Deliver ready messages while a consumer has credit."""
+        while self.ready > 0:
+            c = self.pick()
+            if c is None:
+                return
+            if self.requeued_ready:
+                self.deliver_requeued(c)
+                continue
+            w = self.window()
+            if w is None:
+                continue
+            i = self.cursor - w.first
+            n = w.count - i
+            if n > self.burst:
+                n = self.burst
+            if self.may_expire and w is not self.tail:
+                n = w.live_run(i, n, self.broker.now_ms)
+                if n == 0:
+                    self._leave_head("expired", EXPIRED)
+                    continue
+            if self.cursor < self.doubt:
+                k = c.deliver(w, i, 1, 1)
+            else:
+                k = c.deliver(w, i, n, 0)
+            self.took(c, w, i, k)
+
+    def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
+        """k messages from index i of window w on have gone to c."""
+        offset = self.cursor
+        self.cursor = offset + k
+        self.ready -= k
+        self.ready_bytes -= w.body_bytes(i, k)
+        self.delivered += k
+        if c.no_ack:
+            self.settle(offset, k, _ACKED)
+        else:
+            self.unacked += k
+            c.unacked += k
+            if not self.dirty:
+                self.mark_dirty()
+
+    def pick(self):  # type: ignore[no-untyped-def]
+        """The consumer whose turn it is, None if none has credit; `burst` says how many messages it may get at once."""
+        consumers = self.consumers
+        count = len(consumers)
+        if count == 1:
+            c = consumers[0]
+            self.burst = c.credit()
+            return c if self.burst > 0 else None
+        if self.prioritised:
+            return self._pick_by_priority()
+        self.burst = 1
+        for k in range(count):
+            at = self.turn_of + k
+            if at >= count:
+                at -= count
+            c = consumers[at]
+            if c.credit() > 0:
+                self.turn_of = at + 1 if at + 1 < count else 0
+                return c
+        return None
+
+    def _pick_by_priority(self) -> Consumer | None:
+        self.burst = 1
+        ready = [c for c in self.consumers if c.credit() > 0]
+        if not ready:
+            return None
+        top = [c for c in ready if c.priority == ready[0].priority]
+        self.turn_of += 1
+        return top[self.turn_of % len(top)]
+
+    def window(self):  # type: ignore[no-untyped-def]
+        """The batch that holds the message at the cursor; None if what was there is lost."""
+        f = self.front
+        if f is not None and f.first <= self.cursor and self.cursor < f.first + f.count:
+            return f
+        t = self.tail
+        if t is not None and self.cursor >= t.first:
+            return t
+        return self.load_front()
+
+    def load_front(self) -> Batch | None:
+        self._release_front()
+        found = self.log.load(self._ahead, self.cursor)
+        self._write_off_lost()
+        if found:
+            self.front = self._ahead.batch
+            self.cursor = max(self.cursor, self.front.first)
+            return self.front
+        self.cursor = self.tail_first
+        if self.tail is None:
+            self.ready = len(self.requeued)
+        return None
+
+    def _release_front(self) -> None:
+        if self.front is not None and self.front is not self._ahead.batch:
+            self.broker.give_batch(self.front)
+        self.front = None
+
+    def _write_off_lost(self) -> None:
+        """Damage was stepped over: those messages are out of the queue, the alarm has been raised by the store."""
+        for offset, count in self.log.lost:
+            self.ready = max(self.ready - count, 0)
+            if offset >= self.cursor:
+                self.cursor = offset + count
+            self.settle(offset, count, DROPPED)
+        self.log.lost.clear()
+
+    def deliver_requeued(self, c: Consumer) -> None:
+        """Deliver the first of the messages that came back, with its number of earlier deliveries (A8)."""
+        offset = self.requeued.first()
+        message = self.read(offset)
+        if message is None:
+            self._pop_requeued()
+            return
+        key, props, body, _ = message
+        if self.may_expire and self._expired(offset):
+            self._leave_head("expired", EXPIRED)
+            return
+        count = self.redeliveries.get(offset, 1)
+        c.deliver_again(key, self.broker.with_delivery_count(props, count), body, offset)
+        self._pop_requeued()
+        self.ready_bytes -= len(body)
+        self.delivered += 1
+        self.redelivered += 1
+        if c.no_ack:
+            self.settle(offset, 1, ACKED)
+        else:
+            self.redeliveries[offset] = count + 1
+            self.settlements.add(offset, 1, REDELIVERED, count + 1)
+            self.unacked += 1
+            c.unacked += 1
+            self.mark_dirty()
+
+    def _pop_requeued(self) -> int:
+        offset = self.requeued.pop_first()
+        self.requeued_ready = self.requeued.count > 0
+        self.ready -= 1
+        return offset
+
+    def get(self, c: Consumer) -> bool:
+        """Deliver one ready message to c, whatever its credit; False if there is none."""
+        self.used_ms = self.broker.now_ms
+        before = self.delivered
+        while self.ready > 0 and self.delivered == before:
+            if self.requeued_ready:
+                self.deliver_requeued(c)
+                continue
+            w = self.window()
+            if w is None:
+                continue
+            i = self.cursor - w.first
+            if self.may_expire and not w.live_run(i, 1, self.broker.now_ms):
+                self._leave_head("expired", EXPIRED)
+                continue
+            self.took(c, w, i, c.deliver(w, i, 1, 1 if self.cursor < self.doubt else 0))
+        return self.delivered > before
+
+    # -- settle ----------------------------------------------------------------------------------------------
+
+    def settle(self, offset, n, outcome):  # type: ignore[no-untyped-def]
+        """n messages from `offset` on are out of the queue."""
+        if self.deleted:
+            return
+        self.settlements.add(offset, n, outcome, 0)
+        end = offset + n
+        if end > self.tail_first:
+            self.tail_settled += end - (offset if offset > self.tail_first else self.tail_first)
+        if outcome == _ACKED:
+            self.acked += n
+        if self.redeliveries:
+            self._forget_redeliveries(offset, end)
+        if not self.dirty:
+            self.mark_dirty()
+
+    def _forget_redeliveries(self, offset: int, end: int) -> None:
+        counts = self.redeliveries
+        for o in range(offset, end) if end - offset <= len(counts) else [k for k in counts if offset <= k < end]:
+            counts.pop(o, None)
+
+    def ack(self, offset, n):  # type: ignore[no-untyped-def]
+        """n unacked messages were acknowledged."""
+        self.unacked -= n
+        self.settle(offset, n, _ACKED)
+
+    def reject(self, offset: int, n: int) -> None:
+        """n unacked messages were rejected for good: dead-lettered, or dropped (A7)."""
+        self.unacked -= n
+        if self.deleted:
+            return
+        if self.settings.dead_letter_exchange is None:
+            self.settle(offset, n, REJECTED)
+        else:
+            for o in range(offset, offset + n):
+                self.dead_letter(o, "rejected", REJECTED)
+
+    def requeue(self, offset: int, n: int, body_bytes: int) -> None:
+        """n unacked messages come back to their original position (A5)."""
+        self.unacked -= n
+        if self.deleted:
+            return
+        if self.delivery_limit >= 0:
+            over = [o for o in range(offset, offset + n) if self.redeliveries.get(o, 1) > self.delivery_limit]
+            if over:
+                for o in range(offset, offset + n):
+                    message = self.read(o)
+                    size = len(message[2]) if message else 0
+                    if o in over:
+                        self.dead_letter(o, "delivery_limit", DROPPED)
+                    else:
+                        self._back(o, 1, size)
+                return
+        self._back(offset, n, body_bytes)
+
+    def _back(self, offset: int, n: int, body_bytes: int) -> None:
+        self.requeued.add(offset, n)
+        self.requeued_ready = True
+        self.ready += n
+        self.ready_bytes += body_bytes
+        self.mark_dirty()
+
+    # -- rare events -----------------------------------------------------------------------------------------
+
+    def read(self, offset: int) -> tuple[bytes, bytes, bytes, int] | None:
+        """(key, props, body, flags) of any message that is still stored; None if it is lost to damage."""
+        found = self._find(offset)
+        return found[0].message(found[1]) if found else None
+
+    def _find(self, offset: int) -> tuple[Batch, int] | None:
+        for b in (self.tail, self.front, self._behind.batch):
+            if b is not None and b.first <= offset < b.first + b.count:
+                return b, offset - b.first
+        found = self.log.load(self._behind, offset)
+        self._write_off_lost()
+        b = self._behind.batch
+        if not found or b.first > offset:
+            self.settle(offset, 1, DROPPED)
+            return None
+        return b, offset - b.first
+
+    def _expired(self, offset: int) -> bool:
+        found = self._find(offset)
+        return found is not None and 0 <= found[0].expires_at(found[1]) <= self.broker.now_ms
+
+    def _leave_head(self, reason: str, outcome: int) -> None:
+        """The first ready message expires or gives way: dead-letter or drop it."""
+        if self.requeued_ready:
+            offset = self.requeued.first()
+            message = self.read(offset)
+            self._pop_requeued()
+        else:
+            w = self.window()
+            if w is None:
+                return
+            offset = self.cursor
+            message = w.message(offset - w.first)
+            self.cursor += 1
+            self.ready -= 1
+        if message is not None:
+            self.ready_bytes -= len(message[2])
+            self.dead_letter(offset, reason, outcome)
+
+    def dead_letter(self, offset: int, reason: str, outcome: int) -> None:
+        """Move a message that is out of reach of consumers to the dead-letter exchange, or settle it with `outcome`."""
+        if self.settings.dead_letter_exchange is None:
+            self.settle(offset, 1, outcome)
+            return
+        self.moving += 1
+        self.broker.dead_letters.add(self, offset, reason)
+
+    def moved(self, offset: int, outcome: int = DEAD_LETTERED) -> None:
+        """The dead-letter move of `offset` is done (or it was a cycle, and the message is dropped)."""
+        self.moving -= 1
+        self.settle(offset, 1, outcome)
+
+    def park(self, offset: int, reason: str) -> None:
+        """The dead-letter target is missing or full: the message stays, out of reach, and is tried again (X4)."""
+        self.moving -= 1
+        if not self.parked:
+            self.broker.parked_queues[self] = None
+        self.parked[offset] = reason
+
+    def unpark(self) -> None:
+        """Try the parked messages again."""
+        parked, self.parked = self.parked, {}
+        for offset, reason in parked.items():
+            self.dead_letter(offset, reason, DEAD_LETTERED)
+
+    def expire(self) -> None:
+        """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""
+        while self.ready > 0:
+            found = self._find(self.requeued.first()) if self.requeued_ready else self._head()
+            if found is None:
+                continue
+            at = found[0].expires_at(found[1])
+            if at < 0 or at > self.broker.now_ms:
+                if at >= 0 and (self.expiry_timer < 0 or at < self.expiry_timer):
+                    self.expiry_timer = at
+                    self.broker.timers.at(at, self._expiry_due)
+                return
+            self._leave_head("expired", EXPIRED)
+
+    def _head(self) -> tuple[Batch, int] | None:
+        w = self.window()
+        return None if w is None else (w, self.cursor - w.first)
+
+    def _expiry_due(self) -> None:
+        self.expiry_timer = -1
+        self.mark_dirty()
+
+    def purge(self) -> int:
+        """Remove all ready messages; return how many."""
+        count = self.ready
+        for start, n in self.requeued:
+            self.settle(start, n, PURGED)
+        self._clear_ready(self.next, PURGED)
+        self.requeued.clear()
+        self.requeued_ready = False
+        self.ready = 0
+        self.ready_bytes = 0
+        for offset in list(self.parked):
+            self.settle(offset, 1, PURGED)
+        self.parked.clear()
+        return count
+
+    def _clear_ready(self, end: int, outcome: int) -> None:
+        if end > self.cursor:
+            self.settle(self.cursor, end - self.cursor, outcome)
+            self.cursor = end
+            self._release_front()
+
+    def settle_until(self, end: int) -> None:
+        """Settle every ready message below `end` for the group that reads this queue by range; again is harmless."""
+        end = min(end, self.next)
+        for start, n in self.requeued.remove_below(end):
+            self.settle(start, n, RANGE_SETTLED)
+            self.ready -= n
+        self.requeued_ready = self.requeued.count > 0
+        if end > self.cursor:
+            self.ready -= end - self.cursor
+            self._clear_ready(end, RANGE_SETTLED)
+        if not self.ready:
+            self.ready_bytes = 0
+
+    # -- turn ------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
+        if self.may_expire:
+            self.expire()
+        if self.limited:
+            self.enforce_limits()
+        tail = self.tail
+        if tail is not None:
+            if self.tail_settled == tail.count and not tail.journal:
+                self.settlements.cut(tail.first)
+                self.log.skip(tail.first, tail.count)
+            else:
+                self.log.write(tail)
+            self.tail = None
+            self.tail_first = self.next
+            self.tail_settled = 0
+            if self.front is None and tail.first <= self.cursor < self.next and self.consumers:
+                self.front = tail
+            else:
+                self.broker.give_batch(tail)
+        if self.settlements.entries.n or (self.unacked and self.cursor > self.log.mark):
+            self.log.settle(self.settlements, self.cursor)
+            self.settlements.clear()
+        if self.ready == 0 and self._ahead.segment is not None:
+            self._release_front()
+            self._ahead.release()
+        if not self.requeued_ready and self._behind.segment is not None:
+            self._behind.release()
+
+    # -- consumers -------------------------------------------------------------------------------------------
+
+    def add_consumer(self, c: Consumer) -> None:
+        at = len(self.consumers)
+        while at and self.consumers[at - 1].priority < c.priority:
+            at -= 1
+        self.consumers.insert(at, c)
+        self._consumers_changed()
+        self.had_consumer = True
+        self.mark_dirty()
+
+    def remove_consumer(self, c: Consumer) -> None:
+        if c in self.consumers:
+            self.consumers.remove(c)
+            self._consumers_changed()
+            self.used_ms = self.broker.now_ms
+
+    def _consumers_changed(self) -> None:
+        self.turn_of = 0
+        self.prioritised = len({c.priority for c in self.consumers}) > 1
+
+    @property
+    def messages(self) -> int:
+        """Ready, unacked, and those on their way to a dead-letter queue."""
+        return self.ready + self.unacked + self.moving + len(self.parked)
+
+    def recover(self) -> None:
+        """Take the books from what is on disk."""
+        found = self.log.recover()
+        self.cursor, self.next = found.cursor, self.log.next
+        self.tail_first = self.next
+        self.ready = found.ready
+        self.ready_bytes = found.ready_bytes
+        self.redeliveries = found.redeliveries
+        for start, count in found.requeued:
+            self.requeued.add(start, count)
+        self.requeued_ready = self.requeued.count > 0
+        if self.broker.store.doubt:
+            self.doubt = self.next
+        if self.ready:
+            self.may_expire = True
+            self.expire()
+            self._release_front()
+            self._ahead.release()
+            self._behind.release()
+
+    def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
+        """A journal record of before the start settles these; those that are settled already are passed over."""
+        for o in range(offset, min(offset + count, self.next)):
+            if o >= self.cursor:
+                if o > self.cursor:
+                    self.requeued.add(self.cursor, o - self.cursor)
+                self.cursor = o + 1
+            elif not self.requeued.discard(o):
+                continue
+            self.ready -= 1
+            self.settle(o, 1, outcome)
+        self.requeued_ready = self.requeued.count > 0

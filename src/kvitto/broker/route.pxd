@@ -1,0 +1,8 @@
+cdef class Route:
+    cdef public str exchange, routing_key
+    cdef public list queues
+    cdef public Py_ssize_t count
+    cdef public bint dynamic, durable
+
+cdef class Epoch:
+    cdef public long long value

@@ -1,0 +1,262 @@
+"""A virtual host: its exchanges, queues and bindings, and the route cache.
+
+Declaring, binding and deleting go through here, whoever asks (AMQP, HTTP, start-up). What is durable is put into the
+definitions; the caller waits for the sync before it answers (D2).
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
+from kvitto.broker import exchange as exchanges
+from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings
+from kvitto.broker.deadletter import split_key, strings
+from kvitto.broker.equivalence import check_arguments, check_field, describe
+from kvitto.broker.exchange import Exchange
+from kvitto.broker.queue import Queue
+from kvitto.broker.route import Epoch, Route
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
+
+PREDECLARED = (
+    ("", "direct"),
+    ("amq.direct", "direct"),
+    ("amq.fanout", "fanout"),
+    ("amq.headers", "headers"),
+    ("amq.match", "headers"),
+    ("amq.topic", "topic"),
+)
+ROUTES_MAX = 100_000
+
+
+class VHost:
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.broker = broker
+        self.name = name
+        self.exchanges: dict[str, Exchange] = {n: Exchange(n, kind) for n, kind in PREDECLARED}
+        self.queues: dict[str, Queue] = {}
+        self.epoch = Epoch()
+        self._routes: dict[bytes, Route] = {}
+
+    # -- routing ---------------------------------------------------------------------------------------------
+
+    def route(self, key: bytes) -> Route:
+        """The route of an exchange and routing key, given as their short strings. ChannelError 404."""
+        route = self._routes.get(key)
+        if route is None:
+            name, routing_key = split_key(key)
+            found, dynamic = exchanges.resolve(self.exchange(name), routing_key, {}, self.exchanges.get)
+            route = Route(name, routing_key, found, dynamic)
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            self._routes[key] = route
+        return route
+
+    def route_by_headers(self, name: str, routing_key: str, headers: dict[str, Any]) -> Route:
+        """The route of one message whose headers matter: a headers exchange on the way, CC or BCC."""
+        more = [*strings(headers.get("CC")), *strings(headers.get("BCC"))]
+        found, _ = exchanges.resolve(self.exchange(name), routing_key, headers, self.exchanges.get, more)
+        return Route(name, routing_key, found, True)
+
+    def targets(self, name: str, keys: list[str], headers: dict[str, Any]) -> list[Queue]:
+        """Where a dead letter goes; nowhere if the exchange does not exist."""
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            return []
+        found, _ = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:])
+        return found  # type: ignore[return-value]
+
+    def changed(self) -> None:
+        """A binding, queue or exchange is not what it was: forget every route."""
+        self._routes.clear()
+        self.epoch.value += 1
+
+    # -- exchanges -------------------------------------------------------------------------------------------
+
+    def exchange(self, name: str) -> Exchange:
+        found = self.exchanges.get(name)
+        if found is None:
+            raise ChannelError(NOT_FOUND, f"no {describe('exchange', name, self.name)}")
+        return found
+
+    def declare_exchange(
+        self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, Any]
+    ) -> Exchange:
+        found = self.exchanges.get(name)
+        if found is not None:
+            exchanges.check_declare(name, self.name, kind, arguments)
+            exchanges.check_equivalent(found, self.name, kind, durable, auto_delete, internal, arguments)
+            return found
+        self._refuse_reserved("exchange", name)
+        exchanges.check_declare(name, self.name, kind, arguments)
+        made = self.exchanges[name] = Exchange(
+            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
+        )
+        self.changed()
+        if durable:
+            value = {"type": kind, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+            self.broker.define("exchange", (self.name, name), value)
+        return made
+
+    def delete_exchange(self, name: str, if_unused: bool = False) -> None:
+        """Deleting what is not there is fine; a predeclared one is refused."""
+        if name == "" or name.startswith("amq."):
+            raise ChannelError(ACCESS_REFUSED, f"operation not permitted on {self._default_or(name)}")
+        found = self.exchanges.get(name)
+        if found is None:
+            return
+        if if_unused and not found.unused:
+            raise ChannelError(PRECONDITION_FAILED, f"{describe('exchange', name, self.name)} in use")
+        del self.exchanges[name]
+        for binding in list(found.bindings()):
+            self._unbound(found, binding.dest, binding.routing_key, binding.arguments)
+        self._unbind_everywhere(found)
+        self.changed()
+        if found.durable:
+            self.broker.undefine("exchange", (self.name, name))
+
+    def _default_or(self, name: str) -> str:
+        return "the default exchange" if name == "" else describe("exchange", name, self.name)
+
+    def _refuse_reserved(self, kind: str, name: str) -> None:
+        if name.startswith("amq."):
+            text = f"{kind} name '{name}' contains reserved prefix 'amq.*'"
+            raise ChannelError(ACCESS_REFUSED, text)
+
+    # -- bindings --------------------------------------------------------------------------------------------
+
+    def bind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
+        exchange = self.exchange(source)
+        if exchange.bind(dest, routing_key, arguments):
+            self.changed()
+            if exchange.durable and self._durable(dest):
+                self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
+
+    def unbind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
+        """A binding that is not there is fine."""
+        exchange = self.exchange(source)
+        if exchange.unbind(dest, routing_key, arguments):
+            self._unbound(exchange, dest, routing_key, arguments)
+            self.changed()
+            self._auto_delete(exchange)
+
+    def _unbound(self, exchange: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> None:
+        if exchange.durable and self._durable(dest):
+            self.broker.undefine("binding", self._binding_key(exchange, dest, routing_key, arguments))
+
+    @staticmethod
+    def _durable(dest: Queue | Exchange) -> bool:
+        return dest.durable if isinstance(dest, Exchange) else dest.log.durable
+
+    def _binding_key(self, source: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
+        kind = "exchange" if isinstance(dest, Exchange) else "queue"
+        return (self.name, source.name, kind, dest.name, routing_key, self.broker.pack(arguments))
+
+    def _unbind_everywhere(self, dest: Queue | Exchange) -> None:
+        for exchange in list(self.exchanges.values()):
+            removed = exchange.unbind_all(dest)
+            for binding in removed:
+                self._unbound(exchange, dest, binding.routing_key, binding.arguments)
+            if removed:
+                self._auto_delete(exchange)
+
+    def _auto_delete(self, exchange: Exchange) -> None:
+        if exchange.auto_delete and exchange.unused and self.exchanges.get(exchange.name) is exchange:
+            self.delete_exchange(exchange.name)
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def queue(self, name: str, owner: object | None = None) -> Queue:
+        """The queue as `owner` (a connection) may use it. ChannelError 404, 405."""
+        found = self.queues.get(name)
+        if found is None:
+            raise ChannelError(NOT_FOUND, f"no {describe('queue', name, self.name)}")
+        if found.exclusive and owner is not None and found.owner is not owner:
+            text = (
+                f"cannot obtain exclusive access to locked {describe('queue', name, self.name)}. It could be originally "
+                "declared on another connection or the exclusive property value does not match that of the original declaration."
+            )
+            raise ChannelError(RESOURCE_LOCKED, text)
+        return found
+
+    def declare_queue(
+        self,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, Any],
+        owner: object | None,
+    ) -> Queue:
+        if name in self.queues:
+            found = self.queue(name, owner)
+            self._check_same(found, durable, exclusive, auto_delete, arguments)
+            found.used_ms = self.broker.now_ms
+            return found
+        if name == "":
+            name = "amq.gen-" + secrets.token_urlsafe(16)
+        else:
+            self._refuse_reserved("queue", name)
+        queue_id = secrets.token_hex(16)
+        made = self.make_queue(name, queue_id, durable, exclusive, auto_delete, arguments)
+        made.owner = owner if exclusive else None
+        if made.log.durable:
+            value = {"id": queue_id, "auto_delete": auto_delete, "arguments": arguments}
+            self.broker.define("queue", (self.name, name), value)
+        return made
+
+    def make_queue(
+        self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
+    ) -> Queue:
+        """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
+        settings = queue_settings(name, self.name, arguments)
+        log = self.broker.open_log(queue_id, durable and not exclusive)
+        made = Queue(self.broker, self, name, log, settings, arguments, durable, exclusive, auto_delete)
+        self.queues[name] = made
+        self.broker.queues[queue_id] = made
+        self.exchanges[""].bind(made, name, {})
+        self.changed()
+        self.broker.expire_unused(made)
+        return made
+
+    def _check_same(
+        self, found: Queue, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
+    ) -> None:
+        thing = describe("queue", found.name, self.name)
+        check_field(thing, "durable", found.durable, durable)
+        check_field(thing, "exclusive", found.exclusive, exclusive)
+        check_field(thing, "auto_delete", found.auto_delete, auto_delete)
+        check_arguments(thing, EQUIVALENCE_ARGUMENTS, found.arguments, arguments)
+
+    def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Remove the queue and its messages; return how many were ready. ChannelError 406."""
+        thing = describe("queue", queue.name, self.name)
+        if if_unused and queue.consumers:
+            raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
+        if if_empty and queue.messages:
+            raise ChannelError(PRECONDITION_FAILED, f"{thing} is not empty")
+        if queue.deleted:
+            return 0
+        count = queue.ready
+        queue.deleted = True
+        del self.queues[queue.name]
+        del self.broker.queues[queue.log.queue_id]
+        self.broker.parked_queues.pop(queue, None)
+        self.exchanges[""].unbind(queue, queue.name, {})
+        self._unbind_everywhere(queue)
+        self.changed()
+        if queue.log.durable:
+            self.broker.undefine("queue", (self.name, queue.name))
+        consumers, queue.consumers = queue.consumers, []
+        for consumer in consumers:
+            consumer.queue_gone()
+        queue.log.delete()
+        return count
+
+    def consumer_left(self, queue: Queue) -> None:
+        """An auto-delete queue goes with its last consumer."""
+        if queue.auto_delete and queue.had_consumer and not queue.consumers and not queue.deleted:
+            self.delete_queue(queue)

@@ -1,0 +1,41 @@
+cimport cython
+from kvitto.wire cimport bits
+from kvitto.wire cimport check
+from kvitto.wire.buf cimport Buf
+from kvitto.broker.consumer cimport Consumer
+from kvitto.broker.queue cimport Queue
+from kvitto.broker.route cimport Epoch, Route
+from kvitto.protocol.output cimport Output
+
+cdef Py_ssize_t _ENTRY
+cdef unsigned int _HELD
+cdef int _ACK, _REJECT, _STAGE
+
+cdef class Channel:
+    cdef object __weakref__
+    cdef public object connection, tx, content, vhost, reply_tag
+    cdef public unsigned int number
+    cdef public Output output
+    cdef public bint closing, flow, confirm, unsynced, touched
+    cdef public dict consumers, _allowed
+    cdef public str last_queue
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, in_flight, _head
+    cdef public unsigned long long next_tag, _base, sequence, confirmed
+    cdef Buf _tags, _key, _props
+    cdef public list slots, held, nacked
+    cdef public Route route
+    cdef Epoch _epoch
+    cdef public long long _generation
+
+    @cython.locals(route=Route, inside=int, refused=int, k=Py_ssize_t, q=Queue)
+    cdef int publish(self, const unsigned char* p, Py_ssize_t key, Py_ssize_t key_len, int options, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except -1
+    cpdef publish_bytes(self, bytes key, int options, bytes props, bytes body)
+    cpdef Route find_route(self, bytes key)
+    cpdef touch(self)
+    @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")
+    cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except 0
+    @cython.locals(b=Buf, last=Py_ssize_t, o=Py_ssize_t, slot="unsigned int", run_slot="unsigned int", run_offset="unsigned long long", run=Py_ssize_t, run_bytes=Py_ssize_t, offset="unsigned long long")
+    cpdef bint settle_tags(self, unsigned long long tag, bint multiple, int kind) except -1
+    @cython.locals(c=Consumer, q=Queue)
+    cdef finish(self, unsigned int slot, unsigned long long offset, Py_ssize_t n, Py_ssize_t body_bytes, int kind)
+    cpdef free_slot(self, unsigned int slot)

@@ -1,0 +1,388 @@
+"""One channel: what it publishes, which deliveries it has not settled, and its confirm numbers.
+
+The data plane of a channel (`publish`, `remember`, `settle_tags`) is compiled. Unacked deliveries are 16-byte entries in `_tags`
+(offset u64, body length u32, slot u32), one per delivery tag from `_base` on; the slot says which consumer, 0 = settled, and its
+highest bit that a transaction holds the entry. Nothing here knows of methods: `protocol/methods/` calls it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.broker.consumer import Consumer
+from kvitto.broker.queue import Queue
+from kvitto.broker.route import Route
+from kvitto.protocol.output import Output
+from kvitto.wire import bits, check
+from kvitto.wire.buf import Buf
+from kvitto.wire.methods import BasicAck, BasicNack, BasicReturn
+from kvitto.wire.properties import Properties
+
+if TYPE_CHECKING:
+    from kvitto.broker.vhost import VHost
+    from kvitto.protocol.connection import Connection
+
+ACK = 0
+REJECT = 1
+REQUEUE = 2
+STAGE = 3
+
+ENTRY = 16
+HELD = 0x80000000
+EXPIRATION_MAX = (1 << 32) - 1
+
+_ENTRY = ENTRY  # C variables when compiled
+_HELD = HELD
+_ACK = ACK
+_REJECT = REJECT
+_STAGE = STAGE
+
+
+class Channel:
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.vhost: VHost = connection.vhost
+        self.output: Output = connection.output
+        self.closing = False
+        self.flow = True
+        self.consumers: dict[str, Consumer] = {}
+        self.last_queue = ""
+
+        self.prefetch = 0
+        self.prefetch_all = 0
+        self.unacked = 0
+        self.next_tag = 1
+        self._base = 1
+        self._head = 0
+        self._tags = Buf(0)
+        self.slots: list[Consumer | None] = []
+        self.held: list[tuple[Consumer, int, int, int, int]] = []
+
+        self.confirm = False
+        self.tx: Any = None
+        self.sequence = 0
+        self.confirmed = 0
+        self.nacked: list[int] = []
+        self.unsynced = False
+        self.in_flight = 0
+        self.touched = False
+
+        self.route: Route | None = None
+        self._key = Buf(256)
+        self._epoch = connection.vhost.epoch
+        self._generation = -1
+        self._props = Buf(64)
+        self._allowed: dict[str, int] = {}
+
+        self.content: Content | None = None
+        self.reply_tag: str | None = None
+
+    # -- publish ---------------------------------------------------------------------------------------------
+
+    def publish(self, p, key, key_len, options, props_p, props, props_len, body_p, body, body_len):  # type: ignore[no-untyped-def]
+        """A whole message: key = exchange and routing key as short strings, options = mandatory | immediate << 1."""
+        route = self.route
+        if (
+            route is None
+            or self._generation != self._epoch.value
+            or key_len != self._key.n
+            or not bits.same(self._key.p, 0, p, key, key_len)
+        ):
+            route = self.find_route(bytes(p[key : key + key_len]))
+        inside = 0
+        if props_len != self._props.n or not bits.same(self._props.p, 0, props_p, props, props_len):
+            inside = check.check_properties(props_p, props, props_len)
+            if inside == 0:
+                self._props.n = 0
+                self._props.reserve(props_len)
+                bits.copy(self._props.p, 0, props_p, props, props_len)
+                self._props.n = props_len
+        if self.confirm:
+            self.sequence += 1
+            if not self.touched:
+                self.touch()
+        if inside or options or route.count == 0 or route.dynamic or self.tx is not None:
+            self.publish_special(
+                bytes(p[key : key + key_len]),
+                options,
+                bytes(props_p[props : props + props_len]),
+                bytes(body_p[body : body + body_len]),
+                inside,
+            )
+            return 0
+        refused = 0
+        for k in range(route.count):
+            q = route.queues[k]
+            if not q.append(p, key, key_len, props_p, props, props_len, body_p, body, body_len, -1, 0):
+                refused = 1
+        if refused:
+            self.refused(route, bytes(props_p[props : props + props_len]), bytes(body_p[body : body + body_len]))
+        elif route.durable:
+            self.unsynced = True
+        return 0
+
+    def publish_bytes(self, key: bytes, options: int, props: bytes, body: bytes) -> None:
+        """`publish` for a message whose frames came one by one."""
+        self.publish(key, 0, len(key), options, props, 0, len(props), body, 0, len(body))  # type: ignore[no-untyped-call]
+
+    def find_route(self, key: bytes) -> Route:
+        """The route for a key that is not the last one, and whether this user may publish there (W5)."""
+        route = self.vhost.route(key)
+        self.may_publish(route.exchange)
+        self._key.n = 0
+        self._key.add(key)
+        self._generation = self._epoch.value
+        self.route = route
+        return route
+
+    def may_publish(self, exchange: str) -> None:
+        """ChannelError 403 for an internal exchange or one that the user may not write to."""
+        if self._allowed.get(exchange) == self._epoch.value:
+            return
+        self.connection.authorise("write", exchange, "exchange")
+        if self.vhost.exchange(exchange).internal:
+            text = f"cannot publish to internal exchange '{exchange}' in vhost '{self.vhost.name}'"
+            raise ChannelError(ACCESS_REFUSED, text)
+        self._allowed[exchange] = self._epoch.value
+
+    def publish_special(self, key: bytes, options: int, props: bytes, body: bytes, inside: int) -> None:
+        """A message that needs a look: its properties matter, it has no queue, headers route it, or a transaction holds it."""
+        assert self.route is not None
+        route, ttl_ms = self.route, -1
+        if options & 2:
+            raise ConnectionError_(NOT_IMPLEMENTED, "immediate=true")
+        if inside == check.MALFORMED:
+            Properties.decode(props)  # says what is wrong, if it finds it too
+            raise ConnectionError_(502, "malformed properties")
+        if inside or route.dynamic:
+            properties = Properties.decode(props)
+            if inside & check.USER_ID:
+                self._check_user(properties.user_id)
+            if inside & check.EXPIRATION:
+                ttl_ms = expiration_ms(properties.expiration)
+            if inside & check.REPLY_TO and properties.reply_to == check.DIRECT_REPLY_TO.decode():
+                properties.reply_to = self.connection.reply_address(self)
+                props = properties.encode()
+            headers: dict[str, Any] = dict(properties.headers or {})
+            if inside & check.COPIES:
+                check_copies(headers)
+            if inside & check.COPIES or route.dynamic:
+                route = self.vhost.route_by_headers(route.exchange, route.routing_key, headers)
+            if "BCC" in headers:
+                del headers["BCC"]
+                properties.headers = headers
+                props = properties.encode()
+        if self.tx is not None:
+            self.tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
+            return
+        self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
+
+    def enqueue(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
+        """Give the message to its queues, or back (C4)."""
+        if not route.count:
+            if self.connection.hub.deliver_reply(route, props, body):
+                return
+            if mandatory:
+                self.give_back(route, props, body)
+            return
+        accepted = [q.append_bytes(key, props, body, ttl_ms, 0) for q in route.queues]
+        if not all(accepted):
+            self.refused(route, props, body)
+        elif route.durable:
+            self.unsynced = True
+
+    def give_back(self, route: Route, props: bytes, body: bytes) -> None:
+        """basic.return 312."""
+        method = BasicReturn(312, "NO_ROUTE", route.exchange, route.routing_key)
+        self.output.put_method(self.number, method.encode())
+        self.output.put_content_bytes(self.number, props, body)
+
+    def refused(self, route: Route, props: bytes, body: bytes) -> None:
+        """A queue with x-overflow=reject-publish* is full (C6): nack; reject-publish-dlx also dead-letters the message."""
+        for q in route.queues:
+            if q.rejects and q.settings.overflow == "reject-publish-dlx" and q.is_full(len(body)):
+                self.connection.hub.broker.dead_letters.refused(q, bytes(self._key.view()), props, body)
+        if route.durable:
+            self.unsynced = True
+        if self.confirm:
+            self.nacked.append(self.sequence)
+            self.output.put_method(self.number, BasicNack(self.sequence, False, False).encode())
+
+    def _check_user(self, user_id: str | None) -> None:
+        user = self.connection.user
+        if user_id != user.name and "impersonator" not in user.tags:
+            text = f"user_id property set to '{user_id}' but authenticated user was '{user.name}'"
+            raise ChannelError(PRECONDITION_FAILED, text)
+
+    def touch(self) -> None:
+        """Have the end of this turn look at this channel's confirms."""
+        self.touched = True
+        self.connection.hub.touched.append(self)
+
+    def confirm_to(self, sequence: int) -> None:
+        """Every publish up to `sequence` that was not refused is safe (C2): one cumulative ack."""
+        if self.closing or sequence <= self.confirmed:
+            return
+        last, count = sequence, sequence - self.confirmed
+        if self.nacked:
+            refused = {n for n in self.nacked if n <= sequence}
+            self.nacked = [n for n in self.nacked if n > sequence]
+            count -= len(refused)
+            while last in refused:
+                last -= 1
+        self.confirmed = sequence
+        if count:
+            self.output.put_method(self.number, BasicAck(last, count > 1).encode())
+
+    # -- deliveries ------------------------------------------------------------------------------------------
+
+    def remember(self, offset, body_len, slot):  # type: ignore[no-untyped-def]
+        """Note an unacked delivery; its tag is returned."""
+        b = self._tags
+        if b.n == self._head:
+            b.n = 0
+            self._head = 0
+            self._base = self.next_tag
+        elif self._head > 65536 and self._head * 2 > b.n:
+            self._base += self._head // _ENTRY
+            b.drop(self._head)
+            self._head = 0
+        b.reserve(_ENTRY)
+        o = b.n
+        bits.put_le64(b.p, o, offset)
+        bits.put_le32(b.p, o + 8, body_len)
+        bits.put_le32(b.p, o + 12, slot)
+        b.n = o + _ENTRY
+        self.unacked += 1
+        tag = self.next_tag
+        self.next_tag = tag + 1
+        return tag
+
+    def remember_one(self, offset: int, body_len: int, slot: int) -> int:
+        """`remember` for callers that are not compiled."""
+        return self.remember(offset, body_len, slot)  # type: ignore[no-any-return]
+
+    def settle_tags(self, tag, multiple, kind):  # type: ignore[no-untyped-def]
+        """Settle one delivery, or all up to it, as ACK, REJECT or REQUEUE, or hold them (STAGE). False if the tag is unknown."""
+        b = self._tags
+        last = b.n - _ENTRY
+        if not (multiple and tag == 0):
+            if tag < self._base or tag >= self.next_tag:
+                return False
+            last = (tag - self._base) * _ENTRY
+            if last < self._head or last >= b.n:
+                return False
+            slot = bits.le32(b.p, last + 12)
+            if slot == 0 or slot >= _HELD:
+                return False
+        o = self._head if multiple else last
+        run_slot = 0
+        run_offset = 0
+        run = 0
+        run_bytes = 0
+        while o <= last:
+            slot = bits.le32(b.p, o + 12)
+            if slot != 0 and slot < _HELD:
+                offset = bits.le64(b.p, o)
+                bits.put_le32(b.p, o + 12, slot | _HELD if kind == _STAGE else 0)
+                if slot == run_slot and offset == run_offset + run:
+                    run += 1
+                    run_bytes += bits.le32(b.p, o + 8)
+                else:
+                    if run:
+                        self.finish(run_slot, run_offset, run, run_bytes, kind)
+                        b = self._tags
+                    run_slot = slot
+                    run_offset = offset
+                    run = 1
+                    run_bytes = bits.le32(b.p, o + 8)
+            o += _ENTRY
+        while self._head < b.n and bits.le32(b.p, self._head + 12) == 0:
+            self._head += _ENTRY
+        if run:
+            self.finish(run_slot, run_offset, run, run_bytes, kind)
+        return True
+
+    def finish(self, slot, offset, n, body_bytes, kind):  # type: ignore[no-untyped-def]
+        """n deliveries of one consumer with offsets in a row are settled."""
+        c = self.slots[slot - 1]
+        if kind == _STAGE:
+            self.held.append((c, offset, n, body_bytes, slot))
+            return
+        self.unacked -= n
+        c.unacked -= n
+        q = c.queue
+        if kind == _ACK:
+            q.ack(offset, n)
+        elif kind == _REJECT:
+            q.reject(offset, n)
+        else:
+            q.requeue(offset, n, body_bytes)
+        if not q.dirty:
+            q.mark_dirty()
+        if self.prefetch_all:
+            self.wake()
+        if not c.active and c.unacked == 0:
+            self.free_slot(slot)
+
+    def wake(self) -> None:
+        """This channel's consumers may have credit again."""
+        for c in self.consumers.values():
+            c.queue.mark_dirty()
+
+    def slot_of(self, c: Consumer) -> int:
+        """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
+        for i, taken in enumerate(self.slots):
+            if taken is None:
+                self.slots[i] = c
+                return i + 1
+        self.slots.append(c)
+        return len(self.slots)
+
+    def free_slot(self, slot: int) -> None:
+        self.slots[slot - 1] = None
+
+    def let_go(self, held: bool) -> None:
+        """Entries that a transaction holds are settled (True: the commit does it), or unacked as before (False)."""
+        b = self._tags
+        for o in range(self._head, b.n, ENTRY):
+            slot = int.from_bytes(b.data[o + 12 : o + 16], "little")
+            if slot >= HELD:
+                b.data[o + 12 : o + 16] = (0 if held else slot - HELD).to_bytes(4, "little")
+        while self._head < b.n and b.data[self._head + 12 : self._head + 16] == b"\0\0\0\0":
+            self._head += ENTRY
+
+    def requeue_all(self) -> None:
+        """The channel is gone, or basic.recover: everything unacked goes back to its queue (A6, A13)."""
+        self.settle_tags(0, True, REQUEUE)
+
+
+class Content:
+    """A message whose frames come one by one: after the method, the header, then the body until `size` is reached."""
+
+    def __init__(self, key: bytes, options: int) -> None:
+        self.key = key
+        self.options = options
+        self.props: bytes | None = None
+        self.size = 0
+        self.body = bytearray()
+
+
+def expiration_ms(text: str | None) -> int:
+    """Per-message TTL. ChannelError 406 unless it is the digits of an integer >= 0."""
+    if text is not None and text.isascii() and text.isdigit() and int(text[:11]) <= EXPIRATION_MAX and len(text) <= 10:
+        return int(text)
+    raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{text}'")
+
+
+def check_copies(headers: dict[str, Any]) -> None:
+    """ChannelError 406 unless CC and BCC are arrays of strings."""
+    for name in ("CC", "BCC"):
+        value = headers.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
+
+
+__all__ = ["ACK", "REJECT", "REQUEUE", "STAGE", "Channel", "Content", "Queue", "expiration_ms"]

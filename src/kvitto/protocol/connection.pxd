@@ -1,0 +1,30 @@
+cimport cython
+from kvitto.wire cimport bits
+from kvitto.wire.buf cimport Buf
+from kvitto.protocol.channel cimport Channel
+from kvitto.protocol.output cimport Output
+
+cdef unsigned int _PUBLISH, _ACK
+cdef int _KIND_ACK, _RUNNING, _CLOSING
+cdef unsigned long long _BODY_MAX
+
+cdef class Connection:
+    cdef object __weakref__
+    cdef public object hub, transport, user, vhost, _secret, name
+    cdef public str peer
+    cdef public bint loopback, tls, can_cancel, can_block, stalled, publisher, blocked, failed
+    cdef public Output output
+    cdef public int state
+    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out
+    cdef public dict client, channels
+    cdef public list queues
+    cdef public bytes rest
+    cdef public Channel _last
+    cdef public int _last_number
+    cdef public unsigned long long received_bytes, sent_bytes, started_ms
+
+    cpdef receive(self, Buf box, Py_ssize_t n)
+    @cython.locals(p="const unsigned char*", pos=Py_ssize_t, most=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, kind=int, number=int, c=Channel, method="unsigned int")
+    cdef scan(self, Buf box, Py_ssize_t n)
+    @cython.locals(key=Py_ssize_t, k=Py_ssize_t, options=int, key_len=Py_ssize_t, size=Py_ssize_t, body_len="unsigned long long", b=Py_ssize_t)
+    cdef Py_ssize_t publish(self, Channel c, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t n) except -1

@@ -1,0 +1,495 @@
+"""One AMQP connection: bytes in, frames told apart, bytes out.
+
+`receive` gets everything that has arrived. Whole publishes and acks, the data plane, are handled in place by the compiled
+`scan`; a message whose frames are not all there yet is put together in `Channel.content`; every other method becomes an object
+and goes to `protocol/methods/`. A peer's mistake is raised anywhere as ChannelError or ConnectionError_ and becomes a Close in `_fail`.
+
+States: header -> start -> tune -> open -> running -> closing (our Close is out) -> closed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base import limits
+from kvitto.base.errors import (
+    ACCESS_REFUSED,
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    CONTENT_TOO_LARGE,
+    FRAME_ERROR,
+    UNEXPECTED_FRAME,
+    ChannelError,
+    ConnectionError_,
+    ProtocolError,
+)
+from kvitto.protocol import handshake
+from kvitto.protocol.channel import ACK, Channel, Content
+from kvitto.protocol.methods import dispatch
+from kvitto.protocol.output import Output
+from kvitto.wire import bits, check
+from kvitto.wire.buf import Buf
+from kvitto.wire.methods import ChannelClose, ChannelCloseOk, ConnectionBlocked, ConnectionClose, ConnectionUnblocked, Method, decode
+
+if TYPE_CHECKING:
+    from kvitto.broker.auth import User
+    from kvitto.broker.vhost import VHost
+    from kvitto.protocol.hub import Hub
+
+log = logging.getLogger("kvitto.amqp")
+
+HEADER, START, TUNE, OPEN, RUNNING, CLOSING, CLOSED = range(7)
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+INPUT_PAUSE = 8 << 20
+
+_PUBLISH = 0x003C0028  # C variables when compiled
+_ACK = 0x003C0050
+_KIND_ACK = ACK
+_BODY_MAX = limits.BODY_MAX
+_RUNNING = RUNNING
+_CLOSING = CLOSING
+
+
+class Transport:
+    """What the server gives a connection to act on its socket."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Connection:
+    def __init__(self, hub: Hub, transport: Transport, peer: str, loopback: bool, tls: bool = False) -> None:
+        self.hub = hub
+        self.transport = transport
+        self.peer = peer
+        self.loopback = loopback
+        self.tls = tls
+        self.output = Output(hub, self)
+        self.state = HEADER
+        self.frame_max = limits.FRAME_MAX
+        self.channel_max = limits.CHANNEL_MAX
+        self.heartbeat = 0
+        self.user: User = None  # type: ignore[assignment]
+        self.vhost: VHost = None  # type: ignore[assignment]
+        self.client: dict[str, Any] = {}
+        self.can_cancel = False
+        self.can_block = False
+        self.channels: dict[int, Channel] = {}
+        self.queues: list[Any] = []
+        self.rest = b""
+        self.stalled = False
+        self.publisher = False
+        self.blocked = hub.blocked is not None
+        self.failed = False
+        self._last: Channel | None = None
+        self._last_number = -1
+        self._at = 0
+        self._secret: Any = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.quiet_in = 0
+        self.quiet_out = 0
+        self.started_ms = hub.broker.now_ms
+        hub.connections[self] = None
+        hub.connections_made += 1
+
+    # -- in --------------------------------------------------------------------------------------------------
+
+    def receive(self, box, n):  # type: ignore[no-untyped-def]
+        """The first n bytes of the buffer `box` have arrived (what `rest` held comes first); take what is complete."""
+        self.quiet_in = 0
+        self._at = 0
+        while True:
+            try:
+                if self.state != _RUNNING and self.state != _CLOSING:
+                    self._at = handshake.receive(self, box, n, self._at)
+                if self.state == _RUNNING or self.state == _CLOSING:
+                    self.scan(box, n)
+                break
+            except ProtocolError as error:
+                self._fail(error)
+        self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
+        self.hub.schedule()
+
+    def scan(self, box, n):  # type: ignore[no-untyped-def]
+        """Handle frames from `_at` on; `_at` is behind the last one when this returns or raises."""
+        p = box.p
+        pos = self._at
+        most = self.frame_max - 8
+        while n - pos >= 8 and not self.stalled and self.state >= _RUNNING:
+            size = bits.be32(p, pos + 3)
+            if size > most:
+                self._at = n
+                raise ConnectionError_(FRAME_ERROR, f"frame of {size + 8} bytes, frame_max is {self.frame_max}")
+            end = pos + 8 + size
+            if end > n:
+                break
+            self._at = end
+            if p[end - 1] != 0xCE:
+                self._at = n
+                raise ConnectionError_(FRAME_ERROR, f"frame end {p[end - 1]:#04x} instead of 0xce")
+            kind = p[pos]
+            number = bits.be16(p, pos + 1)
+            if kind == 8:
+                if number != 0:
+                    raise ConnectionError_(UNEXPECTED_FRAME, "heartbeat on a channel other than 0")
+                pos = end
+                continue
+            if number != self._last_number:
+                self._find_channel(number)
+            c = self._last
+            if self.state == _CLOSING:
+                c = None
+            if kind == 1:
+                if size < 4:
+                    raise ConnectionError_(FRAME_ERROR, "method frame without a method")
+                method = bits.be32(p, pos + 7)
+                if c is not None and c.content is None and not c.closing:
+                    if method == _PUBLISH:
+                        pos = self.publish(c, p, pos, end, n)
+                        continue
+                    if method == _ACK and size == 13:
+                        if c.tx is None:
+                            if not c.settle_tags(bits.be64(p, pos + 11), p[pos + 19] & 1, _KIND_ACK):
+                                raise unknown_tag(bits.be64(p, pos + 11))
+                            pos = end
+                            continue
+                self._method(number, bytes(p[pos + 7 : end - 1]))
+            elif kind == 2:
+                self._header(number, bytes(p[pos + 7 : end - 1]))
+            elif kind == 3:
+                self._body(number, bytes(p[pos + 7 : end - 1]))
+            else:
+                self._at = n
+                raise ConnectionError_(FRAME_ERROR, f"unknown frame type {kind}")
+            pos = end
+
+    def publish(self, c, p, pos, end, n):  # type: ignore[no-untyped-def]
+        """A basic.publish frame: if its content is all there, publish; else begin to put it together. Returns the new position."""
+        key = pos + 13
+        if key >= end - 1:
+            raise malformed_publish()
+        k = key + 1 + p[key]
+        if k >= end - 1:
+            raise malformed_publish()
+        k += 1 + p[k]
+        if k + 2 != end:
+            raise malformed_publish()
+        options = p[k] & 3
+        key_len = k - key
+        self.publisher = True
+        if self.blocked:
+            self.stall()
+        if n - end >= 22 and p[end] == 2 and bits.be16(p, end + 1) == c.number and bits.be16(p, end + 7) == 60:
+            size = bits.be32(p, end + 3)
+            if size >= 14 and size <= self.frame_max - 8 and n - end >= size + 8 and p[end + 7 + size] == 0xCE:
+                body_len = bits.be64(p, end + 11)
+                b = end + size + 8
+                if body_len == 0:
+                    self._at = b
+                    c.publish(p, key, key_len, options, p, end + 19, size - 12, p, b, 0)
+                    return b
+                if (
+                    body_len <= self.frame_max - 8
+                    and n - b >= body_len + 8
+                    and p[b] == 3
+                    and bits.be32(p, b + 3) == body_len
+                    and bits.be16(p, b + 1) == c.number
+                    and p[b + 7 + body_len] == 0xCE
+                ):
+                    self._at = b + 8 + body_len
+                    c.publish(p, key, key_len, options, p, end + 19, size - 12, p, b + 7, body_len)
+                    return self._at
+        c.content = Content(bytes(p[key:k]), options)
+        return end
+
+    def _find_channel(self, number: int) -> None:
+        self._last = self.channels.get(number)
+        self._last_number = number
+
+    def forget_channel(self, number: int) -> None:
+        self.channels.pop(number, None)
+        self.forget_last()
+
+    def forget_last(self) -> None:
+        """The channels have changed: look the next frame's up."""
+        self._last, self._last_number = None, -1
+
+    # -- frames one by one -----------------------------------------------------------------------------------
+
+    def _method(self, number: int, payload: bytes) -> None:
+        c = self.channels.get(number)
+        if c is not None and c.closing:
+            # Everything but the end of the handshake is ignored until the peer has seen our Close.
+            if payload[:4] == b"\x00\x14\x00\x29":
+                self.forget_channel(number)
+            elif payload[:4] == b"\x00\x14\x00\x28":
+                self.output.put_method(number, ChannelCloseOk().encode())
+                self.forget_channel(number)
+            return
+        if self.state == CLOSING:
+            if payload[:4] == b"\x00\x0a\x00\x33":
+                self.finish()
+            elif payload[:4] == b"\x00\x0a\x00\x32":
+                self.output.put_method(0, b"\x00\x0a\x00\x33")
+                self.finish()
+            return
+        if c is not None and c.content is not None:
+            c.content = None
+            raise ConnectionError_(UNEXPECTED_FRAME, "expected content header or body, got a method frame instead")
+        method = decode(payload)
+        before, held = self.output.buf.n, self.hub.broker.definitions_pending
+        try:
+            dispatch(self, number, c, method)
+        except ProtocolError as error:
+            if not error.class_id:
+                error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
+            raise
+        if self.hub.broker.definitions_pending and not held:
+            self.hub.broker.definitions_pending = False
+            self._answer_when_durable(before)
+
+    def _answer_when_durable(self, before: int) -> None:
+        """What the method changed must be on disk before its answer goes out (D2): hold the answer, and the input behind it."""
+        buf = self.output.buf
+        answer = buf.tobytes(before)
+        buf.n = before
+
+        def durable() -> None:
+            self.output.buf.add(answer)
+            if not self.output.dirty:
+                self.output.mark()
+            self.unstall()
+
+        self.stall()
+        self.hub.broker.store.when_durable(durable, messages=False)
+
+    def _header(self, number: int, payload: bytes) -> None:
+        c = self._content_channel(number)
+        if c is None:
+            return
+        content = c.content
+        if content is None or content.props is not None:
+            raise ConnectionError_(UNEXPECTED_FRAME, "expected method frame, got content header frame instead")
+        if len(payload) < 14:
+            raise ConnectionError_(FRAME_ERROR, "content header frame too short")
+        if int.from_bytes(payload[:2], "big") != 60:
+            raise ConnectionError_(UNEXPECTED_FRAME, "content header of another class than basic")
+        content.size = int.from_bytes(payload[4:12], "big")
+        content.props = payload[12:]
+        if content.size > _BODY_MAX:
+            c.content = None
+            text = f"message size {content.size} is larger than the maximum of {limits.BODY_MAX} bytes"
+            raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40)
+        if not content.size:
+            self._publish_whole(c)
+
+    def _body(self, number: int, payload: bytes) -> None:
+        c = self._content_channel(number)
+        if c is None:
+            return
+        content = c.content
+        if content is None or content.props is None:
+            raise ConnectionError_(UNEXPECTED_FRAME, "expected method or header frame, got content body frame instead")
+        content.body += payload
+        if len(content.body) > content.size:
+            raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
+        if len(content.body) == content.size:
+            self._publish_whole(c)
+
+    def _content_channel(self, number: int) -> Channel | None:
+        c = self.channels.get(number)
+        if c is None:
+            if self.state == CLOSING:
+                return None
+            raise ConnectionError_(CHANNEL_ERROR, f"channel {number} is not open")
+        return None if c.closing or self.state == CLOSING else c
+
+    def _publish_whole(self, c: Channel) -> None:
+        content, c.content = c.content, None
+        assert content is not None and content.props is not None
+        c.publish_bytes(content.key, content.options, content.props, bytes(content.body))
+
+    # -- mistakes --------------------------------------------------------------------------------------------
+
+    def _fail(self, error: ProtocolError) -> None:
+        """The one place where a peer's mistake becomes a Close."""
+        number = self._last_number
+        c = self.channels.get(number)
+        if isinstance(error, ChannelError) and c is not None and self.state == RUNNING:
+            log.info("%s: channel %d closed: %d %s", self.peer, number, error.code, error.reply_text)
+            self.close_channel(c)
+            c.closing = True
+            if not error.class_id:
+                error.class_id, error.method_id = 60, 40
+            close = ChannelClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
+            self.output.put_method(number, close.encode())
+            return
+        if self.state == CLOSING:
+            self.finish()
+            return
+        log.warning("%s: connection closed: %d %s", self.peer, error.code, error.reply_text)
+        self.close(error)
+
+    def close(self, error: ProtocolError) -> None:
+        """Say why, and wait for the answer (the server ends it after a while)."""
+        if self.state >= CLOSING:
+            return
+        self.release()
+        self.state = CLOSING
+        close = ConnectionClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
+        self.output.put_method(0, close.encode())
+        self.hub.schedule()
+
+    def close_channel(self, c: Channel) -> None:
+        """Consumers go, unacked messages go back, a transaction is rolled back."""
+        c.closing = True
+        c.content = None
+        consumers, c.consumers = list(c.consumers.values()), {}
+        for consumer in consumers:
+            consumer.active = False
+            consumer.queue.remove_consumer(consumer)
+        if c.tx is not None:
+            c.tx.rollback()
+        c.requeue_all()
+        for consumer in consumers:
+            consumer.queue.vhost.consumer_left(consumer.queue)
+        for reader in [r for r in self.hub.broker.readers if r.consumer.channel is c]:
+            del self.hub.broker.readers[reader]
+        self.hub.forget_channel(c)
+
+    def release(self) -> None:
+        """The connection ends: give back everything it holds (A6), delete its exclusive queues."""
+        for c in list(self.channels.values()):
+            if not c.closing:
+                self.close_channel(c)
+        self.channels.clear()
+        self._last, self._last_number = None, -1
+        for queue in self.queues:
+            if not queue.deleted:
+                queue.vhost.delete_queue(queue)
+        self.queues.clear()
+        if self.vhost is not None:
+            for queue in [q for q in self.vhost.queues.values() if self in q.group_holders]:
+                leave_group(queue, self)
+        self.hub.broker.definitions_pending = False
+
+    def finish(self) -> None:
+        """Nothing more is said: send what is left and end the socket."""
+        if self.state != CLOSED:
+            self.state = CLOSED
+            self.flush()
+            self.transport.close()
+
+    def lost(self) -> None:
+        """The socket is gone."""
+        if self.state < CLOSING:
+            self.release()
+            if self.state == RUNNING:
+                log.info("%s: connection lost", self.peer)
+        self.state = CLOSED
+        if self.hub.connections.pop(self, 0) is None:
+            self.hub.connections_closed += 1
+        self.output.paused = True
+        self.hub.schedule()
+
+    # -- out and flow ----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand what has been encoded to the socket."""
+        buf = self.output.buf
+        if buf.n and self.state >= START:
+            self.quiet_out = 0
+            self.sent_bytes += buf.n
+            data = buf.tobytes()
+            buf.clear(1 << 16)
+            self.transport.write(data)
+
+    def writable(self, yes: bool) -> None:
+        """The socket takes no more for now (False), or does again."""
+        self.output.paused = not yes
+        if yes:
+            for c in self.channels.values():
+                c.wake()
+            self.hub.schedule()
+
+    def stall(self) -> None:
+        """Take no input until an answer is out."""
+        self.stalled = True
+        self.transport.pause()
+
+    def unstall(self) -> None:
+        """Go on with the input that has been waiting."""
+        self.stalled = False
+        if self.state == CLOSED:
+            return
+        self.transport.resume()
+        if self.rest:
+            box = Buf(0)
+            box.add(self.rest)
+            self.receive(box, box.n)
+
+    def tell_blocked(self, reason: str | None) -> None:
+        """Publishing is blocked (D4): the message that comes next is the last one that is taken."""
+        self.blocked = reason is not None
+        if self.can_block and self.state == RUNNING:
+            method: Method = ConnectionUnblocked() if reason is None else ConnectionBlocked(reason)
+            self.output.put_method(0, method.encode())
+        if reason is None and self.stalled and self.publisher:
+            self.unstall()
+
+    def send(self, channel: int, method: Method) -> None:
+        self.output.put_method(channel, method.encode())
+
+    def beat(self) -> bool:
+        """Half a heartbeat interval has passed; False if the peer has been silent for two intervals (W6)."""
+        self.quiet_in += 1
+        self.quiet_out += 1
+        if self.quiet_in > 4:
+            return False
+        if self.quiet_out > 1 and not self.output.paused:
+            self.output.buf.add(HEARTBEAT)
+            if not self.output.dirty:
+                self.output.mark()
+        return True
+
+    def opened(self) -> None:
+        log.info("%s: user %r opened vhost %r", self.peer, self.user.name, self.vhost.name)
+
+    def why_refused(self, name: str) -> None:
+        log.warning("%s: login of user %r refused%s", self.peer, name, "" if self.loopback else " (guest only from loopback)")
+
+    # -- permissions -----------------------------------------------------------------------------------------
+
+    def authorise(self, what: str, name: str, kind: str) -> None:
+        """ChannelError 403 unless the user may configure, write or read the resource."""
+        if not self.user.may(self.vhost.name, what, name or "amq.default"):
+            text = f"{what} access to {kind} '{name}' in vhost '{self.vhost.name}' refused for user '{self.user.name}'"
+            raise ChannelError(ACCESS_REFUSED, text)
+
+    def reply_address(self, channel: Channel) -> str:
+        """The name behind direct reply-to for a request of this channel. ChannelError 406 without its consumer."""
+        if channel.reply_tag is None:
+            raise ChannelError(406, "fast reply consumer does not exist", 60, 40)
+        return self.hub.reply_address(channel)
+
+
+def unknown_tag(tag: int) -> ChannelError:
+    return ChannelError(406, f"unknown delivery tag {tag}", 60, 80)
+
+
+def malformed_publish() -> ConnectionError_:
+    return ConnectionError_(502, "malformed arguments of basic.publish", 60, 40)
+
+
+def leave_group(queue: Any, holder: object) -> None:
+    """A holder of the group that reads a queue by range is gone; with the last one ordinary consumers may come again."""
+    queue.group_holders = [h for h in queue.group_holders if h is not holder]
+    if not queue.group_holders:
+        queue.group = None
+
+
+__all__ = ["COMMAND_INVALID", "Connection", "Transport", "check", "unknown_tag"]

@@ -1,0 +1,33 @@
+cimport cython
+from kvitto.wire cimport bits
+from kvitto.wire.buf cimport Buf
+from kvitto.store.batch cimport Batch
+from kvitto.broker.consumer cimport Consumer
+from kvitto.protocol.channel cimport Channel
+from kvitto.protocol.output cimport Output
+
+cdef Py_ssize_t _ENTRY, _LIMIT, _PLENTY
+
+cdef class ChannelConsumer(Consumer):
+    cdef public Channel channel
+    cdef public Output output
+    cdef public Py_ssize_t prefetch
+    cdef public unsigned int slot
+    cdef Buf tag_bytes
+    @cython.locals(out=Output, c=Channel, left=Py_ssize_t)
+    cpdef Py_ssize_t credit(self) except -1
+    @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
+    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1
+    @cython.locals(out=Output, c=Channel, tag="unsigned long long")
+    cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
+
+cdef class GetConsumer(Consumer):
+    cdef public Channel channel
+    cdef public unsigned int slot
+
+cdef class RangeConsumer(Consumer):
+    cdef public Channel channel
+    cdef public Output output
+    cdef Buf tag_bytes
+    @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
+    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1

@@ -1,0 +1,163 @@
+"""Consumers of a channel: how a queue's messages become frames.
+
+`ChannelConsumer` for basic.consume (compiled), `GetConsumer` for basic.get, `RangeConsumer` for Kvitto's log.read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvitto.broker.consumer import Consumer
+from kvitto.protocol.channel import Channel
+from kvitto.protocol.output import LIMIT
+from kvitto.wire import bits, tables
+from kvitto.wire.buf import Buf
+from kvitto.wire.methods import BasicCancel, BasicGetOk
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+    from kvitto.store.batch import Batch
+
+_ENTRY = 24  # C variables when compiled; a batch's index entry
+_LIMIT = LIMIT
+_PLENTY = 1 << 30
+
+
+class ChannelConsumer(Consumer):
+    def __init__(
+        self, channel: Channel, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: dict[str, Any]
+    ) -> None:
+        super().__init__(queue, tag, no_ack, exclusive, priority, arguments)
+        self.channel = channel
+        self.output = channel.output
+        self.prefetch = channel.prefetch
+        self.slot = 0 if no_ack else channel.slot_of(self)
+        self.tag_bytes = Buf(256)
+        self.tag_bytes.add(tables.encode_shortstr(tag))
+
+    def credit(self):  # type: ignore[no-untyped-def]
+        out = self.output
+        c = self.channel
+        if not self.active or out.paused or out.buf.n >= _LIMIT or not c.flow or c.closing:
+            return 0
+        left = _PLENTY
+        if not self.no_ack:
+            if self.prefetch:
+                left = self.prefetch - self.unacked
+            if c.prefetch_all and c.prefetch_all - c.unacked < left:
+                left = c.prefetch_all - c.unacked
+        return left
+
+    def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
+        out = self.output
+        c = self.channel
+        k = 0
+        while k < n:
+            e = batch.index_at + _ENTRY * (i + k)
+            p = batch.index.p
+            m = batch.meta_at + bits.le32(p, e)
+            b = batch.body_at + bits.le32(p, e + 4)
+            body_len = bits.le32(p, e + 8)
+            props_len = bits.le32(p, e + 12)
+            key_len = bits.le16(p, e + 16)
+            if self.no_ack:
+                tag = c.next_tag
+                c.next_tag = tag + 1
+            else:
+                tag = c.remember(batch.first + i + k, body_len, self.slot)
+            out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
+            out.put_content(c.number, batch.meta.p, m + key_len, props_len, batch.body.p, b, body_len)
+            k += 1
+            if out.buf.n >= _LIMIT:
+                break
+        self.delivered += k
+        return k
+
+    def deliver_again(self, key, props, body, offset):  # type: ignore[no-untyped-def]
+        out = self.output
+        c = self.channel
+        if self.no_ack:
+            tag = c.next_tag
+            c.next_tag = tag + 1
+        else:
+            tag = c.remember(offset, len(body), self.slot)
+        out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, 1, key, 0, len(key))
+        out.put_content(c.number, props, 0, len(props), body, 0, len(body))
+        self.delivered += 1
+
+    def queue_gone(self):  # type: ignore[no-untyped-def]
+        """basic.cancel to a client that can take it (A14)."""
+        self.active = False
+        self.channel.consumers.pop(self.tag, None)
+        if self.channel.connection.can_cancel:
+            self.output.put_method(self.channel.number, BasicCancel(self.tag, True).encode())
+
+
+class GetConsumer(Consumer):
+    """Takes one message for a basic.get."""
+
+    def __init__(self, channel: Channel, queue: Queue, no_ack: bool) -> None:
+        super().__init__(queue, "", no_ack, False, 0, {})
+        self.channel = channel
+        self.active = False
+        self.slot = 0 if no_ack else channel.slot_of(self)
+
+    def credit(self) -> int:
+        return 1
+
+    def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
+        key, props, body, _ = batch.message(i)
+        self._put(key, props, body, batch.first + i, bool(redelivered))
+        return 1
+
+    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
+        self._put(key, props, body, offset, True)
+
+    def _put(self, key: bytes, props: bytes, body: bytes, offset: int, redelivered: bool) -> None:
+        channel = self.channel
+        if self.no_ack:
+            tag = channel.next_tag
+            channel.next_tag = tag + 1
+        else:
+            tag = channel.remember_one(offset, len(body), self.slot)
+        exchange, at = tables.read_shortstr(key, 0)
+        routing_key = tables.read_shortstr(key, at)[0]
+        left = max(self.queue.ready - 1, 0)
+        channel.output.put_method(channel.number, BasicGetOk(tag, redelivered, exchange, routing_key, left).encode())
+        channel.output.put_content_bytes(channel.number, props, body)
+
+
+class RangeConsumer(Consumer):
+    """Encodes for log.read: the delivery tag is the offset + 1, nothing is settled."""
+
+    def __init__(self, channel: Channel, queue: Queue, tag: str) -> None:
+        super().__init__(queue, tag, True, False, 0, {})
+        self.channel = channel
+        self.output = channel.output
+        self.tag_bytes = Buf(256)
+        self.tag_bytes.add(tables.encode_shortstr(tag))
+
+    def credit(self):  # type: ignore[no-untyped-def]
+        if self.output.paused or self.output.buf.n >= _LIMIT or self.channel.closing:
+            return 0
+        return _PLENTY
+
+    def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
+        out = self.output
+        c = self.channel
+        k = 0
+        while k < n:
+            e = batch.index_at + _ENTRY * (i + k)
+            p = batch.index.p
+            m = batch.meta_at + bits.le32(p, e)
+            b = batch.body_at + bits.le32(p, e + 4)
+            key_len = bits.le16(p, e + 16)
+            tag = batch.first + i + k + 1
+            out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
+            out.put_content(
+                c.number, batch.meta.p, m + key_len, bits.le32(p, e + 12), batch.body.p, b, bits.le32(p, e + 8)
+            )
+            k += 1
+            if out.buf.n >= _LIMIT:
+                break
+        return k

@@ -1,0 +1,181 @@
+"""From the protocol header to connection.open-ok (W1, W2, W7): one method at a time, nothing else is allowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvitto import __version__
+from kvitto.base import limits
+from kvitto.base.errors import (
+    ACCESS_REFUSED,
+    COMMAND_INVALID,
+    FRAME_ERROR,
+    NOT_ALLOWED,
+    SYNTAX_ERROR,
+    ConnectionError_,
+)
+from kvitto.wire import tables
+from kvitto.wire.buf import Buf
+from kvitto.wire.methods import (
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    decode,
+)
+from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
+
+if TYPE_CHECKING:
+    from kvitto.protocol.connection import Connection
+
+CAPABILITIES = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "consumer_priorities": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+    "direct_reply_to": True,
+    "kvitto_log": True,
+}
+FRAME_BEFORE_TUNE = 64 * 1024
+
+
+def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
+    """Take the part of box[at:n] that belongs to the handshake; returns where it ends. Raises ConnectionError_."""
+    from kvitto.protocol.connection import CLOSED, HEADER, OPEN, START, TUNE
+
+    while at < n and connection.state < OPEN + 1:
+        if connection.state == HEADER:
+            if n - at < 8 and PROTOCOL_HEADER.startswith(box.tobytes(at, n)):
+                return at
+            if box.tobytes(at, at + 8) != PROTOCOL_HEADER:
+                connection.transport.write(PROTOCOL_HEADER)
+                connection.state = CLOSED
+                connection.transport.close()
+                return n
+            at += 8
+            connection._at = at
+            connection.state = START
+            connection.send(0, ConnectionStart(0, 9, server_properties(), b"PLAIN AMQPLAIN", b"en_US"))
+            continue
+        if n - at < 8:
+            return at
+        size = int.from_bytes(box.data[at + 3 : at + 7], "big")
+        if size > FRAME_BEFORE_TUNE:
+            connection._at = n
+            raise ConnectionError_(FRAME_ERROR, f"frame of {size} bytes before the connection is open")
+        end = at + size + 8
+        if end > n:
+            return at
+        connection._at = end
+        if box.data[end - 1] != 0xCE:
+            raise ConnectionError_(FRAME_ERROR, "wrong frame end")
+        if box.data[at] == FRAME_METHOD:
+            if box.data[at + 1] or box.data[at + 2]:
+                raise ConnectionError_(COMMAND_INVALID, "expected a method on channel 0")
+            _method(connection, decode(box.tobytes(at + 7, end - 1)), (START, TUNE, OPEN))
+        elif box.data[at] != 8:
+            raise ConnectionError_(FRAME_ERROR, "unexpected frame before the connection is open")
+        at = end
+    return at
+
+
+def _method(connection: Connection, method: object, states: tuple[int, int, int]) -> None:
+    start, tune, open_ = states
+    if isinstance(method, ConnectionClose):
+        connection.send(0, ConnectionCloseOk())
+        connection.finish()
+    elif isinstance(method, ConnectionStartOk) and connection.state == start:
+        _start_ok(connection, method)
+        connection.send(0, ConnectionTune(limits.CHANNEL_MAX, limits.FRAME_MAX, limits.HEARTBEAT_S))
+        connection.state = tune
+    elif isinstance(method, ConnectionTuneOk) and connection.state == tune:
+        _tune_ok(connection, method)
+        connection.state = open_
+    elif isinstance(method, ConnectionOpen) and connection.state == open_:
+        _open(connection, method)
+    else:
+        raise ConnectionError_(COMMAND_INVALID, f"{getattr(method, 'NAME', '?')} is not allowed in this state")
+
+
+def server_properties() -> dict[str, Any]:
+    return {
+        "product": "Kvitto",
+        "version": __version__,
+        "platform": "Python",
+        "copyright": "Kvitto contributors",
+        "information": "Licensed under Apache-2.0",
+        "capabilities": dict(CAPABILITIES),
+    }
+
+
+def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
+    connection.client = dict(method.client_properties)
+    capabilities = connection.client.get("capabilities")
+    able = capabilities if isinstance(capabilities, dict) else {}
+    connection.can_cancel = able.get("consumer_cancel_notify") is True
+    connection.can_block = able.get("connection.blocked") is True
+    name, password = credentials(method.mechanism, method.response)
+    user = connection.hub.broker.users.authenticate(name, password, connection.loopback)
+    if user is None:
+        text = f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker logfile."
+        connection.why_refused(name)
+        if able.get("authentication_failure_close") is True:
+            raise ConnectionError_(ACCESS_REFUSED, text)
+        connection.finish()
+        raise ConnectionError_(ACCESS_REFUSED, text)
+    connection.user = user
+
+
+def credentials(mechanism: str, response: bytes) -> tuple[str, str]:
+    """Name and password of a PLAIN or AMQPLAIN response."""
+    if mechanism == "PLAIN":
+        parts = response.split(b"\0")
+        if len(parts) == 3:
+            return parts[1].decode("utf-8", "surrogateescape"), parts[2].decode("utf-8", "surrogateescape")
+    elif mechanism == "AMQPLAIN":
+        table = tables.decode(len(response).to_bytes(4, "big") + response)
+        name, password = table.get("LOGIN"), table.get("PASSWORD")
+        if isinstance(name, str) and isinstance(password, str):
+            return name, password
+    else:
+        raise ConnectionError_(NOT_ALLOWED, f"mechanism {mechanism!r} is not offered; use PLAIN or AMQPLAIN")
+    raise ConnectionError_(SYNTAX_ERROR, f"malformed {mechanism} response")
+
+
+def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
+    frame_max = method.frame_max or limits.FRAME_MAX
+    if not limits.FRAME_MIN <= frame_max <= limits.FRAME_MAX:
+        text = f"negotiated frame_max = {frame_max} is not between {limits.FRAME_MIN} and {limits.FRAME_MAX}"
+        raise ConnectionError_(NOT_ALLOWED, text)
+    channel_max = method.channel_max or limits.CHANNEL_MAX
+    if channel_max > limits.CHANNEL_MAX:
+        text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed value ({limits.CHANNEL_MAX})"
+        raise ConnectionError_(NOT_ALLOWED, text)
+    connection.frame_max = connection.output.frame_max = frame_max
+    connection.channel_max = channel_max
+    connection.heartbeat = method.heartbeat
+
+
+def _open(connection: Connection, method: ConnectionOpen) -> None:
+    from kvitto.protocol.connection import RUNNING
+
+    vhost = connection.hub.broker.vhosts.get(method.virtual_host)
+    if vhost is None:
+        raise ConnectionError_(NOT_ALLOWED, f"vhost {method.virtual_host} not found", 10, 40)
+    if not connection.user.may_open(vhost.name):
+        text = f"access to vhost '{vhost.name}' refused for user '{connection.user.name}'"
+        raise ConnectionError_(NOT_ALLOWED, text, 10, 40)
+    connection.vhost = vhost
+    connection.state = RUNNING
+    connection.opened()
+    connection.send(0, ConnectionOpenOk())
+    if connection.blocked:
+        connection.tell_blocked(connection.hub.blocked)

@@ -1,0 +1,115 @@
+"""What all connections share: the end of a turn, confirms, direct reply-to, and blocking publishers.
+
+The server calls `turn` once after it has fed the sockets that were readable, and `flush` after a sync has ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvitto.broker.broker import Broker
+from kvitto.broker.route import Route
+from kvitto.wire.methods import BasicDeliver
+
+if TYPE_CHECKING:
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+    from kvitto.protocol.output import Output
+
+REPLY_PREFIX = "amq.rabbitmq.reply-to."
+
+
+class Hub:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.connections: dict[Connection, None] = {}
+        self.outputs: list[Output] = []
+        self.touched: list[Channel] = []
+        self.blocked: str | None = None
+        self.schedule: Callable[[], None] = lambda: None
+        self._repliers: dict[str, Channel] = {}
+        self.connections_made = 0
+        self.connections_closed = 0
+        self.channels_made = 0
+        broker.on_full = self._full
+
+    def turn(self) -> None:
+        """Deliver and write what has come in, note who waits for which sync, hand output to the sockets."""
+        self.broker.turn()
+        self.confirm()
+        self.flush()
+
+    def confirm(self) -> None:
+        """Channels that have published: acknowledge at once, or once the next sync is done (C2, C3, C4)."""
+        if self.broker.unwritten:
+            return
+        touched, self.touched = self.touched, []
+        waiting = []
+        for channel in touched:
+            channel.touched = False
+            if channel.unsynced or channel.in_flight:
+                channel.unsynced = False
+                channel.in_flight += 1
+                waiting.append((channel, channel.sequence))
+            else:
+                channel.confirm_to(channel.sequence)
+        if waiting:
+            self.broker.store.when_durable(lambda: self._durable(waiting))
+
+    @staticmethod
+    def _durable(waiting: list[tuple[Channel, int]]) -> None:
+        for channel, sequence in waiting:
+            channel.in_flight -= 1
+            channel.confirm_to(sequence)
+
+    def flush(self) -> None:
+        outputs, self.outputs = self.outputs, []
+        for output in outputs:
+            output.dirty = False
+            output.owner.flush()  # type: ignore[attr-defined]
+
+    # -- blocking --------------------------------------------------------------------------------------------
+
+    def _full(self, full: bool) -> None:
+        self.block("the disk is full" if full else None)
+
+    def block(self, reason: str | None) -> None:
+        """Publishers wait (D4) while there is a reason; those that can take it are told."""
+        if (reason is None) == (self.blocked is None):
+            return
+        self.blocked = reason
+        for connection in list(self.connections):
+            connection.tell_blocked(reason)
+
+    # -- direct reply-to -------------------------------------------------------------------------------------
+
+    def reply_address(self, channel: Channel) -> str:
+        """A reply queue's name that leads to this channel's consumer of direct reply-to."""
+        for name, known in self._repliers.items():
+            if known is channel:
+                return name
+        name = REPLY_PREFIX + secrets.token_urlsafe(24)
+        self._repliers[name] = channel
+        return name
+
+    def is_reply_address(self, name: str) -> bool:
+        return name in self._repliers
+
+    def deliver_reply(self, route: Route, props: bytes, body: bytes) -> bool:
+        """Hand a message for a direct reply-to name to the channel that waits for it."""
+        if route.exchange or not route.routing_key.startswith(REPLY_PREFIX):
+            return False
+        channel = self._repliers.get(route.routing_key)
+        if channel is None or channel.closing or channel.reply_tag is None:
+            return False
+        tag, channel.next_tag = channel.next_tag, channel.next_tag + 1
+        method = BasicDeliver(channel.reply_tag, tag, False, "", route.routing_key)
+        channel.output.put_method(channel.number, method.encode())
+        channel.output.put_content_bytes(channel.number, props, body)
+        return True
+
+    def forget_channel(self, channel: Channel) -> None:
+        for name in [n for n, known in self._repliers.items() if known is channel]:
+            del self._repliers[name]

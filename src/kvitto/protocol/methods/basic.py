@@ -1,0 +1,169 @@
+"""basic.* but for publishes and acks, which the scan handles in place."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    ChannelError,
+    ConnectionError_,
+)
+from kvitto.protocol.channel import ACK, REJECT, REQUEUE
+from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
+from kvitto.protocol.methods.queue import DIRECT_REPLY_TO, named
+from kvitto.wire.methods import (
+    BasicAck,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicGetEmpty,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicRecoverOk,
+    BasicReject,
+    Method,
+)
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+
+
+def qos(conn: Connection, chan: Channel, m: BasicQos) -> None:
+    if m.prefetch_size:
+        raise ConnectionError_(NOT_IMPLEMENTED, f"prefetch_size!=0 ({m.prefetch_size})")
+    if m.global_:
+        chan.prefetch_all = m.prefetch_count
+        chan.wake()
+    else:
+        chan.prefetch = m.prefetch_count
+    conn.send(chan.number, BasicQosOk())
+
+
+def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
+    tag = m.consumer_tag or "amq.ctag-" + secrets.token_urlsafe(16)
+    if tag in chan.consumers or tag == chan.reply_tag:
+        raise ConnectionError_(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+    if m.queue == DIRECT_REPLY_TO:
+        _consume_replies(conn, chan, m, tag)
+        return
+    queue = conn.vhost.queue(named(chan, m.queue), conn)
+    conn.authorise("read", queue.name, "queue")
+    _check_exclusive(queue, m.exclusive)
+    priority = m.arguments.get("x-priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': expected an integer, got {priority!r}")
+    priority = max(-(1 << 31), min(priority, (1 << 31) - 1))
+    consumer = ChannelConsumer(chan, queue, tag, m.no_ack, m.exclusive, priority, m.arguments)
+    chan.consumers[tag] = consumer
+    if not m.no_wait:
+        conn.send(chan.number, BasicConsumeOk(tag))
+    queue.add_consumer(consumer)
+
+
+def _check_exclusive(queue: Queue, exclusive: bool) -> None:
+    thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+    if queue.group is not None:
+        raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
+    if any(c.exclusive for c in queue.consumers) or (exclusive and queue.consumers):
+        raise ChannelError(ACCESS_REFUSED, f"{thing} in exclusive use")
+
+
+def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str) -> None:
+    if not m.no_ack:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    if chan.reply_tag is not None:
+        raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
+    chan.reply_tag = tag
+    if not m.no_wait:
+        conn.send(chan.number, BasicConsumeOk(tag))
+
+
+def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
+    """An unknown tag is fine (A14)."""
+    consumer = chan.consumers.pop(m.consumer_tag, None)
+    if m.consumer_tag == chan.reply_tag:
+        chan.reply_tag = None
+        conn.hub.forget_channel(chan)
+    if not m.no_wait:
+        conn.send(chan.number, BasicCancelOk(m.consumer_tag))
+    if consumer is not None:
+        consumer.active = False
+        consumer.queue.remove_consumer(consumer)
+        if not consumer.unacked and not consumer.no_ack:
+            chan.free_slot(consumer.slot)  # type: ignore[attr-defined]
+        consumer.queue.mark_dirty()
+        conn.vhost.consumer_left(consumer.queue)
+
+
+def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
+    queue = conn.vhost.queue(named(chan, m.queue), conn)
+    conn.authorise("read", queue.name, "queue")
+    _check_exclusive(queue, False)
+    getter = GetConsumer(chan, queue, m.no_ack)
+    if not queue.get(getter):
+        conn.send(chan.number, BasicGetEmpty())
+        if getter.slot:
+            chan.free_slot(getter.slot)
+
+
+def ack(_conn: Connection, chan: Channel, m: BasicAck) -> None:
+    _settle(chan, m.delivery_tag, m.multiple, ACK)
+
+
+def nack(_conn: Connection, chan: Channel, m: BasicNack) -> None:
+    _settle(chan, m.delivery_tag, m.multiple, REQUEUE if m.requeue else REJECT)
+
+
+def reject(_conn: Connection, chan: Channel, m: BasicReject) -> None:
+    _settle(chan, m.delivery_tag, False, REQUEUE if m.requeue else REJECT)
+
+
+def _settle(chan: Channel, tag: int, multiple: bool, kind: int) -> None:
+    if chan.tx is not None:
+        known = chan.tx.settle(tag, multiple, kind)
+    else:
+        known = chan.settle_tags(tag, multiple, kind)
+    if not known:
+        raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+
+
+def recover(conn: Connection, chan: Channel, m: BasicRecover) -> None:
+    _recover(chan, m.requeue)
+    conn.send(chan.number, BasicRecoverOk())
+
+
+def recover_async(_conn: Connection, chan: Channel, m: BasicRecoverAsync) -> None:
+    _recover(chan, m.requeue)
+
+
+def _recover(chan: Channel, requeue: bool) -> None:
+    if not requeue:
+        raise ConnectionError_(NOT_IMPLEMENTED, "requeue=false")
+    chan.requeue_all()
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    BasicQos: qos,
+    BasicConsume: consume,
+    BasicCancel: cancel,
+    BasicCancelOk: lambda conn, chan, m: None,
+    BasicGet: get,
+    BasicAck: ack,
+    BasicNack: nack,
+    BasicReject: reject,
+    BasicRecover: recover,
+    BasicRecoverAsync: recover_async,
+}

@@ -1,0 +1,74 @@
+"""Channel life, flow, and confirm.select."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import CHANNEL_ERROR, NOT_ALLOWED, PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.protocol.channel import Channel
+from kvitto.wire.methods import (
+    AccessRequest,
+    AccessRequestOk,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelFlow,
+    ChannelFlowOk,
+    ChannelOpenOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    Method,
+)
+
+if TYPE_CHECKING:
+    from kvitto.protocol.connection import Connection
+
+
+def open_(conn: Connection, number: int, chan: Channel | None) -> None:
+    if chan is not None:
+        raise ConnectionError_(CHANNEL_ERROR, f"second 'channel.open' seen on channel {number}")
+    if number > conn.channel_max:
+        raise ConnectionError_(NOT_ALLOWED, f"channel {number} is above the negotiated channel_max {conn.channel_max}")
+    conn.channels[number] = Channel(conn, number)
+    conn.hub.channels_made += 1
+    conn.forget_last()
+    conn.send(number, ChannelOpenOk())
+
+
+def close(conn: Connection, chan: Channel, _method: ChannelClose) -> None:
+    conn.close_channel(chan)
+    conn.forget_channel(chan.number)
+    conn.send(chan.number, ChannelCloseOk())
+
+
+def flow(conn: Connection, chan: Channel, method: ChannelFlow) -> None:
+    chan.flow = method.active
+    chan.wake()
+    conn.send(chan.number, ChannelFlowOk(method.active))
+
+
+def confirm_select(conn: Connection, chan: Channel, method: ConfirmSelect) -> None:
+    if chan.tx is not None:
+        raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
+    chan.confirm = True
+    if not method.no_wait:
+        conn.send(chan.number, ConfirmSelectOk())
+
+
+def access_request(conn: Connection, chan: Channel, _method: AccessRequest) -> None:
+    """Gone from 0-9-1 but old clients ask."""
+    conn.send(chan.number, AccessRequestOk(1))
+
+
+def nothing(_conn: Connection, _chan: Channel, _method: Method) -> None:
+    """Answers that need no answer."""
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    ChannelClose: close,
+    ChannelCloseOk: nothing,
+    ChannelFlow: flow,
+    ChannelFlowOk: nothing,
+    ConfirmSelect: confirm_select,
+    AccessRequest: access_request,
+}

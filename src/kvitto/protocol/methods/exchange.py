@@ -1,0 +1,77 @@
+"""exchange.declare, delete, bind, unbind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from kvitto.wire.methods import (
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
+    Method,
+)
+
+if TYPE_CHECKING:
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+
+
+def declare(conn: Connection, chan: Channel, m: ExchangeDeclare) -> None:
+    if m.passive:
+        conn.vhost.exchange(m.exchange)
+    else:
+        if m.exchange == "":
+            raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+        conn.authorise("configure", m.exchange, "exchange")
+        alternate = m.arguments.get("alternate-exchange")
+        if isinstance(alternate, str):
+            conn.authorise("read", m.exchange, "exchange")
+            conn.authorise("write", alternate, "exchange")
+        conn.vhost.declare_exchange(m.exchange, m.type, m.durable, m.auto_delete, m.internal, m.arguments)
+    if not m.no_wait:
+        conn.send(chan.number, ExchangeDeclareOk())
+
+
+def delete(conn: Connection, chan: Channel, m: ExchangeDelete) -> None:
+    conn.authorise("configure", m.exchange, "exchange")
+    conn.vhost.delete_exchange(m.exchange, m.if_unused)
+    if not m.no_wait:
+        conn.send(chan.number, ExchangeDeleteOk())
+
+
+def bind(conn: Connection, chan: Channel, m: ExchangeBind) -> None:
+    _refuse_default(m.destination, m.source)
+    conn.authorise("write", m.destination, "exchange")
+    conn.authorise("read", m.source, "exchange")
+    conn.vhost.bind(m.source, conn.vhost.exchange(m.destination), m.routing_key, m.arguments)
+    if not m.no_wait:
+        conn.send(chan.number, ExchangeBindOk())
+
+
+def unbind(conn: Connection, chan: Channel, m: ExchangeUnbind) -> None:
+    _refuse_default(m.destination, m.source)
+    conn.authorise("write", m.destination, "exchange")
+    conn.authorise("read", m.source, "exchange")
+    conn.vhost.unbind(m.source, conn.vhost.exchange(m.destination), m.routing_key, m.arguments)
+    if not m.no_wait:
+        conn.send(chan.number, ExchangeUnbindOk())
+
+
+def _refuse_default(*names: str) -> None:
+    if "" in names:
+        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    ExchangeDeclare: declare,
+    ExchangeDelete: delete,
+    ExchangeBind: bind,
+    ExchangeUnbind: unbind,
+}

@@ -1,0 +1,101 @@
+"""Kvitto's class `log`: a queue read by offset without consuming it, and settled by range (docs/protocol-extensions.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.broker.reader import Reader
+from kvitto.protocol.delivery import RangeConsumer
+from kvitto.wire.methods import (
+    LogAttach,
+    LogAttachOk,
+    LogDetach,
+    LogDetachOk,
+    LogInspect,
+    LogInspectOk,
+    LogRead,
+    LogReadOk,
+    LogSettle,
+    LogSettleOk,
+    Method,
+)
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+
+
+def _queue(conn: Connection, name: str) -> Queue:
+    conn.authorise("read", name, "queue")
+    return conn.vhost.queue(name, conn)
+
+
+def _position(queue: Queue) -> tuple[str, int, int, int]:
+    """(incarnation, first, next, settled): first unsettled offset, end of what is durable, offset below which all is settled."""
+    first = queue.requeued.first() if queue.requeued_ready else queue.cursor
+    return queue.log.queue_id, first, max(queue.log.durable_end, first), first
+
+
+def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
+    queue = _queue(conn, m.queue)
+    thing = f"queue '{queue.name}' in vhost '{conn.vhost.name}'"
+    if not m.group:
+        raise ChannelError(PRECONDITION_FAILED, f"a group needs a name to read {thing} by range")
+    if queue.consumers or queue.unacked:
+        text = f"{thing} has {len(queue.consumers)} consumers and {queue.unacked} unacked messages: end them to read it by range"
+        raise ChannelError(ACCESS_REFUSED, text)
+    if queue.group is not None and queue.group != m.group:
+        raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
+    queue.group = m.group
+    if conn not in queue.group_holders:
+        queue.group_holders.append(conn)
+    conn.send(chan.number, LogAttachOk(*_position(queue)))
+
+
+def detach(conn: Connection, chan: Channel, m: LogDetach) -> None:
+    from kvitto.protocol.connection import leave_group
+
+    queue = _queue(conn, m.queue)
+    if queue.group == m.group:
+        leave_group(queue, conn)
+    conn.send(chan.number, LogDetachOk())
+
+
+def inspect(conn: Connection, chan: Channel, m: LogInspect) -> None:
+    conn.send(chan.number, LogInspectOk(*_position(_queue(conn, m.queue))))
+
+
+def read(conn: Connection, chan: Channel, m: LogRead) -> None:
+    queue = _queue(conn, m.queue)
+    if queue.group is None and queue.consumers:
+        raise ChannelError(ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{conn.vhost.name}' has consumers")
+    consumer = RangeConsumer(chan, queue, m.consumer_tag)
+
+    def done(reader: Reader) -> None:
+        conn.send(chan.number, LogReadOk(m.consumer_tag, reader.position, reader.count))
+
+    reader = Reader(queue, consumer, m.start, m.end, done)
+    conn.hub.broker.readers[reader] = None
+
+
+def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
+    queue = _queue(conn, m.queue)
+    thing = f"queue '{queue.name}' in vhost '{conn.vhost.name}'"
+    if queue.group != m.group:
+        raise ChannelError(ACCESS_REFUSED, f"group '{m.group}' is not attached to {thing}")
+    if m.incarnation and m.incarnation != queue.log.queue_id:
+        raise ChannelError(PRECONDITION_FAILED, f"{thing} was deleted and declared again: incarnation is {queue.log.queue_id}")
+    queue.settle_until(m.end)
+    conn.send(chan.number, LogSettleOk(_position(queue)[3]))
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    LogAttach: attach,
+    LogDetach: detach,
+    LogInspect: inspect,
+    LogRead: read,
+    LogSettle: settle,
+}

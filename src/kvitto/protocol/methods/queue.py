@@ -1,0 +1,114 @@
+"""queue.declare, bind, unbind, purge, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
+from kvitto.broker.queue import Queue
+from kvitto.wire.methods import (
+    Method,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    QueueUnbind,
+    QueueUnbindOk,
+)
+
+if TYPE_CHECKING:
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+def named(chan: Channel, name: str) -> str:
+    """"" means the queue that this channel declared last."""
+    if name:
+        return name
+    if not chan.last_queue:
+        raise ChannelError(NOT_FOUND, "no previously declared queue")
+    return chan.last_queue
+
+
+def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
+    if m.queue == DIRECT_REPLY_TO or conn.hub.is_reply_address(m.queue):
+        conn.send(chan.number, QueueDeclareOk(m.queue, 0, 1))
+        return
+    vhost = conn.vhost
+    if m.passive:
+        queue = vhost.queue(named(chan, m.queue), conn)
+        queue.used_ms = conn.hub.broker.now_ms
+    else:
+        if m.queue:
+            conn.authorise("configure", m.queue, "queue")
+        exchange = m.arguments.get("x-dead-letter-exchange")
+        if isinstance(exchange, str) and m.queue:
+            conn.authorise("read", m.queue, "queue")
+            conn.authorise("write", exchange, "exchange")
+        known = m.queue in vhost.queues
+        queue = vhost.declare_queue(m.queue, m.durable, m.exclusive, m.auto_delete, m.arguments, conn)
+        if m.exclusive and not known:
+            conn.queues.append(queue)
+    chan.last_queue = queue.name
+    queue.pump()
+    if queue.may_expire:
+        queue.expire()
+    if not m.no_wait:
+        conn.send(chan.number, QueueDeclareOk(queue.name, queue.ready, len(queue.consumers)))
+
+
+def bind(conn: Connection, chan: Channel, m: QueueBind) -> None:
+    queue, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
+    conn.vhost.bind(m.exchange, queue, key, m.arguments)
+    if not m.no_wait:
+        conn.send(chan.number, QueueBindOk())
+
+
+def unbind(conn: Connection, chan: Channel, m: QueueUnbind) -> None:
+    queue, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
+    conn.vhost.unbind(m.exchange, queue, key, m.arguments)
+    conn.send(chan.number, QueueUnbindOk())
+
+
+def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_key: str) -> tuple[Queue, str]:
+    name = named(chan, queue)
+    if exchange == "":
+        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+    conn.authorise("write", name, "queue")
+    conn.authorise("read", exchange, "exchange")
+    # No queue and no key: the key is the last queue's name (AMQP 0-9-1, queue.bind).
+    return conn.vhost.queue(name, conn), routing_key or ("" if queue else name)
+
+
+def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
+    queue = conn.vhost.queue(named(chan, m.queue), conn)
+    conn.authorise("read", queue.name, "queue")
+    count = queue.purge()
+    if not m.no_wait:
+        conn.send(chan.number, QueuePurgeOk(count))
+
+
+def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:
+    name = named(chan, m.queue)
+    conn.authorise("configure", name, "queue")
+    count = 0
+    if name in conn.vhost.queues:
+        count = conn.vhost.delete_queue(conn.vhost.queue(name, conn), m.if_unused, m.if_empty)
+    if not m.no_wait:
+        conn.send(chan.number, QueueDeleteOk(count))
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    QueueDeclare: declare,
+    QueueBind: bind,
+    QueueUnbind: unbind,
+    QueuePurge: purge,
+    QueueDelete: delete,
+}

@@ -1,0 +1,161 @@
+"""Transactions (T1-T6): publishes and settlements of a channel are held until commit, then one journal record makes them durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, StoreFull
+from kvitto.broker.queue import Queue
+from kvitto.broker.route import Route
+from kvitto.protocol.channel import ACK, REJECT, REQUEUE, STAGE
+from kvitto.store.journal import Append, Record, Settle
+from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
+from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
+
+if TYPE_CHECKING:
+    from kvitto.broker.consumer import Consumer
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+
+
+class Transaction:
+    def __init__(self, chan: Channel) -> None:
+        self.chan = chan
+        self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
+        self.settles: list[tuple[int, Consumer, int, int, int, int]] = []
+
+    def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
+        self.publishes.append((route, key, mandatory, props, body, ttl_ms))
+
+    def settle(self, tag: int, multiple: bool, kind: int) -> bool:
+        """Hold deliveries for the commit. False if the tag is unknown."""
+        self.chan.held.clear()
+        if not self.chan.settle_tags(tag, multiple, STAGE):
+            return False
+        self.settles += [(kind, *run) for run in self.chan.held]
+        return True
+
+    def rollback(self) -> None:
+        """Publishes are gone, held deliveries are unacked as before (T6)."""
+        self.publishes.clear()
+        self.settles.clear()
+        self.chan.let_go(False)
+
+    def commit(self, done: Callable[[], None]) -> None:
+        """Make all of it durable, then apply it, then `done`. ChannelError 406 if a queue refuses; then nothing is applied (T5)."""
+        chan, broker = self.chan, self.chan.connection.hub.broker
+        publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
+        self._check_refusals(publishes)
+        record = Record()
+        transient: list[tuple[Queue, bytes, bytes, bytes, int]] = []
+        returned = []
+        for route, key, mandatory, props, body, ttl_ms in publishes:
+            if not route.count and not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
+                returned.append((route, props, body))
+            for queue in route.queues:
+                if queue.log.durable:
+                    record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
+                else:
+                    transient.append((queue, key, props, body, ttl_ms))
+        for kind, consumer, offset, n, _, _ in self.settles:
+            queue = consumer.queue
+            if kind != REQUEUE and queue.log.durable and not queue.deleted and not self._dead_letters(kind, queue):
+                record.settles.append(Settle(queue.log.queue_id, offset, n, ACKED if kind == ACK else REJECTED))
+        settles, self.settles = self.settles, []
+        self.publishes = []
+
+        def apply() -> None:
+            broker.apply(record)
+            for queue, key, props, body, ttl_ms in transient:
+                queue.append_journaled(key, props, body, ttl_ms, 0, 0)
+            for kind, consumer, offset, n, size, slot in settles:
+                finish(chan, kind, consumer, offset, n, size, slot)
+            for route, props, body in returned:
+                chan.give_back(route, props, body)
+            done()
+
+        if not record.appends and not record.settles:
+            chan.let_go(True)
+            apply()
+            return
+        try:
+            broker.journal(record, apply)
+        except StoreFull:
+            self.settles = settles
+            raise ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed") from None
+        chan.let_go(True)
+
+    def _routed(self, publish: tuple[Route, bytes, bool, bytes, bytes, int]) -> Route:
+        """Routing happens at commit (T3): a queue may have gone or come since the publish."""
+        route = publish[0]
+        if route.dynamic:
+            return Route(route.exchange, route.routing_key, [q for q in route.queues if not q.deleted], True)
+        return self.chan.vhost.route(publish[1])
+
+    def _check_refusals(self, publishes: list[Any]) -> None:
+        room: dict[Queue, tuple[int, int]] = {}
+        for route, _, _, _, body, _ in publishes:
+            for queue in route.queues:
+                n, size = room.get(queue, (0, 0))
+                room[queue] = (n + 1, size + len(body))
+        for queue, (n, size) in room.items():
+            if queue.limited and queue.rejects and queue.refuses(n, size):
+                raise ChannelError(PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed")
+
+    @staticmethod
+    def _dead_letters(kind: int, queue: Queue) -> bool:
+        """A reject that dead-letters is applied as a move of its own once the commit is durable."""
+        return kind == REJECT and queue.settings.dead_letter_exchange is not None
+
+
+def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
+    chan.unacked -= n
+    consumer.unacked -= n
+    queue = consumer.queue
+    if kind == ACK:
+        queue.ack(offset, n)
+    elif kind == REJECT:
+        queue.reject(offset, n)
+    else:
+        queue.requeue(offset, n, size)
+    queue.mark_dirty()
+    if not consumer.active and not consumer.unacked:
+        chan.free_slot(slot)
+
+
+def select(conn: Connection, chan: Channel, _method: TxSelect) -> None:
+    if chan.confirm:
+        raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+    if chan.tx is None:
+        chan.tx = Transaction(chan)
+    conn.send(chan.number, TxSelectOk())
+
+
+def commit(conn: Connection, chan: Channel, _method: TxCommit) -> None:
+    if chan.tx is None:
+        raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
+    waiting = True
+
+    def done() -> None:
+        nonlocal waiting
+        waiting = False
+        conn.send(chan.number, TxCommitOk())
+        if conn.stalled:
+            conn.unstall()
+
+    chan.tx.commit(done)
+    if waiting:
+        conn.stall()
+
+
+def rollback(conn: Connection, chan: Channel, _method: TxRollback) -> None:
+    if chan.tx is None:
+        raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
+    chan.tx.rollback()
+    conn.send(chan.number, TxRollbackOk())
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {TxSelect: select, TxCommit: commit, TxRollback: rollback}
+
+__all__ = ["DEAD_LETTERED", "HANDLERS", "Transaction"]

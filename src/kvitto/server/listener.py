@@ -1,0 +1,108 @@
+"""Sockets: asyncio's side of a connection. One receive buffer serves all connections, since each read is taken at once."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import TYPE_CHECKING, Any
+
+from kvitto.protocol.connection import Connection
+from kvitto.wire.buf import Buf
+
+if TYPE_CHECKING:
+    from kvitto.server.server import Server
+
+INBOX = 512 * 1024
+LEAST_READ = 64 * 1024
+WRITE_HIGH = 1 << 20
+
+
+class Peer(asyncio.BufferedProtocol):
+    """The socket of one AMQP connection; it is also the connection's `Transport`."""
+
+    def __init__(self, server: Server, tls: bool) -> None:
+        self.server = server
+        self.tls = tls
+        self.connection: Connection | None = None
+        self.socket: asyncio.Transport | None = None
+        self._box = server.inbox
+        self._at = 0
+
+    # -- asyncio's calls -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self.socket = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        address = transport.get_extra_info("peername")
+        name, loopback = peer_name(address)
+        self.connection = Connection(self.server.hub, self, name, loopback, self.tls)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        assert self.connection is not None
+        rest = self.connection.rest
+        self._box, self._at = self.server.inbox, len(rest)
+        if rest:
+            if len(rest) + LEAST_READ > INBOX:
+                self._box = Buf(len(rest) + LEAST_READ)
+            self._box.data[: len(rest)] = rest
+        return memoryview(self._box.data)[self._at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self.connection is not None
+        self.connection.received_bytes += nbytes
+        self.connection.receive(self._box, self._at + nbytes)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.writable(False)
+
+    def resume_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.writable(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.connection is not None:
+            self.connection.lost()
+        self.server.hub.schedule()
+
+    # -- the connection's calls ------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if self.socket is not None and not self.socket.is_closing():
+            self.socket.write(data)
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+
+    def abort(self) -> None:
+        if self.socket is not None:
+            self.socket.abort()
+
+    def pause(self) -> None:
+        if self.socket is not None and self.socket.is_reading():
+            self.socket.pause_reading()
+
+    def resume(self) -> None:
+        if self.socket is not None and not self.socket.is_reading() and not self.socket.is_closing():
+            self.socket.resume_reading()
+
+
+def peer_name(address: Any) -> tuple[str, bool]:
+    """(host:port, whether it is this machine)."""
+    if not isinstance(address, tuple):
+        return "local", True
+    host, port = address[0], address[1]
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return f"{host}:{port}", False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return f"{host}:{port}", (mapped or ip).is_loopback

@@ -1,0 +1,288 @@
+"""A running broker: listeners, the turn, the sync thread, timers, and an end in order.
+
+One event loop owns everything; `Syncer` is the only other thread. `run_until_stopped` returns when `stop` was called or the disk
+failed (then it raises StoreError: nothing that was waiting has been confirmed, semantics C8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+
+from kvitto.base import limits
+from kvitto.base.clock import Clock, SystemClock
+from kvitto.base.config import Config
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
+from kvitto.broker.broker import Broker
+from kvitto.protocol.connection import CLOSED, CLOSING, RUNNING, Connection
+from kvitto.protocol.hub import Hub
+from kvitto.server.listener import INBOX, Peer
+from kvitto.server.syncer import Syncer
+from kvitto.store.disk import Disk, RealDisk
+from kvitto.store.store import Store, SyncJob
+from kvitto.wire.buf import Buf
+
+log = logging.getLogger("kvitto")
+
+LAZY_SYNC_S = 0.2
+"""What nobody waits for (settlements, publishes without confirms) is synced this long after it was written."""
+DISK_RESERVE = 50 << 20
+"""Free bytes below which publishers are blocked (D4)."""
+CLOSE_S = 5.0
+
+
+class Server:
+    def __init__(self, config: Config, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.store = Store(disk or RealDisk(str(config.data_dir)), self.clock, sync=config.sync)
+        self.inbox = Buf(INBOX)
+        self.broker: Broker
+        self.hub: Hub
+        self.port = 0
+        self.tls_port = 0
+        self.http_port = 0
+        self.started_ms = self.clock.now_ms()
+        self._loop: asyncio.AbstractEventLoop
+        self._syncer: Syncer | None = None
+        self._servers: list[asyncio.AbstractServer] = []
+        self._turn_due = False
+        self._lazy: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._full_sync_at = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+        self._half_beats = 0.0
+        self._stopping = False
+        self._ended: asyncio.Event
+        self._error: Exception | None = None
+
+    @property
+    def store_path(self) -> str:
+        return os.path.abspath(self.config.data_dir)
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the data directory and listen. StoreError or OSError says why it cannot."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self.store.open()
+        self.broker = Broker(self.store, self.clock)
+        self.hub = Hub(self.broker)
+        self.broker.start()
+        self.hub.schedule = self.schedule
+        self._syncer = Syncer(self._loop, self._synced)
+        config = self.config
+        try:
+            self.port = await self._listen(config.port, None)
+            if config.tls_port is not None:
+                self.tls_port = await self._listen(config.tls_port, self._tls())
+            if config.http_port is not None:
+                from kvitto.http.server import serve
+
+                http, self.http_port = await serve(self, config.host, config.http_port)
+                self._servers.append(http)
+        except OSError:
+            await self.stop()
+            raise
+        self._every_second()
+        self.schedule()
+
+    async def _listen(self, port: int, tls: ssl.SSLContext | None) -> int:
+        server = await self._loop.create_server(
+            lambda: Peer(self, tls is not None), self.config.host, port, ssl=tls, backlog=1024
+        )
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    def _tls(self) -> ssl.SSLContext:
+        config = self.config
+        if config.tls_cert is None or config.tls_key is None:
+            raise StoreError("--tls-port needs --tls-cert and --tls-key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        return context
+
+    async def run_until_stopped(self) -> None:
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: Exception) -> None:
+        """The disk cannot be trusted any more: stop without confirming anything (C8)."""
+        if self._error is None:
+            self._error = error
+            log.critical("%s; stopping, what was not confirmed yet never will be", error)
+            for connection in list(self.hub.connections):
+                connection.transport.abort()  # type: ignore[attr-defined]
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Close connections, sync everything, leave the directory in order."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for server in self._servers:
+            server.close()
+        for handle in (self._lazy, self._timer, self._beat):
+            if handle is not None:
+                handle.cancel()
+        if self._error is None and hasattr(self, "hub"):
+            for connection in list(self.hub.connections):
+                if connection.state == RUNNING:
+                    connection.close(ConnectionError_(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"))
+                else:
+                    connection.finish()
+            self._turn()
+            await self._drain()
+        if self._syncer is not None:
+            self._syncer.stop()
+        if self._error is None:
+            self._last_sync()
+        self.store.shut()
+        self._ended.set()
+
+    async def _drain(self) -> None:
+        """Give peers a moment to answer our Close."""
+        deadline = self._loop.time() + 1.0
+        while self.hub.connections and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self.hub.connections):
+            connection.transport.abort()  # type: ignore[attr-defined]
+        while self.store.busy:
+            await asyncio.sleep(0.001)
+
+    def _last_sync(self) -> None:
+        try:
+            self.broker.turn()
+            for _ in range(4):  # a sync may seal segments or retire the journal, which writes again
+                if not self.store.dirty:
+                    break
+                job = self.store.begin_sync(everything=True)
+                job.run()
+                self.store.end_sync(job)
+                if self.store.failed is not None:
+                    raise self.store.failed
+                self.broker.turn()
+        except StoreError as error:
+            self._error = error
+            log.critical("%s; the last settlements may be missing on disk", error)
+
+    # -- turn and sync ---------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Have a turn run after all sockets that are readable now."""
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if self._error is not None:
+            return
+        try:
+            self.hub.turn()
+        except StoreError as error:
+            self.fail(error)
+            return
+        self._drive_sync()
+        self._arm_timer()
+
+    def _drive_sync(self) -> None:
+        store = self.store
+        if store.busy or store.failed is not None:
+            return
+        if store.waiting:
+            now = self._loop.time()
+            everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
+            if everything:
+                self._full_sync_at = now
+            self._begin(everything)
+        elif store.dirty and self._lazy is None:
+            self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
+
+    def _lazy_sync(self) -> None:
+        self._lazy = None
+        if not self.store.busy and self.store.dirty and self._error is None:
+            self._full_sync_at = self._loop.time()
+            self._begin(True)
+
+    def _begin(self, everything: bool) -> None:
+        job = self.store.begin_sync(everything=everything)
+        if job.files or job.dirs:
+            assert self._syncer is not None
+            self._syncer.submit(job)
+        else:
+            self._loop.call_soon(self._synced, job)
+
+    def _synced(self, job: SyncJob) -> None:
+        try:
+            self.store.end_sync(job)
+        except StoreError as error:
+            self.fail(error)
+            return
+        if self.store.failed is not None:
+            self.fail(self.store.failed)
+            return
+        self.hub.flush()
+        if self.broker.dirty:
+            self.schedule()
+        self._drive_sync()
+
+    def _arm_timer(self) -> None:
+        due = self.broker.timers.next_ms
+        if due is None or (self._timer is not None and self._timer_ms <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due
+        self._timer = self._loop.call_later(max(due - self.clock.now_ms(), 0) / 1000 + 0.001, self._timers_due)
+
+    def _timers_due(self) -> None:
+        self._timer = None
+        self.broker.now_ms = self.clock.now_ms()
+        self.broker.timers.run(self.broker.now_ms)
+        self._turn()
+
+    # -- once a second ---------------------------------------------------------------------------------------
+
+    def _every_second(self) -> None:
+        self._beat = self._loop.call_later(1.0, self._every_second)
+        now_ms = self.clock.now_ms()
+        self.broker.now_ms = now_ms
+        for connection in list(self.hub.connections):
+            self._watch(connection, now_ms)
+        self._watch_disk()
+        if self.hub.outputs or self.broker.dirty:
+            self.schedule()
+
+    def _watch(self, connection: Connection, now_ms: int) -> None:
+        age = (now_ms - connection.started_ms) / 1000
+        if connection.state < RUNNING and age > limits.HANDSHAKE_S:
+            log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
+            connection.transport.abort()  # type: ignore[attr-defined]
+        elif connection.state in (CLOSING, CLOSED):
+            connection.quiet_out += 1
+            if connection.quiet_out > CLOSE_S:
+                connection.transport.abort()  # type: ignore[attr-defined]
+        elif connection.heartbeat:
+            half = max(connection.heartbeat / 2, 1)
+            if age // half != (age - 1) // half and not connection.beat():
+                log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
+                connection.transport.abort()  # type: ignore[attr-defined]
+
+    def _watch_disk(self) -> None:
+        if self.broker.unwritten:
+            self.broker.retry_writes()
+            self.schedule()
+            return
+        low = self.store.disk.free_bytes() < DISK_RESERVE
+        self.hub.block(f"less than {DISK_RESERVE >> 20} MiB free on the disk" if low else None)

@@ -1,0 +1,28 @@
+cimport cython
+from kvitto.wire cimport bits
+from kvitto.wire.buf cimport Buf
+
+cdef Py_ssize_t _ENTRY, _HEADER
+cdef unsigned int _EXPIRES
+
+cdef class Batch:
+    cdef public Buf index
+    cdef public Buf meta
+    cdef public Buf body
+    cdef readonly Py_ssize_t index_at, meta_at, body_at
+    cdef public unsigned long long first
+    cdef public Py_ssize_t count
+    cdef public long long time_ms
+    cdef public unsigned long long journal
+    @cython.locals(index=Buf, meta=Buf, e=Py_ssize_t, m=Py_ssize_t, b=Py_ssize_t)
+    cdef int add(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except -1
+    cpdef Py_ssize_t size(self)
+    cpdef Py_ssize_t body_len(self, Py_ssize_t i)
+    @cython.locals(e=Py_ssize_t)
+    cpdef long long expires_at(self, Py_ssize_t i)
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t)
+    cpdef Py_ssize_t live_run(self, Py_ssize_t i, Py_ssize_t n, long long now_ms)
+    @cython.locals(k=Py_ssize_t, total=Py_ssize_t)
+    cpdef Py_ssize_t body_bytes(self, Py_ssize_t i, Py_ssize_t n)
+    @cython.locals(e=Py_ssize_t, m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t)
+    cpdef tuple message(self, Py_ssize_t i)

@@ -1,0 +1,196 @@
+"""Messages with consecutive offsets: the tail that a queue builds in memory, or a window read back from a segment.
+
+The bytes are those of docs/formats.md. A tail owns three buffers (index, meta, body); a window points with all
+three into one chunk of the file. `add` and the accessors are the data plane: no Python object per message.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from kvitto.wire import bits
+from kvitto.wire.buf import Buf
+
+HEADER = 64
+ENTRY = 24
+EXPIRES = 1
+DEAD = 2
+MAGIC = int.from_bytes(b"KVB1", "little")
+
+_ENTRY = ENTRY  # C variables when compiled
+_HEADER = HEADER
+_EXPIRES = EXPIRES
+_PREFIX = 16  # magic, length and the checksum itself are not under the checksum
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.index = Buf(0)
+        self.meta = Buf(0)
+        self.body = Buf(0)
+        self.index_at = 0
+        self.meta_at = 0
+        self.body_at = 0
+        self.first = 0
+        self.count = 0
+        self.time_ms = 0
+        self.journal = 0
+
+    def start(self, first: int, time_ms: int) -> None:
+        """Begin an empty tail at offset `first`."""
+        self.first = first
+        self.time_ms = time_ms
+        self.count = 0
+        self.journal = 0
+        self.index.clear()
+        self.meta.clear()
+        self.body.clear()
+
+    def release(self) -> None:
+        """Give back what is large, before the batch waits for its next use."""
+        self.index.clear(1 << 16)
+        self.meta.clear(1 << 16)
+        self.body.clear(1 << 16)
+
+    def add(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
+        """Copy one message in: key = exchange and routing key as short strings, props = flags and list. ttl_ms < 0: none."""
+        index = self.index
+        meta = self.meta
+        index.reserve(_ENTRY)
+        meta.reserve(key_len + props_len)
+        e = index.n
+        m = meta.n
+        b = self.body.n
+        bits.put_le32(index.p, e, m)
+        bits.put_le32(index.p, e + 4, b)
+        bits.put_le32(index.p, e + 8, body_len)
+        bits.put_le32(index.p, e + 12, props_len)
+        bits.put_le16(index.p, e + 16, key_len)
+        if ttl_ms < 0:
+            bits.put_le16(index.p, e + 18, flags)
+            bits.put_le32(index.p, e + 20, 0)
+        else:
+            bits.put_le16(index.p, e + 18, flags | _EXPIRES)
+            bits.put_le32(index.p, e + 20, ttl_ms)
+        bits.copy(meta.p, m, key_p, key, key_len)
+        bits.copy(meta.p, m + key_len, props_p, props, props_len)
+        index.n = e + _ENTRY
+        meta.n = m + key_len + props_len
+        if body_len:
+            self.body.reserve(body_len)
+            bits.copy(self.body.p, b, body_p, body, body_len)
+            self.body.n = b + body_len
+        self.count += 1
+
+    def size(self) -> int:
+        """Bytes that this tail takes on disk."""
+        return _HEADER + self.index.n + self.meta.n + self.body.n
+
+    def body_len(self, i: int) -> int:
+        return bits.le32(self.index.p, self.index_at + _ENTRY * i + 8)
+
+    def expires_at(self, i: int) -> int:
+        """Wall time in ms at which message `i` expires, -1 for never."""
+        e = self.index_at + _ENTRY * i
+        if bits.le16(self.index.p, e + 18) & _EXPIRES:
+            return self.time_ms + bits.le32(self.index.p, e + 20)
+        return -1
+
+    def live_run(self, i: int, n: int, now_ms: int) -> int:
+        """How many of the messages i .. i+n-1 come before the first one that has expired."""
+        k = 0
+        while k < n:
+            e = self.index_at + _ENTRY * (i + k)
+            if bits.le16(self.index.p, e + 18) & _EXPIRES and self.time_ms + bits.le32(self.index.p, e + 20) <= now_ms:
+                break
+            k += 1
+        return k
+
+    def body_bytes(self, i: int, n: int) -> int:
+        """Sum of the body lengths of n messages from i on."""
+        total = 0
+        for k in range(i, i + n):
+            total += bits.le32(self.index.p, self.index_at + _ENTRY * k + 8)
+        return total
+
+    def message(self, i: int) -> tuple[bytes, bytes, bytes, int]:
+        """(key, props, body, flags) of message `i`, for the rare events."""
+        e = self.index_at + _ENTRY * i
+        m = self.meta_at + bits.le32(self.index.p, e)
+        b = self.body_at + bits.le32(self.index.p, e + 4)
+        body_len = bits.le32(self.index.p, e + 8)
+        props_len = bits.le32(self.index.p, e + 12)
+        key_len = bits.le16(self.index.p, e + 16)
+        return (
+            bytes(memoryview(self.meta.data)[m : m + key_len]),
+            bytes(memoryview(self.meta.data)[m + key_len : m + key_len + props_len]),
+            bytes(memoryview(self.body.data)[b : b + body_len]),
+            bits.le16(self.index.p, e + 18),
+        )
+
+    def seal(self, durable: int) -> list[bytes | memoryview]:
+        """The tail as buffers to be written one behind the other; `durable` as in docs/formats.md."""
+        head = bytearray(HEADER)
+        total = self.size()
+        head[0:4] = MAGIC.to_bytes(4, "little")
+        head[4:8] = total.to_bytes(4, "little")
+        head[16:24] = self.first.to_bytes(8, "little")
+        head[24:32] = self.time_ms.to_bytes(8, "little")
+        head[32:36] = self.count.to_bytes(4, "little")
+        head[36:40] = self.meta.n.to_bytes(4, "little")
+        head[40:44] = self.body.n.to_bytes(4, "little")
+        head[48:56] = self.journal.to_bytes(8, "little")
+        head[56:64] = durable.to_bytes(8, "little")
+        parts: list[bytes | memoryview] = [self.index.view(), self.meta.view(), self.body.view()]
+        digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:])
+        for part in parts:
+            digest.update(part)
+        head[8:16] = digest.intdigest().to_bytes(8, "little")
+        return [bytes(head), *parts]
+
+    def open(self, chunk: Buf, at: int, header: BatchHeader) -> None:
+        """Make this batch a window on the batch that `header` describes at `at` in `chunk`."""
+        self.index = self.meta = self.body = chunk
+        self.index_at = at + HEADER
+        self.meta_at = self.index_at + ENTRY * header.count
+        self.body_at = self.meta_at + header.meta_len
+        self.first = header.first
+        self.count = header.count
+        self.time_ms = header.time_ms
+        self.journal = header.journal
+
+
+class BatchHeader:
+    """The fixed part of a batch on disk. `length` is 0 where no batch can begin."""
+
+    __slots__ = ("checksum", "count", "durable", "first", "journal", "length", "meta_len", "time_ms", "body_len")
+
+    def __init__(self, data: bytearray | memoryview | bytes, at: int) -> None:
+        def field(i: int, n: int) -> int:
+            return int.from_bytes(data[at + i : at + i + n], "little")
+
+        self.length = 0
+        if len(data) - at < HEADER or field(0, 4) != MAGIC:
+            return
+        self.count = field(32, 4)
+        self.meta_len = field(36, 4)
+        self.body_len = field(40, 4)
+        length = field(4, 4)
+        if length != HEADER + ENTRY * self.count + self.meta_len + self.body_len or not self.count:
+            return
+        self.length = length
+        self.checksum = field(8, 8)
+        self.first = field(16, 8)
+        self.time_ms = field(24, 8)
+        self.journal = field(48, 8)
+        self.durable = field(56, 8)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader) -> bool:
+    """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum it says."""
+    view = memoryview(data)[at + _PREFIX : at + header.length]
+    return bool(xxhash.xxh3_64_intdigest(view) == header.checksum)

@@ -1,0 +1,183 @@
+"""Atomic work over several queues: one checksummed record, synced, then applied (docs/formats.md, Journal).
+
+A tx commit and a dead-letter move become a `Record`. `write` puts it on disk; once a sync covers it the caller applies it to the
+queues in the order of sequences and says so with `applied_to`. `replay` gives back, at start, what may not have been applied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from kvitto.base.errors import StoreError
+from kvitto.store import paths
+from kvitto.store.batch import EXPIRES
+
+if TYPE_CHECKING:
+    from kvitto.store.disk import File
+    from kvitto.store.store import Store
+
+MAGIC = b"KVJ1"
+ROTATE_BYTES = 4 << 20
+_HEAD = struct.Struct("<4sIQQII")
+_APPEND = struct.Struct("<B16sHHIII")
+_SETTLE = struct.Struct("<B16sQIB")
+
+
+@dataclass
+class Append:
+    queue_id: str
+    key: bytes
+    props: bytes
+    body: bytes
+    ttl_ms: int = -1
+    flags: int = 0
+
+
+@dataclass
+class Settle:
+    queue_id: str
+    offset: int
+    count: int
+    outcome: int
+
+
+@dataclass
+class Record:
+    sequence: int = 0
+    appends: list[Append] = field(default_factory=list)
+    settles: list[Settle] = field(default_factory=list)
+    durable: int = 0
+
+    def encode(self) -> list[bytes]:
+        parts: list[bytes] = []
+        for a in self.appends:
+            flags, ttl = (a.flags | EXPIRES, a.ttl_ms) if a.ttl_ms >= 0 else (a.flags, 0)
+            queue = bytes.fromhex(a.queue_id)
+            parts.append(_APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)))
+            parts += (a.key, a.props, a.body)
+        for s in self.settles:
+            parts.append(_SETTLE.pack(2, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome))
+        rest = struct.pack("<QII", self.sequence, len(self.appends) + len(self.settles), self.durable)
+        digest = xxhash.xxh3_64(rest)
+        for part in parts:
+            digest.update(part)
+        length = _HEAD.size + sum(map(len, parts))
+        return [MAGIC + struct.pack("<IQ", length, digest.intdigest()) + rest, *parts]
+
+    @classmethod
+    def decode(cls, data: bytes, at: int) -> tuple[Record, int] | None:
+        """The record at `at` and where it ends, None if none that is whole begins there."""
+        if at + _HEAD.size > len(data):
+            return None
+        magic, length, checksum, sequence, operations, durable = _HEAD.unpack_from(data, at)
+        if magic != MAGIC or length < _HEAD.size or at + length > len(data):
+            return None
+        if xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length]) != checksum:
+            return None
+        record, end = cls(sequence, durable=durable), at + length
+        at += _HEAD.size
+        for _ in range(operations):
+            if data[at] == 1:
+                _, queue, key_len, flags, ttl, props_len, body_len = _APPEND.unpack_from(data, at)
+                at += _APPEND.size
+                key, props = data[at : at + key_len], data[at + key_len : at + key_len + props_len]
+                at += key_len + props_len
+                body = data[at : at + body_len]
+                own_ttl = ttl if flags & EXPIRES else -1
+                record.appends.append(Append(queue.hex(), key, props, body, own_ttl, flags & ~EXPIRES))
+                at += body_len
+            else:
+                _, queue, offset, count, outcome = _SETTLE.unpack_from(data, at)
+                record.settles.append(Settle(queue.hex(), offset, count, outcome))
+                at += _SETTLE.size
+        return record, end
+
+
+class Journal:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sequence = 0
+        self.applied = 0
+        self.oldest = 1
+        self._file: File | None = None
+        self._number = 0
+        self._size = 0
+        self._durable = 0
+
+    def replay(self, floor: int) -> Iterator[Record]:
+        """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
+        self.sequence = self.applied = floor
+        first = True
+        for number in sorted(filter(lambda n: n >= 0, map(paths.journal_number, self.store.disk.listdir(paths.JOURNALS)))):
+            self._number = max(self._number, number)
+            data, at = self.store.disk.read_file(paths.journal(number)), 0
+            while found := Record.decode(data, at):
+                record, at = found
+                if first:
+                    self.oldest, first = record.sequence, False
+                self.sequence = self.applied = max(self.sequence, record.sequence)
+                yield record
+            if self._was_durable(data, at):
+                raise StoreError(
+                    f"{paths.journal(number)} is damaged at byte {at}, before later valid records: restore the file from a copy, "
+                    "or remove it to lose the unapplied transactions in it"
+                )
+        if first:
+            self.oldest = self.sequence + 1
+
+    @staticmethod
+    def _was_durable(data: bytes, position: int) -> bool:
+        """Whether a later valid record says that `position` had been synced: then it is damage, not a torn tail."""
+        at = position
+        while (at := data.find(MAGIC, at + 1)) >= 0:
+            found = Record.decode(data, at)
+            if found and found[0].durable > position:
+                return True
+        return False
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """(number of the file, bytes in it): what a sync that begins now covers."""
+        return self._number, self._size
+
+    def durable_to(self, written: tuple[int, int]) -> None:
+        if written[0] == self._number:
+            self._durable = written[1]
+
+    def write(self, record: Record) -> None:
+        """Append a record; raises StoreFull or StoreError, then it never happened."""
+        record.sequence = self.sequence + 1
+        record.durable = min(self._durable, 0xFFFFFFFF)
+        if self._file is None:
+            self._number += 1
+            self._file = self.store.disk.open(paths.journal(self._number), create=True)
+            self._size = self._durable = 0
+            self.store.renamed(paths.JOURNALS)
+        self._size += self._file.write_at(self._size, record.encode())
+        self.sequence = record.sequence
+        self.store.wrote_file(self._file)
+
+    def applied_to(self, sequence: int) -> None:
+        """Every record up to `sequence` has been applied (not yet synced)."""
+        self.applied = sequence
+
+    def retire(self, applied: int) -> None:
+        """Records up to `applied` are durable in the queues; drop the files when that is all there is."""
+        if applied != self.sequence or (self._file is not None and self._size < ROTATE_BYTES and not self.store.blocked_drops):
+            return
+        self.drop()
+
+    def drop(self) -> None:
+        """Unlink every journal file: all of it is durable in the queues."""
+        self.store.close(self._file)
+        self._file = None
+        for name in self.store.disk.listdir(paths.JOURNALS):
+            self.store.disk.unlink(f"{paths.JOURNALS}/{name}")
+        self.store.renamed(paths.JOURNALS)
+        self.oldest = self.sequence + 1
+        self.store.journal_retired()

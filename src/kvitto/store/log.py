@@ -1,0 +1,417 @@
+"""The messages of one queue on disk: segments, their settlement logs, and reading back by offset.
+
+Called once per batch, never per message. A log belongs to a `Store`, which knows what has to be synced and when.
+Invariants: segments are ordered and do not overlap; only the last one is written; `next` is above every offset
+that was ever used; a settled offset is settled for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from kvitto.store import paths, segment, settlements
+from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.batch import MAGIC as BATCH_MAGIC
+from kvitto.store.batch import Batch, BatchHeader, verify
+from kvitto.store.segment import DamagedSegment, Segment
+from kvitto.store.settlements import Settlements
+from kvitto.wire.buf import Buf
+
+if TYPE_CHECKING:
+    from kvitto.store.store import Store
+
+SEGMENT_BYTES = 64 << 20
+ROLL_WHEN_SETTLED_BYTES = 8 << 20
+CHUNK_BYTES = 256 * 1024
+
+_BATCH_MAGIC = BATCH_MAGIC.to_bytes(4, "little")
+log = logging.getLogger("kvitto.store")
+
+
+class Window:
+    """A batch read back, and the chunk of the file it lies in: the batches behind it need no further read."""
+
+    def __init__(self) -> None:
+        self.batch = Batch()
+        self.chunk = Buf(0)
+        self.segment: Segment | None = None
+        self.position = 0
+        self.length = 0
+        self.at = 0
+
+    def release(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+class Recovered:
+    """What a queue needs to know of its log after a start."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.requeued: list[tuple[int, int]] = []
+        self.ready = 0
+        self.ready_bytes = 0
+        self.redeliveries: dict[int, int] = {}
+
+
+class Log:
+    def __init__(self, store: Store, queue_id: str, durable: bool) -> None:
+        self.store = store
+        self.queue_id = queue_id
+        self.durable = durable
+        self.directory = paths.queue_dir(queue_id, durable)
+        self.segments: list[Segment] = []
+        self.next = 0
+        self.mark = 0
+        self.journal = 0
+        self.lost: list[tuple[int, int]] = []
+        self._scratch = Buf(0)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        """Append a batch; it is durable after the next sync. Raises StoreFull or StoreError: then nothing was appended."""
+        current = self._writable(batch)
+        current.write(batch)
+        self.next = batch.first + batch.count
+        self.journal = max(self.journal, batch.journal)
+        if self.durable:
+            self.store.wrote(self, current)
+
+    def _writable(self, batch: Batch) -> Segment:
+        current = self.segments[-1] if self.segments else None
+        if current is not None and not current.full:
+            if current.size + batch.size() <= SEGMENT_BYTES or current.size == segment.HEADER:
+                return current
+            self._fill(current)
+        return self._create(batch.first)
+
+    def _create(self, base: int) -> Segment:
+        if not self.segments:
+            self.store.make_dir(self.directory, self.durable)
+        fresh = Segment(base)
+        fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
+        fresh.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, base, self.store.clock.now_ms())])
+        if self.segments:
+            last = self.segments[-1]
+            last.settled += base - last.end
+            last.end = base
+        self.segments.append(fresh)
+        if self.durable:
+            self.store.renamed(self.directory)
+        return fresh
+
+    def _fill(self, current: Segment) -> None:
+        """No further batch goes into this segment; its footer follows once it is durable."""
+        current.full = True
+        if self.durable:
+            self.store.seal_when_durable(self, current)
+
+    def skip(self, first: int, count: int) -> None:
+        """Offsets first..first+count-1 were settled before they were written, and never will be."""
+        self.next = first + count
+        if self.segments:
+            last = self.segments[-1]
+            last.settled += self.next - last.end
+            last.end = self.next
+
+    def settle(self, pending: Settlements, mark: int) -> None:
+        """Write the settlements of a turn, and the delivered mark, behind the messages."""
+        if pending.entries.n:
+            for part in self._touched(pending.lowest, pending.highest):
+                end = part.end
+                self._scratch.n = 0
+                settled = pending.take(part.base, end, self._scratch)
+                if self._scratch.n:
+                    self._append_block(part, self._scratch.view(), mark)
+                    part.settled += settled
+            self.mark = max(self.mark, mark)
+            self.drop_settled()
+        elif mark > self.mark and self.segments:
+            self.mark = mark
+            parts = self._touched(mark - 1, mark - 1)
+            if parts:
+                self._append_block(parts[-1], memoryview(b""), mark)
+
+    def _touched(self, lowest: int, highest: int) -> list[Segment]:
+        if len(self.segments) == 1:
+            return self.segments[:]
+        bases = [s.base for s in self.segments]
+        return self.segments[max(bisect_right(bases, lowest) - 1, 0) : bisect_right(bases, highest)]
+
+    def _append_block(self, part: Segment, entries: memoryview, mark: int) -> None:
+        if part.acks is None:
+            path = paths.settlements(self.directory, part.base)
+            part.acks = self.store.disk.open(path, create=True)
+            part.acks_size = part.acks.size()
+            if not part.acks_size:
+                head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
+                part.acks_size += part.acks.write_at(0, [head])
+            if self.durable:
+                self.store.renamed(self.directory)
+        part.acks_size += part.acks.write_at(
+            part.acks_size, settlements.block(entries, self.store.clock.now_ms(), mark)
+        )
+        if self.durable:
+            self.store.settled(part.acks)
+
+    def drop_settled(self) -> None:
+        """Unlink what holds no unsettled message, unless the journal still needs it to know what it has applied."""
+        current = self.segments[-1] if self.segments else None
+        if current and current.done and not current.full and current.size > ROLL_WHEN_SETTLED_BYTES:
+            self._fill(current)
+        for part in [s for s in self.segments if s.full and s.done]:
+            if self.durable and part.journal >= self.store.journal_needed:
+                self.store.blocked_drops.add(self)
+            else:
+                self.segments.remove(part)
+                self._unlink(part)
+
+    def _unlink(self, part: Segment) -> None:
+        self.store.close(part.file)
+        self.store.close(part.acks)
+        self.store.disk.unlink(paths.segment(self.directory, part.base))
+        acks = paths.settlements(self.directory, part.base)
+        if not self.durable:
+            if part.acks is not None:
+                self.store.disk.unlink(acks)
+        elif self.store.disk.exists(acks):
+            # A settlement log that outlives its messages is harmless, the other order would bring them back.
+            self.store.unlink_later(self.directory, acks)
+
+    def delete(self) -> None:
+        """Unlink everything; the queue's definition is gone already."""
+        for part in self.segments:
+            self.store.close(part.file)
+            self.store.close(part.acks)
+        if self.segments and self.durable:
+            # Not before the definition is durably gone: the queue must not come back empty after a power cut.
+            self.store.when_durable(lambda: self.store.disk.rmtree(self.directory), messages=False)
+        elif self.segments:
+            self.store.disk.rmtree(self.directory)
+        self.segments.clear()
+        self.store.forget(self)
+
+    def close(self) -> None:
+        for part in self.segments:
+            self.store.close(part.file)
+            self.store.close(part.acks)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def durable_end(self) -> int:
+        """Offsets below this one are durable (or were never written, or are settled)."""
+        if not self.durable or not self.store.syncing:
+            return self.next
+        for part in self.segments:
+            if part.durable_end < part.end:
+                return part.durable_end
+        return self.next
+
+    def load(self, window: Window, offset: int) -> bool:
+        """Point `window` at the first batch that ends behind `offset`. False if there is none.
+
+        What cannot be read (damage) is noted in `lost` and stepped over.
+        """
+        at = window.at
+        if window.segment is not None and window.batch.first + window.batch.count <= offset:
+            head = BatchHeader(window.chunk.view(0, window.length), at)
+            if head.length and at + head.length <= window.length and head.first <= offset < head.end:
+                return self._open(window, head, at, offset)
+        bases = [s.base for s in self.segments]
+        for part in self.segments[max(bisect_right(bases, offset) - 1, 0) :]:
+            if offset < part.end and self._load_from(window, part, max(offset, part.base)):
+                return True
+        return False
+
+    def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
+        if part.file is None:
+            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+        position = part.position_before(offset)
+        want = CHUNK_BYTES
+        while position < part.size:
+            got = self._read(window, part, position, min(want, part.size - position))
+            at = 0
+            while at + BATCH_HEADER <= got:
+                head = BatchHeader(window.chunk.view(0, got), at)
+                if not head.length or position + at + head.length > part.size:
+                    return self._damaged(window, part, position + at, offset)
+                if head.end > offset:
+                    if at + head.length > got:
+                        break
+                    return self._open(window, head, at, offset)
+                at += head.length
+            else:
+                want = CHUNK_BYTES
+                if at == 0:
+                    return self._damaged(window, part, position, offset)
+                position += at
+                continue
+            position += at
+            want = max(CHUNK_BYTES, head.length)
+        return False
+
+    def _read(self, window: Window, part: Segment, position: int, n: int) -> int:
+        assert part.file is not None
+        window.chunk.n = 0
+        window.chunk.reserve(n)
+        got = part.file.read_into(position, window.chunk.view(0, n))
+        window.chunk.n = got
+        window.segment, window.position, window.length = part, position, got
+        return got
+
+    def _open(self, window: Window, head: BatchHeader, at: int, offset: int) -> bool:
+        assert window.segment is not None
+        if not verify(window.chunk.data, at, head):
+            return self._damaged(window, window.segment, window.position + at, offset)
+        window.batch.open(window.chunk, at, head)
+        window.at = at + head.length
+        return True
+
+    def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
+        """A batch at `position` does not verify: step over to the next that does, keep a copy, raise the alarm."""
+        assert part.file is not None
+        data = part.file.read_at(0, part.size)
+        at = position
+        while True:
+            at = data.find(_BATCH_MAGIC, at + 1)
+            head = BatchHeader(data, at) if at >= 0 else None
+            if head is None or (
+                head.length and head.end > offset and at + head.length <= len(data) and verify(data, at, head)
+            ):
+                break
+        until = part.end if head is None else max(head.first, offset)
+        self.store.quarantine(self, part, data, f"offsets {offset} to {until - 1} cannot be read")
+        if until > offset:
+            self.lost.append((offset, until - offset))
+        if head is None:
+            return False
+        got = self._read(window, part, at, head.length)
+        return got == head.length and self._open(window, head, 0, until)
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        """Open what is on disk. Time grows with the number of segments, not of messages."""
+        disk = self.store.disk
+        names = disk.listdir(self.directory)
+        acks = {paths.base_of(n) for n in names if n.endswith(paths.SETTLEMENTS_SUFFIX)}
+        bases = sorted(paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX))
+        for base in bases:
+            self._recover_segment(base)
+        for orphan in acks - {s.base for s in self.segments}:
+            self._recover_orphan(orphan)
+        found = Recovered()
+        logs = {s.base: self._replay(s) for s in self.segments if s.base in acks}
+        self.mark = max([self.mark] + [r.mark for r in logs.values()])
+        self.next = max([self.next, self.mark] + [s.end for s in self.segments] + [r.highest + 1 for r in logs.values()])
+        for part in self.segments:
+            if part.settled and part.end > self.mark:
+                # Only what was delivered and settled at once is never written, and first deliveries are in order.
+                self.mark = max(self.mark, *(start + count for start, count in part.batch_gaps()))
+        self._books(found, logs)
+        if self.segments and self.segments[-1].full:
+            last = self.segments[-1]
+        elif self.segments:
+            last = self.segments[-1]
+            last.settled += self.next - last.end
+            last.end = self.next
+        self.drop_settled()
+        return found
+
+    def _recover_segment(self, base: int) -> None:
+        part = Segment(base)
+        path = paths.segment(self.directory, base)
+        part.file = self.store.disk.open(path)
+        if not segment.header_is_valid(part.file.read_at(0, segment.HEADER), segment.MAGIC):
+            if part.file.size() <= segment.HEADER:  # created, but the header never reached the disk: nothing was in it
+                part.file.close()
+                self.store.disk.unlink(path)
+                return
+            self.store.quarantine(self, part, part.file.read_at(0, part.file.size()), "the segment's header is damaged")
+        if not part.read_footer():
+            try:
+                part.scan()
+            except DamagedSegment as damage:
+                self.store.quarantine(self, part, part.file.read_at(0, part.file.size()), str(damage))
+            part.durable, part.durable_end = part.size, part.end
+            part.full = False
+            self.store.wrote(self, part)
+        if self.segments:
+            last = self.segments[-1]
+            last.settled += base - last.end
+            last.end = base
+            if not last.full:
+                self._fill(last)
+        self.segments.append(part)
+        self.journal = max(self.journal, part.journal)
+
+    def _recover_orphan(self, base: int) -> None:
+        """A settlement log whose segment is gone: only its numbers matter."""
+        replay = settlements.Replay(base, 0)
+        path = paths.settlements(self.directory, base)
+        replay.run(self.store.disk.read_file(path), segment.HEADER)
+        self.mark = max(self.mark, replay.mark)
+        self.next = max(self.next, replay.highest + 1)
+        self.store.disk.unlink(path)
+
+    def _replay(self, part: Segment) -> settlements.Replay:
+        path = paths.settlements(self.directory, part.base)
+        data = self.store.disk.read_file(path)
+        replay = settlements.Replay(part.base, part.end - part.base)
+        replay.run(data, segment.HEADER)
+        if replay.damaged:
+            self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
+        part.acks = self.store.disk.open(path)
+        part.acks_size = max(replay.end, segment.HEADER)
+        if part.acks.size() < segment.HEADER or not segment.header_is_valid(data, segment.ACK_MAGIC):
+            head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
+            part.acks.write_at(0, [head])
+        if len(data) > part.acks_size:
+            part.acks.truncate(part.acks_size)
+        self.store.settled(part.acks)
+        return replay
+
+    def _books(self, found: Recovered, logs: dict[int, settlements.Replay]) -> None:
+        """Count what is unsettled; below the mark it comes again, flagged, above it was never delivered."""
+        first = self.segments[0].base if self.segments else self.next
+        found.cursor = self.mark = max(self.mark, first)
+        for part in self.segments:
+            replay = logs.get(part.base)
+            if replay is None and part.base >= self.mark:
+                found.ready += part.end - part.base - part.settled
+                found.ready_bytes += part.body_bytes
+                continue
+            replay = replay or settlements.Replay(part.base, part.end - part.base)
+            if part.settled:
+                for start, count in part.batch_gaps():
+                    replay.settled += settlements.set_bits(replay.bitmap, replay.span, start - part.base, count)
+            part.settled = replay.settled
+            found.ready += replay.span - replay.settled
+            for start, count in settlements.clear_runs(replay.bitmap, replay.span):
+                start += part.base
+                found.ready_bytes += self._body_bytes(part, start, count)
+                below = min(start + count, self.mark) - start
+                if below > 0:
+                    found.requeued.append((start, below))
+            unsettled = replay.redeliveries
+            for offset in [o for o in unsettled if not replay.bitmap[(o - part.base) >> 3] >> ((o - part.base) & 7) & 1]:
+                found.redeliveries[offset] = unsettled[offset]
+
+    def _body_bytes(self, part: Segment, start: int, count: int) -> int:
+        """Bytes of the bodies of offsets start..start+count-1, all of them stored."""
+        if count == part.count:
+            return part.body_bytes
+        window, total, at = Window(), 0, start
+        while at < start + count and self.load(window, at):
+            batch = window.batch
+            i = max(at - batch.first, 0)
+            n = min(batch.count - i, start + count - batch.first - i)
+            if n <= 0:
+                break
+            total += batch.body_bytes(i, n)
+            at = batch.first + i + n
+        return total

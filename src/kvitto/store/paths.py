@@ -1,0 +1,45 @@
+"""Every file name in a data directory. Paths are relative to it."""
+
+from __future__ import annotations
+
+LOCK = "lock"
+FORMAT = "format"
+DEFINITIONS = "definitions.log"
+JOURNALS = "journal"
+QUEUES = "queues"
+TRANSIENT = "transient"
+
+SEGMENT_SUFFIX = ".log"
+SETTLEMENTS_SUFFIX = ".ack"
+QUARANTINE_SUFFIX = ".bad"
+
+
+def queue_dir(queue_id: str, durable: bool) -> str:
+    return f"{QUEUES if durable else TRANSIENT}/{queue_id}"
+
+
+def segment(directory: str, base: int) -> str:
+    return f"{directory}/{base:020d}{SEGMENT_SUFFIX}"
+
+
+def settlements(directory: str, base: int) -> str:
+    return f"{directory}/{base:020d}{SETTLEMENTS_SUFFIX}"
+
+
+def quarantine(directory: str, base: int) -> str:
+    return f"{directory}/{base:020d}{QUARANTINE_SUFFIX}"
+
+
+def journal(number: int) -> str:
+    return f"{JOURNALS}/{number:016d}.jnl"
+
+
+def base_of(name: str) -> int:
+    """The base offset in a segment's or settlement log's file name, -1 if it is neither."""
+    stem, dot, _ = name.partition(".")
+    return int(stem) if dot and len(stem) == 20 and stem.isdigit() else -1
+
+
+def journal_number(name: str) -> int:
+    stem, dot, suffix = name.partition(".")
+    return int(stem) if dot and suffix == "jnl" and stem.isdigit() else -1

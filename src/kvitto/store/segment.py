@@ -1,0 +1,204 @@
+"""One segment file: header, batches, and the footer that says "everything before me is durable".
+
+Reads and writes the bytes of docs/formats.md; which segment a message belongs to is `log.py`'s business.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+import xxhash
+
+from kvitto.base.errors import StoreError
+from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.batch import MAGIC as BATCH_MAGIC
+from kvitto.store.batch import Batch, BatchHeader, verify
+from kvitto.store.disk import File
+
+HEADER = 64
+MAGIC = b"KVITSEG1"
+ACK_MAGIC = b"KVITACK1"
+VERSION = 1
+FOOTER_MAGIC = b"KVITFOOT"
+FOOTER_FIXED = 56
+SPARSE_BYTES = 64 * 1024
+
+_BATCH_MAGIC = BATCH_MAGIC.to_bytes(4, "little")
+
+
+def header(magic: bytes, queue_id: str, base: int, time_ms: int) -> bytes:
+    """The 64 bytes that segment and settlement log begin with."""
+    head = magic + VERSION.to_bytes(4, "little") + bytes(4) + bytes.fromhex(queue_id)
+    head += base.to_bytes(8, "little") + time_ms.to_bytes(8, "little") + bytes(8)
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
+
+
+def header_is_valid(data: bytes, magic: bytes) -> bool:
+    return (
+        len(data) >= HEADER
+        and data[:8] == magic
+        and xxhash.xxh3_64_intdigest(data[:56]) == int.from_bytes(data[56:64], "little")
+    )
+
+
+class Segment:
+    """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps)."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.end = base
+        self.settled = 0
+        self.size = HEADER
+        self.durable = 0
+        self.durable_end = base
+        self.count = 0
+        self.body_bytes = 0
+        self.journal = 0
+        self.sealed = False
+        self.full = False
+        self.file: File | None = None
+        self.acks: File | None = None
+        self.acks_size = 0
+        self.sparse = array("Q", ())
+        self._sparse_known = True
+
+    @property
+    def done(self) -> bool:
+        """Every offset is settled."""
+        return self.settled == self.end - self.base
+
+    def write(self, batch: Batch) -> None:
+        """Append a batch that begins at or after `end`; an offset between was never written."""
+        assert self.file is not None and batch.first >= self.end
+        written = self.file.write_at(self.size, batch.seal(self.durable))
+        self.note(batch.first, batch.count, batch.body.n, batch.journal, self.size)
+        self.size += written
+
+    def note(self, first: int, count: int, body_bytes: int, journal: int, position: int) -> None:
+        """Take a batch that is in the file into the books."""
+        self.settled += first - self.end
+        self.end = first + count
+        self.count += count
+        self.body_bytes += body_bytes
+        self.journal = max(self.journal, journal)
+        if not self.sparse or position - self.sparse[-1] >= SPARSE_BYTES:
+            self.sparse.extend((first, position))
+
+    def position_before(self, offset: int) -> int:
+        """A file position at which a batch begins that is not behind `offset`."""
+        if not self._sparse_known:
+            self._read_footer_index()
+        firsts = self.sparse[::2]
+        i = bisect_right(firsts, offset)
+        return self.sparse[2 * i - 1] if i else HEADER
+
+    def write_footer(self) -> None:
+        """Seal the segment; the caller has synced all batches."""
+        assert self.file is not None
+        body = FOOTER_MAGIC
+        body += (FOOTER_FIXED + 8 * len(self.sparse) + 16).to_bytes(4, "little")
+        body += (len(self.sparse) // 2).to_bytes(4, "little")
+        for value in (self.base, self.end, self.count, self.journal, self.body_bytes):
+            body += value.to_bytes(8, "little")
+        body += b"".join(v.to_bytes(8, "little") for v in self.sparse)
+        body += xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + self.size.to_bytes(8, "little")
+        self.file.write_at(self.size, [body])
+        self.forget_index()
+
+    def forget_index(self) -> None:
+        self.sealed = True
+        self.sparse = array("Q", ())
+        self._sparse_known = False
+
+    def read_footer(self) -> bool:
+        """Take the books from the footer, if there is a valid one."""
+        footer = self._footer()
+        if footer is None:
+            return False
+        values = [int.from_bytes(footer[16 + 8 * k : 24 + 8 * k], "little") for k in range(5)]
+        if values[0] != self.base:
+            return False
+        self.end, self.count, self.journal, self.body_bytes = values[1:]
+        self.settled = self.end - self.base - self.count
+        self.durable, self.durable_end = self.size, self.end
+        self.full = True
+        self.forget_index()
+        return True
+
+    def _footer(self) -> bytes | None:
+        assert self.file is not None
+        total = self.file.size()
+        if total < HEADER + FOOTER_FIXED + 16:
+            return None
+        position = int.from_bytes(self.file.read_at(total - 8, 8), "little")
+        if not HEADER <= position <= total - FOOTER_FIXED - 16:
+            return None
+        data = self.file.read_at(position, total - position)
+        length = int.from_bytes(data[8:12], "little")
+        if data[:8] != FOOTER_MAGIC or length != len(data):
+            return None
+        if xxhash.xxh3_64_intdigest(data[:-16]) != int.from_bytes(data[-16:-8], "little"):
+            return None
+        self.size = position
+        return data
+
+    def _read_footer_index(self) -> None:
+        footer = self._footer()
+        if footer is not None:
+            self.sparse = array("Q", footer[FOOTER_FIXED:-16])
+        self._sparse_known = True
+
+    def scan(self) -> list[BatchHeader]:
+        """Read every batch of a segment without footer: the valid ones in file order, each with its `position`.
+
+        Cuts a torn tail. Raises StoreError when the damage cannot be a torn tail (docs/formats.md, Recovery).
+        """
+        assert self.file is not None
+        data = self.file.read_at(0, self.file.size())
+        at, valid, first_bad = HEADER, [], -1
+        damage = False
+        while True:
+            head = BatchHeader(data, at)
+            if head.length and at + head.length <= len(data) and verify(data, at, head) and head.first >= self.end:
+                if first_bad >= 0 and head.durable <= first_bad:
+                    break
+                damage = damage or first_bad >= 0
+                first_bad = -1
+                valid.append(head)
+                self.note(head.first, head.count, head.body_len, head.journal, at)
+                at += head.length
+                self.size = at
+                continue
+            if first_bad < 0:
+                first_bad = at
+            at = data.find(_BATCH_MAGIC, at + 1)
+            if at < 0:
+                break
+        if damage:
+            raise DamagedSegment(valid)
+        if len(data) > self.size:
+            self.file.truncate(self.size)
+        return valid
+
+    def batch_gaps(self) -> list[tuple[int, int]]:
+        """(start, count) of the offsets that were never written, from the batch headers."""
+        assert self.file is not None
+        gaps, expected, at = [], self.base, HEADER
+        while at + BATCH_HEADER <= self.size:
+            head = BatchHeader(self.file.read_at(at, BATCH_HEADER), 0)
+            if not head.length:
+                break
+            if head.first > expected:
+                gaps.append((expected, head.first - expected))
+            expected = head.end
+            at += head.length
+        if expected < self.end:
+            gaps.append((expected, self.end - expected))
+        return gaps
+
+
+class DamagedSegment(StoreError):
+    def __init__(self, valid: list[BatchHeader]) -> None:
+        super().__init__("damage before later valid data")
+        self.valid = valid

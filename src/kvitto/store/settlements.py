@@ -1,0 +1,223 @@
+"""Settlements on their way to disk, and back.
+
+A queue gathers the settlements of a turn as 16-byte entries (docs/formats.md) in a `Settlements` and writes them once,
+split by segment. `replay` reads a settlement log at start.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from kvitto.wire import bits
+from kvitto.wire.buf import Buf
+
+ENTRY = 16
+BLOCK_HEADER = 40
+MAGIC = b"KVS1"
+COUNT_MAX = (1 << 24) - 1
+
+ACKED = 1
+REJECTED = 2
+DEAD_LETTERED = 3
+EXPIRED = 4
+DROPPED = 5
+PURGED = 6
+RANGE_SETTLED = 7
+REDELIVERED = 16
+
+NOTHING = (1 << 63) - 1
+
+_ENTRY = ENTRY  # C variables when compiled
+_COUNT_MAX = COUNT_MAX
+_REDELIVERED = REDELIVERED
+
+
+class Settlements:
+    """The settlements of one queue that are not written yet; `lowest`..`highest` bound their offsets."""
+
+    def __init__(self) -> None:
+        self.entries = Buf(0)
+        self.lowest = NOTHING
+        self.highest = 0
+
+    def add(self, offset, count, outcome, deliveries):  # type: ignore[no-untyped-def]
+        """Note `count` offsets from `offset` on; joins the entry before where it can."""
+        b = self.entries
+        e = b.n - _ENTRY
+        if e >= 0:
+            word = bits.le32(b.p, e + 8)
+            n = word & _COUNT_MAX
+            if (
+                word >> 24 == outcome
+                and bits.le64(b.p, e) + n == offset
+                and bits.le32(b.p, e + 12) == deliveries
+                and n + count <= _COUNT_MAX
+            ):
+                bits.put_le32(b.p, e + 8, word + count)
+                if offset + count - 1 > self.highest:
+                    self.highest = offset + count - 1
+                return
+        left = count
+        at = offset
+        while left > 0:
+            n = left if left < _COUNT_MAX else _COUNT_MAX
+            b.reserve(_ENTRY)
+            e = b.n
+            bits.put_le64(b.p, e, at)
+            bits.put_le32(b.p, e + 8, n | (outcome << 24))
+            bits.put_le32(b.p, e + 12, deliveries)
+            b.n = e + _ENTRY
+            at += n
+            left -= n
+        if offset < self.lowest:
+            self.lowest = offset
+        if offset + count - 1 > self.highest:
+            self.highest = offset + count - 1
+
+    def take(self, start, end, out):  # type: ignore[no-untyped-def]
+        """Append the entries for offsets in [start, end), clipped to it, to the buffer `out`; return how many offsets they settle."""
+        b = self.entries
+        settled = 0
+        e = 0
+        while e < b.n:
+            lo = bits.le64(b.p, e)
+            word = bits.le32(b.p, e + 8)
+            hi = lo + (word & _COUNT_MAX)
+            if lo < start:
+                lo = start
+            if hi > end:
+                hi = end
+            if lo < hi:
+                out.reserve(_ENTRY)
+                o = out.n
+                bits.put_le64(out.p, o, lo)
+                bits.put_le32(out.p, o + 8, (hi - lo) | (word & 0xFF000000))
+                bits.put_le32(out.p, o + 12, bits.le32(b.p, e + 12))
+                out.n = o + _ENTRY
+                if word >> 24 < _REDELIVERED:
+                    settled += hi - lo
+            e += _ENTRY
+        return settled
+
+    def cut(self, end: int) -> None:
+        """Forget what concerns offsets from `end` on (a tail that is never written)."""
+        if self.entries.n and self.highest >= end:
+            kept = Buf(self.entries.n)
+            self.take(0, end, kept)
+            self.entries = kept
+            self.highest = end - 1 if kept.n else 0
+            if not kept.n:
+                self.lowest = NOTHING
+
+    def clear(self) -> None:
+        self.entries.clear(1 << 16)
+        self.lowest = NOTHING
+        self.highest = 0
+
+
+def block(entries: memoryview, time_ms: int, mark: int) -> list[bytes | memoryview]:
+    """One block of a settlement log, as buffers to be written."""
+    length = BLOCK_HEADER + len(entries)
+    rest = (
+        time_ms.to_bytes(8, "little") + mark.to_bytes(8, "little") + (len(entries) // ENTRY).to_bytes(4, "little") + bytes(4)
+    )
+    digest = xxhash.xxh3_64(rest)
+    digest.update(entries)
+    head = MAGIC + length.to_bytes(4, "little") + digest.intdigest().to_bytes(8, "little") + rest
+    return [head, entries]
+
+
+class Replay:
+    """What a settlement log says, applied to a bitmap of the segment's offsets.
+
+    After `run`: `settled` offsets have their bit set in `bitmap`, `mark` is the highest delivered mark, `redeliveries` counts the
+    further deliveries of unsettled offsets, `highest` is the largest offset mentioned (-1: none), `end` is where the valid blocks
+    end, `damaged` says that something unreadable lies before valid blocks.
+    """
+
+    def __init__(self, base: int, span: int) -> None:
+        self.base = base
+        self.span = span
+        self.bitmap = bytearray((span + 7) // 8)
+        self.settled = 0
+        self.mark = 0
+        self.highest = -1
+        self.end = 0
+        self.damaged = False
+        self.redeliveries: dict[int, int] = {}
+
+    def run(self, data: bytes, at: int) -> None:
+        bad_from = -1
+        while at + BLOCK_HEADER <= len(data):
+            length = int.from_bytes(data[at + 4 : at + 8], "little")
+            if data[at : at + 4] == MAGIC and BLOCK_HEADER <= length <= len(data) - at and self._valid(data, at, length):
+                if bad_from >= 0:
+                    self.damaged = True
+                    bad_from = -1
+                self._apply(data, at, length)
+                at += length
+                self.end = at
+                continue
+            if bad_from < 0:
+                bad_from = at
+            at = data.find(MAGIC, at + 1)
+            if at < 0:
+                break
+
+    @staticmethod
+    def _valid(data: bytes, at: int, length: int) -> bool:
+        digest = xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length])
+        return bool(digest == int.from_bytes(data[at + 8 : at + 16], "little"))
+
+    def _apply(self, data: bytes, at: int, length: int) -> None:
+        self.mark = max(self.mark, int.from_bytes(data[at + 24 : at + 32], "little"))
+        for e in range(at + BLOCK_HEADER, at + length - ENTRY + 1, ENTRY):
+            offset = int.from_bytes(data[e : e + 8], "little")
+            word = int.from_bytes(data[e + 8 : e + 12], "little")
+            count = word & COUNT_MAX
+            self.highest = max(self.highest, offset + count - 1)
+            if word >> 24 == REDELIVERED:
+                deliveries = int.from_bytes(data[e + 12 : e + 16], "little")
+                self.redeliveries.update(dict.fromkeys(range(offset, offset + count), deliveries))
+            else:
+                self.settled += set_bits(self.bitmap, self.span, offset - self.base, count)
+
+
+def set_bits(bitmap: bytearray, span: int, start: int, count: int) -> int:
+    """Set `count` bits from `start` on, within 0..span; return how many were clear before."""
+    fresh = 0
+    end = min(start + count, span)
+    i = max(start, 0)
+    while i < end:
+        if not i & 7 and end - i >= 8:
+            old = bitmap[i >> 3]
+            fresh += 8 - old.bit_count()
+            bitmap[i >> 3] = 255
+            i += 8
+            continue
+        if not bitmap[i >> 3] >> (i & 7) & 1:
+            bitmap[i >> 3] |= 1 << (i & 7)
+            fresh += 1
+        i += 1
+    return fresh
+
+
+def clear_runs(bitmap: bytearray, span: int) -> list[tuple[int, int]]:
+    """The runs (start, count) of clear bits."""
+    runs: list[tuple[int, int]] = []
+    i = 0
+    while i < span:
+        if not i & 7 and bitmap[i >> 3] == 255:
+            i += 8
+            continue
+        if bitmap[i >> 3] >> (i & 7) & 1:
+            i += 1
+            continue
+        start = i
+        while i < span and not bitmap[i >> 3] >> (i & 7) & 1:
+            if not i & 7 and not bitmap[i >> 3]:
+                i += 8
+            else:
+                i += 1
+        runs.append((start, min(i, span) - start))
+    return runs

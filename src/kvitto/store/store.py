@@ -1,0 +1,257 @@
+"""The data directory: which files are dirty, what a sync covers, and start-up.
+
+The store never syncs by itself in the loop. `begin_sync` hands out a `SyncJob`; whoever drives the store runs it (the
+server in its sync thread, a test inline) and reports back with `end_sync`. What is written while a job runs belongs to the next.
+A failed job is final (semantics C8): the store refuses to begin another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kvitto.base.clock import Clock
+from kvitto.base.errors import StoreError
+from kvitto.store import paths
+from kvitto.store.definitions import Definitions
+from kvitto.store.disk import Disk, File
+from kvitto.store.journal import Journal
+from kvitto.store.log import Log
+from kvitto.store.segment import Segment
+
+FORMAT = b"kvitto 1\n"
+log = logging.getLogger("kvitto.store")
+
+
+class SyncJob:
+    """One group commit. `run` touches only files, so it may run in another thread."""
+
+    def __init__(self, disk: Disk, files: list[File], dirs: list[str]) -> None:
+        self.disk = disk
+        self.files = files
+        self.dirs = dirs
+        self.segments: list[tuple[Segment, int, int]] = []
+        self.seals: list[tuple[Log, Segment]] = []
+        self.unlinks: list[tuple[str, str]] = []
+        self.callbacks: list[Callable[[], None]] = []
+        self.journal_applied = 0
+        self.journal_written = (0, 0)
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            for file in self.files:
+                file.sync()
+            for path in self.dirs:
+                self.disk.sync_dir(path)
+        except Exception as error:  # top of the sync thread: reported by end_sync
+            self.error = error
+
+
+class Store:
+    def __init__(self, disk: Disk, clock: Clock, *, sync: bool = True) -> None:
+        self.disk = disk
+        self.clock = clock
+        self.syncing = sync
+        self.alarms: list[str] = []
+        self.failed: Exception | None = None
+        self.blocked_drops: set[Log] = set()
+        self.syncs = 0
+        self._lock: object | None = None
+        self._job: SyncJob | None = None
+        self._segments: dict[Segment, Log] = {}
+        self._acks: dict[File, None] = {}
+        self._dirs: dict[str, None] = {}
+        self._others: dict[File, None] = {}
+        self._seals: list[tuple[Log, Segment]] = []
+        self._unlinks: list[tuple[str, str]] = []
+        self._closing: list[File] = []
+        self._callbacks: list[Callable[[], None]] = []
+        self._messages_wanted = False
+        self.doubt = False
+        self.definitions: Definitions
+        self.journal: Journal
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the directory: lock, format, and the two small logs. Queues are opened by `open_log`."""
+        disk = self.disk
+        disk.makedirs("")
+        left = disk.read_file(paths.LOCK).decode(errors="replace").split() if disk.exists(paths.LOCK) else []
+        self._lock = disk.lock(paths.LOCK)
+        # The last owner did not stop in order, and the machine has been started since: its page cache is gone.
+        self.doubt = len(left) > 1 and left[1] != disk.boot_id()
+        self._check_format()
+        for path in (paths.QUEUES, paths.JOURNALS):
+            disk.makedirs(path)
+        disk.rmtree(paths.TRANSIENT)
+        disk.sync_dir("")
+        self.definitions = Definitions(disk)
+        self.journal = Journal(self)
+
+    def _check_format(self) -> None:
+        found = self.disk.read_file(paths.FORMAT) if self.disk.exists(paths.FORMAT) else b""
+        if FORMAT.startswith(found) and found != FORMAT:  # new, or a power cut at the very first start
+            file = self.disk.open(paths.FORMAT, create=True)
+            file.write_at(0, [FORMAT])
+            file.sync()
+            file.close()
+        elif found != FORMAT:
+            raise StoreError(
+                f"the data directory has format {found.decode(errors='replace').strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
+            )
+
+    def close(self, file: File | None) -> None:
+        """Close a file, after the running sync if that has it."""
+        if file is None:
+            return
+        self._acks.pop(file, None)
+        self._others.pop(file, None)
+        if self._job is not None and file in self._job.files:
+            self._closing.append(file)
+        else:
+            file.close()
+
+    def shut(self) -> None:
+        """After the last sync: mark the directory as left in order."""
+        if self.failed is None:
+            lock = self.disk.open(paths.LOCK, create=True)
+            lock.truncate(0)
+            lock.sync()
+            lock.close()
+        close = getattr(self._lock, "close", None)
+        if close is not None:
+            close()
+
+    # -- what logs tell --------------------------------------------------------------------------------------
+
+    def make_dir(self, path: str, durable: bool) -> None:
+        self.disk.makedirs(path)
+        if durable:
+            self._dirs[paths.QUEUES] = None
+
+    def renamed(self, directory: str) -> None:
+        """A name was made or removed in `directory`."""
+        self._dirs[directory] = None
+
+    def wrote(self, log_: Log, part: Segment) -> None:
+        self._segments[part] = log_
+
+    def settled(self, acks: File) -> None:
+        self._acks[acks] = None
+
+    def wrote_file(self, file: File) -> None:
+        """A file that is no queue's (journal, definitions) has new bytes."""
+        self._others[file] = None
+
+    def seal_when_durable(self, log_: Log, part: Segment) -> None:
+        self._seals.append((log_, part))
+        self._segments[part] = log_
+
+    def unlink_later(self, directory: str, path: str) -> None:
+        """Unlink `path` once the names removed from `directory` so far are durably gone."""
+        self._dirs[directory] = None
+        self._unlinks.append((directory, path))
+
+    def forget(self, log_: Log) -> None:
+        for part in [p for p, owner in self._segments.items() if owner is log_]:
+            del self._segments[part]
+        self._seals = [s for s in self._seals if s[0] is not log_]
+        self._unlinks = [u for u in self._unlinks if u[0] != log_.directory]
+        self._dirs.pop(log_.directory, None)
+        self.blocked_drops.discard(log_)
+
+    def alarm(self, text: str) -> None:
+        self.alarms.append(text)
+        log.error(text)
+
+    def quarantine(self, log_: Log, part: Segment, data: bytes, why: str) -> None:
+        """Keep a copy of a damaged segment as it is, and say so."""
+        path = paths.quarantine(log_.directory, part.base)
+        if not self.disk.exists(path):
+            copy = self.disk.open(path, create=True)
+            copy.write_at(0, [data])
+            copy.sync()
+            copy.close()
+            self.disk.sync_dir(log_.directory)
+        self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; a copy is in {path}, the rest of the queue is served")
+
+    @property
+    def journal_needed(self) -> int:
+        """Journal records from this sequence on may be replayed after a crash."""
+        return self.journal.oldest
+
+    # -- group commit ----------------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._segments or self._others or self._acks or self._dirs or self._callbacks)
+
+    @property
+    def waiting(self) -> bool:
+        """Somebody waits for the next sync."""
+        return bool(self._callbacks)
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None
+
+    def when_durable(self, callback: Callable[[], None], *, messages: bool = True) -> None:
+        """Call back once all that has been written so far is durable; without `messages` only journal and definitions are meant."""
+        self._callbacks.append(callback)
+        self._messages_wanted |= messages
+
+    def begin_sync(self, *, everything: bool) -> SyncJob:
+        """What somebody waits for, as a job; with `everything` also what nobody waits for: settlements are written behind (A11)."""
+        assert self._job is None and self.failed is None
+        files, dirs = list(self._others), list(self._dirs)
+        self._others, self._dirs = {}, {}
+        job = self._job = SyncJob(self.disk, files, dirs)
+        if everything or self._messages_wanted:
+            files += [part.file for part in self._segments if part.file is not None]
+            job.segments = [(part, part.size, part.end) for part in self._segments]
+            job.seals, self._seals = self._seals, []
+            self._segments = {}
+            self._messages_wanted = False
+        if everything:
+            files += self._acks
+            job.journal_applied = self.journal.applied
+            self._acks = {}
+        job.unlinks, self._unlinks = self._unlinks, []
+        job.callbacks, self._callbacks = self._callbacks, []
+        job.journal_written = self.journal.written
+        if not self.syncing:
+            job.files, job.dirs = [], []
+        return job
+
+    def end_sync(self, job: SyncJob) -> None:
+        """The job has run: pass on what is durable now. After an error: remember it, tell nobody anything."""
+        assert job is self._job
+        self._job = None
+        for file in self._closing:
+            file.close()
+        self._closing.clear()
+        if job.error is not None:
+            self.failed = job.error
+            return
+        self.syncs += 1
+        self.journal.durable_to(job.journal_written)
+        for part, size, end in job.segments:
+            part.durable, part.durable_end = size, end
+        for log_, part in job.seals:
+            if part in (log_.segments or ()) and part.file is not None:
+                part.write_footer()
+                self.wrote(log_, part)
+        for _, path in job.unlinks:
+            if self.disk.exists(path):
+                self.disk.unlink(path)
+        if job.journal_applied:
+            self.journal.retire(job.journal_applied)
+        for callback in job.callbacks:
+            callback()
+
+    def journal_retired(self) -> None:
+        blocked, self.blocked_drops = self.blocked_drops, set()
+        for log_ in blocked:
+            log_.drop_settled()
