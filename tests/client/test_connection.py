@@ -257,3 +257,18 @@ def test_heartbeats_go_on_while_the_caller_is_busy(kvitto_broker: HasUrl) -> Non
         while connection.transport.sent_at == before:
             assert not busy.wait(0.05)
         connection.channel()
+
+
+def test_after_a_lost_connection_the_unconfirmed_are_known(kvitto_broker: HasUrl) -> None:
+    connection = Connection(kvitto_broker.url)
+    channel = connection.channel()
+    queue = channel.queue_declare(exclusive=True).queue
+    channel.confirm_select()
+    channel.publish(b"confirmed", routing_key=queue)
+    channel.wait_for_confirms(10)
+    connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    connection.buffer_bytes = 1000
+    channel.publish(b"lost", routing_key=queue)
+    with pytest.raises(ConnectionLost):
+        channel.wait_for_confirms(10)
+    assert channel.unconfirmed() == [2]

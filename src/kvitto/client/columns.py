@@ -7,6 +7,7 @@ object is made per message until somebody asks for one. Filled by `codec.Scanner
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from kvitto.wire import bits
@@ -67,7 +68,7 @@ class Column:
         """All strings as bytes objects."""
         data = self.data.tobytes()
         ends = self.ends.view().cast("I").tolist()
-        return [data[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        return [data[start:end] for start, end in pairwise(ends)]
 
     def buffers(self) -> tuple[memoryview, memoryview]:
         """(borders as u32, data): views of this column, valid as long as it lives and is not filled further."""
