@@ -105,4 +105,4 @@ METHOD_TABLE = """
     41 detach-ok:
     50 inspect: queue/str
     51 inspect-ok: incarnation/str first/longlong next/longlong settled/longlong
-"""  # noqa: E501
+"""
