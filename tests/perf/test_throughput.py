@@ -20,7 +20,7 @@ def command(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     args = parser.parse_args(["perf", *arguments])
-    code = args.handler(args)
+    code = args.run(args)
     assert isinstance(code, int)
     return code
 

@@ -8,7 +8,7 @@ from kvitto.perf.workers import Options
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `perf` with its commands; each sets `handler`, a function of the arguments that returns the exit code."""
+    """Add `perf` with its commands; each sets `run`, a function of the arguments that returns the exit code."""
     perf = subparsers.add_parser("perf", help="measure a broker", description="Measure any AMQP 0-9-1 broker.")
     commands = perf.add_subparsers(dest="perf_command", required=True, metavar="COMMAND")
     add_throughput(commands)
@@ -43,7 +43,7 @@ def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     flag("-l", "--latency", action="store_true", help="measure the time from publisher to consumer")
     flag("-q", "--quiet", action="store_true", help="only the summary")
     add_common(parser)
-    parser.set_defaults(handler=run_throughput)
+    parser.set_defaults(run=run_throughput)
 
 
 def add_confirms(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -57,11 +57,11 @@ def add_confirms(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-s", "--size", type=natural, default=16, metavar="BYTES", help="body of each message (16)")
     parser.add_argument("--only", choices=confirms.WAYS, action="append", help="only this way; may be repeated")
     add_common(parser)
-    parser.set_defaults(handler=run_confirms)
+    parser.set_defaults(run=run_confirms)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--uri", default=DEFAULT_URI, help=f"the broker ({DEFAULT_URI})")
+    parser.add_argument("--uri", default=DEFAULT_URI, help=f"the broker ({DEFAULT_URI.replace('%', '%%')})")
     parser.add_argument("-j", "--json", action="store_true", help="one JSON object instead of text")
 
 
