@@ -407,14 +407,22 @@ class Connection:
             data = buf.tobytes()
             buf.clear(1 << 16)
             self.transport.write(data)
+        if self.output.full:
+            self.output.full = False
+            if not self.output.paused:
+                self._wake()
+
+    def _wake(self) -> None:
+        """Deliveries that had to wait for this socket may go on."""
+        for c in self.channels.values():
+            c.wake()
+        self.hub.schedule()
 
     def writable(self, yes: bool) -> None:
         """The socket takes no more for now (False), or does again."""
         self.output.paused = not yes
         if yes:
-            for c in self.channels.values():
-                c.wake()
-            self.hub.schedule()
+            self._wake()
 
     def stall(self) -> None:
         """Take no input until an answer is out."""

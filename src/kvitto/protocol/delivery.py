@@ -38,7 +38,10 @@ class ChannelConsumer(Consumer):
     def credit(self):  # type: ignore[no-untyped-def]
         out = self.output
         c = self.channel
-        if not self.active or out.paused or out.buf.n >= _LIMIT or not c.flow or c.closing:
+        if not self.active or out.paused or not c.flow or c.closing:
+            return 0
+        if out.buf.n >= _LIMIT:
+            out.full = True
             return 0
         left = _PLENTY
         if not self.no_ack:
@@ -138,7 +141,10 @@ class RangeConsumer(Consumer):
         self.tag_bytes.add(tables.encode_shortstr(tag))
 
     def credit(self):  # type: ignore[no-untyped-def]
-        if self.output.paused or self.output.buf.n >= _LIMIT or self.channel.closing:
+        if self.output.paused or self.channel.closing:
+            return 0
+        if self.output.buf.n >= _LIMIT:
+            self.output.full = True
             return 0
         return _PLENTY
 

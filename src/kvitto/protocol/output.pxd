@@ -5,7 +5,7 @@ from kvitto.wire.buf cimport Buf
 cdef class Output:
     cdef public object hub, owner
     cdef public Buf buf
-    cdef public bint paused, dirty
+    cdef public bint paused, full, dirty
     cdef public Py_ssize_t frame_max
     cpdef mark(self)
     @cython.locals(size=Py_ssize_t, buf=Buf, q="unsigned char*", o=Py_ssize_t)

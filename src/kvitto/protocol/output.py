@@ -1,4 +1,7 @@
-"""What is on its way to one peer: frames are encoded straight into `buf`, which the server empties once per turn."""
+"""What is on its way to one peer: frames are encoded straight into `buf`, which the server empties once per turn.
+
+`paused`: the socket takes no more; `full`: a consumer has been turned away because `buf` held LIMIT bytes.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ class Output:
         self.owner = owner
         self.buf = Buf(0)
         self.paused = False
+        self.full = False
         self.dirty = False
         self.frame_max = 131072
 
