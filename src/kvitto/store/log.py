@@ -170,8 +170,7 @@ class Log:
                 self._unlink(part)
 
     def _unlink(self, part: Segment) -> None:
-        self.store.close(part.file)
-        self.store.close(part.acks)
+        self.store.dropped(part)
         self.store.disk.unlink(paths.segment(self.directory, part.base))
         acks = paths.settlements(self.directory, part.base)
         if not self.durable:
@@ -184,8 +183,7 @@ class Log:
     def delete(self) -> None:
         """Unlink everything; the queue's definition is gone already."""
         for part in self.segments:
-            self.store.close(part.file)
-            self.store.close(part.acks)
+            self.store.dropped(part)
         if self.segments and self.durable:
             # Not before the definition is durably gone: the queue must not come back empty after a power cut.
             self.store.when_durable(lambda: self.store.disk.rmtree(self.directory), messages=False)
@@ -193,11 +191,6 @@ class Log:
             self.store.disk.rmtree(self.directory)
         self.segments.clear()
         self.store.forget(self)
-
-    def close(self) -> None:
-        for part in self.segments:
-            self.store.close(part.file)
-            self.store.close(part.acks)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -145,6 +145,12 @@ class Store:
         """A file that is no queue's (journal, definitions) has new bytes."""
         self._others[file] = None
 
+    def dropped(self, part: Segment) -> None:
+        """A segment goes: close its files, and sync them no more."""
+        self._segments.pop(part, None)
+        self.close(part.file)
+        self.close(part.acks)
+
     def seal_when_durable(self, log_: Log, part: Segment) -> None:
         self._seals.append((log_, part))
         self._segments[part] = log_
@@ -155,8 +161,6 @@ class Store:
         self._unlinks.append((directory, path))
 
     def forget(self, log_: Log) -> None:
-        for part in [p for p, owner in self._segments.items() if owner is log_]:
-            del self._segments[part]
         self._seals = [s for s in self._seals if s[0] is not log_]
         self._unlinks = [u for u in self._unlinks if u[0] != log_.directory]
         self._dirs.pop(log_.directory, None)
