@@ -152,10 +152,10 @@ class Channel:
         assert self.route is not None
         route, ttl_ms = self.route, -1
         if options & 2:
-            raise ConnectionError_(NOT_IMPLEMENTED, "immediate=true")
+            raise ConnectionError_(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         if inside == check.MALFORMED:
             Properties.decode(props)  # says what is wrong, if it finds it too
-            raise ConnectionError_(502, "malformed properties")
+            raise ConnectionError_(502, "malformed properties", 60, 40)
         if inside or route.dynamic:
             properties = Properties.decode(props)
             if inside & check.USER_ID:
