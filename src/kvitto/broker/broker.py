@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.clock import Clock
-from kvitto.base.errors import ChannelError, StoreFull
+from kvitto.base.errors import ChannelError, ConnectionError_, StoreFull
 from kvitto.broker.auth import Users
 from kvitto.broker.deadletter import RETRY_MS, DeadLetters
 from kvitto.broker.queue import Queue
@@ -264,7 +264,7 @@ class Broker:
         """Stored properties with x-delivery-count among the headers (A8)."""
         try:
             properties = Properties.decode(props)
-        except Exception:  # stored as they came in: a peer may have sent what we cannot parse
+        except ConnectionError_:  # not even ours may be sure to parse what a peer sent
             return props
         properties.headers = {**(properties.headers or {}), "x-delivery-count": count}
         return properties.encode()

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: dict[str, Any]
+    ) -> None:
         self.queue = queue
         self.tag = tag
         self.no_ack = no_ack
@@ -36,6 +38,10 @@ class Consumer:
     def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
         """Deliver one message with properties that the queue has changed; always redelivered."""
         raise NotImplementedError
+
+    def belongs_to(self, channel: object) -> bool:
+        """Whether it delivers on this channel."""
+        return False
 
     def queue_gone(self) -> None:
         """The queue was deleted: the consumer is cancelled by the broker."""

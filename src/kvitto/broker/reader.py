@@ -32,7 +32,9 @@ class Reader:
             if self.consumer.credit() <= 0:
                 return
             batch = window.batch
-            if not (batch.first <= self.position < batch.first + batch.count) and not queue.log.load(window, self.position):
+            if not (batch.first <= self.position < batch.first + batch.count) and not queue.log.load(
+                window, self.position
+            ):
                 break
             batch = window.batch
             self.position = max(self.position, batch.first)

@@ -67,7 +67,7 @@ class VHost:
         if exchange is None:
             return []
         found, _ = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:])
-        return found  # type: ignore[return-value]
+        return found
 
     def changed(self) -> None:
         """A binding, queue or exchange is not what it was: forget every route."""

@@ -64,7 +64,9 @@ async def serve(config: Config) -> int:
     """Run until a signal; 0 after an end in order."""
     server = Server(config)
     if not compiled():
-        log.warning("running interpreted, much slower: install a C compiler (Debian: apt install gcc python3-dev) and reinstall")
+        log.warning(
+            "running interpreted, much slower: install a C compiler (Debian: apt install gcc python3-dev) and reinstall"
+        )
     try:
         await server.start()
     except OSError as error:

@@ -125,7 +125,7 @@ class Channel:
 
     def publish_bytes(self, key: bytes, options: int, props: bytes, body: bytes) -> None:
         """`publish` for a message whose frames came one by one."""
-        self.publish(key, 0, len(key), options, props, 0, len(props), body, 0, len(body))  # type: ignore[no-untyped-call]
+        self.publish(key, 0, len(key), options, props, 0, len(props), body, 0, len(body))
 
     def find_route(self, key: bytes) -> Route:
         """The route for a key that is not the last one, and whether this user may publish there (W5)."""

@@ -10,7 +10,7 @@ States: header -> start -> tune -> open -> running -> closing (our Close is out)
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvitto.base import limits
 from kvitto.base.errors import (
@@ -30,10 +30,18 @@ from kvitto.protocol.methods import dispatch
 from kvitto.protocol.output import Output
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
-from kvitto.wire.methods import ChannelClose, ChannelCloseOk, ConnectionBlocked, ConnectionClose, ConnectionUnblocked, Method, decode
+from kvitto.wire.methods import (
+    ChannelClose,
+    ChannelCloseOk,
+    ConnectionBlocked,
+    ConnectionClose,
+    ConnectionUnblocked,
+    Method,
+    decode,
+)
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import User
+    from kvitto.broker.auth import Operation, User
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.hub import Hub
 
@@ -51,11 +59,12 @@ _RUNNING = RUNNING
 _CLOSING = CLOSING
 
 
-class Transport:
+class Transport(Protocol):
     """What the server gives a connection to act on its socket."""
 
     def write(self, data: bytes) -> None: ...
     def close(self) -> None: ...
+    def abort(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
@@ -151,12 +160,11 @@ class Connection:
                     if method == _PUBLISH:
                         pos = self.publish(c, p, pos, end, n)
                         continue
-                    if method == _ACK and size == 13:
-                        if c.tx is None:
-                            if not c.settle_tags(bits.be64(p, pos + 11), p[pos + 19] & 1, _KIND_ACK):
-                                raise unknown_tag(bits.be64(p, pos + 11))
-                            pos = end
-                            continue
+                    if method == _ACK and size == 13 and c.tx is None:
+                        if not c.settle_tags(bits.be64(p, pos + 11), p[pos + 19] & 1, _KIND_ACK):
+                            raise unknown_tag(bits.be64(p, pos + 11))
+                        pos = end
+                        continue
                 self._method(number, bytes(p[pos + 7 : end - 1]))
             elif kind == 2:
                 self._header(number, bytes(p[pos + 7 : end - 1]))
@@ -357,7 +365,7 @@ class Connection:
         c.requeue_all()
         for consumer in consumers:
             consumer.queue.vhost.consumer_left(consumer.queue)
-        for reader in [r for r in self.hub.broker.readers if r.consumer.channel is c]:
+        for reader in [r for r in self.hub.broker.readers if r.consumer.belongs_to(c)]:
             del self.hub.broker.readers[reader]
         self.hub.forget_channel(c)
 
@@ -468,11 +476,13 @@ class Connection:
         log.info("%s: user %r opened vhost %r", self.peer, self.user.name, self.vhost.name)
 
     def why_refused(self, name: str) -> None:
-        log.warning("%s: login of user %r refused%s", self.peer, name, "" if self.loopback else " (guest only from loopback)")
+        log.warning(
+            "%s: login of user %r refused%s", self.peer, name, "" if self.loopback else " (guest only from loopback)"
+        )
 
     # -- permissions -----------------------------------------------------------------------------------------
 
-    def authorise(self, what: str, name: str, kind: str) -> None:
+    def authorise(self, what: Operation, name: str, kind: str) -> None:
         """ChannelError 403 unless the user may configure, write or read the resource."""
         if not self.user.may(self.vhost.name, what, name or "amq.default"):
             text = f"{what} access to {kind} '{name}' in vhost '{self.vhost.name}' refused for user '{self.user.name}'"

@@ -25,7 +25,14 @@ _PLENTY = 1 << 30
 
 class ChannelConsumer(Consumer):
     def __init__(
-        self, channel: Channel, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: dict[str, Any]
+        self,
+        channel: Channel,
+        queue: Queue,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        arguments: dict[str, Any],
     ) -> None:
         super().__init__(queue, tag, no_ack, exclusive, priority, arguments)
         self.channel = channel
@@ -139,6 +146,9 @@ class RangeConsumer(Consumer):
         self.output = channel.output
         self.tag_bytes = Buf(256)
         self.tag_bytes.add(tables.encode_shortstr(tag))
+
+    def belongs_to(self, channel: object) -> bool:
+        return channel is self.channel
 
     def credit(self):  # type: ignore[no-untyped-def]
         if self.output.paused or self.channel.closing:

@@ -125,7 +125,9 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     name, password = credentials(method.mechanism, method.response)
     user = connection.hub.broker.users.authenticate(name, password, connection.loopback)
     if user is None:
-        text = f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker logfile."
+        text = (
+            f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker logfile."
+        )
         connection.why_refused(name)
         if able.get("authentication_failure_close") is True:
             raise ConnectionError_(ACCESS_REFUSED, text)

@@ -105,4 +105,4 @@ class Output:
 
     def put_content_bytes(self, channel: int, props: bytes, body: bytes) -> None:
         """`put_content` for those who hold bytes objects."""
-        self.put_content(channel, props, 0, len(props), body, 0, len(body))  # type: ignore[no-untyped-call]
+        self.put_content(channel, props, 0, len(props), body, 0, len(body))

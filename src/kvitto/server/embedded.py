@@ -44,9 +44,7 @@ class Broker:
         self._thread = threading.Thread(target=self._run, args=(ready,), name="kvitto-broker", daemon=True)
         self._thread.start()
         ready.wait()
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
+        self._raise()
         return self
 
     def stop(self) -> None:
@@ -59,6 +57,9 @@ class Broker:
         self._thread = None
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+        self._raise()
+
+    def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -81,7 +82,9 @@ class Broker:
     def __enter__(self) -> Broker:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _run(self, ready: threading.Event) -> None:
@@ -96,7 +99,7 @@ class Broker:
 
         try:
             asyncio.run(main())
-        except BaseException as error:  # handed to the thread that called start or stop
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that called start or stop
             self._error = error
         finally:
             ready.set()

@@ -122,7 +122,7 @@ class Server:
             self._error = error
             log.critical("%s; stopping, what was not confirmed yet never will be", error)
             for connection in list(self.hub.connections):
-                connection.transport.abort()  # type: ignore[attr-defined]
+                connection.transport.abort()
             self._ended.set()
 
     async def stop(self) -> None:
@@ -138,7 +138,9 @@ class Server:
         if self._error is None and hasattr(self, "hub"):
             for connection in list(self.hub.connections):
                 if connection.state == RUNNING:
-                    connection.close(ConnectionError_(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"))
+                    connection.close(
+                        ConnectionError_(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
+                    )
                 else:
                     connection.finish()
             self._turn()
@@ -156,7 +158,7 @@ class Server:
         while self.hub.connections and self._loop.time() < deadline:
             await asyncio.sleep(0.01)
         for connection in list(self.hub.connections):
-            connection.transport.abort()  # type: ignore[attr-defined]
+            connection.transport.abort()
         while self.store.busy:
             await asyncio.sleep(0.001)
 
@@ -268,16 +270,16 @@ class Server:
         age = (now_ms - connection.started_ms) / 1000
         if connection.state < RUNNING and age > limits.HANDSHAKE_S:
             log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
-            connection.transport.abort()  # type: ignore[attr-defined]
+            connection.transport.abort()
         elif connection.state in (CLOSING, CLOSED):
             connection.quiet_out += 1
             if connection.quiet_out > CLOSE_S:
-                connection.transport.abort()  # type: ignore[attr-defined]
+                connection.transport.abort()
         elif connection.heartbeat:
             half = max(connection.heartbeat / 2, 1)
             if age // half != (age - 1) // half and not connection.beat():
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
-                connection.transport.abort()  # type: ignore[attr-defined]
+                connection.transport.abort()
 
     def _watch_disk(self) -> None:
         if self.broker.unwritten:

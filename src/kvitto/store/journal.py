@@ -113,7 +113,9 @@ class Journal:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
         self.sequence = self.applied = floor
         first = True
-        for number in sorted(filter(lambda n: n >= 0, map(paths.journal_number, self.store.disk.listdir(paths.JOURNALS)))):
+        for number in sorted(
+            filter(lambda n: n >= 0, map(paths.journal_number, self.store.disk.listdir(paths.JOURNALS)))
+        ):
             self._number = max(self._number, number)
             data, at = self.store.disk.read_file(paths.journal(number)), 0
             while found := Record.decode(data, at):
@@ -168,7 +170,9 @@ class Journal:
 
     def retire(self, applied: int) -> None:
         """Records up to `applied` are durable in the queues; drop the files when that is all there is."""
-        if applied != self.sequence or (self._file is not None and self._size < ROTATE_BYTES and not self.store.blocked_drops):
+        if applied != self.sequence or (
+            self._file is not None and self._size < ROTATE_BYTES and not self.store.blocked_drops
+        ):
             return
         self.drop()
 

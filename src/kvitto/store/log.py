@@ -300,7 +300,9 @@ class Log:
         found = Recovered()
         logs = {s.base: self._replay(s) for s in self.segments if s.base in acks}
         self.mark = max([self.mark] + [r.mark for r in logs.values()])
-        self.next = max([self.next, self.mark] + [s.end for s in self.segments] + [r.highest + 1 for r in logs.values()])
+        self.next = max(
+            [self.next, self.mark] + [s.end for s in self.segments] + [r.highest + 1 for r in logs.values()]
+        )
         for part in self.segments:
             if part.settled and part.end > self.mark:
                 # Only what was delivered and settled at once is never written, and first deliveries are in order.
@@ -391,7 +393,9 @@ class Log:
                 if below > 0:
                     found.requeued.append((start, below))
             unsettled = replay.redeliveries
-            for offset in [o for o in unsettled if not replay.bitmap[(o - part.base) >> 3] >> ((o - part.base) & 7) & 1]:
+            for offset in [
+                o for o in unsettled if not replay.bitmap[(o - part.base) >> 3] >> ((o - part.base) & 7) & 1
+            ]:
                 found.redeliveries[offset] = unsettled[offset]
 
     def _body_bytes(self, part: Segment, start: int, count: int) -> int:

@@ -119,7 +119,10 @@ def block(entries: memoryview, time_ms: int, mark: int) -> list[bytes | memoryvi
     """One block of a settlement log, as buffers to be written."""
     length = BLOCK_HEADER + len(entries)
     rest = (
-        time_ms.to_bytes(8, "little") + mark.to_bytes(8, "little") + (len(entries) // ENTRY).to_bytes(4, "little") + bytes(4)
+        time_ms.to_bytes(8, "little")
+        + mark.to_bytes(8, "little")
+        + (len(entries) // ENTRY).to_bytes(4, "little")
+        + bytes(4)
     )
     digest = xxhash.xxh3_64(rest)
     digest.update(entries)
@@ -150,7 +153,11 @@ class Replay:
         bad_from = -1
         while at + BLOCK_HEADER <= len(data):
             length = int.from_bytes(data[at + 4 : at + 8], "little")
-            if data[at : at + 4] == MAGIC and BLOCK_HEADER <= length <= len(data) - at and self._valid(data, at, length):
+            if (
+                data[at : at + 4] == MAGIC
+                and BLOCK_HEADER <= length <= len(data) - at
+                and self._valid(data, at, length)
+            ):
                 if bad_from >= 0:
                     self.damaged = True
                     bad_from = -1

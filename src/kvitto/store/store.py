@@ -44,7 +44,7 @@ class SyncJob:
                 file.sync()
             for path in self.dirs:
                 self.disk.sync_dir(path)
-        except Exception as error:  # top of the sync thread: reported by end_sync
+        except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
             self.error = error
 
 
@@ -179,7 +179,9 @@ class Store:
             copy.sync()
             copy.close()
             self.disk.sync_dir(log_.directory)
-        self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; a copy is in {path}, the rest of the queue is served")
+        self.alarm(
+            f"{paths.segment(log_.directory, part.base)}: {why}; a copy is in {path}, the rest of the queue is served"
+        )
 
     @property
     def journal_needed(self) -> int:

@@ -112,9 +112,8 @@ def check_value(p, i, end, depth):  # type: ignore[no-untyped-def]
         if kind == 70:
             if depth >= _DEPTH or check_table(p, i, i + size, depth + 1) < 0:
                 return MALFORMED
-        elif kind == 65:
-            if depth >= _DEPTH or check_array(p, i, i + size, depth + 1) < 0:
-                return MALFORMED
+        elif kind == 65 and (depth >= _DEPTH or check_array(p, i, i + size, depth + 1) < 0):
+            return MALFORMED
         i += size
     elif kind == 116 or kind == 98 or kind == 66:  # t b B
         i += 1

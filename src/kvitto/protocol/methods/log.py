@@ -87,7 +87,9 @@ def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
     if queue.group != m.group:
         raise ChannelError(ACCESS_REFUSED, f"group '{m.group}' is not attached to {thing}")
     if m.incarnation and m.incarnation != queue.log.queue_id:
-        raise ChannelError(PRECONDITION_FAILED, f"{thing} was deleted and declared again: incarnation is {queue.log.queue_id}")
+        raise ChannelError(
+            PRECONDITION_FAILED, f"{thing} was deleted and declared again: incarnation is {queue.log.queue_id}"
+        )
     queue.settle_until(m.end)
     conn.send(chan.number, LogSettleOk(_position(queue)[3]))
 

@@ -29,7 +29,7 @@ DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
 
 def named(chan: Channel, name: str) -> str:
-    """"" means the queue that this channel declared last."""
+    """ "" means the queue that this channel declared last."""
     if name:
         return name
     if not chan.last_queue:

@@ -101,7 +101,9 @@ class Transaction:
                 room[queue] = (n + 1, size + len(body))
         for queue, (n, size) in room.items():
             if queue.limited and queue.rejects and queue.refuses(n, size):
-                raise ChannelError(PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed")
+                raise ChannelError(
+                    PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed"
+                )
 
     @staticmethod
     def _dead_letters(kind: int, queue: Queue) -> bool:
@@ -156,6 +158,10 @@ def rollback(conn: Connection, chan: Channel, _method: TxRollback) -> None:
     conn.send(chan.number, TxRollbackOk())
 
 
-HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {TxSelect: select, TxCommit: commit, TxRollback: rollback}
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    TxSelect: select,
+    TxCommit: commit,
+    TxRollback: rollback,
+}
 
 __all__ = ["DEAD_LETTERED", "HANDLERS", "Transaction"]
