@@ -3,8 +3,9 @@
 The data plane (`append`, `pump`, `settle`, `requeue`) is compiled and costs nothing per message but the copy; the rare
 events (redelivery, expiry, overflow, dead-letter) are plain calls. A queue does not touch the disk but in `flush`, once per turn.
 
-Invariants: `ready` = next - cursor + requeued, since an offset that is never written lies below the cursor; every offset below `cursor` is settled, unacked, moving, parked or in `requeued`; every one from `cursor` on is ready.
-Offsets from `tail_first` on are in `tail`, not yet written.
+Invariants: every offset below `cursor` is settled, unacked, moving, parked or in `requeued`; every one from `cursor` on is ready;
+an offset that is never written lies below the cursor, so ready = next - cursor + requeued. Offsets from `tail_first` on are in
+`tail`, not yet written.
 """
 
 from __future__ import annotations

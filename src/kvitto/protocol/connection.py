@@ -500,7 +500,7 @@ def unknown_tag(tag: int) -> ChannelError:
 
 
 def malformed_publish() -> ConnectionError_:
-    return ConnectionError_(502, "malformed arguments of basic.publish", 60, 40)
+    return ConnectionError_(COMMAND_INVALID, "malformed arguments of basic.publish", 60, 40)
 
 
 def leave_group(queue: Any, holder: object) -> None:

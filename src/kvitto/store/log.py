@@ -120,13 +120,15 @@ class Log:
     def settle(self, pending: Settlements, mark: int) -> None:
         """Write the settlements of a turn, and the delivered mark, behind the messages."""
         if pending.entries.n:
-            for part in self._touched(pending.lowest, pending.highest):
-                end = part.end
+            parts = self._touched(pending.lowest, pending.highest)
+            for part in reversed(parts):
                 self._scratch.n = 0
-                settled = pending.take(part.base, end, self._scratch)
+                settled = pending.take(part.base, part.end, self._scratch)
                 if self._scratch.n:
                     self._append_block(part, self._scratch.view(), mark)
                     part.settled += settled
+                if part is not parts[0]:
+                    pending.cut(part.base)  # a full disk may end this half-way, and it is called again
             self.mark = max(self.mark, mark)
             self.drop_settled()
         elif mark > self.mark and self.segments:

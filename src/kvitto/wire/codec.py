@@ -8,7 +8,7 @@ import struct
 from typing import ClassVar, TypeVar
 
 from kvitto.base.errors import COMMAND_INVALID, ConnectionError_
-from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed
+from kvitto.wire.tables import PARSE_ERRORS, Malformed
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _METHOD_HEAD = struct.Struct(">HH")
@@ -62,7 +62,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Method:
     """The method in the payload of a method frame; ConnectionError_ 503 if unknown, 502 if malformed."""
     data = bytes(payload)
     if len(data) < 4:
-        raise ConnectionError_(MALFORMED, "method frame shorter than its class and method id", 0, 0)
+        raise ConnectionError_(COMMAND_INVALID, "method frame shorter than its class and method id", 0, 0)
     ids = _METHOD_HEAD.unpack_from(data, 0)
     method = METHODS.get(ids)
     if method is None:
@@ -73,7 +73,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Method:
             raise Malformed(f"{len(data) - end} bytes too many")
     except PARSE_ERRORS as error:
         text = f"malformed arguments of {method.NAME}: {error}"
-        raise ConnectionError_(MALFORMED, text, *ids) from None
+        raise ConnectionError_(COMMAND_INVALID, text, *ids) from None
     return parsed
 
 
