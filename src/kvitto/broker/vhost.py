@@ -7,6 +7,7 @@ definitions; the caller waits for the sync before it answers (D2).
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
@@ -231,8 +232,14 @@ class VHost:
         check_field(thing, "auto_delete", found.auto_delete, auto_delete)
         check_arguments(thing, EQUIVALENCE_ARGUMENTS, found.arguments, arguments)
 
-    def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Remove the queue and its messages; return how many were ready. ChannelError 406."""
+    def delete_queue(
+        self, queue: Queue, if_unused: bool = False, if_empty: bool = False, answer: Callable[[int], None] | None = None
+    ) -> int:
+        """Remove the queue and its messages; return how many were ready. ChannelError 406.
+
+        `answer` gets that number before the consumers learn of it: who deletes a queue that it consumes from itself
+        hears delete-ok first, then cancel, as from RabbitMQ.
+        """
         thing = describe("queue", queue.name, self.name)
         if if_unused and queue.consumers:
             raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
@@ -250,6 +257,8 @@ class VHost:
         self.changed()
         if queue.log.durable:
             self.broker.undefine("queue", (self.name, queue.name))
+        if answer is not None:
+            answer(count)
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:
             consumer.queue_gone()

@@ -28,6 +28,7 @@ class Peer(asyncio.BufferedProtocol):
         self.socket: asyncio.Transport | None = None
         self._box = server.inbox
         self._at = 0
+        self._done = False
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
 
@@ -53,6 +54,8 @@ class Peer(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         assert self.connection is not None
+        if self._done:
+            return
         self.connection.received_bytes += nbytes
         self.connection.receive(self._box, self._at + nbytes)
 
@@ -75,11 +78,22 @@ class Peer(asyncio.BufferedProtocol):
     # -- the connection's calls ------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        if self.socket is not None and not self.socket.is_closing():
+        if self.socket is not None and not self._done and not self.socket.is_closing():
             self.socket.write(data)
 
     def close(self) -> None:
-        if self.socket is not None:
+        """Send what is left and end our side. What the peer still sends is read and dropped until it closes too.
+
+        A socket closed with unread input sends a reset, and the peer would lose our last words. The server ends it
+        after a while if the peer does not.
+        """
+        self._done = True
+        if self.socket is None or self.socket.is_closing():
+            return
+        if self.socket.can_write_eof():
+            self.socket.write_eof()
+            self.resume()
+        else:  # TLS has no half of a connection
             self.socket.close()
 
     def abort(self) -> None:

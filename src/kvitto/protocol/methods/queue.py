@@ -98,11 +98,15 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
 def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:
     name = named(chan, m.queue)
     conn.authorise("configure", name, "queue")
-    count = 0
+
+    def answer(count: int) -> None:
+        if not m.no_wait:
+            conn.send(chan.number, QueueDeleteOk(count))
+
     if name in conn.vhost.queues:
-        count = conn.vhost.delete_queue(conn.vhost.queue(name, conn), m.if_unused, m.if_empty)
-    if not m.no_wait:
-        conn.send(chan.number, QueueDeleteOk(count))
+        conn.vhost.delete_queue(conn.vhost.queue(name, conn), m.if_unused, m.if_empty, answer)
+    else:
+        answer(0)
 
 
 HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
