@@ -1,0 +1,116 @@
+"""`kvitto.Broker`: a real broker in this process, with real sockets and a real directory."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+import kvitto
+from kvitto.base.config import Config
+from kvitto.base.errors import StoreError
+from kvitto.server.embedded import Broker
+
+
+@contextmanager
+def channel_on(parameters: str | pika.ConnectionParameters) -> Iterator[BlockingChannel]:
+    connection = pika.BlockingConnection(pika.URLParameters(parameters) if isinstance(parameters, str) else parameters)
+    yield connection.channel()
+    connection.close()
+
+
+def test_messages_outlive_the_broker_in_a_given_directory(tmp_path: Path) -> None:
+    """P3, P4: persistent by default, in order, less those acknowledged."""
+    with kvitto.Broker(tmp_path) as broker, channel_on(broker.url) as channel:
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        for i in range(10):
+            channel.basic_publish("", "q", b"%d" % i)
+        method, _, _ = channel.basic_get("q")
+        channel.basic_ack(method.delivery_tag)
+    with kvitto.Broker(tmp_path) as broker, channel_on(broker.url) as channel:
+        found = [channel.basic_get("q", auto_ack=True) for _ in range(9)]
+        assert [body for _, _, body in found] == [b"%d" % i for i in range(1, 10)]
+        assert [method.redelivered for method, _, _ in found] == [False] * 9
+        assert channel.basic_get("q") == (None, None, None)
+
+
+def test_two_brokers_live_side_by_side() -> None:
+    with kvitto.Broker() as one, kvitto.Broker() as two:
+        with channel_on(one.url) as channel:
+            channel.queue_declare("only-here")
+        with channel_on(two.url) as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+            channel.queue_declare("only-here", passive=True)
+        assert caught.value.reply_code == 404
+
+
+def test_a_temporary_directory_goes_with_the_broker() -> None:
+    with kvitto.Broker() as broker:
+        assert broker.data_dir.is_dir()
+    assert not broker.data_dir.exists()
+
+
+def test_a_directory_belongs_to_one_broker(tmp_path: Path) -> None:
+    """D5."""
+    with kvitto.Broker(tmp_path), pytest.raises(StoreError, match="in use by process"):
+        kvitto.Broker(tmp_path).start()
+
+
+def test_a_taken_port_is_an_error_for_the_caller(tmp_path: Path) -> None:
+    with kvitto.Broker() as broker, pytest.raises(OSError, match="in use"):
+        kvitto.Broker(tmp_path, port=broker.port).start()
+
+
+@pytest.mark.slow
+def test_it_is_ready_within_a_tenth_of_a_second() -> None:
+    """The median of nine starts, after the modules have been imported once."""
+    code = (
+        "import statistics, time, kvitto\n"
+        "def once():\n"
+        "    t = time.perf_counter(); b = kvitto.Broker().start(); d = time.perf_counter() - t; b.stop(); return d\n"
+        "once(); print(statistics.median(once() for _ in range(9)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
+    assert float(done.stdout) < 0.1
+
+
+def test_the_fixture_is_a_broker(kvitto_broker: Broker) -> None:
+    with channel_on(kvitto_broker.url) as channel:
+        assert channel.is_open
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command (Debian: apt install openssl) to make a certificate")
+    place = tmp_path_factory.mktemp("tls")
+    cert, key = place / "cert.pem", place / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, stderr=subprocess.DEVNULL)
+    return cert, key
+
+
+def test_a_tls_listener_serves_large_and_small_messages(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    broker = Broker(tmp_path)
+    broker._config = Config(data_dir=tmp_path, port=0, http_port=None, tls_port=0, tls_cert=cert, tls_key=key)
+    with broker:
+        assert broker._server is not None
+        options = pika.SSLOptions(ssl.create_default_context(cafile=cert), "localhost")
+        parameters = pika.ConnectionParameters("127.0.0.1", broker._server.tls_port, ssl_options=options)
+        bodies = [b"small", b"x" * 3_000_000, b""]
+        with channel_on(parameters) as channel:
+            channel.queue_declare("q", durable=True)
+            channel.confirm_delivery()
+            for body in bodies:
+                channel.basic_publish("", "q", body)
+            assert [channel.basic_get("q", auto_ack=True)[2] for _ in bodies] == bodies
