@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.clock import Clock
 from kvitto.base.errors import ChannelError, ConnectionError_, StoreFull
 from kvitto.broker.auth import Users
+from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import RETRY_MS, DeadLetters
 from kvitto.broker.queue import Queue
 from kvitto.broker.timers import Timers
@@ -44,6 +45,7 @@ class Broker:
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
         self.unwritten: dict[Queue, None] = {}
+        self.gone = Counts()
         self.applying = False
         self.definitions_pending = False
         self.on_full: Callable[[bool], None] = lambda full: None
@@ -173,7 +175,9 @@ class Broker:
             if self.dead_letters.moves:
                 self.dead_letters.run()
             if not self.dirty:
-                return
+                break
+        if not self.unwritten:
+            self.store.journal.turn_written()
 
     def flush(self, queue: Queue) -> None:
         """Write a queue's turn; a full disk leaves it to a later one."""

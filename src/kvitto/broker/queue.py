@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 TAIL_BYTES = 1 << 20
+EXPIRED_PER_TURN = 2000
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
@@ -483,7 +484,12 @@ class Queue:
 
     def expire(self) -> None:
         """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""
+        left = EXPIRED_PER_TURN
         while self.ready > 0:
+            if not left:
+                self.broker.timers.at(self.broker.now_ms, self._expiry_due)
+                return
+            left -= 1
             found = self._find(self.requeued.first()) if self.requeued_ready else self._head()
             if found is None:
                 continue

@@ -50,6 +50,7 @@ log = logging.getLogger("kvitto.amqp")
 HEADER, START, TUNE, OPEN, RUNNING, CLOSING, CLOSED = range(7)
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 INPUT_PAUSE = 8 << 20
+"""Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
 
 _PUBLISH = 0x003C0028  # C variables when compiled
 _ACK = 0x003C0050
@@ -90,6 +91,7 @@ class Connection:
         self.queues: list[Any] = []
         self.rest = b""
         self.stalled = False
+        self.choked = False
         self.publisher = False
         self.blocked = hub.blocked is not None
         self.failed = False
@@ -121,6 +123,9 @@ class Connection:
             except ProtocolError as error:
                 self._fail(error)
         self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
+        if self.output.paused and self.output.buf.n > INPUT_PAUSE and not self.choked:
+            self.choked = True
+            self.transport.pause()
         self.hub.schedule()
 
     def scan(self, box, n):  # type: ignore[no-untyped-def]
@@ -409,6 +414,8 @@ class Connection:
     def flush(self) -> None:
         """Hand what has been encoded to the socket."""
         buf = self.output.buf
+        if self.output.paused and self.state < CLOSING:
+            return
         if buf.n and self.state >= START:
             self.quiet_out = 0
             self.sent_bytes += buf.n
@@ -430,6 +437,11 @@ class Connection:
         """The socket takes no more for now (False), or does again."""
         self.output.paused = not yes
         if yes:
+            self.flush()
+            if self.choked:
+                self.choked = False
+                if not self.stalled:
+                    self.transport.resume()
             self._wake()
 
     def stall(self) -> None:
@@ -442,7 +454,8 @@ class Connection:
         self.stalled = False
         if self.state == CLOSED:
             return
-        self.transport.resume()
+        if not self.choked:
+            self.transport.resume()
         if self.rest:
             box = Buf(0)
             box.add(self.rest)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
 from kvitto.protocol.connection import Connection
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
     from kvitto.server.server import Server
+
+log = logging.getLogger("kvitto.amqp")
 
 INBOX = 512 * 1024
 LEAST_READ = 64 * 1024
@@ -57,7 +61,14 @@ class Peer(asyncio.BufferedProtocol):
         if self._done:
             return
         self.connection.received_bytes += nbytes
-        self.connection.receive(self._box, self._at + nbytes)
+        try:
+            self.connection.receive(self._box, self._at + nbytes)
+        except StoreError as error:
+            self.server.fail(error)
+        except Exception:  # top of the loop: our mistake must not reach other connections
+            log.exception("%s: internal error, the connection is closed", self.connection.peer)
+            self.connection.rest = b""
+            self.connection.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
 
     def eof_received(self) -> bool:
         return False

@@ -120,7 +120,8 @@ class Server:
         """The disk cannot be trusted any more: stop without confirming anything (C8)."""
         if self._error is None:
             self._error = error
-            log.critical("%s; stopping, what was not confirmed yet never will be", error)
+            trace = None if isinstance(error, StoreError) else error
+            log.critical("%s; stopping, what was not confirmed yet never will be", error, exc_info=trace)
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()
@@ -192,7 +193,7 @@ class Server:
             return
         try:
             self.hub.turn()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - top of the loop: a broker that cannot end its turn must not confirm
             self.fail(error)
             return
         self._drive_sync()
@@ -234,10 +235,7 @@ class Server:
         if self.store.failed is not None:
             self.fail(self.store.failed)
             return
-        self.hub.flush()
-        if self.broker.dirty:
-            self.schedule()
-        self._drive_sync()
+        self._turn()
 
     def _arm_timer(self) -> None:
         due = self.broker.timers.next_ms
@@ -275,6 +273,8 @@ class Server:
             connection.quiet_out += 1
             if connection.quiet_out > CLOSE_S:
                 connection.transport.abort()
+        elif connection.stalled:
+            connection.quiet_in = 0  # we do not read: the peer may well be alive
         elif connection.heartbeat:
             half = max(connection.heartbeat / 2, 1)
             if age // half != (age - 1) // half and not connection.beat():

@@ -103,6 +103,7 @@ class Journal:
         self.store = store
         self.sequence = 0
         self.applied = 0
+        self.written_out = 0
         self.oldest = 1
         self._file: File | None = None
         self._number = 0
@@ -167,6 +168,10 @@ class Journal:
     def applied_to(self, sequence: int) -> None:
         """Every record up to `sequence` has been applied (not yet synced)."""
         self.applied = sequence
+
+    def turn_written(self) -> None:
+        """Every queue has written what it had: all that has been applied is in files, and the next full sync covers it."""
+        self.written_out = self.applied
 
     def retire(self, applied: int) -> None:
         """Records up to `applied` are durable in the queues; drop the files when that is all there is."""

@@ -222,7 +222,7 @@ class Store:
             self._messages_wanted = False
         if everything:
             files += self._acks
-            job.journal_applied = self.journal.applied
+            job.journal_applied = self.journal.written_out
             self._acks = {}
         job.unlinks, self._unlinks = self._unlinks, []
         job.callbacks, self._callbacks = self._callbacks, []
