@@ -226,7 +226,7 @@ class Connection:
             self.send(m.ConnectionOpen(self.address.vhost))
             self._expect(m.ConnectionOpenOk)
         except ConnectionLost as lost:
-            raise ConnectFailed(_why(self.address, lost)) from None
+            raise ConnectFailed(_why(self.address, lost), lost.code) from None
         except TimeoutError as late:
             raise ConnectFailed(f"{late}; is it an AMQP 0-9-1 port?") from None
 

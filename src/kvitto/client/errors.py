@@ -6,7 +6,15 @@ class AMQPError(Exception):
 
 
 class ConnectFailed(AMQPError):
-    """No connection came about; the text says with whom, why, and what to look at."""
+    """No connection came about; the text says with whom, why, and what to look at.
+
+    `code` is the server's reason (403: wrong password, 530: no such virtual host), for which trying again is no use;
+    0 if the server was not reached or said nothing.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class ConnectionLost(AMQPError):
