@@ -1,0 +1,206 @@
+"""The driver's part of a query: one connection that is the group's, and with it look, plan and settle.
+
+Every call may be repeated and survives a restart of the broker. What cannot be right - a queue that is another one
+now, messages gone that Spark has yet to read - ends the query, or with failOnDataLoss = false a warning is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from kvitto.client import Channel, ChannelClosed
+from kvitto.spark.errors import DataLossError
+from kvitto.spark.link import Link, explain
+from kvitto.spark.offsets import Offsets, Position, start_of
+from kvitto.spark.options import EARLIEST, LATEST, Options, Place
+from kvitto.spark.planning import PARTITION_OFFSETS_MIN, limit_offsets, split
+from kvitto.spark.reading import RangePartition, declared_again
+from kvitto.wire import methods as m
+
+log = logging.getLogger("kvitto.spark")
+T = TypeVar("T")
+FIRST_CONTACT_S: Final = 5.0
+"""A new query whose broker does not answer has a wrong uri, most likely: it is told soon."""
+
+
+class Driver:
+    """One query's view of its queues. `latest` is the end of what the broker had when last asked."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.group = ""
+        self.latest: Offsets | None = None
+        self._target: dict[str, Position] | None = None
+        self._attached = False
+        self._link = Link(options.uri, "kvitto spark driver", self._prepare)
+
+    # --- what Spark asks for, by way of source.py
+
+    def begin(self) -> Offsets:
+        """Where a query without a checkpoint starts; it becomes the reader of its queues."""
+        self._join(self.options.group or f"spark-{uuid.uuid4().hex[:16]}")
+        found = self._look(FIRST_CONTACT_S)
+        return Offsets(self.group, {name: self._first(name, at) for name, at in found.items()})
+
+    def advance(self, start: Offsets, most: int) -> Offsets:
+        """Settle up to `start`, which Spark has committed, and say how far the next batch goes: `most` offsets, 0 = all."""
+        self._join(start.group)
+        found = self._look()
+        begins = {name: self._continue(name, start.queues.get(name), at) for name, at in found.items()}
+        self._settle(begins, found)
+        ends = {name: max(at.next, begins[name].next) for name, at in found.items()}
+        self.latest = self._moved(begins, ends)
+        if self._target is not None:
+            ends = {name: self._until_target(name, begins[name], end) for name, end in ends.items()}
+        if most:
+            ends = limit_offsets({name: at.next for name, at in begins.items()}, ends, most)
+        return self._moved(begins, ends)
+
+    def fix_target(self) -> None:
+        """From now on nothing beyond what the queues hold at this moment (Trigger.AvailableNow)."""
+        found = self._look()
+        self._target = {name: Position(at.incarnation, at.first, at.next) for name, at in found.items()}
+
+    def plan(self, start: Offsets, end: Offsets) -> list[RangePartition]:
+        """The tasks of a batch, new or repeated after a crash."""
+        self._join(end.group)
+        found = self._look()
+        ranges: list[tuple[str, int, int]] = []
+        for name, to in end.queues.items():
+            first = start_of(start.queues.get(name), to)
+            if to.next > first and name in found and self._readable(name, first, to, found[name]):
+                ranges.append((name, first, to.next))
+        return self._tasks(ranges, {name: at.incarnation for name, at in end.queues.items()})
+
+    def plan_once(self) -> list[RangePartition]:
+        """The tasks of a batch read: from startingOffsets to endingOffsets, as of now; nothing is attached or settled."""
+        found = self._look(FIRST_CONTACT_S)
+        ranges: list[tuple[str, int, int]] = []
+        for name, at in found.items():
+            start = max(_resolve(self.options.starting, name, at), at.first)
+            ranges.append((name, start, max(start, min(_resolve(self.options.ending, name, at), at.next))))
+        return self._tasks(ranges, {name: at.incarnation for name, at in found.items()})
+
+    def settle(self, end: Offsets) -> None:
+        """Spark has committed everything before `end`."""
+        self._join(end.group)
+        found = self._look()
+        same = {name: at for name, at in end.queues.items() if found.get(name, at).incarnation == at.incarnation}
+        self._settle(same, found)
+
+    def close(self) -> None:
+        """Leave the group and the broker."""
+        self._link.close()
+
+    # --- one query, one group
+
+    def _join(self, group: str) -> None:
+        """Be the reader `group` of all queues; a restarted query finds the name in its checkpoint."""
+        if self.group != group:
+            if self.group:
+                self._link.close()
+            self.group = group
+
+    def _prepare(self, channel: Channel) -> None:
+        """On each new channel: attach, if this query has a group."""
+        if self.group:
+            for name in self.options.queues:
+                self._ask(name, lambda name=name: channel.log_attach(name, self.group))  # type: ignore[misc]
+
+    def _look(self, timeout_s: float | None = None) -> dict[str, m.LogInspectOk]:
+        def look(channel: Channel) -> dict[str, m.LogInspectOk]:
+            return {name: self._ask(name, lambda name=name: channel.log_inspect(name)) for name in self.options.queues}  # type: ignore[misc]
+
+        return self._link.call(look, self.options.reconnect_timeout_s if timeout_s is None else timeout_s)
+
+    def _settle(self, upto: dict[str, Position], found: dict[str, m.LogInspectOk]) -> None:
+        """Settle what is not settled yet."""
+        due = {name: at for name, at in upto.items() if name in found and found[name].first < at.next}
+
+        def settle(channel: Channel) -> None:
+            for name, at in due.items():
+                self._ask(name, lambda name=name, at=at: channel.log_settle(name, self.group, at.incarnation, at.next))  # type: ignore[misc]
+
+        if due:
+            self._link.call(settle, self.options.reconnect_timeout_s)
+
+    def _ask(self, queue: str, action: Callable[[], T]) -> T:
+        """A request about one queue; the server's no becomes an error that names it."""
+        try:
+            return action()
+        except ChannelClosed as error:
+            raise explain(error, queue) from None
+
+    # --- where to start, where to go on
+
+    def _first(self, name: str, at: m.LogInspectOk) -> Position:
+        place = _resolve(self.options.starting, name, at)
+        if place < at.first or place > at.next:
+            self._lost(
+                f"option startingOffsets asks for offset {place} of queue {name!r}, which holds {at.first} to {at.next}:"
+                " choose one of those, or earliest"
+            )
+            place = min(max(place, at.first), at.next)
+        return Position(at.incarnation, place, place)
+
+    def _continue(self, name: str, start: Position | None, at: m.LogInspectOk) -> Position:
+        """From where the next batch of a queue reads; that of `start`, unless data was lost."""
+        if start is None:  # added to option queues since
+            return self._first(name, at)
+        if start.incarnation != at.incarnation:
+            self._lost(str(declared_again(name, start.incarnation, at.incarnation)))
+            return Position(at.incarnation, at.first, at.first)
+        if at.first > start.next:
+            self._lost(
+                f"queue {name!r}: messages {start.next} to {at.first} are gone before they were read: expired, purged, or"
+                " dropped by a length limit. Read faster or allow the queue more, or set failOnDataLoss = false"
+            )
+            return Position(at.incarnation, start.begin, at.first)
+        if at.next < start.next:
+            self._lost(
+                f"queue {name!r} ends at offset {at.next}, but this query has read up to {start.next}: the broker's disk was"
+                " set back? Start with a new checkpoint, or set failOnDataLoss = false"
+            )
+        return start
+
+    def _readable(self, name: str, first: int, to: Position, at: m.LogInspectOk) -> bool:
+        """Whether what a batch consists of is still there, or enough of it for failOnDataLoss = false."""
+        if to.incarnation != at.incarnation:
+            self._lost(str(declared_again(name, to.incarnation, at.incarnation)))
+            return False
+        if at.first > first or at.next < to.next:
+            self._lost(
+                f"queue {name!r} holds offsets {at.first} to {at.next}, but the batch is {first} to {to.next}: messages"
+                " expired, were purged, or the checkpoint is older than the queue. Set failOnDataLoss = false to go on without them"
+            )
+        return True
+
+    def _lost(self, text: str) -> None:
+        if self.options.fail_on_data_loss:
+            raise DataLossError(text)
+        log.warning("%s; going on because failOnDataLoss = false", text)
+
+    def _until_target(self, name: str, begin: Position, end: int) -> int:
+        target = self._target.get(name) if self._target is not None else None
+        if target is None or target.incarnation != begin.incarnation:
+            return begin.next
+        return max(begin.next, min(end, target.next))
+
+    def _moved(self, begins: dict[str, Position], ends: dict[str, int]) -> Offsets:
+        queues = {name: Position(at.incarnation, at.begin, ends[name]) for name, at in begins.items()}
+        return Offsets(self.group, queues)
+
+    def _tasks(self, ranges: list[tuple[str, int, int]], incarnations: dict[str, str]) -> list[RangePartition]:
+        wanted = self.options.min_partitions
+        # the driver's Python process does not know Spark's default parallelism; its cores are the best guess
+        pieces = split(ranges, wanted or os.cpu_count() or 1, 1 if wanted else PARTITION_OFFSETS_MIN)
+        return [RangePartition(name, incarnations[name], first, last) for name, first, last in pieces]
+
+
+def _resolve(place: Place, name: str, at: m.LogInspectOk) -> int:
+    offset = place[name] if isinstance(place, dict) else place
+    return {EARLIEST: at.first, LATEST: at.next}.get(offset, offset)

@@ -1,0 +1,108 @@
+"""A connection that comes back: what a query does goes on while its broker is restarted.
+
+An action is any function of a channel that may be done twice. A connection that is lost or refused is tried again, with
+growing pauses, until `reconnectTimeout`; what the server says no to is told at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvitto.client import AMQPError, Channel, ChannelClosed, ConnectFailed, Connection, ConnectionLost
+from kvitto.spark.errors import SourceError
+
+T = TypeVar("T")
+
+PAUSE_S = 0.1
+PAUSE_S_MAX = 2.0
+LOST = (ConnectionLost, TimeoutError, OSError)
+NO_USE = {403, 404, 501, 502, 503, 504, 505, 530, 540}
+"""Reasons of a server to close a connection that will be the same the next time."""
+
+
+class Patience:
+    """Decides whether to try again. `progress()` starts the time anew."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.progress()
+
+    def progress(self) -> None:
+        self._since: float | None = None
+        self._pause_s = PAUSE_S
+
+    def wait(self, error: Exception) -> None:
+        """Pause before the next attempt; SourceError once the time is over or if another attempt is no use."""
+        if isinstance(error, ConnectFailed) and error.code in NO_USE:
+            raise SourceError(f"{error} (option uri)") from None
+        if isinstance(error, ConnectionLost) and error.code in NO_USE:
+            raise SourceError(f"the broker ended the connection: {error}; reading by range needs Kvitto") from None
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since >= self.timeout_s:
+            raise SourceError(
+                f"{error}; tried again for {self.timeout_s:g} s (option reconnectTimeout). Start the broker; the query"
+                " goes on from its checkpoint when it is started again"
+            ) from None
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+
+
+class Link:
+    """One connection with one channel, opened when first needed. `prepare` runs on every new channel."""
+
+    def __init__(self, uri: str, name: str, prepare: Callable[[Channel], None] | None = None) -> None:
+        self.uri = uri
+        self.name = name
+        self.prepare = prepare
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+
+    def channel(self) -> Channel:
+        """An open channel, if need be on a new connection. Raises ConnectFailed, ConnectionLost, ChannelClosed."""
+        connection = self._connection
+        if connection is None or connection.closed is not None:
+            self.close()
+            connection = self._connection = Connection(self.uri, name=self.name)
+        if self._channel is None or self._channel.closed is not None:
+            self._channel = None
+            channel = connection.channel()
+            if self.prepare is not None:
+                self.prepare(channel)
+            self._channel = channel
+        return self._channel
+
+    def call(self, action: Callable[[Channel], T], timeout_s: float) -> T:
+        """The result of an action that may be repeated. ChannelClosed, the server's no, passes through."""
+        patience = Patience(timeout_s)
+        while True:
+            try:
+                return action(self.channel())
+            except (ConnectFailed, *LOST) as error:
+                self.close()
+                patience.wait(error)
+
+    def close(self) -> None:
+        """Close; the next call opens again."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            connection.close()
+
+
+def explain(error: AMQPError, queue: str) -> SourceError:
+    """The server's no in the words of a query."""
+    if not isinstance(error, ChannelClosed):
+        return SourceError(f"queue {queue!r}: {error}")
+    hint = "see docs/spark.md"
+    if error.code == 404:
+        hint = "declare the queue first (durable), or correct option queue"
+    elif error.code == 403 and "by group" in error.text:
+        hint = "another query reads this queue: stop it, or let one query read for both"
+    elif error.code == 403 and "consumers" in error.text:
+        hint = "end the ordinary consumers of this queue: reading by range has a queue for itself"
+    elif error.code == 403:
+        hint = "give the user of option uri the permission to read the queue"
+    return SourceError(f"queue {queue!r}: {error}; {hint}")

@@ -1,0 +1,163 @@
+"""The options of `format("amqp")`: read once, checked, and then a plain frozen object that travels to the executors.
+
+Spark hands options over as strings under names without case. An option that nobody knows is a mistake that would
+otherwise show as wrong data much later, so it is refused, with the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from kvitto.client.uri import DEFAULT_URI, parse_uri
+from kvitto.spark.errors import OptionError
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""Places without a number, as in Spark's Kafka source."""
+
+Place = int | dict[str, int]
+"""Where to start or end: EARLIEST or LATEST for all queues, or one offset (or -2, -1) for each."""
+
+KNOWN: Final = (
+    "uri",
+    "queue",
+    "queues",
+    "readMode",
+    "startingOffsets",
+    "endingOffsets",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeHeaders",
+    "group",
+    "reconnectTimeout",
+)
+PLANNED: Final = ("queuePattern", "startingTimestamp", "maxBytesPerTrigger", "stagingLocation")
+"""Options of what is not there yet."""
+_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options with their defaults applied. `group` "" = one group for each checkpoint; `min_partitions` 0 = by size."""
+
+    uri: str
+    queues: tuple[str, ...]
+    starting: Place
+    ending: Place
+    max_offsets_per_trigger: int
+    min_partitions: int
+    fail_on_data_loss: bool
+    include_headers: bool
+    group: str
+    reconnect_timeout_s: float
+
+    @property
+    def vhost(self) -> str:
+        return parse_uri(self.uri).vhost
+
+
+def read_options(given: Mapping[str, str]) -> Options:
+    """Check what was given; OptionError says which option is wrong and what it may be."""
+    values = {name.lower(): value for name, value in given.items()}
+    _refuse_unknown(values)
+    mode = values.get("readmode", "range").lower()
+    if mode != "range":
+        raise OptionError(
+            f"option readMode is {mode!r}: only 'range' is there in this version; leave it out or say range"
+        )
+    uri = values.get("uri", DEFAULT_URI)
+    try:
+        parse_uri(uri)
+    except ValueError as error:
+        raise OptionError(f"option uri: {error}") from None
+    queues = _queues(values)
+    return Options(
+        uri=uri,
+        queues=queues,
+        starting=_place("startingOffsets", values.get("startingoffsets", "earliest"), queues),
+        ending=_place("endingOffsets", values.get("endingoffsets", "latest"), queues),
+        max_offsets_per_trigger=_count("maxOffsetsPerTrigger", values.get("maxoffsetspertrigger")),
+        min_partitions=_count("minPartitions", values.get("minpartitions")),
+        fail_on_data_loss=_flag("failOnDataLoss", values.get("failondataloss", "true")),
+        include_headers=_flag("includeHeaders", values.get("includeheaders", "false")),
+        group=values.get("group", ""),
+        reconnect_timeout_s=_seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
+    )
+
+
+def _refuse_unknown(values: Mapping[str, str]) -> None:
+    names = {name.lower(): name for name in KNOWN}
+    planned = {name.lower(): name for name in PLANNED}
+    for name in values:
+        if name in planned:
+            raise OptionError(f"option {planned[name]} is not there yet; docs/spark.md has those that are")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(KNOWN)}"
+            raise OptionError(f"format 'amqp' has no option {name!r}; {hint}")
+
+
+def _queues(values: Mapping[str, str]) -> tuple[str, ...]:
+    if ("queue" in values) == ("queues" in values):
+        raise OptionError("say which queue to read: either option queue (one name) or queues (names, comma between)")
+    if "queue" in values:
+        names = [values["queue"]]
+    else:
+        names = [name.strip() for name in values["queues"].split(",")]
+    if not all(names):
+        raise OptionError("option queue or queues has an empty name")
+    if len(set(names)) != len(names):
+        raise OptionError("option queues names a queue twice")
+    return tuple(names)
+
+
+def _place(option: str, text: str, queues: tuple[str, ...]) -> Place:
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        if option == "endingOffsets" and word == "earliest":
+            raise OptionError("option endingOffsets cannot be 'earliest'; say latest, or offsets as JSON")
+        return EARLIEST if word == "earliest" else LATEST
+
+    def wrong(why: str) -> NoReturn:
+        form = json.dumps(dict.fromkeys(queues, 0))
+        raise OptionError(
+            f"option {option}: {why}; it is earliest, latest, or JSON with an offset per queue, as {form}"
+        )
+
+    try:
+        places = json.loads(text)
+    except ValueError:
+        wrong(f"{text!r} is no JSON")
+    if not isinstance(places, dict) or not all(type(n) is int and n >= EARLIEST for n in places.values()):
+        wrong(f"{text!r} is no object of offsets (-2 = earliest, -1 = latest)")
+    if set(places) != set(queues):
+        wrong(f"{text!r} does not name exactly the queues that are read")
+    return places
+
+
+def _count(option: str, text: str | None) -> int:
+    """A number of at least 1; 0 if the option is not given."""
+    if text is None:
+        return 0
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise OptionError(f"option {option} is a number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _flag(option: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise OptionError(f"option {option} is true or false, not {text!r}")
+    return text.strip().lower() == "true"
+
+
+def _seconds(option: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise OptionError(f"option {option} is a time such as 90s or 5m, not {text!r}")
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,43 @@
+"""How much a batch takes and how it is cut into partitions: arithmetic without any connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+Range = tuple[str, int, int]
+"""(queue, first offset, offset after the last)."""
+
+PARTITION_OFFSETS_MIN = 20_000
+"""Below this a task costs more than it reads; only option minPartitions makes smaller ones."""
+
+
+def limit_offsets(starts: Mapping[str, int], ends: Mapping[str, int], most: int) -> dict[str, int]:
+    """Ends such that at most about `most` offsets are read, shared by queue in proportion to what waits in it.
+
+    Each queue that has something moves by at least one offset, so that none waits for ever.
+    """
+    waiting = {queue: ends[queue] - starts[queue] for queue in ends}
+    total = sum(waiting.values())
+    if total <= most:
+        return dict(ends)
+    return {
+        queue: starts[queue] + min(count, max(1, most * count // total)) if count > 0 else ends[queue]
+        for queue, count in waiting.items()
+    }
+
+
+def split(ranges: Sequence[Range], partitions: int, smallest: int) -> list[Range]:
+    """Cut into about `partitions` ranges of even size, none smaller than `smallest`; at least one per queue."""
+    total = sum(end - start for _, start, end in ranges)
+    if total == 0:
+        return []
+    size = max(-(-total // max(partitions, 1)), smallest, 1)
+    pieces: list[Range] = []
+    for queue, start, end in ranges:
+        count = -(-(end - start) // size)
+        for k in range(count):
+            # borders by proportion: pieces differ by one offset at most
+            first = start + (end - start) * k // count
+            last = start + (end - start) * (k + 1) // count
+            pieces.append((queue, first, last))
+    return pieces

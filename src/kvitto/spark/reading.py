@@ -1,0 +1,106 @@
+"""What an executor does: read one range of offsets of a queue, as often as Spark asks for it.
+
+Nothing is consumed, so a retried or a speculative task reads the same messages again. One connection per worker process
+is kept from task to task. When it breaks in the middle of a range, reading goes on behind the last batch handed over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from kvitto.client import Batch, Channel, ChannelClosed, ConnectFailed
+from kvitto.spark.columns import arrow_schema, to_arrow
+from kvitto.spark.errors import DataLossError
+from kvitto.spark.link import LOST, Link, Patience, explain
+from kvitto.spark.options import Options
+
+BATCH_BYTES: Final = 4 << 20
+"""Bodies that are gathered before they are handed to Spark."""
+CHUNK_OFFSETS: Final = 1 << 18
+"""Offsets of one request: bounds a batch of messages without a body."""
+
+_links: dict[tuple[int, str], Link] = {}
+"""By process and URI. Spark's workers are forked: a child must not use its parent's socket."""
+
+
+class RangePartition(InputPartition):
+    """One task's work: offsets [start, end) of one incarnation of a queue."""
+
+    def __init__(self, queue: str, incarnation: str, start: int, end: int) -> None:
+        super().__init__(None)
+        self.queue = queue
+        self.incarnation = incarnation
+        self.start = start
+        self.end = end
+
+    def __repr__(self) -> str:
+        return f"offsets {self.start} to {self.end} of queue {self.queue!r}"
+
+
+def read_range(options: Options, schema: StructType, part: RangePartition) -> Iterator[pa.RecordBatch]:
+    """The unsettled messages of the range as Arrow batches of that schema, in order."""
+    columns = arrow_schema(schema)
+    patience = Patience(options.reconnect_timeout_s)
+    link = _links.setdefault((os.getpid(), options.uri), Link(options.uri, "kvitto spark reader"))
+    position = part.start
+    whole = False
+    try:
+        while position < part.end:
+            try:
+                # held here so that `finally` closes the connection first: ending the request would read it to its end
+                chunk = _chunk(link.channel(), part, position, options.fail_on_data_loss)
+                for batch, after in chunk:
+                    patience.progress()
+                    yield from to_arrow(batch, part.queue, columns)
+                    position = after
+            except ChannelClosed as error:
+                raise explain(error, part.queue) from None
+            except (ConnectFailed, *LOST) as error:
+                link.close()
+                patience.wait(error)
+        whole = True
+    finally:
+        if not whole:  # Spark wants no more (limit), or failed: what is under way is not for the next task
+            link.close()
+
+
+def _chunk(channel: Channel, part: RangePartition, position: int, strict: bool) -> Iterator[tuple[Batch, int]]:
+    """Messages from `position` on, each batch with the offset after it; a chunk at most."""
+    end = min(part.end, position + CHUNK_OFFSETS)
+    if not _still_there(channel, part, strict):
+        yield Batch(), part.end
+        return
+    for batch in channel.log_batches(part.queue, position, end, BATCH_BYTES):
+        yield batch, batch.tags.view(8 * batch.count - 8).cast("Q")[0]
+    done = channel.last_read
+    # the same before and after means the same in between: an incarnation never comes back
+    if not _still_there(channel, part, strict):
+        yield Batch(), part.end
+        return
+    if strict and done is not None and done.next < end:
+        raise DataLossError(
+            f"queue {part.queue!r} ends at offset {done.next}, but Spark was promised messages up to {end}: the broker's"
+            " disk was set back? Start with a new checkpoint, or set failOnDataLoss = false to go on with what is there"
+        )
+    yield Batch(), end
+
+
+def _still_there(channel: Channel, part: RangePartition, strict: bool) -> bool:
+    incarnation = channel.log_inspect(part.queue).incarnation
+    if incarnation != part.incarnation and strict:
+        raise declared_again(part.queue, part.incarnation, incarnation)
+    return incarnation == part.incarnation
+
+
+def declared_again(queue: str, before: str, now: str) -> DataLossError:
+    """The error for a queue that was deleted and made anew while a query was reading it."""
+    return DataLossError(
+        f"queue {queue!r} was deleted and declared again since this query read it (incarnation {before} then, {now}"
+        " now): what was in it is gone. Start with a new checkpoint, or set failOnDataLoss = false to go on with the new queue"
+    )
