@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto.broker")
 POOL_MAX = 64
+POOL_LARGE = 4
+"""Batches in the pool that keep their large buffers; the others give them back."""
 
 
 class Broker:
@@ -205,7 +207,8 @@ class Broker:
 
     def give_batch(self, batch: Batch) -> None:
         if len(self._pool) < POOL_MAX:
-            batch.release()
+            if len(self._pool) >= POOL_LARGE:
+                batch.release()
             self._pool.append(batch)
 
     # -- journal ---------------------------------------------------------------------------------------------

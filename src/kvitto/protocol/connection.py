@@ -420,7 +420,7 @@ class Connection:
             self.quiet_out = 0
             self.sent_bytes += buf.n
             data = buf.tobytes()
-            buf.clear(1 << 16)
+            buf.clear()
             self.transport.write(data)
         if self.output.full:
             self.output.full = False
@@ -477,6 +477,8 @@ class Connection:
         """Half a heartbeat interval has passed; False if the peer has been silent for two intervals (W6)."""
         self.quiet_in += 1
         self.quiet_out += 1
+        if self.quiet_out > 1 and not self.output.buf.n:
+            self.output.buf.clear(1 << 16)
         if self.quiet_in > 4:
             return False
         if self.quiet_out > 1 and not self.output.paused:
