@@ -249,8 +249,9 @@ class Channel:
             self._base += self._head // _ENTRY
             b.drop(self._head)
             self._head = 0
-        b.reserve(_ENTRY)
         o = b.n
+        if o + _ENTRY > b.cap:
+            b.grow(o + _ENTRY)
         bits.put_le64(b.p, o, offset)
         bits.put_le32(b.p, o + 8, body_len)
         bits.put_le32(b.p, o + 12, slot)

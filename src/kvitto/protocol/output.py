@@ -51,7 +51,8 @@ class Output:
         """The basic.deliver frame; tag is the consumer's tag and key exchange and routing key, as short strings."""
         size = 13 + tag_len + key_len
         buf = self.buf
-        buf.reserve(size + 8)
+        if buf.n + size + 8 > buf.cap:
+            buf.grow(buf.n + size + 8)
         q = buf.p
         o = buf.n
         q[o] = 1
@@ -72,10 +73,11 @@ class Output:
         """Header frame and body frames of one message."""
         buf = self.buf
         most = self.frame_max - 8
-        if body_len <= most:
-            buf.reserve(28 + props_len + body_len)
-        else:
-            buf.reserve(28 + props_len + body_len + 8 * (body_len // most))
+        need = buf.n + 28 + props_len + body_len
+        if body_len > most:
+            need += 8 * (body_len // most)
+        if need > buf.cap:
+            buf.grow(need)
         q = buf.p
         o = buf.n
         q[o] = 2

@@ -56,8 +56,10 @@ class Batch:
         """Copy one message in: key = exchange and routing key as short strings, props = flags and list. ttl_ms < 0: none."""
         index = self.index
         meta = self.meta
-        index.reserve(_ENTRY)
-        meta.reserve(key_len + props_len)
+        if index.n + _ENTRY > index.cap:
+            index.grow(index.n + _ENTRY)
+        if meta.n + key_len + props_len > meta.cap:
+            meta.grow(meta.n + key_len + props_len)
         e = index.n
         m = meta.n
         b = self.body.n
@@ -77,7 +79,8 @@ class Batch:
         index.n = e + _ENTRY
         meta.n = m + key_len + props_len
         if body_len:
-            self.body.reserve(body_len)
+            if b + body_len > self.body.cap:
+                self.body.grow(b + body_len)
             bits.copy(self.body.p, b, body_p, body, body_len)
             self.body.n = b + body_len
         self.count += 1
