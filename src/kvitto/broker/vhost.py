@@ -176,12 +176,15 @@ class VHost:
         if found is None:
             raise ChannelError(NOT_FOUND, f"no {describe('queue', name, self.name)}")
         if found.exclusive and owner is not None and found.owner is not owner:
-            text = (
-                f"cannot obtain exclusive access to locked {describe('queue', name, self.name)}. It could be originally "
-                "declared on another connection or the exclusive property value does not match that of the original declaration."
-            )
-            raise ChannelError(RESOURCE_LOCKED, text)
+            raise self._locked(found)
         return found
+
+    def _locked(self, queue: Queue) -> ChannelError:
+        text = (
+            f"cannot obtain exclusive access to locked {describe('queue', queue.name, self.name)}. It could be originally "
+            "declared on another connection or the exclusive property value does not match that of the original declaration."
+        )
+        return ChannelError(RESOURCE_LOCKED, text)
 
     def declare_queue(
         self,
@@ -226,9 +229,10 @@ class VHost:
     def _check_same(
         self, found: Queue, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> None:
+        if found.exclusive != exclusive:
+            raise self._locked(found)
         thing = describe("queue", found.name, self.name)
         check_field(thing, "durable", found.durable, durable)
-        check_field(thing, "exclusive", found.exclusive, exclusive)
         check_field(thing, "auto_delete", found.auto_delete, auto_delete)
         check_arguments(thing, EQUIVALENCE_ARGUMENTS, found.arguments, arguments)
 
@@ -243,8 +247,8 @@ class VHost:
         thing = describe("queue", queue.name, self.name)
         if if_unused and queue.consumers:
             raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
-        if if_empty and queue.messages:
-            raise ChannelError(PRECONDITION_FAILED, f"{thing} is not empty")
+        if if_empty and queue.ready:  # what consumers hold does not count, as with RabbitMQ
+            raise ChannelError(PRECONDITION_FAILED, f"{thing} not empty")
         if queue.deleted:
             return 0
         count = queue.ready
@@ -259,6 +263,7 @@ class VHost:
             self.broker.undefine("queue", (self.name, queue.name))
         if answer is not None:
             answer(count)
+        self.broker.gone.add(queue)
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:
             consumer.queue_gone()

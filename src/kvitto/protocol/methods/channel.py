@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def open_(conn: Connection, number: int, chan: Channel | None) -> None:
     if chan is not None:
         raise ConnectionError_(CHANNEL_ERROR, f"second 'channel.open' seen on channel {number}")
-    if number > conn.channel_max:
-        raise ConnectionError_(NOT_ALLOWED, f"channel {number} is above the negotiated channel_max {conn.channel_max}")
+    # channel_max limits how many there are, whatever their numbers, as with RabbitMQ.
+    if len(conn.channels) >= conn.channel_max:
+        text = f"number of channels opened ({len(conn.channels)}) has reached the negotiated channel_max ({conn.channel_max})"
+        raise ConnectionError_(NOT_ALLOWED, text)
     conn.channels[number] = Channel(conn, number)
     conn.hub.channels_made += 1
     conn.forget_last()

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 def declare(conn: Connection, chan: Channel, m: ExchangeDeclare) -> None:
+    _refuse_default(m.exchange)
     if m.passive:
         conn.vhost.exchange(m.exchange)
     else:
-        if m.exchange == "":
-            raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
         conn.authorise("configure", m.exchange, "exchange")
         alternate = m.arguments.get("alternate-exchange")
         if isinstance(alternate, str):
@@ -59,7 +58,9 @@ def unbind(conn: Connection, chan: Channel, m: ExchangeUnbind) -> None:
     _refuse_default(m.destination, m.source)
     conn.authorise("write", m.destination, "exchange")
     conn.authorise("read", m.source, "exchange")
-    conn.vhost.unbind(m.source, conn.vhost.exchange(m.destination), m.routing_key, m.arguments)
+    # What is not there is not bound: fine, as with RabbitMQ.
+    if m.destination in conn.vhost.exchanges and m.source in conn.vhost.exchanges:
+        conn.vhost.unbind(m.source, conn.vhost.exchange(m.destination), m.routing_key, m.arguments)
     if not m.no_wait:
         conn.send(chan.number, ExchangeUnbindOk())
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
-from kvitto.broker.queue import Queue
 from kvitto.wire.methods import (
     Method,
     QueueBind,
@@ -65,26 +64,29 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
 
 
 def bind(conn: Connection, chan: Channel, m: QueueBind) -> None:
-    queue, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
-    conn.vhost.bind(m.exchange, queue, key, m.arguments)
+    name, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
+    conn.vhost.bind(m.exchange, conn.vhost.queue(name, conn), key, m.arguments)
     if not m.no_wait:
         conn.send(chan.number, QueueBindOk())
 
 
 def unbind(conn: Connection, chan: Channel, m: QueueUnbind) -> None:
-    queue, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
-    conn.vhost.unbind(m.exchange, queue, key, m.arguments)
+    name, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
+    # What is not there is not bound: fine, as with RabbitMQ. Clients unbind what was deleted automatically.
+    if name in conn.vhost.queues and m.exchange in conn.vhost.exchanges:
+        conn.vhost.unbind(m.exchange, conn.vhost.queue(name, conn), key, m.arguments)
     conn.send(chan.number, QueueUnbindOk())
 
 
-def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_key: str) -> tuple[Queue, str]:
+def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_key: str) -> tuple[str, str]:
+    """Names of the queue and of the binding, once this user may touch both ends."""
     name = named(chan, queue)
     if exchange == "":
         raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
     conn.authorise("write", name, "queue")
     conn.authorise("read", exchange, "exchange")
     # No queue and no key: the key is the last queue's name (AMQP 0-9-1, queue.bind).
-    return conn.vhost.queue(name, conn), routing_key or ("" if queue else name)
+    return name, routing_key or ("" if queue else name)
 
 
 def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
