@@ -231,6 +231,11 @@ class Users:
             user.proof = proof
         return user if peer_is_loopback or name not in self.loopback_only else None
 
+    def remembers(self, name: str, password: str) -> bool:
+        """Whether `authenticate` needs no slow hash, since this password has been right before."""
+        user = self._users.get(name)
+        return user is not None and bool(user.proof) and hmac.compare_digest(self._proof(user, password), user.proof)
+
     def _proof(self, user: User, password: str) -> bytes:
         """Bound to the stored hash too: a new password ends what was proved with the old one."""
         keyed = hashlib.blake2b(_bytes(user.password_hash), key=self._key)

@@ -33,6 +33,8 @@ class Hub:
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0
+        self.unroutable = 0
+        self.answered = 0
         broker.on_full = self._full
 
     def turn(self) -> None:
@@ -54,15 +56,19 @@ class Hub:
                 channel.in_flight += 1
                 waiting.append((channel, channel.sequence))
             else:
-                channel.confirm_to(channel.sequence)
+                self._answer(channel, channel.sequence)
         if waiting:
             self.broker.store.when_durable(lambda: self._durable(waiting))
 
-    @staticmethod
-    def _durable(waiting: list[tuple[Channel, int]]) -> None:
+    def _durable(self, waiting: list[tuple[Channel, int]]) -> None:
         for channel, sequence in waiting:
             channel.in_flight -= 1
-            channel.confirm_to(sequence)
+            self._answer(channel, sequence)
+
+    def _answer(self, channel: Channel, sequence: int) -> None:
+        before = channel.confirmed
+        channel.confirm_to(sequence)
+        self.answered += channel.confirmed - before
 
     def flush(self) -> None:
         outputs, self.outputs = self.outputs, []
@@ -99,10 +105,9 @@ class Hub:
 
     def deliver_reply(self, route: Route, props: bytes, body: bytes) -> bool:
         """Hand a message for a direct reply-to name to the channel that waits for it."""
-        if route.exchange or not route.routing_key.startswith(REPLY_PREFIX):
-            return False
-        channel = self._repliers.get(route.routing_key)
+        channel = None if route.exchange else self._repliers.get(route.routing_key)
         if channel is None or channel.closing or channel.reply_tag is None:
+            self.unroutable += 1
             return False
         tag, channel.next_tag = channel.next_tag, channel.next_tag + 1
         method = BasicDeliver(channel.reply_tag, tag, False, "", route.routing_key)
