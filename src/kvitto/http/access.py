@@ -1,0 +1,73 @@
+"""Who may call a route. A login costs a slow hash once; it runs in a thread, at most two at a time (16 MiB each)."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from urllib.parse import urlsplit
+
+from kvitto.broker.auth import User
+from kvitto.http.api import Api
+from kvitto.http.request import Problem, Request, not_authorised
+
+LOGINS_AT_ONCE = 2
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class Access(Enum):
+    """What a route asks of its caller; tags are RabbitMQ's."""
+
+    ANYBODY = ()
+    LOOPBACK = ("local",)
+    MANAGEMENT = ("administrator", "monitoring", "policymaker", "management")
+    MONITORING = ("administrator", "monitoring")
+    ADMINISTRATOR = ("administrator",)
+
+
+class Door:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._logins = asyncio.Semaphore(LOGINS_AT_ONCE)
+
+    async def admit(self, request: Request, access: Access) -> User | None:
+        """The user, None where none is needed. Problem 401, 403."""
+        if access is Access.ANYBODY or (access is Access.LOOPBACK and request.loopback):
+            return None
+        user = await self._login(request)
+        wanted = (Access.MONITORING if access is Access.LOOPBACK else access).value
+        if not set(wanted).intersection(user.tags):
+            raise not_authorised(f"user '{user.name}' has none of the tags {', '.join(wanted)}")
+        return user
+
+    async def _login(self, request: Request) -> User:
+        given = request.credentials()
+        if given is None:
+            raise not_authorised("this needs a login: send an Authorization header of type Basic")
+        users = self._api.broker.users
+        name, password = given
+        if users.remembers(name, password):
+            user = users.authenticate(name, password, request.loopback)
+        else:
+            async with self._logins:
+                user = await asyncio.to_thread(users.authenticate, name, password, request.loopback)
+        if user is None or users.get(name) is not user:
+            raise not_authorised(
+                f"login of user '{name}' refused: wrong name or password, or guest from another machine"
+            )
+        return user
+
+
+def refuse_forgery(request: Request) -> None:
+    """Problem unless a write comes from a program, or from a page of our own: browsers add passwords by themselves.
+
+    A page elsewhere can send only "simple" requests unasked: POST with a form's content type or none. Everything else
+    needs our consent (CORS), which is never given.
+    """
+    if request.method in SAFE_METHODS:
+        return
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise Problem(403, "forbidden", f"no writing from pages of {origin}")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json" and "x-requested-with" not in request.headers:
+        raise Problem(415, "unsupported_media_type", "send POST with the header content-type: application/json")

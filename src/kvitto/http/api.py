@@ -1,0 +1,164 @@
+"""What every handler gets: the running broker, the caller, and how a change becomes durable before it is answered.
+
+The HTTP side reads the broker's objects directly (one event loop owns them) and changes them only through the calls that
+AMQP uses. `Host` is what is needed of the server; the server itself is a layer above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from kvitto.base.clock import Clock
+from kvitto.base.config import Config
+from kvitto.base.errors import ACCESS_REFUSED, ChannelError, StoreError
+from kvitto.broker.auth import Operation, User
+from kvitto.broker.broker import Broker
+from kvitto.broker.queue import Queue
+from kvitto.broker.vhost import VHost
+from kvitto.http.rates import Rates
+from kvitto.http.request import Problem, Request, not_authorised, not_found
+from kvitto.store.store import Store
+
+T = TypeVar("T")
+
+OUTSIDER = object()
+"""Owner of no exclusive queue: what is exclusive to a connection is locked for HTTP (405 RESOURCE_LOCKED)."""
+
+
+class Host(Protocol):
+    """The server, as far as it is used here. `hub` has the connections."""
+
+    config: Config
+    store: Store
+    broker: Broker
+    hub: Any
+    clock: Clock
+    started_ms: int
+    port: int
+    tls_port: int
+    http_port: int
+
+    def schedule(self) -> None:
+        """Have a turn run: deliver, write, sync."""
+
+    def fail(self, error: Exception) -> None:
+        """The disk cannot be trusted any more."""
+
+
+class Api:
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.rates = Rates()
+        self.node = f"kvitto@{platform.node() or 'localhost'}"
+
+    @property
+    def broker(self) -> Broker:
+        return self.host.broker
+
+    @property
+    def connections(self) -> list[Any]:
+        """Those that have logged in and opened a virtual host."""
+        return [c for c in self.host.hub.connections if c.vhost is not None]
+
+    @property
+    def alarms(self) -> list[str]:
+        """Why this broker does not do all it should, in sentences."""
+        store, hub = self.host.store, self.host.hub
+        failed = [] if store.failed is None else [f"the disk failed: {store.failed}"]
+        blocked = [] if hub.blocked is None else [f"publishers are blocked: {hub.blocked}"]
+        return failed + blocked + store.alarms
+
+    async def change(self, make: Callable[[], T]) -> T:
+        """Run `make`, which may change definitions; return once they are on disk (D2)."""
+        broker = self.broker
+        broker.definitions_pending = False
+        try:
+            result = make()
+        finally:
+            pending, broker.definitions_pending = broker.definitions_pending, False
+            self.host.schedule()
+        if pending:
+            await self.durable(messages=False)
+        return result
+
+    async def durable(self, *, messages: bool) -> None:
+        """Wait for a sync that covers all that has been written so far. Never returns if the disk fails."""
+        done = asyncio.Event()
+        self.host.store.when_durable(done.set, messages=messages)
+        self.host.schedule()
+        await done.wait()
+
+    def turn(self) -> None:
+        """Write what queues hold, now. Problem 503 if the disk refuses."""
+        try:
+            self.host.hub.turn()
+        except StoreError as error:
+            self.host.fail(error)
+            raise Problem(503, "store_failed", str(error)) from None
+        self.host.schedule()
+
+
+class Call:
+    """One request on its way through a handler: `args` are the parts of the path, decoded."""
+
+    def __init__(self, api: Api, request: Request, args: Mapping[str, str], user: User | None) -> None:
+        self.api = api
+        self.request = request
+        self.args = args
+        self._user = user
+
+    @property
+    def user(self) -> User:
+        assert self._user is not None, "a route without login has no user"
+        return self._user
+
+    @property
+    def name(self) -> str:
+        return self.args["name"]
+
+    # -- what the caller sees --------------------------------------------------------------------------------
+
+    @property
+    def sees_all(self) -> bool:
+        return bool({"administrator", "monitoring"}.intersection(self.user.tags))
+
+    def sees(self, vhost: str) -> bool:
+        return self.sees_all or self.user.may_open(vhost)
+
+    def vhosts(self) -> list[VHost]:
+        """The one that the path names, or all that the caller sees."""
+        if "vhost" in self.args:
+            return [self.vhost()]
+        return [v for v in self.api.broker.vhosts.values() if self.sees(v.name)]
+
+    def vhost(self) -> VHost:
+        """Problem 404, 401."""
+        name = self.args["vhost"]
+        found = self.api.broker.vhosts.get(name)
+        if found is None:
+            raise not_found(f"there is no vhost '{name}'")
+        if not self.sees(name):
+            raise not_authorised(f"user '{self.user.name}' may not open vhost '{name}'")
+        return found
+
+    def queue(self) -> Queue:
+        return self.vhost().queue(self.name)
+
+    # -- what the caller may change --------------------------------------------------------------------------
+
+    def own_vhost(self) -> VHost:
+        """The path's virtual host, to be used as over AMQP: the user must be able to open it. Problem 404, 401."""
+        vhost = self.vhost()
+        if not self.user.may_open(vhost.name):
+            raise not_authorised(f"user '{self.user.name}' has no permissions in vhost '{vhost.name}'")
+        return vhost
+
+    def authorise(self, operation: Operation, kind: str, name: str) -> None:
+        """ChannelError 403, as AMQP says it."""
+        vhost = self.args["vhost"]
+        if not self.user.may(vhost, operation, name):
+            text = f"{operation} access to {kind} '{name}' in vhost '{vhost}' refused for user '{self.user.name}'"
+            raise ChannelError(ACCESS_REFUSED, text)

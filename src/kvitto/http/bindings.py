@@ -1,0 +1,125 @@
+"""/api/bindings: from exchanges to queues and to other exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from kvitto.broker.exchange import Binding, Exchange
+from kvitto.broker.queue import Queue
+from kvitto.broker.vhost import VHost
+from kvitto.http import fields, views
+from kvitto.http.access import Access
+from kvitto.http.api import OUTSIDER, Call
+from kvitto.http.exchanges import exchange_name
+from kvitto.http.listing import answer_list
+from kvitto.http.request import NO_CONTENT, Response, answer, not_found
+
+Found = tuple[VHost, Binding]
+
+
+def all_bindings(vhost: VHost) -> Iterator[Binding]:
+    for exchange in vhost.exchanges.values():
+        yield from exchange.bindings()
+
+
+async def list_bindings(call: Call) -> Response:
+    return await _list(call, [(vhost, binding) for vhost in call.vhosts() for binding in all_bindings(vhost)])
+
+
+async def of_queue(call: Call) -> Response:
+    queue = call.queue()
+    return await _list(call, [(queue.vhost, b) for b in all_bindings(queue.vhost) if b.dest is queue])
+
+
+async def from_exchange(call: Call) -> Response:
+    vhost = call.vhost()
+    return await _list(call, [(vhost, b) for b in vhost.exchange(exchange_name(call.name)).bindings()])
+
+
+async def to_exchange(call: Call) -> Response:
+    vhost = call.vhost()
+    exchange = vhost.exchange(exchange_name(call.name))
+    return await _list(call, [(vhost, b) for b in all_bindings(vhost) if b.dest is exchange])
+
+
+async def between(call: Call) -> Response:
+    vhost = call.vhost()
+    source, dest = _ends(call, vhost)
+    return await _list(call, [(vhost, b) for b in source.bindings() if b.dest is dest])
+
+
+async def _list(call: Call, found: list[Found]) -> Response:
+    return await answer_list(call, found, lambda pair: views.binding(*pair))
+
+
+def get_binding(call: Call) -> Response:
+    vhost = call.vhost()
+    return answer(views.binding(vhost, _binding(call, *_ends(call, vhost))))
+
+
+async def post_binding(call: Call) -> Response:
+    body, vhost = call.request.json(), call.own_vhost()
+    key = fields.short(fields.text(body, "routing_key", ""), "routing key")
+    arguments = fields.table(body, "arguments")
+    source, dest = _ends(call, vhost)
+    _authorise(call, source, dest)
+    await call.api.change(lambda: vhost.bind(source.name, dest, key, arguments))
+    made = views.properties_key(Binding(source, dest, key, arguments))
+    kind = "e" if isinstance(dest, Exchange) else "q"
+    parts = (vhost.name, "e", source.name or "amq.default", kind, dest.name, made)
+    location = "/api/bindings/" + "/".join(quote(part, safe="") for part in parts)
+    return Response(201, headers=(("Location", location),))
+
+
+async def delete_binding(call: Call) -> Response:
+    vhost = call.own_vhost()
+    source, dest = _ends(call, vhost)
+    _authorise(call, source, dest)
+    binding = _binding(call, source, dest)
+    await call.api.change(lambda: vhost.unbind(source.name, dest, binding.routing_key, binding.arguments))
+    return NO_CONTENT
+
+
+def _ends(call: Call, vhost: VHost) -> tuple[Exchange, Queue | Exchange]:
+    """Source and destination that the path names. ChannelError 404."""
+    source = vhost.exchange(exchange_name(call.args["source"]))
+    if "queue" in call.args:
+        return source, vhost.queue(call.args["queue"], OUTSIDER if call.request.method != "GET" else None)
+    return source, vhost.exchange(exchange_name(call.args["destination"]))
+
+
+def _binding(call: Call, source: Exchange, dest: Queue | Exchange) -> Binding:
+    for binding in source.bindings():
+        if binding.dest is dest and views.properties_key(binding) == call.args["key"]:
+            return binding
+    raise not_found(f"there is no binding {call.args['key']!r} between these two")
+
+
+def _authorise(call: Call, source: Exchange, dest: Queue | Exchange) -> None:
+    """As queue.bind and exchange.bind do. ChannelError 403."""
+    if not source.name or not dest.name:
+        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
+    call.authorise("write", "exchange" if isinstance(dest, Exchange) else "queue", dest.name)
+    call.authorise("read", "exchange", source.name)
+
+
+TO_QUEUE = "/api/bindings/{vhost}/e/{source}/q/{queue}"
+TO_EXCHANGE = "/api/bindings/{vhost}/e/{source}/e/{destination}"
+
+ROUTES = (
+    ("GET", "/api/bindings", Access.MANAGEMENT, list_bindings),
+    ("GET", "/api/bindings/{vhost}", Access.MANAGEMENT, list_bindings),
+    ("GET", TO_QUEUE, Access.MANAGEMENT, between),
+    ("POST", TO_QUEUE, Access.MANAGEMENT, post_binding),
+    ("GET", TO_EXCHANGE, Access.MANAGEMENT, between),
+    ("POST", TO_EXCHANGE, Access.MANAGEMENT, post_binding),
+    ("GET", TO_QUEUE + "/{key}", Access.MANAGEMENT, get_binding),
+    ("DELETE", TO_QUEUE + "/{key}", Access.MANAGEMENT, delete_binding),
+    ("GET", TO_EXCHANGE + "/{key}", Access.MANAGEMENT, get_binding),
+    ("DELETE", TO_EXCHANGE + "/{key}", Access.MANAGEMENT, delete_binding),
+    ("GET", "/api/queues/{vhost}/{name}/bindings", Access.MANAGEMENT, of_queue),
+    ("GET", "/api/exchanges/{vhost}/{name}/bindings/source", Access.MANAGEMENT, from_exchange),
+    ("GET", "/api/exchanges/{vhost}/{name}/bindings/destination", Access.MANAGEMENT, to_exchange),
+)

@@ -1,0 +1,97 @@
+"""/api/connections, /api/channels, /api/consumers: who is there; and closing a connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
+from kvitto.http import views
+from kvitto.http.access import Access
+from kvitto.http.api import Call
+from kvitto.http.listing import answer_list
+from kvitto.http.request import NO_CONTENT, Response, answer, not_authorised, not_found
+
+
+def visible(call: Call) -> list[Any]:
+    """Administrators and monitoring see all connections, others their own."""
+    vhosts = {vhost.name for vhost in call.vhosts()}
+    own = call.api.connections if call.sees_all else [c for c in call.api.connections if c.user is call.user]
+    return [c for c in own if c.vhost.name in vhosts]
+
+
+async def list_connections(call: Call) -> Response:
+    api = call.api
+    return await answer_list(
+        call, visible(call), lambda c: views.connection(api, c), lambda c: views.connection_name(api, c)
+    )
+
+
+def find(call: Call) -> Any:
+    """The connection that the path names. Problem 404, 401."""
+    for connection in call.api.connections:
+        if views.connection_name(call.api, connection) == call.name:
+            if connection.user is not call.user and not call.sees_all:
+                raise not_authorised(f"the connection belongs to user '{connection.user.name}'")
+            return connection
+    raise not_found(f"there is no connection '{call.name}'")
+
+
+def get_connection(call: Call) -> Response:
+    return answer(views.connection(call.api, find(call)))
+
+
+def delete_connection(call: Call) -> Response:
+    connection = find(call)
+    if connection.user is not call.user and not call.user.is_administrator:
+        raise not_authorised("only an administrator closes other users' connections")
+    reason = call.request.headers.get("x-reason", "Closed via management plugin")
+    connection.close(ConnectionError_(CONNECTION_FORCED, reason))
+    call.api.host.schedule()
+    return NO_CONTENT
+
+
+def _channels(connections: list[Any]) -> list[Any]:
+    return [channel for c in connections for channel in c.channels.values() if not channel.closing]
+
+
+async def list_channels(call: Call) -> Response:
+    return await _list_channels(call, visible(call))
+
+
+async def channels_of(call: Call) -> Response:
+    return await _list_channels(call, [find(call)])
+
+
+async def _list_channels(call: Call, connections: list[Any]) -> Response:
+    api = call.api
+    return await answer_list(call, _channels(connections), lambda channel: views.channel(api, channel))
+
+
+def get_channel(call: Call) -> Response:
+    for channel in _channels(visible(call)):
+        view = views.channel(call.api, channel)
+        if view["name"] == call.name:
+            consumers = [views.consumer(call.api, c.queue, c) for c in channel.consumers.values()]
+            return answer({**view, "consumer_details": consumers})
+    raise not_found(f"there is no channel '{call.name}'")
+
+
+async def list_consumers(call: Call) -> Response:
+    found = [
+        (queue, consumer) for vhost in call.vhosts() for queue in vhost.queues.values() for consumer in queue.consumers
+    ]
+    return await answer_list(call, found, lambda pair: views.consumer(call.api, *pair), lambda pair: pair[1].tag)
+
+
+ROUTES = (
+    ("GET", "/api/connections", Access.MANAGEMENT, list_connections),
+    ("GET", "/api/connections/{name}", Access.MANAGEMENT, get_connection),
+    ("DELETE", "/api/connections/{name}", Access.MANAGEMENT, delete_connection),
+    ("GET", "/api/connections/{name}/channels", Access.MANAGEMENT, channels_of),
+    ("GET", "/api/vhosts/{vhost}/connections", Access.MANAGEMENT, list_connections),
+    ("GET", "/api/vhosts/{vhost}/channels", Access.MANAGEMENT, list_channels),
+    ("GET", "/api/channels", Access.MANAGEMENT, list_channels),
+    ("GET", "/api/channels/{name}", Access.MANAGEMENT, get_channel),
+    ("GET", "/api/consumers", Access.MANAGEMENT, list_consumers),
+    ("GET", "/api/consumers/{vhost}", Access.MANAGEMENT, list_consumers),
+)

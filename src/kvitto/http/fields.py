@@ -1,0 +1,67 @@
+"""Reading what a client sent in JSON: each function gives a value of the right type or Problem 400, naming the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvitto.base.limits import NAME_MAX, SHORTSTR_MAX
+from kvitto.http.request import bad_request
+from kvitto.wire import tables
+
+
+def text(body: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be a string" if name in body else f"{name} is missing")
+    return value
+
+
+def flag(body: dict[str, Any], name: str, default: bool = False) -> bool:
+    """rabbitmqadmin sends flags as strings."""
+    value = body.get(name, default)
+    if value in ("true", "false"):
+        return bool(value == "true")
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false")
+    return value
+
+
+def number(body: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
+    value = body.get(name, default)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise bad_request(f"{name} must be a number between {least} and {most}")
+    return value
+
+
+def table(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field table: checked here, since it is encoded only once the change has been made."""
+    value = body.get(name)
+    if value in (None, "", []):
+        return {}
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object")
+    try:
+        encoded = tables.encode(value)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"{name}: {error}") from None
+    if len(encoded) > tables.BYTES_MAX:
+        raise bad_request(f"{name} takes {len(encoded)} bytes, at most {tables.BYTES_MAX} are possible")
+    tables.decode(encoded)  # what could not be read back at the next start must not be kept
+    return value
+
+
+def short(value: str, what: str, most: int = SHORTSTR_MAX) -> str:
+    """`value`, if AMQP can carry it."""
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise bad_request(f"the {what} is not UTF-8") from None
+    if size > most:
+        raise bad_request(f"the {what} has {size} bytes, at most {most} are possible")
+    return value
+
+
+def new_name(value: str, what: str) -> str:
+    return short(value, f"name of the {what}", NAME_MAX)

@@ -1,0 +1,213 @@
+"""Publishing and getting single messages over HTTP: for people and probes, not for traffic."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.broker.consumer import Consumer
+from kvitto.broker.queue import Queue
+from kvitto.broker.vhost import VHost
+from kvitto.http import fields
+from kvitto.http.api import Api
+from kvitto.http.request import Problem, bad_request, plain
+from kvitto.wire import tables
+from kvitto.wire.properties import FIELDS, Properties
+
+if TYPE_CHECKING:
+    from kvitto.store.batch import Batch
+
+TAKE_MAX = 10_000
+TAKE_BYTES = 32 << 20
+"""Bodies that one request gets; the first message comes whatever its size."""
+ACK_MODES = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
+EXPIRATION_MAX = (1 << 32) - 1
+
+
+# -- get -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    offset: int
+    redelivered: bool
+    key: bytes
+    props: bytes
+    body: bytes
+    left: int
+
+
+class Taker(Consumer):
+    """Collects what `Queue.get` delivers."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(queue, "", False, False, 0, {})
+        self.taken: list[Taken] = []
+
+    def credit(self) -> int:
+        return 1
+
+    def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
+        key, props, body, _ = batch.message(i)
+        self._add(batch.first + i, bool(redelivered), key, props, body)
+        return 1
+
+    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
+        self._add(offset, True, key, props, body)
+
+    def _add(self, offset: int, redelivered: bool, key: bytes, props: bytes, body: bytes) -> None:
+        self.taken.append(Taken(offset, redelivered, key, props, body, max(self.queue.ready - 1, 0)))
+
+
+def ack_mode(body: dict[str, Any]) -> str:
+    """What becomes of the messages; `requeue` is the older name of it."""
+    default = "ack_requeue_true" if fields.flag(body, "requeue", True) else "ack_requeue_false"
+    mode = fields.text(body, "ackmode", default)
+    if mode not in ACK_MODES:
+        raise bad_request(f"ackmode must be one of {', '.join(ACK_MODES)}")
+    return mode
+
+
+def take(queue: Queue, count: int, mode: str) -> list[Taken]:
+    """Up to `count` messages, acked, rejected or put back. ChannelError 403 if somebody has the queue for himself."""
+    if queue.group is not None or any(c.exclusive for c in queue.consumers):
+        text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' in exclusive use"
+        raise ChannelError(ACCESS_REFUSED, text)
+    taker, size = Taker(queue), 0
+    while len(taker.taken) < count and size < TAKE_BYTES and queue.get(taker):
+        size += len(taker.taken[-1].body)
+    for message in taker.taken:
+        if mode == "ack_requeue_false":
+            queue.ack(message.offset, 1)
+        elif mode == "reject_requeue_false":
+            queue.reject(message.offset, 1)
+        else:
+            queue.requeue(message.offset, 1, len(message.body))
+    return taker.taken
+
+
+def view(message: Taken, queue: Queue, encoding: str, truncate: int) -> dict[str, Any]:
+    exchange, at = tables.read_shortstr(message.key, 0)
+    payload, how = _payload(message.body[:truncate], encoding)
+    return {
+        "payload_bytes": len(message.body),
+        "redelivered": message.redelivered,
+        "exchange": exchange,
+        "routing_key": tables.read_shortstr(message.key, at)[0],
+        "message_count": message.left,
+        "properties": _properties_view(message.props),
+        "payload": payload,
+        "payload_encoding": how,
+    }
+
+
+def _payload(body: bytes, encoding: str) -> tuple[str, str]:
+    if encoding == "auto":
+        try:
+            return body.decode(), "string"
+        except UnicodeDecodeError:
+            pass
+    elif encoding != "base64":
+        raise bad_request("encoding must be auto or base64")
+    return base64.b64encode(body).decode(), "base64"
+
+
+def _properties_view(props: bytes) -> dict[str, Any]:
+    properties = Properties.decode(props)
+    given = ((name, getattr(properties, name)) for name, _ in FIELDS)
+    return {name: plain(value) for name, value in given if value is not None}
+
+
+# -- publish -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    exchange: str
+    routing_key: str
+    body: bytes
+    properties: Properties = field(default_factory=Properties)
+
+
+async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
+    """Store a message; whether it reached a queue. Returns once it is durable there. ChannelError 404, 406, Problem 503."""
+    if api.host.hub.blocked is not None:
+        raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.blocked}")
+    properties, headers = message.properties, dict(message.properties.headers or {})
+    key = tables.encode_shortstr(message.exchange) + tables.encode_shortstr(message.routing_key)
+    route = vhost.route(key)
+    if route.dynamic or "CC" in headers or "BCC" in headers:
+        route = vhost.route_by_headers(message.exchange, message.routing_key, headers)
+    if headers.pop("BCC", None) is not None:
+        properties.headers = headers
+    props, ttl_ms = properties.encode(), -1 if properties.expiration is None else int(properties.expiration)
+    if not route.count:
+        return bool(api.host.hub.deliver_reply(route, props, message.body))
+    refused = [q for q in route.queues if not q.append_bytes(key, props, message.body, ttl_ms, 0)]
+    for queue in refused:
+        if queue.settings.overflow == "reject-publish-dlx":
+            api.broker.dead_letters.refused(queue, key, props, message.body)
+    api.turn()
+    if api.broker.unwritten:
+        raise Problem(
+            503, "disk_full", "the disk is full: the message is not stored yet, and is lost if the broker stops"
+        )
+    if route.durable:
+        await api.durable(messages=True)
+    if refused:
+        raise ChannelError(PRECONDITION_FAILED, f"queue '{refused[0].name}' is full and refused the message")
+    return True
+
+
+def properties_of(values: dict[str, Any], user: str, impersonator: bool) -> Properties:
+    """Basic properties from JSON. Problem 400 names the one that cannot be."""
+    unknown = set(values) - {name for name, _ in FIELDS}
+    if unknown:
+        raise bad_request(f"there is no property {min(unknown)!r}; there are {', '.join(name for name, _ in FIELDS)}")
+    properties = Properties()
+    for name, kind in FIELDS:
+        if values.get(name) is None:
+            continue
+        if kind == "str":
+            value: Any = fields.short(fields.text(values, name), f"property {name}")
+        elif kind == "table":
+            value = fields.table(values, name)
+        else:
+            value = fields.number(values, name, 0, 255 if kind == "octet" else (1 << 64) - 1, 0)
+        setattr(properties, name, value)
+    _check(properties, user, impersonator)
+    return properties
+
+
+def _check(properties: Properties, user: str, impersonator: bool) -> None:
+    """What AMQP checks at a publish. ChannelError 406."""
+    if properties.user_id not in (None, user) and not impersonator:
+        text = f"user_id property set to '{properties.user_id}' but authenticated user was '{user}'"
+        raise ChannelError(PRECONDITION_FAILED, text)
+    given = properties.expiration
+    if given is not None and not (
+        given.isascii() and given.isdigit() and len(given) <= 10 and int(given) <= EXPIRATION_MAX
+    ):
+        raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{given}'")
+    if properties.reply_to == DIRECT_REPLY_TO:
+        raise ChannelError(PRECONDITION_FAILED, "fast reply consumer does not exist")
+    for name in ("CC", "BCC"):
+        value = (properties.headers or {}).get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
+
+
+def payload_of(body: dict[str, Any]) -> bytes:
+    text, encoding = fields.text(body, "payload"), fields.text(body, "payload_encoding", "string")
+    if encoding == "string":
+        return text.encode("utf-8", "surrogatepass")
+    if encoding != "base64":
+        raise bad_request("payload_encoding must be string or base64")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request("the payload is no base64") from None

@@ -1,0 +1,123 @@
+"""/metrics: the broker's numbers in Prometheus' text format. Names end in their unit; counters count from the start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from kvitto import __version__
+from kvitto.base.build import compiled
+from kvitto.broker.queue import Queue
+from kvitto.http import process
+from kvitto.http.access import Access
+from kvitto.http.api import Api, Call
+from kvitto.http.rates import of_broker
+from kvitto.http.request import Response
+from kvitto.http.views import depth
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PIECE = 500
+"""Queues between which the broker goes on working."""
+
+Number = int | float
+
+QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[Queue], int]], ...] = (
+    ("kvitto_queue_messages_ready", "gauge", "Messages that wait for a consumer.", lambda q: q.ready),
+    (
+        "kvitto_queue_messages_unacknowledged",
+        "gauge",
+        "Messages that were delivered and not settled, or are on their way to a dead-letter queue.",
+        lambda q: depth(q)["messages_unacknowledged"],
+    ),
+    ("kvitto_queue_messages_ready_bytes", "gauge", "Bodies of the messages that wait.", lambda q: q.ready_bytes),
+    ("kvitto_queue_consumers", "gauge", "Consumers.", lambda q: len(q.consumers)),
+    ("kvitto_queue_messages_published_total", "counter", "Messages put into the queue.", lambda q: q.published),
+    ("kvitto_queue_messages_delivered_total", "counter", "Deliveries, repeated ones included.", lambda q: q.delivered),
+    ("kvitto_queue_messages_redelivered_total", "counter", "Repeated deliveries.", lambda q: q.redelivered),
+    ("kvitto_queue_messages_acknowledged_total", "counter", "Messages settled by an ack.", lambda q: q.acked),
+)
+
+
+async def metrics(call: Call) -> Response:
+    lines = [line for metric in (*of_server(call.api), *of_process(call.api)) for line in metric]
+    queues = list(call.api.broker.queues.values())
+    labels = [f'{{vhost="{escaped(q.vhost.name)}",queue="{escaped(q.name)}"}}' for q in queues]
+    for name, kind, text, value in QUEUE_METRICS:
+        lines += head(name, kind, text)
+        for i, queue in enumerate(queues):
+            lines.append(f"{name}{labels[i]} {value(queue)}")
+            if i % PIECE == PIECE - 1:
+                await asyncio.sleep(0)
+    text = "\n".join(lines) + "\n"
+    return Response(body=text.encode("utf-8", "surrogateescape"), content_type=CONTENT_TYPE)
+
+
+def head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def single(name: str, kind: str, text: str, value: Number, labels: str = "") -> list[str]:
+    return [*head(name, kind, text), f"{name}{labels} {value}"]
+
+
+def escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def gauge(name: str, text: str, value: Number) -> list[str]:
+    return single(name, "gauge", text, value)
+
+
+def counter(name: str, text: str, value: Number) -> list[str]:
+    return single(name, "counter", text, value)
+
+
+def of_server(api: Api) -> Iterable[list[str]]:
+    host, hub, broker = api.host, api.host.hub, api.broker
+    build = f'{{version="{__version__}",compiled="{str(compiled()).lower()}"}}'
+    yield single("kvitto_build_info", "gauge", "Which Kvitto this is.", 1, build)
+    uptime_s = (host.clock.now_ms() - host.started_ms) / 1000
+    yield gauge("kvitto_uptime_seconds", "Since the broker started.", uptime_s)
+    yield gauge("kvitto_connections", "Open AMQP connections.", len(hub.connections))
+    yield counter("kvitto_connections_opened_total", "AMQP connections accepted.", hub.connections_made)
+    yield counter("kvitto_connections_closed_total", "AMQP connections ended.", hub.connections_closed)
+    yield gauge("kvitto_channels", "Open channels.", sum(len(c.channels) for c in hub.connections))
+    yield counter("kvitto_channels_opened_total", "Channels opened.", hub.channels_made)
+    queues = broker.queues.values()
+    yield gauge("kvitto_vhosts", "Virtual hosts.", len(broker.vhosts))
+    yield gauge("kvitto_exchanges", "Exchanges.", sum(len(v.exchanges) for v in broker.vhosts.values()))
+    yield gauge("kvitto_queues", "Queues.", len(queues))
+    yield gauge("kvitto_consumers", "Consumers.", sum(len(q.consumers) for q in queues))
+    depths = [depth(q) for q in queues]
+    yield gauge("kvitto_messages_ready", "Messages that wait, all queues.", sum(d["messages_ready"] for d in depths))
+    away = sum(d["messages_unacknowledged"] for d in depths)
+    yield gauge("kvitto_messages_unacknowledged", "Messages delivered and not settled, all queues.", away)
+    published, delivered, acked, redelivered = of_broker(broker)
+    yield counter("kvitto_messages_published_total", "Messages put into queues, once for each queue.", published)
+    yield counter("kvitto_messages_delivered_total", "Deliveries, repeated ones included.", delivered)
+    yield counter("kvitto_messages_redelivered_total", "Repeated deliveries.", redelivered)
+    yield counter("kvitto_messages_acknowledged_total", "Messages settled by an ack.", acked)
+    yield counter("kvitto_messages_unroutable_total", "Messages for which there was no queue.", hub.unroutable)
+    yield counter("kvitto_messages_confirmed_total", "Publishes answered with a confirm, nacks included.", hub.answered)
+    yield counter("kvitto_store_syncs_total", "Syncs to disk, each for all that waited.", host.store.syncs)
+    yield gauge(
+        "kvitto_sync_enabled", "1: confirms wait for the disk. 0: they do not (--sync off).", int(host.config.sync)
+    )
+    yield gauge(
+        "kvitto_store_failed", "1: the disk has failed, the broker is stopping.", int(host.store.failed is not None)
+    )
+    yield gauge("kvitto_alarms", "Alarms that are on.", len(api.alarms))
+    yield gauge("kvitto_publishers_blocked", "1: no room on the disk, publishers wait.", int(hub.blocked is not None))
+    yield gauge("kvitto_disk_free_bytes", "Free on the disk of the data directory.", host.store.disk.free_bytes())
+
+
+def of_process(api: Api) -> Iterable[list[str]]:
+    yield gauge("process_resident_memory_bytes", "Resident memory.", process.resident_bytes())
+    yield gauge("process_virtual_memory_bytes", "Virtual memory.", process.virtual_bytes())
+    yield counter("process_cpu_seconds_total", "CPU used, user and system.", round(process.cpu_seconds(), 3))
+    yield gauge("process_open_fds", "Open files.", process.open_files())
+    yield gauge("process_max_fds", "The limit of open files.", process.open_files_max())
+    yield gauge("process_start_time_seconds", "Start of the broker, Unix time.", api.host.started_ms / 1000)
+
+
+ROUTES = (("GET", "/metrics", Access.LOOPBACK, metrics),)

@@ -1,0 +1,156 @@
+"""/api/overview and /api/nodes: the broker as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvitto import __version__
+from kvitto.base.build import compiled
+from kvitto.broker.exchange import TYPES
+from kvitto.http import process, views
+from kvitto.http.access import Access
+from kvitto.http.api import Call
+from kvitto.http.listing import no_items
+from kvitto.http.rates import QUEUE_COUNTS, TOTAL, of_broker
+from kvitto.http.request import Response, answer, not_found
+
+API_LEVEL = "3.13.0"
+"""The RabbitMQ whose management API this one follows: tools decide by it what they ask for."""
+
+
+def listeners(call: Call) -> list[dict[str, Any]]:
+    host = call.api.host
+    ports = (("amqp", host.port), ("amqp/ssl", host.tls_port), ("http", host.http_port))
+    return [
+        {"node": call.api.node, "protocol": protocol, "ip_address": host.config.host, "port": port}
+        for protocol, port in ports
+        if port
+    ]
+
+
+def overview(call: Call) -> Response:
+    """Totals are over what the caller sees."""
+    api, broker = call.api, call.api.broker
+    vhosts = call.vhosts()
+    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+    consumers = queues = 0
+    for vhost in vhosts:
+        view = views.vhost(api, vhost)
+        totals = {name: count + view[name] for name, count in totals.items()}
+        queues += len(vhost.queues)
+        consumers += sum(len(queue.consumers) for queue in vhost.queues.values())
+    names = {vhost.name for vhost in vhosts}
+    connections = [c for c in api.connections if c.vhost.name in names]
+    return answer(
+        {
+            "management_version": API_LEVEL,
+            "rabbitmq_version": API_LEVEL,
+            "erlang_version": "",
+            "product_name": "Kvitto",
+            "product_version": __version__,
+            "cluster_name": api.node,
+            "node": api.node,
+            "rates_mode": "basic",
+            "statistics_db_event_queue": 0,
+            "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+            "message_stats": views.message_stats(of_broker(broker), api.rates.of(TOTAL, len(QUEUE_COUNTS))),
+            "churn_rates": {
+                "connection_created": api.host.hub.connections_made,
+                "connection_closed": api.host.hub.connections_closed,
+                "channel_created": api.host.hub.channels_made,
+            },
+            "queue_totals": {**totals, **{f"{name}_details": {"rate": 0.0} for name in totals}},
+            "object_totals": {
+                "connections": len(connections),
+                "channels": sum(len(c.channels) for c in connections),
+                "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
+                "queues": queues,
+                "consumers": consumers,
+            },
+            "listeners": listeners(call),
+            "contexts": [],
+            "kvitto": kvitto(call),
+        }
+    )
+
+
+def kvitto(call: Call) -> dict[str, Any]:
+    """What RabbitMQ has no name for. `sync` false: a confirm does not survive the machine (C2)."""
+    host = call.api.host
+    return {
+        "version": __version__,
+        "sync": host.config.sync,
+        "compiled": compiled(),
+        "data_dir": os.path.abspath(host.config.data_dir),
+        "pid": os.getpid(),
+        "uptime_ms": host.clock.now_ms() - host.started_ms,
+        "syncs": host.store.syncs,
+        "alarms": len(call.api.alarms),
+        "publishers_blocked": host.hub.blocked is not None,
+    }
+
+
+def node(call: Call) -> dict[str, Any]:
+    host = call.api.host
+    free = host.store.disk.free_bytes()
+    return {
+        "name": call.api.node,
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "os_pid": str(os.getpid()),
+        "uptime": host.clock.now_ms() - host.started_ms,
+        "mem_used": process.resident_bytes(),
+        "mem_alarm": False,
+        "disk_free": free,
+        "disk_free_alarm": host.hub.blocked is not None,
+        "fd_used": process.open_files(),
+        "fd_total": process.open_files_max(),
+        "sockets_used": len(host.hub.connections),
+        "processors": os.cpu_count() or 1,
+        "partitions": [],
+        "rates_mode": "basic",
+        "applications": [{"name": "kvitto", "description": "Kvitto", "version": __version__}],
+    }
+
+
+def list_nodes(call: Call) -> Response:
+    return answer([node(call)])
+
+
+def get_node(call: Call) -> Response:
+    if call.name != call.api.node:
+        raise not_found(f"this is the only node: {call.api.node}")
+    return answer(node(call))
+
+
+def cluster_name(call: Call) -> Response:
+    return answer({"name": call.api.node})
+
+
+def start(_call: Call) -> Response:
+    return answer({"product": "Kvitto", "version": __version__, "api": "/api/overview", "metrics": "/metrics"})
+
+
+MISSING = (
+    "extensions",
+    "feature-flags",
+    "global-parameters",
+    "operator-policies",
+    "parameters",
+    "policies",
+    "topic-permissions",
+    "user-limits",
+    "vhost-limits",
+)
+"""RabbitMQ's things that Kvitto does not have; there are none of them."""
+
+ROUTES = (
+    ("GET", "/", Access.ANYBODY, start),
+    ("GET", "/api/overview", Access.MANAGEMENT, overview),
+    ("GET", "/api/nodes", Access.MONITORING, list_nodes),
+    ("GET", "/api/nodes/{name}", Access.MONITORING, get_node),
+    ("GET", "/api/cluster-name", Access.MANAGEMENT, cluster_name),
+    *(("GET", f"/api/{name}", Access.MANAGEMENT, no_items) for name in MISSING),
+)

@@ -1,0 +1,107 @@
+"""/api/queues: look at, declare, delete and purge queues, and take messages out of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvitto.base.errors import ChannelError
+from kvitto.broker.queue import Queue
+from kvitto.http import fields, messages, views
+from kvitto.http.access import Access
+from kvitto.http.api import OUTSIDER, Call
+from kvitto.http.listing import answer_list
+from kvitto.http.request import CREATED, NO_CONTENT, Response, answer
+
+
+async def list_queues(call: Call) -> Response:
+    found = [queue for vhost in call.vhosts() for queue in vhost.queues.values()]
+    return await answer_list(call, found, lambda queue: views.queue(call.api, queue), lambda queue: queue.name)
+
+
+def get_queue(call: Call) -> Response:
+    queue = call.queue()
+    consumers = [views.consumer(call.api, queue, consumer) for consumer in queue.consumers]
+    return answer({**views.queue(call.api, queue), "consumer_details": consumers})
+
+
+async def put_queue(call: Call) -> Response:
+    body, vhost, name = call.request.json(), call.own_vhost(), fields.new_name(call.name, "queue")
+    durable, auto_delete = fields.flag(body, "durable"), fields.flag(body, "auto_delete")
+    arguments = fields.table(body, "arguments")
+    call.authorise("configure", "queue", name)
+    dead_letters = arguments.get("x-dead-letter-exchange")
+    if isinstance(dead_letters, str):
+        call.authorise("read", "queue", name)
+        call.authorise("write", "exchange", dead_letters)
+    known = name in vhost.queues
+    await call.api.change(lambda: vhost.declare_queue(name, durable, False, auto_delete, arguments, OUTSIDER))
+    return NO_CONTENT if known else CREATED
+
+
+async def delete_queue(call: Call) -> Response:
+    queue = _reachable(call)
+    call.authorise("configure", "queue", queue.name)
+    if_unused, if_empty = (call.request.query.get(name) == "true" for name in ("if-unused", "if-empty"))
+    await call.api.change(lambda: queue.vhost.delete_queue(queue, if_unused, if_empty))
+    return NO_CONTENT
+
+
+def purge_queue(call: Call) -> Response:
+    queue = _reachable(call)
+    call.authorise("read", "queue", queue.name)
+    queue.purge()
+    call.api.host.schedule()
+    return NO_CONTENT
+
+
+def get_messages(call: Call) -> Response:
+    queue = _reachable(call)
+    call.authorise("read", "queue", queue.name)
+    body = call.request.json()
+    count = fields.number(body, "count", 1, messages.TAKE_MAX, 1)
+    encoding = fields.text(body, "encoding", "auto")
+    truncate = fields.number(body, "truncate", 0, 1 << 40, 1 << 40)
+    taken = messages.take(queue, count, messages.ack_mode(body))
+    call.api.host.schedule()
+    return answer([messages.view(message, queue, encoding, truncate) for message in taken])
+
+
+async def aliveness_test(call: Call) -> Response:
+    """Declares a durable queue, publishes, waits for the disk, and takes the message out again."""
+    vhost, name, payload = call.own_vhost(), "aliveness-test", b"test_message"
+    for operation, kind, thing in (("configure", "queue", name), ("read", "queue", name), ("write", "exchange", "")):
+        call.authorise(operation, kind, thing)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(ALIVE_S):
+            queue = await call.api.change(lambda: vhost.declare_queue(name, True, False, False, {}, OUTSIDER))
+            outgoing = messages.Outgoing("", name, payload)
+            await messages.publish(call.api, vhost, outgoing)
+            taken = messages.take(queue, 1, "ack_requeue_false")
+    except TimeoutError:
+        return answer({"status": "failed", "reason": f"the disk did not answer within {ALIVE_S:g} s"}, 500)
+    except ChannelError as error:
+        return answer({"status": "failed", "reason": error.reply_text}, 500)
+    call.api.host.schedule()
+    if not taken:
+        return answer({"status": "failed", "reason": f"queue '{name}' did not give the message back"}, 500)
+    return answer({"status": "ok"})
+
+
+ALIVE_S = 10.0
+
+
+def _reachable(call: Call) -> Queue:
+    """The queue, to be changed or read. ChannelError 404, 405."""
+    return call.own_vhost().queue(call.name, OUTSIDER)
+
+
+ROUTES = (
+    ("GET", "/api/queues", Access.MANAGEMENT, list_queues),
+    ("GET", "/api/queues/{vhost}", Access.MANAGEMENT, list_queues),
+    ("GET", "/api/queues/{vhost}/{name}", Access.MANAGEMENT, get_queue),
+    ("PUT", "/api/queues/{vhost}/{name}", Access.MANAGEMENT, put_queue),
+    ("DELETE", "/api/queues/{vhost}/{name}", Access.MANAGEMENT, delete_queue),
+    ("DELETE", "/api/queues/{vhost}/{name}/contents", Access.MANAGEMENT, purge_queue),
+    ("POST", "/api/queues/{vhost}/{name}/get", Access.MANAGEMENT, get_messages),
+    ("GET", "/api/aliveness-test/{vhost}", Access.MANAGEMENT, aliveness_test),
+)

@@ -1,0 +1,118 @@
+"""One HTTP request and its answer, as values: nothing here knows of sockets or of h11."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+
+class Problem(Exception):
+    """An answer other than success: `error` is a word for programs, `reason` a sentence for people."""
+
+    def __init__(self, status: int, error: str, reason: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(f"{status} {error}: {reason}")
+        self.status = status
+        self.error = error
+        self.reason = reason
+        self.headers = headers
+
+
+def bad_request(reason: str) -> Problem:
+    return Problem(400, "bad_request", reason)
+
+
+def not_found(reason: str = "Not Found") -> Problem:
+    return Problem(404, "Object Not Found", reason)
+
+
+def not_authorised(reason: str) -> Problem:
+    """RabbitMQ's answer both to a wrong login and to a user who may not do this; its tools know no other."""
+    return Problem(401, "not_authorized", reason, (("WWW-Authenticate", 'Basic realm="Kvitto", charset="UTF-8"'),))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`path` is still percent-encoded; header names are in lower case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    loopback: bool
+    body: bytes = b""
+
+    def credentials(self) -> tuple[str, str] | None:
+        """Name and password of basic auth, None without. Problem 401 if they cannot be read."""
+        value = self.headers.get("authorization")
+        if value is None:
+            return None
+        scheme, _, encoded = value.partition(" ")
+        try:
+            name, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            colon = ""
+        if scheme.lower() != "basic" or not colon:
+            raise not_authorised("this needs an Authorization header of type Basic")
+        return name, password
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object; an empty one is an empty object. Problem 400."""
+        if not self.body.strip():
+            return {}
+        try:
+            value = json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise Problem(400, "not_json", "the body is no JSON") from None
+        if not isinstance(value, dict):
+            raise Problem(400, "not_json", "the body must be a JSON object")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    return Response(status, encode(value))
+
+
+def failure(problem: Problem) -> Response:
+    return Response(problem.status, encode({"error": problem.error, "reason": problem.reason}), headers=problem.headers)
+
+
+CREATED = Response(201)
+NO_CONTENT = Response(204)
+
+
+def encode(value: Any) -> bytes:
+    """JSON in ASCII: strings with bytes that are no UTF-8 (surrogates) get through, too."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def plain(value: Any) -> Any:
+    """A value of an AMQP table as JSON can say it."""
+    match value:
+        case dict():
+            return {key: plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [plain(inner) for inner in value]
+        case bytes() | bytearray():
+            return bytes(value).decode("utf-8", "surrogateescape")
+        case datetime():
+            return int(value.timestamp())
+        case Decimal():
+            return float(value)
+        case float():
+            return value if math.isfinite(value) else None
+    return value

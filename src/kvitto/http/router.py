@@ -1,0 +1,63 @@
+"""From method and path to a handler. Each module of handlers has a table ROUTES; this puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from kvitto.http import bindings, connections, definitions, exchanges, health, metrics, nodes, queues, users, vhosts
+from kvitto.http.access import Access
+from kvitto.http.api import Call
+from kvitto.http.request import Problem, Response, bad_request, not_found
+
+Handler = Callable[[Call], Response | Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    access: Access
+    handler: Handler
+
+
+class Router:
+    """Patterns like /api/queues/{vhost}/{name}; a part in braces takes one part of the path, never an empty one."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, dict[tuple[str, ...], dict[str, Route]]] = {}
+        for module in (bindings, connections, definitions, exchanges, health, metrics, nodes, queues, users, vhosts):
+            for method, pattern, access, handler in module.ROUTES:
+                parts = tuple(pattern.split("/")[1:])
+                same = self._by_length.setdefault(len(parts), {})
+                same.setdefault(parts, {})[method] = Route(access, handler)
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """Problem 404, 405."""
+        parts = path.split("/")[1:]
+        if len(parts) > 1 and not parts[-1]:
+            parts.pop()
+        for pattern, methods in self._by_length.get(len(parts), {}).items():
+            args = match(pattern, parts)
+            if args is None:
+                continue
+            route = methods.get("GET" if method == "HEAD" else method)
+            if route is None:
+                allow = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+                reason = f"{method} is not possible here, only {allow}"
+                raise Problem(405, "method_not_allowed", reason, (("Allow", allow),))
+            return route, args
+        raise not_found("there is nothing at this path")
+
+
+def match(pattern: tuple[str, ...], parts: list[str]) -> dict[str, str] | None:
+    """The values of the parts in braces, None if the path is another one. Problem 400 if one is no UTF-8."""
+    args = {}
+    for want, part in zip(pattern, parts, strict=True):
+        if want[:1] == "{" and part:
+            args[want[1:-1]] = part
+        elif want != part:
+            return None
+    try:
+        return {name: unquote(part, errors="strict") for name, part in args.items()}
+    except UnicodeDecodeError:
+        raise bad_request("the path is not UTF-8") from None

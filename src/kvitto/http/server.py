@@ -1,0 +1,225 @@
+"""HTTP/1.1 on the broker's event loop: connections, limits and timeouts. h11 knows the protocol, the router the paths.
+
+One task per connection reads a head, lets the caller in, reads the body, calls the handler, and writes the answer. Every
+failure becomes JSON in `Peer._answer`, the one place; no peer ever sees a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+import logging
+import time
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+import h11
+
+from kvitto.base import limits
+from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ProtocolError, StoreError, StoreFull
+from kvitto.http.access import Door, refuse_forgery
+from kvitto.http.api import Api, Call, Host
+from kvitto.http.rates import SAMPLE_S
+from kvitto.http.request import Problem, Request, Response, bad_request, failure, not_authorised, not_found
+from kvitto.http.router import Router
+
+log = logging.getLogger("kvitto.http")
+
+CONNECTIONS_MAX = 256
+READ_BYTES = 64 * 1024
+IDLE_S = 60.0
+"""For the next request's head on a connection that is kept alive."""
+BODY_S = 30.0
+WRITE_S = 30.0
+HEADERS = (("Cache-Control", "no-cache"), ("X-Content-Type-Options", "nosniff"))
+
+
+async def serve(host: Host, address: str, port: int) -> tuple[Any, int]:
+    """Listen; gives what has `close()`, and the port. OSError if it cannot."""
+    listener = Listener(host)
+    return listener, await listener.listen(address, port)
+
+
+class Listener:
+    def __init__(self, host: Host) -> None:
+        self.api = Api(host)
+        self.door = Door(self.api)
+        self.router = Router()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._sampler: asyncio.TimerHandle | None = None
+
+    async def listen(self, address: str, port: int) -> int:
+        self._server = await asyncio.start_server(self._accept, address, port, limit=READ_BYTES)
+        self._sample()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._sampler is not None:
+            self._sampler.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _sample(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.api.rates.sample(loop.time(), self.api.broker, self.api.connections)
+        self._sampler = loop.call_later(SAMPLE_S, self._sample)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTIONS_MAX:
+            log.warning("more than %d HTTP connections, one turned away", CONNECTIONS_MAX)
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(Peer(self, reader, writer).run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.listener = listener
+        self.reader = reader
+        self.writer = writer
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.HTTP_HEAD_MAX)
+        self.loopback = is_loopback(writer.get_extra_info("peername"))
+
+    async def run(self) -> None:
+        try:
+            while await self._exchange():
+                self.http.start_next_cycle()
+            self.writer.close()
+        except (OSError, TimeoutError, h11.LocalProtocolError, asyncio.CancelledError):
+            self.writer.transport.abort()
+
+    async def _exchange(self) -> bool:
+        """One request and its answer; whether another may follow on this connection."""
+        head: Request | None = None
+        try:
+            async with asyncio.timeout(IDLE_S):
+                event = await self._event()
+            if not isinstance(event, h11.Request):
+                return False
+            head = self._head(event)
+            if not {"content-length", "transfer-encoding"} & head.headers.keys():
+                await self._event()  # the end of the message: no body may come
+            response = await self._answer(head)
+        except h11.RemoteProtocolError as error:
+            response = failure(Problem(error.error_status_hint, "bad_request", str(error)))
+        except Problem as problem:
+            response = failure(problem)
+        await self._send(response, head is not None and head.method == "HEAD")
+        return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+
+    # -- in --------------------------------------------------------------------------------------------------
+
+    async def _event(self) -> Any:
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[])
+                self.writer.write(self.http.send(go_on) or b"")
+            self.http.receive_data(await self.reader.read(READ_BYTES))
+        return event
+
+    def _head(self, event: h11.Request) -> Request:
+        """Problem 400 for a target that is no path."""
+        target = event.target.decode("ascii", "replace")
+        path, _, query = target.partition("?")
+        if not path.startswith("/"):
+            raise bad_request("the request's target must be a path")
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
+        try:
+            pairs = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100))
+        except ValueError:
+            raise bad_request("too many query parameters") from None
+        return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback)
+
+    async def _body(self, head: Request) -> bytes:
+        body = bytearray()
+        if self.http.their_state is not h11.SEND_BODY:
+            return b""
+        if int(head.headers.get("content-length", 0)) > limits.HTTP_BODY_MAX:
+            raise too_large()
+        async with asyncio.timeout(BODY_S):
+            while isinstance(event := await self._event(), h11.Data):
+                body += event.data
+                if len(body) > limits.HTTP_BODY_MAX:
+                    raise too_large()
+        return bytes(body)
+
+    # -- answer ----------------------------------------------------------------------------------------------
+
+    async def _answer(self, head: Request) -> Response:
+        """The one place where what goes wrong becomes an answer."""
+        try:
+            return await self._handle(head)
+        except Problem as problem:
+            return failure(problem)
+        except ProtocolError as error:
+            return failure(amqp_problem(error))
+        except StoreFull as error:
+            return failure(Problem(503, "disk_full", f"{error}; nothing was changed"))
+        except StoreError as error:
+            self.listener.api.host.fail(error)
+            return failure(Problem(503, "store_failed", "the disk failed, the broker stops: see its log"))
+        except (h11.RemoteProtocolError, OSError, TimeoutError):
+            raise
+        except Exception:
+            log.exception("%s %s failed", head.method, head.path)
+            return failure(Problem(500, "internal_server_error", "this is a mistake in Kvitto: see the broker's log"))
+
+    async def _handle(self, head: Request) -> Response:
+        listener = self.listener
+        route, args = listener.router.find(head.method, head.path)
+        user = await listener.door.admit(head, route.access)
+        refuse_forgery(head)
+        request = replace(head, body=await self._body(head))
+        response = route.handler(Call(listener.api, request, args, user))
+        return await response if inspect.isawaitable(response) else response
+
+    # -- out -------------------------------------------------------------------------------------------------
+
+    async def _send(self, response: Response, head_only: bool) -> None:
+        if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+        headers = [("Date", date), ("Content-Length", str(len(response.body))), *HEADERS, *response.headers]
+        if response.body:
+            headers.append(("Content-Type", response.content_type))
+        if self.http.their_state not in (h11.DONE, h11.MUST_CLOSE):
+            headers.append(("Connection", "close"))  # its body has not been read
+        phrase = HTTPStatus(response.status).phrase
+        out = [self.http.send(h11.Response(status_code=response.status, headers=headers, reason=phrase))]
+        if not head_only:
+            out.append(self.http.send(h11.Data(data=response.body)))
+        out.append(self.http.send(h11.EndOfMessage()))
+        self.writer.write(b"".join(part for part in out if part))
+        async with asyncio.timeout(WRITE_S):
+            await self.writer.drain()
+
+
+def amqp_problem(error: ProtocolError) -> Problem:
+    """What AMQP would have closed a channel with."""
+    if error.code == NOT_FOUND:
+        return not_found(error.text)
+    if error.code == ACCESS_REFUSED:
+        return not_authorised(f"{error.code} {error.reply_text}")
+    return bad_request(f"{error.code} {error.reply_text}")
+
+
+def too_large() -> Problem:
+    return Problem(413, "payload_too_large", f"the body has more than {limits.HTTP_BODY_MAX} bytes")
+
+
+def is_loopback(address: Any) -> bool:
+    try:
+        ip = ipaddress.ip_address(address[0].partition("%")[0])
+    except (TypeError, IndexError, ValueError):
+        return False
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback

@@ -1,0 +1,83 @@
+"""/api/users and /api/whoami: who may log in. Passwords come in and never go out; their hashes only to administrators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvitto.http import fields, views
+from kvitto.http.access import Access
+from kvitto.http.api import Call
+from kvitto.http.listing import answer_list
+from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request
+from kvitto.http.vhosts import user_named
+
+
+def whoami(call: Call) -> Response:
+    user = call.user
+    return answer({"name": user.name, "tags": [*user.tags], "is_internal_user": True})
+
+
+async def list_users(call: Call) -> Response:
+    return await answer_list(call, call.api.broker.users.list(), views.user, lambda user: user.name)
+
+
+async def without_permissions(call: Call) -> Response:
+    found = [user for user in call.api.broker.users.list() if not user.permissions]
+    return await answer_list(call, found, views.user)
+
+
+def get_user(call: Call) -> Response:
+    return answer(views.user(user_named(call, call.name)))
+
+
+async def put_user(call: Call) -> Response:
+    """A new user needs a password; a known one keeps password or tags if they are not given."""
+    body, name = call.request.json(), fields.new_name(call.name, "user")
+    users = call.api.broker.users
+    known = name in users
+    tags = _tags(body) if "tags" in body or not known else None
+    if "password_hash" in body:
+        raise bad_request("password_hash is not supported, hashes of other brokers are weaker: send a password")
+    password = fields.text(body, "password", "" if known else None)
+    if password == "" and ("password" in body or not known):
+        raise bad_request("the password is empty")
+
+    def make() -> None:
+        if not known:
+            users.add(name, password, tags or ())
+            return
+        if password:
+            users.set_password(name, password)
+        if tags is not None:
+            users.set_tags(name, tags)
+
+    try:
+        await call.api.change(make)
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+    return NO_CONTENT if known else CREATED
+
+
+def _tags(body: dict[str, Any]) -> list[str]:
+    """A list, or a text with commas. Problem 400."""
+    given = body.get("tags")
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise bad_request("tags must be given: a list of strings, or one string with commas")
+    return [fields.short(part.strip(), "tag") for part in parts if part.strip()]
+
+
+async def delete_user(call: Call) -> Response:
+    name = user_named(call, call.name).name
+    await call.api.change(lambda: call.api.broker.users.delete(name))
+    return NO_CONTENT
+
+
+ROUTES = (
+    ("GET", "/api/whoami", Access.MANAGEMENT, whoami),
+    ("GET", "/api/users", Access.ADMINISTRATOR, list_users),
+    ("GET", "/api/users/without-permissions", Access.ADMINISTRATOR, without_permissions),
+    ("GET", "/api/users/{name}", Access.ADMINISTRATOR, get_user),
+    ("PUT", "/api/users/{name}", Access.ADMINISTRATOR, put_user),
+    ("DELETE", "/api/users/{name}", Access.ADMINISTRATOR, delete_user),
+)

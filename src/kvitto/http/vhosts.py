@@ -1,0 +1,116 @@
+"""/api/vhosts and /api/permissions: where users may go, and what they may do there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
+from kvitto.broker.auth import User
+from kvitto.http import fields, views
+from kvitto.http.access import Access
+from kvitto.http.api import Call
+from kvitto.http.listing import answer_list
+from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
+
+
+async def list_vhosts(call: Call) -> Response:
+    return await answer_list(call, call.vhosts(), lambda vhost: views.vhost(call.api, vhost), lambda vhost: vhost.name)
+
+
+def get_vhost(call: Call) -> Response:
+    return answer(views.vhost(call.api, call.vhost()))
+
+
+async def put_vhost(call: Call) -> Response:
+    broker, name = call.api.broker, fields.new_name(call.args["vhost"], "vhost")
+    if name in broker.vhosts:
+        return NO_CONTENT
+    await call.api.change(lambda: broker.add_vhost(name))
+    return CREATED
+
+
+async def delete_vhost(call: Call) -> Response:
+    """With everything in it; its connections are closed first."""
+    vhost, broker = call.vhost(), call.api.broker
+    if len(broker.vhosts) == 1:
+        raise bad_request("this is the last vhost; a broker has at least one")
+    for connection in call.api.connections:
+        if connection.vhost is vhost:
+            connection.close(ConnectionError_(CONNECTION_FORCED, f"vhost '{vhost.name}' is deleted"))
+    await call.api.change(lambda: broker.delete_vhost(vhost.name))
+    return NO_CONTENT
+
+
+# -- permissions ---------------------------------------------------------------------------------------------
+
+
+async def list_permissions(call: Call) -> Response:
+    return await _list(call, call.api.broker.users.list())
+
+
+async def permissions_of_user(call: Call) -> Response:
+    return await _list(call, [user_named(call, call.name)])
+
+
+async def permissions_in_vhost(call: Call) -> Response:
+    vhost = call.vhost().name
+    found = [(user, vhost) for user in call.api.broker.users.list() if user.may_open(vhost)]
+    return await answer_list(call, found, lambda pair: views.permission(*pair))
+
+
+async def _list(call: Call, users: Iterable[User]) -> Response:
+    found = [(user, vhost) for user in users for vhost in user.permissions]
+    return await answer_list(call, found, lambda pair: views.permission(*pair))
+
+
+def get_permission(call: Call) -> Response:
+    return answer(views.permission(_holder(call), call.args["vhost"]))
+
+
+async def put_permission(call: Call) -> Response:
+    body, vhost, user = call.request.json(), call.vhost(), user_named(call, call.args["user"])
+    expressions = [fields.text(body, name) for name in ("configure", "write", "read")]
+    known = user.may_open(vhost.name)
+    users = call.api.broker.users
+    try:
+        await call.api.change(lambda: users.set_permission(user.name, vhost.name, *expressions))
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+    return NO_CONTENT if known else CREATED
+
+
+async def delete_permission(call: Call) -> Response:
+    user, vhost = _holder(call), call.args["vhost"]
+    await call.api.change(lambda: call.api.broker.users.clear_permission(user.name, vhost))
+    return NO_CONTENT
+
+
+def user_named(call: Call, name: str) -> User:
+    """Problem 404."""
+    user = call.api.broker.users.get(name)
+    if user is None:
+        raise not_found(f"there is no user '{name}'")
+    return user
+
+
+def _holder(call: Call) -> User:
+    """The user of the path, who has permissions in the path's virtual host. Problem 404."""
+    vhost, user = call.vhost().name, user_named(call, call.args["user"])
+    if not user.may_open(vhost):
+        raise not_found(f"user '{user.name}' has no permissions in vhost '{vhost}'")
+    return user
+
+
+ROUTES = (
+    ("GET", "/api/vhosts", Access.MANAGEMENT, list_vhosts),
+    ("GET", "/api/vhosts/{vhost}", Access.MANAGEMENT, get_vhost),
+    ("PUT", "/api/vhosts/{vhost}", Access.ADMINISTRATOR, put_vhost),
+    ("DELETE", "/api/vhosts/{vhost}", Access.ADMINISTRATOR, delete_vhost),
+    ("GET", "/api/vhosts/{vhost}/permissions", Access.ADMINISTRATOR, permissions_in_vhost),
+    ("GET", "/api/permissions", Access.ADMINISTRATOR, list_permissions),
+    ("GET", "/api/permissions/{vhost}", Access.ADMINISTRATOR, permissions_in_vhost),
+    ("GET", "/api/permissions/{vhost}/{user}", Access.ADMINISTRATOR, get_permission),
+    ("PUT", "/api/permissions/{vhost}/{user}", Access.ADMINISTRATOR, put_permission),
+    ("DELETE", "/api/permissions/{vhost}/{user}", Access.ADMINISTRATOR, delete_permission),
+    ("GET", "/api/users/{name}/permissions", Access.ADMINISTRATOR, permissions_of_user),
+)

@@ -1,0 +1,229 @@
+"""The broker's objects as RabbitMQ's management API shows them: same field names, so that its tools can read them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import xxhash
+
+from kvitto.broker.auth import User
+from kvitto.broker.exchange import Binding, Exchange
+from kvitto.broker.queue import Queue
+from kvitto.broker.vhost import VHost
+from kvitto.http.api import Api
+from kvitto.http.rates import QUEUE_COUNTS, Counts, of_queue
+from kvitto.http.request import plain
+from kvitto.wire import tables
+
+
+def message_stats(counts: Counts, rates: tuple[float, ...]) -> dict[str, Any]:
+    stats: dict[str, Any] = {}
+    for name, count, rate in zip(QUEUE_COUNTS, counts, rates, strict=True):
+        stats[name] = count
+        stats[f"{name}_details"] = {"rate": round(rate, 3)}
+    return stats
+
+
+def depth(queue: Queue) -> dict[str, int]:
+    """What is on its way to a dead-letter queue, or waits for that, is out of reach like what is unacknowledged."""
+    away = queue.unacked + queue.moving + len(queue.parked)
+    return {"messages": queue.ready + away, "messages_ready": queue.ready, "messages_unacknowledged": away}
+
+
+def queue(api: Api, queue: Queue) -> dict[str, Any]:
+    owner: Any = queue.owner
+    exclusive = next((c.tag for c in queue.consumers if c.exclusive), None)
+    return {
+        "name": queue.name,
+        "vhost": queue.vhost.name,
+        "type": queue.arguments.get("x-queue-type", "classic"),
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.exclusive,
+        "owner_pid_details": {"name": connection_name(api, owner)} if owner is not None else None,
+        "arguments": plain(queue.arguments),
+        "effective_policy_definition": {},
+        "policy": None,
+        "node": api.node,
+        "state": "running",
+        **depth(queue),
+        "messages_details": {"rate": 0.0},
+        "messages_ready_details": {"rate": 0.0},
+        "messages_unacknowledged_details": {"rate": 0.0},
+        "message_bytes_ready": queue.ready_bytes,
+        "messages_moving": queue.moving + len(queue.parked),
+        "consumers": len(queue.consumers),
+        "exclusive_consumer_tag": exclusive,
+        "message_stats": message_stats(of_queue(queue), api.rates.of(queue, len(QUEUE_COUNTS))),
+    }
+
+
+def exchange(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
+    return {
+        "name": exchange.name,
+        "vhost": vhost.name,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": plain(exchange.arguments),
+        "policy": None,
+    }
+
+
+def binding(vhost: VHost, binding: Binding) -> dict[str, Any]:
+    dest: Any = binding.dest
+    return {
+        "source": binding.source.name,
+        "vhost": vhost.name,
+        "destination": dest.name,
+        "destination_type": "exchange" if isinstance(dest, Exchange) else "queue",
+        "routing_key": binding.routing_key,
+        "arguments": plain(binding.arguments),
+        "properties_key": properties_key(binding),
+    }
+
+
+def properties_key(binding: Binding) -> str:
+    """What tells the bindings between two things apart in a path: the key, and a digest of the arguments."""
+    key = quote(binding.routing_key, safe="").replace("~", "%7E")
+    if not binding.arguments:
+        return key or "~"
+    return f"{key}~{xxhash.xxh3_64_hexdigest(tables.encode(binding.arguments))}"
+
+
+def connection_name(api: Api, connection: Any) -> str:
+    host = api.host
+    return f"{connection.peer} -> {host.config.host}:{host.tls_port if connection.tls else host.port}"
+
+
+def peer(connection: Any) -> tuple[str, int]:
+    host, _, port = connection.peer.rpartition(":")
+    return host, int(port) if port.isdigit() else 0
+
+
+def connection(api: Api, connection: Any) -> dict[str, Any]:
+    host = api.host
+    peer_host, peer_port = peer(connection)
+    rates = api.rates.of(connection, 2)
+    given = connection.client.get("connection_name")
+    return {
+        "name": connection_name(api, connection),
+        "user_provided_name": given if isinstance(given, str) else None,
+        "vhost": connection.vhost.name,
+        "user": connection.user.name,
+        "node": api.node,
+        "type": "network",
+        "protocol": "AMQP 0-9-1",
+        "state": connection_state(connection),
+        "ssl": connection.tls,
+        "host": host.config.host,
+        "port": host.tls_port if connection.tls else host.port,
+        "peer_host": peer_host,
+        "peer_port": peer_port,
+        "channels": len(connection.channels),
+        "channel_max": connection.channel_max,
+        "frame_max": connection.frame_max,
+        "timeout": connection.heartbeat,
+        "connected_at": connection.started_ms,
+        "client_properties": plain(connection.client),
+        "recv_oct": connection.received_bytes,
+        "recv_oct_details": {"rate": round(rates[0], 3)},
+        "send_oct": connection.sent_bytes,
+        "send_oct_details": {"rate": round(rates[1], 3)},
+    }
+
+
+def connection_state(connection: Any) -> str:
+    return "blocked" if connection.blocked and connection.publisher else "running"
+
+
+def channel(api: Api, channel: Any) -> dict[str, Any]:
+    connection = channel.connection
+    peer_host, peer_port = peer(connection)
+    name, tx = connection_name(api, connection), channel.tx
+    return {
+        "name": f"{name} ({channel.number})",
+        "number": channel.number,
+        "vhost": connection.vhost.name,
+        "user": connection.user.name,
+        "node": api.node,
+        "state": "running" if channel.flow else "flow",
+        "connection_details": {"name": name, "peer_host": peer_host, "peer_port": peer_port},
+        "confirm": channel.confirm,
+        "transactional": tx is not None,
+        "consumer_count": len(channel.consumers),
+        "prefetch_count": channel.prefetch,
+        "global_prefetch_count": channel.prefetch_all,
+        "messages_unacknowledged": channel.unacked,
+        "messages_unconfirmed": channel.sequence - channel.confirmed if channel.confirm else 0,
+        "messages_uncommitted": len(tx.publishes) if tx is not None else 0,
+        "acks_uncommitted": sum(run[3] for run in tx.settles) if tx is not None else 0,
+    }
+
+
+def consumer(api: Api, queue: Queue, consumer: Any) -> dict[str, Any]:
+    channel = consumer.channel
+    connection = channel.connection
+    peer_host, peer_port = peer(connection)
+    name = connection_name(api, connection)
+    return {
+        "consumer_tag": consumer.tag,
+        "queue": {"name": queue.name, "vhost": queue.vhost.name},
+        "ack_required": not consumer.no_ack,
+        "active": consumer.active,
+        "activity_status": "up",
+        "exclusive": consumer.exclusive,
+        "prefetch_count": consumer.prefetch,
+        "priority": consumer.priority,
+        "arguments": plain(consumer.arguments),
+        "messages_unacknowledged": consumer.unacked,
+        "messages_delivered": consumer.delivered,
+        "channel_details": {
+            "name": f"{name} ({channel.number})",
+            "number": channel.number,
+            "connection_name": name,
+            "peer_host": peer_host,
+            "peer_port": peer_port,
+            "user": connection.user.name,
+            "node": api.node,
+        },
+    }
+
+
+def user(user: User) -> dict[str, Any]:
+    return {
+        "name": user.name,
+        "password_hash": user.password_hash,
+        "hashing_algorithm": "kvitto_scrypt",
+        "tags": [*user.tags],
+        "limits": {},
+    }
+
+
+def permission(user: User, vhost: str) -> dict[str, Any]:
+    given = user.permissions[vhost]
+    return {
+        "user": user.name,
+        "vhost": vhost,
+        "configure": given.configure,
+        "write": given.write,
+        "read": given.read,
+    }
+
+
+def vhost(api: Api, vhost: VHost) -> dict[str, Any]:
+    sums = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+    for queue in vhost.queues.values():
+        for name, count in depth(queue).items():
+            sums[name] += count
+    return {
+        "name": vhost.name,
+        "description": "",
+        "tags": [],
+        "default_queue_type": "classic",
+        "tracing": False,
+        "cluster_state": {api.node: "running"},
+        **sums,
+    }
