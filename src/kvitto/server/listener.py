@@ -101,11 +101,14 @@ class Peer(asyncio.BufferedProtocol):
         self._done = True
         if self.socket is None or self.socket.is_closing():
             return
-        if self.socket.can_write_eof():
+        if not self.socket.can_write_eof():  # TLS has no half of a connection
+            self.socket.close()
+            return
+        try:
             self.socket.write_eof()
             self.resume()
-        else:  # TLS has no half of a connection
-            self.socket.close()
+        except OSError:  # the peer has reset the connection meanwhile
+            self.socket.abort()
 
     def abort(self) -> None:
         if self.socket is not None:
