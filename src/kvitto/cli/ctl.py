@@ -1,9 +1,223 @@
-"""`kvitto ctl`: administer a running broker."""
+"""`kvitto ctl`: administer a running broker over its management API.
+
+Exit codes: 0 done, 1 the broker refused, 2 wrong usage, 3 no broker there, 4 wrong password or not allowed.
+"""
 
 from __future__ import annotations
 
+import argparse
+import getpass
+import json
+import os
+import sys
+from collections.abc import Callable
 from typing import Any
+
+from kvitto.cli.lists import IN_VHOST, LISTS, Shown, listing
+from kvitto.cli.management import REFUSED, USAGE, Failure, Management
+from kvitto.cli.table import table
+
+URL = "http://guest:guest@127.0.0.1:15672"
+Command = Callable[[Management, argparse.Namespace], str | Shown]
+"""Done, in a sentence; or what was found."""
 
 
 def add_parser(commands: Any) -> None:
-    commands.add_parser("ctl", help="administer a running broker")
+    parser = commands.add_parser("ctl", help="administer a running broker", description=__doc__.partition("\n")[0])
+    _common(parser, os.environ.get("KVITTO_URL", URL), False)
+    parser.set_defaults(run=run)
+    shared = argparse.ArgumentParser(add_help=False)
+    _common(shared, argparse.SUPPRESS, argparse.SUPPRESS)
+    subs = parser.add_subparsers(title="commands", metavar="COMMAND", dest="ctl_command", required=True)
+
+    def add(name: str, command: Command, text: str, *arguments: str, vhost: bool = False) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = subs.add_parser(name, help=text, description=text, parents=[shared])
+        sub.set_defaults(command=command)
+        for argument in arguments:
+            sub.add_argument(argument, metavar=argument.upper())
+        if vhost:
+            sub.add_argument("-p", "--vhost", default="/", help="virtual host (default: /)")
+        return sub
+
+    add("status", status, "what the broker is, and how it is")
+    add("alarms", alarms, "alarms that are on; exit code 1 if there are any")
+    for name, (path, columns, text) in LISTS.items():
+        sub = add(name, listing(path, columns), f"list {text}")
+        if path in IN_VHOST:
+            sub.add_argument("-p", "--vhost", help="only this virtual host (default: all)")
+    sub = add("declare_queue", declare_queue, "declare a durable queue", "name", vhost=True)
+    sub.add_argument("--transient", action="store_true", help="lost when the broker stops")
+    sub.add_argument("--auto-delete", action="store_true", help="deleted with its last consumer")
+    sub.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="x-... argument, a value in JSON or text"
+    )
+    sub = add("delete_queue", delete_queue, "delete a queue with its messages", "name", vhost=True)
+    sub.add_argument("--if-empty", action="store_true")
+    sub.add_argument("--if-unused", action="store_true", help="only without consumers")
+    add("purge_queue", purge_queue, "remove all messages that wait in a queue", "name", vhost=True)
+    for name, command, text in (
+        ("add_user", add_user, "add a user; the password is asked for"),
+        ("change_password", change_password, "give a user another password; it is asked for"),
+    ):
+        sub = add(name, command, text, "user")
+        sub.add_argument("--password-stdin", action="store_true", help="read it from the first line of stdin")
+        if name == "add_user":
+            sub.add_argument("--tags", default="", help="with commas: administrator, monitoring, management")
+    add("delete_user", delete_user, "delete a user", "user")
+    sub = add("set_user_tags", set_user_tags, "replace a user's tags: administrator, monitoring, management", "user")
+    sub.add_argument("tags", nargs="*", metavar="TAG")
+    text = "what a user may do in a virtual host, as regular expressions of names"
+    add("set_permissions", set_permissions, text, "user", "configure", "write", "read", vhost=True)
+    add("clear_permissions", clear_permissions, "close a virtual host to a user", "user", vhost=True)
+    add("add_vhost", add_vhost, "add a virtual host", "vhost")
+    add("delete_vhost", delete_vhost, "delete a virtual host with everything in it", "vhost")
+    sub = add("close_connection", close_connection, "close a connection, named as in list_connections", "name")
+    sub.add_argument("reason", nargs="?", default="closed by kvitto ctl", metavar="REASON")
+
+
+def _common(parser: argparse.ArgumentParser, url: str, as_json: Any) -> None:
+    text = f"management API (default: $KVITTO_URL, or {URL.replace('%', '%%')})"
+    parser.add_argument("--url", default=url, help=text)
+    parser.add_argument("--json", action="store_true", default=as_json, help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        shown: str | Shown = args.command(Management(args.url), args)
+    except Failure as failure:
+        print(f"kvitto ctl: {failure}", file=sys.stderr)
+        return failure.code
+    value, text, code = shown if isinstance(shown, tuple) else ({"done": shown}, shown, 0)
+    if args.json:
+        print(json.dumps(value, indent=2))
+    elif text:
+        print(text)
+    return code
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+def status(api: Management, _args: argparse.Namespace) -> Shown:
+    overview = api.get("overview")
+    kvitto, totals, messages = overview["kvitto"], overview["object_totals"], overview["queue_totals"]
+    listeners = [f"{item['protocol']} {item['ip_address']}:{item['port']}" for item in overview["listeners"]]
+    rows = [
+        ("version", f"Kvitto {kvitto['version']}{'' if kvitto['compiled'] else ', interpreted (slow)'}"),
+        ("process", f"{kvitto['pid']}, up for {kvitto['uptime_ms'] // 1000} s"),
+        ("data directory", kvitto["data_dir"]),
+        ("sync", "on" if kvitto["sync"] else "OFF: confirms do not wait for the disk"),
+        ("listeners", listeners),
+        (
+            "connections",
+            f"{totals['connections']} with {totals['channels']} channels and {totals['consumers']} consumers",
+        ),
+        ("queues", totals["queues"]),
+        ("messages", f"{messages['messages_ready']} ready, {messages['messages_unacknowledged']} unacked"),
+        ("alarms", kvitto["alarms"] or "none"),
+    ]
+    return overview, "\n".join(table(("", ""), rows).splitlines()[1:]), 0
+
+
+def alarms(api: Management, _args: argparse.Namespace) -> Shown:
+    found = api.get("health", "checks", "alarms", accept=(503,)).get("alarms", [])
+    texts = [item["alarm"] for item in found]
+    return texts, "\n".join(texts) or "no alarms", REFUSED if texts else 0
+
+
+# -- queues and connections ----------------------------------------------------------------------------------
+
+
+def declare_queue(api: Management, args: argparse.Namespace) -> str:
+    arguments = dict(argument(text) for text in args.arg)
+    body = {"durable": not args.transient, "auto_delete": args.auto_delete, "arguments": arguments}
+    api.put("queues", args.vhost, args.name, body=body)
+    return f"queue '{args.name}' is declared"
+
+
+def argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Failure(USAGE, f"--arg {text}: give NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def delete_queue(api: Management, args: argparse.Namespace) -> str:
+    wanted = [name for name in ("if-empty", "if-unused") if getattr(args, name.replace("-", "_"))]
+    api.delete("queues", args.vhost, args.name, query="?" + "&".join(f"{name}=true" for name in wanted))
+    return f"queue '{args.name}' is deleted"
+
+
+def purge_queue(api: Management, args: argparse.Namespace) -> str:
+    api.delete("queues", args.vhost, args.name, "contents")
+    return f"queue '{args.name}' is purged"
+
+
+def close_connection(api: Management, args: argparse.Namespace) -> str:
+    api.delete("connections", args.name, headers={"X-Reason": " ".join(args.reason.split())})
+    return f"connection '{args.name}' is closed"
+
+
+# -- users, virtual hosts, permissions -----------------------------------------------------------------------
+
+
+def password(args: argparse.Namespace) -> str:
+    if args.password_stdin:
+        given = sys.stdin.readline().rstrip("\r\n")
+    elif sys.stdin.isatty():
+        given = getpass.getpass(f"password of {args.user}: ")
+        if getpass.getpass("again: ") != given:
+            raise Failure(USAGE, "that was not twice the same password")
+    else:
+        raise Failure(USAGE, "there is no terminal to ask for the password: give --password-stdin")
+    if not given:
+        raise Failure(USAGE, "the password is empty")
+    return given
+
+
+def add_user(api: Management, args: argparse.Namespace) -> str:
+    if any(user["name"] == args.user for user in api.get("users")):
+        raise Failure(REFUSED, f"there is a user '{args.user}' already")
+    api.put("users", args.user, body={"password": password(args), "tags": args.tags})
+    return f"user '{args.user}' is added; `kvitto ctl set_permissions` opens virtual hosts"
+
+
+def change_password(api: Management, args: argparse.Namespace) -> str:
+    api.get("users", args.user)
+    api.put("users", args.user, body={"password": password(args)})
+    return f"user '{args.user}' has another password"
+
+
+def set_user_tags(api: Management, args: argparse.Namespace) -> str:
+    api.get("users", args.user)
+    api.put("users", args.user, body={"tags": args.tags})
+    return f"user '{args.user}' has the tags: {', '.join(args.tags) or 'none'}"
+
+
+def delete_user(api: Management, args: argparse.Namespace) -> str:
+    api.delete("users", args.user)
+    return f"user '{args.user}' is deleted"
+
+
+def set_permissions(api: Management, args: argparse.Namespace) -> str:
+    body = {"configure": args.configure, "write": args.write, "read": args.read}
+    api.put("permissions", args.vhost, args.user, body=body)
+    return f"user '{args.user}' has permissions in vhost '{args.vhost}'"
+
+
+def clear_permissions(api: Management, args: argparse.Namespace) -> str:
+    api.delete("permissions", args.vhost, args.user)
+    return f"vhost '{args.vhost}' is closed to user '{args.user}'"
+
+
+def add_vhost(api: Management, args: argparse.Namespace) -> str:
+    api.put("vhosts", args.vhost)
+    return f"vhost '{args.vhost}' is there; `kvitto ctl set_permissions -p` opens it to users"
+
+
+def delete_vhost(api: Management, args: argparse.Namespace) -> str:
+    api.delete("vhosts", args.vhost)
+    return f"vhost '{args.vhost}' is deleted"

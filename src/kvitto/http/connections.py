@@ -11,6 +11,9 @@ from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import NO_CONTENT, Response, answer, not_authorised, not_found
 
+REASON_BYTES = 200
+"""The text of a Close has 255, its beginning is ours."""
+
 
 def visible(call: Call) -> list[Any]:
     """Administrators and monitoring see all connections, others their own."""
@@ -44,7 +47,8 @@ def delete_connection(call: Call) -> Response:
     connection = find(call)
     if connection.user is not call.user and not call.user.is_administrator:
         raise not_authorised("only an administrator closes other users' connections")
-    reason = call.request.headers.get("x-reason", "Closed via management plugin")
+    given = call.request.headers.get("x-reason", "Closed via management plugin").encode("latin-1")
+    reason = given[:REASON_BYTES].decode(errors="ignore")
     connection.close(ConnectionError_(CONNECTION_FORCED, reason))
     call.api.host.schedule()
     return NO_CONTENT

@@ -1,0 +1,110 @@
+"""The lists of `kvitto ctl`: which path of the API, and which fields of its answer are the columns."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from kvitto.cli.management import Management
+from kvitto.cli.table import table
+
+Shown = tuple[Any, str, int]
+"""What --json prints, what is printed otherwise, exit code."""
+
+LISTS: dict[str, tuple[str, dict[str, str], str]] = {
+    "list_queues": (
+        "queues",
+        {
+            "vhost": "vhost",
+            "name": "name",
+            "ready": "messages_ready",
+            "unacked": "messages_unacknowledged",
+            "consumers": "consumers",
+            "durable": "durable",
+            "arguments": "arguments",
+        },
+        "queues and how many messages are in them",
+    ),
+    "list_exchanges": (
+        "exchanges",
+        {"vhost": "vhost", "name": "name", "type": "type", "durable": "durable", "arguments": "arguments"},
+        "exchanges",
+    ),
+    "list_bindings": (
+        "bindings",
+        {
+            "vhost": "vhost",
+            "source": "source",
+            "destination": "destination",
+            "type": "destination_type",
+            "routing key": "routing_key",
+            "arguments": "arguments",
+        },
+        "bindings from exchanges to queues and exchanges",
+    ),
+    "list_consumers": (
+        "consumers",
+        {
+            "vhost": "queue.vhost",
+            "queue": "queue.name",
+            "consumer tag": "consumer_tag",
+            "acks": "ack_required",
+            "prefetch": "prefetch_count",
+            "unacked": "messages_unacknowledged",
+            "channel": "channel_details.name",
+        },
+        "consumers",
+    ),
+    "list_connections": (
+        "connections",
+        {
+            "name": "name",
+            "user": "user",
+            "vhost": "vhost",
+            "state": "state",
+            "channels": "channels",
+            "received bytes": "recv_oct",
+            "sent bytes": "send_oct",
+        },
+        "connections",
+    ),
+    "list_channels": (
+        "channels",
+        {
+            "name": "name",
+            "user": "user",
+            "vhost": "vhost",
+            "consumers": "consumer_count",
+            "unacked": "messages_unacknowledged",
+            "unconfirmed": "messages_unconfirmed",
+            "prefetch": "prefetch_count",
+        },
+        "channels",
+    ),
+    "list_users": ("users", {"name": "name", "tags": "tags"}, "users"),
+    "list_vhosts": ("vhosts", {"name": "name", "messages": "messages"}, "virtual hosts"),
+    "list_permissions": (
+        "permissions",
+        {"vhost": "vhost", "user": "user", "configure": "configure", "write": "write", "read": "read"},
+        "what users may do, as regular expressions",
+    ),
+}
+"""Command -> path of the API, columns (title -> field), help."""
+IN_VHOST = ("queues", "exchanges", "bindings", "consumers", "permissions")
+
+
+def listing(path: str, columns: dict[str, str]) -> Callable[[Management, argparse.Namespace], Shown]:
+    def show(api: Management, args: argparse.Namespace) -> Shown:
+        vhost = getattr(args, "vhost", None)
+        found = api.get(path) if vhost is None else api.get(path, vhost)
+        rows = [[pick(item, field) for field in columns.values()] for item in found]
+        return found, table([*columns], sorted(rows, key=str)), 0
+
+    return show
+
+
+def pick(item: Any, field: str) -> Any:
+    for step in field.split("."):
+        item = item.get(step) if isinstance(item, dict) else None
+    return item

@@ -1,0 +1,33 @@
+"""Tables for people: aligned columns, numbers to the right, nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def cell(value: Any) -> str:
+    """One value on one line. Names come from any client: control characters are shown, not sent to the terminal."""
+    if value is None or value in ({}, []):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = json.dumps(value)
+    elif isinstance(value, list):
+        value = ", ".join(str(item) for item in value)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Lines with aligned columns; a column that holds only numbers is aligned to the right."""
+    cells = [[cell(value) for value in row] for row in rows]
+    columns = range(len(headers))
+    widths = [max([len(headers[i]), *(len(row[i]) for row in cells)]) for i in columns]
+    right = [all(isinstance(row[i], int | float) for row in rows) and bool(rows) for i in columns]
+    lines = []
+    for line in [list(headers), *cells]:
+        texts = [text.rjust(widths[i]) if right[i] else text.ljust(widths[i]) for i, text in enumerate(line)]
+        lines.append("  ".join(texts).rstrip())
+    return "\n".join(lines)
