@@ -1,0 +1,144 @@
+"""The processes of the run: started in sessions of their own, so that one can be killed with all it has started.
+
+Spark's driver is a Python that starts a Java that starts Pythons in process groups of their own; what they all share is
+the session. Only processes of a session that this run made are ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+LINES_KEPT = 1000
+STOP_S = 20.0
+JAVA_MIN = 17
+
+
+class Child:
+    """One process; its stdout comes as `lines`, its stderr goes to a log file."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.lines: deque[str] = deque(maxlen=LINES_KEPT)
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            )
+        self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def take(self) -> list[str]:
+        """The lines since the last call."""
+        taken: list[str] = []
+        while self.lines:
+            taken.append(self.lines.popleft())
+        return taken
+
+    def expect(self, pattern: str, timeout_s: float) -> re.Match[str]:
+        """The first line that matches; RuntimeError if the process ends or is silent instead."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            ended = not self.running
+            for line in self.take():
+                if match := re.search(pattern, line):
+                    return match
+            if ended:
+                raise RuntimeError(self.why("ended too early"))
+            time.sleep(0.02)
+        raise RuntimeError(self.why(f"did not say {pattern!r} within {timeout_s:g} s"))
+
+    def why(self, what: str) -> str:
+        """A message about this process with the end of its log."""
+        tail = self.log.read_text(errors="replace").splitlines()[-15:]
+        return "\n".join([f"{self.name} (pid {self.pid}) {what}; the end of {self.log}:", *tail])
+
+    def kill(self) -> int:
+        """SIGKILL for the process and all of its session; how many there were."""
+        killed: set[int] = set()
+        # again until none is left: one may have been about to start another
+        while members := session_members(self.pid) or ([self.pid] if self.running else []):
+            for pid in members:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+                except ProcessLookupError:
+                    continue
+            self.process.poll()
+            time.sleep(0.01)
+        self._end()
+        return len(killed)
+
+    def stop(self) -> int:
+        """SIGTERM, and SIGKILL for what is left; the exit code."""
+        if self.running:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_S)
+        self.kill()
+        return self.process.returncode
+
+    def _end(self) -> None:
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+def session_members(session: int) -> list[int]:
+    """The living processes of a session, by /proc; nothing where there is no /proc."""
+    members: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name, may hold anything) state ppid pgrp session ...
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            members.append(int(entry.parent.name))
+    return members
+
+
+def java_missing() -> str | None:
+    """Why Spark will not start here, or None."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    hint = f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (or your system's package)"
+    if java is None:
+        return f"there is no java on PATH. {hint}"
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        return f"{java} does not run ({error.strerror}); is JAVA_HOME right? {hint}"
+    match = re.search(r'version "(\d+)', said)
+    if match is None or int(match[1]) < JAVA_MIN:
+        return f"{java} is version {match[1] if match else 'unknown'}. {hint}"
+    return None
