@@ -29,11 +29,13 @@ from kvitto.http.router import Router
 log = logging.getLogger("kvitto.http")
 
 CONNECTIONS_MAX = 256
-READ_BYTES = 64 * 1024
+READ_BYTES = 16 * 1024
 IDLE_S = 60.0
 """For the next request's head on a connection that is kept alive."""
 BODY_S = 30.0
 WRITE_S = 30.0
+LINGER_S = 2.0
+LINGER_BYTES = 1 << 20
 HEADERS = (("Cache-Control", "no-cache"), ("X-Content-Type-Options", "nosniff"))
 
 
@@ -94,6 +96,7 @@ class Peer:
         try:
             while await self._exchange():
                 self.http.start_next_cycle()
+            await self._linger()
             self.writer.close()
         except (OSError, TimeoutError, h11.LocalProtocolError, asyncio.CancelledError):
             self.writer.transport.abort()
@@ -116,6 +119,14 @@ class Peer:
             response = failure(problem)
         await self._send(response, head is not None and head.method == "HEAD")
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+
+    async def _linger(self) -> None:
+        """Take what the peer still sends: closing over unread input would reset the connection, and the answer be lost."""
+        self.writer.write_eof()
+        left = LINGER_BYTES
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and (data := await self.reader.read(READ_BYTES)):
+                left -= len(data)
 
     # -- in --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+"""`kvitto serve` as a process: its one line, its end, and what it says when it cannot start."""
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+import kvitto as package
+from kvitto.client import ConnectFailed, Connection
+from tests.cli.process import kvitto, serving
+from tests.http.api import Http
+
+
+def test_it_says_one_line_serves_and_stops_on_sigterm_with_0(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as server:
+        assert server.ready["data"] == str(tmp_path / "data")
+        assert server.ready["pid"] == str(server.process.pid)
+        with Connection(server.amqp_url) as connection:
+            connection.channel().queue_declare("q", durable=True)
+        assert Http(server.http_url).get("/healthz") == {"status": "ok"}
+        code, out, err = server.stop()
+    assert (code, out) == (0, "")
+    assert "Traceback" not in err
+
+
+def test_a_connected_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Connection(server.amqp_url) as connection:
+        connection.channel()
+        with socket.create_connection(("127.0.0.1", int(server.ready["http"]))):
+            code, _, err = server.stop()
+        assert code == 0
+        assert "Traceback" not in err
+
+
+def test_a_second_start_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    """D5"""
+    with serving(tmp_path) as server:
+        again = kvitto("serve", "--data-dir", str(tmp_path), "--port", "0", "--http-port", "0")
+        assert again.returncode == 1
+        assert again.stdout == ""
+        assert f"pid {server.process.pid}" in again.stderr or server.ready["pid"] in again.stderr
+        assert "Traceback" not in again.stderr
+        assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("option", ["--port", "--http-port"])
+def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = {"--port": "0", "--http-port": "0", option: port}
+        result = kvitto("serve", "--data-dir", str(tmp_path), *(part for pair in arguments.items() for part in pair))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert port in result.stderr and "in use" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("prot = 5672\n", "unknown setting 'prot'"),
+        ('port = "5672"\n', "port must be int"),
+        ("port = \n", "cannot read the configuration"),
+        ('sync = "maybe"\n', "sync"),
+        (None, "cannot read the configuration"),
+    ],
+)
+def test_a_bad_configuration_is_refused_with_its_mistake(tmp_path: Path, text: str | None, reason: str) -> None:
+    file = tmp_path / "kvitto.toml"
+    if text is not None:
+        file.write_text(text)
+    result = kvitto("serve", "--config", str(file))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert reason in result.stderr and str(file) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_options_win_over_the_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "kvitto.toml"
+    file.write_text(f'data-dir = "{tmp_path / "from-file"}"\nport = 1\nsync = false\n')
+    with serving(tmp_path / "from-option", "--config", str(file)) as server:
+        assert server.ready["data"] == str(tmp_path / "from-option")
+        assert Http(server.http_url).get("/api/overview")["kvitto"]["sync"] is False
+        _, _, err = server.stop()
+    assert "--sync off" in err
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = kvitto("serve", "--data-dir", str(file), "--port", "0", "--http-port", "0")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert str(file) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_log_lines_can_be_json(tmp_path: Path) -> None:
+    with serving(tmp_path, "--log-json") as server:
+        Connection(server.amqp_url).close()
+        with pytest.raises(ConnectFailed):
+            Connection(server.amqp_url.replace("guest:guest", "guest:wrong"))
+        _, _, err = server.stop()
+    # before there is a log, a checkout may say on stderr that it runs interpreted
+    lines = [json.loads(line) for line in err.splitlines() if not line.startswith("kvitto: ")]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
+    assert any("opened vhost" in line["message"] for line in lines)
+    assert any(line["level"] == "warning" and "guest" in line["message"] for line in lines)
+    assert all(re.match(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", line["time"]) for line in lines)
+
+
+def test_the_version_says_which_form_runs() -> None:
+    result = kvitto("--version")
+    assert result.returncode == 0
+    form = "compiled" if package.compiled() else "interpreted"
+    assert result.stdout.startswith(f"kvitto {package.__version__} ({form}, Python 3.")
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["serve", "--port", "x"], ["ctl"], ["ctl", "no-such"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    result = kvitto(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "usage: kvitto" in result.stderr

@@ -1,0 +1,177 @@
+"""HTTP itself: limits, keep-alive, errors as JSON, and that nothing a peer sends does harm (W8)."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvitto
+from kvitto.base import limits
+from tests.http.api import TIMEOUT_S, Http
+
+
+def exchange(api: Http, data: bytes, end: bool = True) -> bytes:
+    """Send bytes and read until the broker closes."""
+    with socket.create_connection((api.host, api.port), timeout=TIMEOUT_S) as sock:
+        try:
+            sock.sendall(data)
+            if end:
+                sock.shutdown(socket.SHUT_WR)
+            got = b""
+            while part := sock.recv(65536):
+                got += part
+        except ConnectionError:  # it closed while we were sending
+            return b""
+        return got
+
+
+def test_a_connection_is_kept_for_more_requests(api: Http) -> None:
+    one = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    missing = b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"
+    got = exchange(api, one + missing + one)
+    assert re.findall(rb"HTTP/1.1 \d+", got) == [b"HTTP/1.1 200", b"HTTP/1.1 404", b"HTTP/1.1 200"]
+
+
+def test_head_gives_the_headers_alone(api: Http) -> None:
+    answer = api.call("HEAD", "/healthz")
+    assert (answer.status, answer.body, answer.headers["Content-Length"]) == (200, b"", "15")
+
+
+def test_http_1_0_is_served_and_closed(api: Http) -> None:
+    got = exchange(api, b"GET /healthz HTTP/1.0\r\n\r\n", end=False)
+    assert got.startswith(b"HTTP/1.1 200") and got.endswith(b'{"status":"ok"}')
+
+
+def test_what_is_not_there_is_a_404_in_json(api: Http) -> None:
+    for path in ("/nothing", "/api", "/api/queues/%2F/no-such-queue", "/api/queues//x", "/api/queues/no-such-vhost"):
+        answer = api.call("GET", path)
+        assert answer.status == 404
+        assert answer.json["error"] == "Object Not Found"
+
+
+def test_a_method_that_is_not_possible_is_a_405_that_names_the_others(api: Http) -> None:
+    answer = api.call("POST", "/api/overview", {})
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+    assert answer.json["error"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"durable": "perhaps"}', b'{"arguments": 5}'])
+def test_a_body_that_makes_no_sense_is_a_400(api: Http, body: bytes) -> None:
+    answer = api.call("PUT", "/api/queues/%2F/nonsense", body, {"Content-Type": "application/json"})
+    assert answer.status == 400
+    assert answer.json["error"] in ("not_json", "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * limits.HTTP_HEAD_MAX + b"\r\n\r\n", b"431"),
+        (b"PUT /api/queues/%2F/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\nAuthorization: ", b"413"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /api/overview?" + b"a=1&" * 200 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+    ],
+)
+def test_limits_are_kept(api: Http, data: bytes, status: bytes) -> None:
+    if data.endswith(b"Authorization: "):
+        data += api.headers["Authorization"].encode() + b"\r\n\r\n"
+    got = exchange(api, data)
+    assert got.startswith(b"HTTP/1.1 " + status)
+    assert set(json.loads(got.partition(b"\r\n\r\n")[2])) == {"error", "reason"}
+
+
+def test_the_body_is_not_read_before_the_caller_is_known(api: Http) -> None:
+    head = b"PUT /api/queues/%2F/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    got = exchange(api, head, end=False)
+    assert got.startswith(b"HTTP/1.1 401")
+    assert b"Connection: close" in got
+
+
+def test_100_continue_is_sent_to_those_who_wait_for_it(api: Http) -> None:
+    auth = b"Authorization: " + api.headers["Authorization"].encode()
+    head = b"PUT /api/queues/%2F/waits HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n" + auth
+    with socket.create_connection((api.host, api.port), timeout=TIMEOUT_S) as sock:
+        sock.sendall(head + b"\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 100")
+        sock.sendall(b"{}")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 201")
+
+
+def test_pages_from_elsewhere_cannot_write(api: Http) -> None:
+    """Browsers add a remembered password to requests of any page; only "simple" ones go out unasked."""
+    path, body = "/api/exchanges/%2F/amq.default/publish", b'{"routing_key": "x", "payload": "x"}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        assert api.call("POST", path, body, {"Content-Type": kind} if kind else {}).status == 415
+    assert api.call("POST", path, body, {"Content-Type": "text/plain", "X-Requested-With": "me"}).status == 200
+    assert api.call("POST", path, body, {"Content-Type": "application/json; charset=utf-8"}).status == 200
+    own = urlsplit(api.url).netloc
+    for origin, status in ((f"http://{own}", 201), ("http://evil.example", 403), ("null", 403)):
+        headers = {"Origin": origin, "Content-Type": "application/json"}
+        assert api.call("PUT", f"/api/queues/%2F/from-{status}", b"{}", headers).status == status
+    assert api.call("OPTIONS", "/api/queues").status == 405
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=30)
+def test_any_bytes_are_answered_in_http_or_not_at_all(noise: bytes) -> None:
+    """W8"""
+    api = shared()
+    got = exchange(api, noise)
+    assert got == b"" or got.startswith(b"HTTP/1.1 ")
+    assert b"Traceback" not in got
+    assert api.call("GET", "/healthz").status == 200
+
+
+METHODS = st.sampled_from(["GET", "PUT", "POST", "DELETE"])
+PATHS = st.lists(
+    st.sampled_from(["api", "queues", "exchanges", "bindings", "users", "vhosts", "permissions", "%2F", "x", "e", "q"])
+    | st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=5),
+    max_size=7,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=10,
+)
+FIELDS = st.sampled_from(
+    ["arguments", "durable", "type", "routing_key", "payload", "properties", "count", "tags", "password", "configure"]
+)
+
+
+@given(METHODS, PATHS, st.dictionaries(FIELDS, JSON, max_size=4))
+@settings(max_examples=150)
+def test_no_request_is_a_mistake_in_kvitto(method: str, path: list[str], body: dict[str, object]) -> None:
+    """Whatever is asked: success, or what was wrong with it; never a 500."""
+    answer = shared().call(method, "/api/" + "/".join(path), body)
+    assert answer.status < 500
+    if answer.status >= 400:
+        assert answer.reason
+
+
+_broker: list[kvitto.Broker] = []
+
+
+def shared() -> Http:
+    """Hypothesis runs many examples in one test: they share the broker that `broker_of_examples` started."""
+    return Http(_broker[0].http_url)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def broker_of_examples(broker: kvitto.Broker) -> None:
+    _broker[:] = [broker]
+
+
+def test_without_an_http_port_nothing_of_http_is_loaded() -> None:
+    code = (
+        "import sys, kvitto\n"
+        "with kvitto.Broker() as broker: pass\n"
+        "assert not [m for m in sys.modules if m == 'h11' or m.startswith('kvitto.http')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)

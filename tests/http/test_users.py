@@ -1,0 +1,168 @@
+"""Users, virtual hosts and permissions over HTTP: who may log in, what he sees, what he may change."""
+
+import pytest
+
+import kvitto
+from kvitto.client import ConnectFailed, Connection, ConnectionLost
+from tests.http.api import Http
+from tests.support.wait import wait_until
+
+
+def make_user(api: Http, name: str, tags: str, vhost: str | None = None) -> Http:
+    assert api.put(f"/api/users/{name}", {"password": "secret", "tags": tags}) == 201
+    if vhost is not None:
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        assert api.put(f"/api/permissions/{vhost}/{name}", everything) == 201
+    return api.as_user(name)
+
+
+def test_whoami(api: Http) -> None:
+    assert api.get("/api/whoami")["name"] == "guest"
+    assert api.get("/api/whoami")["tags"] == ["administrator"]
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("guest", "wrong"), ("nobody", "x"), ("", ""), ("guest", ""), ("gu\u00e9st", "\u00fc")]
+)
+def test_a_wrong_login_is_a_401_that_asks_for_basic(api: Http, user: str, password: str) -> None:
+    answer = api.as_user(user, password).call("GET", "/api/overview")
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+    assert answer.json["error"] == "not_authorized"
+
+
+@pytest.mark.parametrize("value", ["Basic", "Basic !!!", "Basic /w==", "Bearer abc", "Basic bm9jb2xvbg=="])
+def test_a_malformed_login_is_a_401(api: Http, value: str) -> None:
+    assert api.as_user("").call("GET", "/api/overview", headers={"Authorization": value}).status == 401
+
+
+def test_a_new_user_can_log_in_until_deleted(api: Http, broker: kvitto.Broker) -> None:
+    user = make_user(api, "carla", "management", "%2F")
+    assert user.get("/api/whoami") == {"name": "carla", "tags": ["management"], "is_internal_user": True}
+    url = broker.url.replace("guest:guest", "carla:secret")
+    Connection(url).close()
+    assert api.put("/api/users/carla", {"password": "other", "tags": "management"}) == 204
+    assert user.call("GET", "/api/whoami").status == 401
+    assert api.as_user("carla", "other").get("/api/whoami")["name"] == "carla"
+    assert api.delete("/api/users/carla") == 204
+    assert api.delete("/api/users/carla") == 404
+    with pytest.raises((ConnectFailed, ConnectionLost)):
+        Connection(url)
+
+
+def test_tags_can_be_changed_without_the_password(api: Http) -> None:
+    user = make_user(api, "tagged", "")
+    assert user.call("GET", "/api/whoami").status == 401
+    assert api.put("/api/users/tagged", {"tags": ["monitoring", "management"]}) == 204
+    assert user.get("/api/whoami")["tags"] == ["monitoring", "management"]
+
+
+def test_a_user_survives_a_restart(tmp_path: str) -> None:
+    """D2"""
+    with kvitto.Broker(tmp_path, http_port=0) as broker:
+        make_user(Http(broker.http_url), "stays", "administrator", "%2F")
+    with kvitto.Broker(tmp_path, http_port=0) as broker:
+        assert Http(broker.http_url, "stays", "secret").get("/api/queues/%2F") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"tags": ""}, "password is missing"),
+        ({"password": "", "tags": ""}, "empty"),
+        ({"password": "x"}, "tags must be given"),
+        ({"password": "x", "tags": [1]}, "tags"),
+        ({"password_hash": "abc", "tags": ""}, "password_hash"),
+    ],
+)
+def test_an_incomplete_user_is_refused(api: Http, body: dict[str, object], reason: str) -> None:
+    answer = api.call("PUT", "/api/users/incomplete", body)
+    assert answer.status == 400
+    assert reason in answer.reason
+
+
+def test_only_administrators_change_users_vhosts_and_permissions(api: Http) -> None:
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    for tag in ("management", "monitoring"):
+        user = make_user(api, f"no-admin-{tag}", tag, "%2F")
+        for answer in (
+            user.call("GET", "/api/users"),
+            user.call("GET", "/api/permissions"),
+            user.call("GET", "/api/definitions"),
+            user.call("PUT", f"/api/users/no-admin-{tag}", {"password": "x", "tags": "administrator"}),
+            user.call("PUT", "/api/vhosts/theirs", {}),
+            user.call("DELETE", "/api/vhosts/%2F"),
+            user.call("PUT", f"/api/permissions/%2F/no-admin-{tag}", everything),
+            user.call("DELETE", "/api/users/guest"),
+        ):
+            assert answer.status == 401
+            assert "has none of the tags administrator" in answer.reason
+    assert "theirs" not in {vhost["name"] for vhost in api.get("/api/vhosts")}
+
+
+def test_other_users_see_only_the_vhosts_that_they_may_open(api: Http) -> None:
+    for vhost in ("red", "blue"):
+        assert api.put(f"/api/vhosts/{vhost}") == 201
+        make_user(api, f"{vhost}-user", "management", vhost)
+        assert api.as_user(f"{vhost}-user").put(f"/api/queues/{vhost}/in-{vhost}", {}) == 201
+    red = api.as_user("red-user")
+    assert [vhost["name"] for vhost in red.get("/api/vhosts")] == ["red"]
+    assert [queue["name"] for queue in red.get("/api/queues")] == ["in-red"]
+    assert {binding["vhost"] for binding in red.get("/api/bindings")} == {"red"}
+    assert red.get("/api/overview")["object_totals"]["queues"] == 1
+    assert red.call("GET", "/api/queues/blue").status == 401
+    assert red.call("GET", "/api/queues/blue/in-blue").status == 401
+    assert red.put("/api/queues/blue/mine") == 401
+    watcher = make_user(api, "watcher", "monitoring")
+    assert {"/", "red", "blue"} <= {vhost["name"] for vhost in watcher.get("/api/vhosts")}
+    assert watcher.put("/api/queues/red/mine") == 401
+
+
+def test_permissions_hold_for_queues_exchanges_and_messages(api: Http) -> None:
+    user = make_user(api, "narrow", "management")
+    narrow = {"configure": "^own-", "write": "^own-", "read": "^own-"}
+    assert api.put("/api/permissions/%2F/narrow", narrow) == 201
+    assert api.get("/api/permissions/%2F/narrow") == {"user": "narrow", "vhost": "/", **narrow}
+    assert user.put("/api/queues/%2F/own-q", {}) == 201
+    api.put("/api/queues/%2F/foreign-q", {})
+    for answer in (
+        user.call("PUT", "/api/queues/%2F/other-q", {}),
+        user.call("DELETE", "/api/queues/%2F/foreign-q"),
+        user.call("DELETE", "/api/queues/%2F/foreign-q/contents"),
+        user.post("/api/queues/%2F/foreign-q/get", {"count": 1}),
+        user.post("/api/bindings/%2F/e/amq.topic/q/own-q", {"routing_key": "x"}),
+        user.post("/api/exchanges/%2F/amq.topic/publish", {"routing_key": "x", "payload": "x"}),
+        user.call("PUT", "/api/queues/%2F/own-dead", {"arguments": {"x-dead-letter-exchange": "amq.topic"}}),
+    ):
+        assert answer.status == 401
+        assert "refused for user 'narrow'" in answer.reason
+    assert api.delete("/api/permissions/%2F/narrow") == 204
+    assert api.delete("/api/permissions/%2F/narrow") == 404
+    assert user.call("PUT", "/api/queues/%2F/own-q", {}).status == 401
+
+
+def test_a_permission_must_be_a_regular_expression_for_a_user_and_vhost_that_exist(api: Http) -> None:
+    body = {"configure": "(", "write": "", "read": ""}
+    assert "regular expression" in api.call("PUT", "/api/permissions/%2F/guest", body).reason
+    assert api.put("/api/permissions/%2F/no-such", {**body, "configure": ""}) == 404
+    assert api.put("/api/permissions/no-such/guest", {**body, "configure": ""}) == 404
+    assert api.put("/api/permissions/%2F/guest", {"configure": ""}) == 400
+
+
+def test_deleting_a_vhost_closes_its_connections(api: Http, broker: kvitto.Broker) -> None:
+    assert api.put("/api/vhosts/going") == 201
+    assert api.put("/api/vhosts/going") == 204
+    assert api.put("/api/permissions/going/guest", {"configure": ".*", "write": ".*", "read": ".*"}) == 201
+    connection = Connection(broker.url.replace("%2f", "going"))
+    connection.channel().queue_declare("inside", durable=True)
+    assert [queue["name"] for queue in api.get("/api/queues/going")] == ["inside"]
+    assert api.delete("/api/vhosts/going") == 204
+    assert api.call("GET", "/api/queues/going").status == 404
+    with pytest.raises(ConnectionLost):
+        connection.channel()
+    wait_until(lambda: "going" not in {c["vhost"] for c in api.get("/api/connections")})
+
+
+def test_the_last_vhost_stays() -> None:
+    with kvitto.Broker(http_port=0) as broker:
+        assert Http(broker.http_url).delete("/api/vhosts/%2F") == 400
