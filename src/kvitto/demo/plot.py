@@ -19,7 +19,7 @@ class Series(NamedTuple):
 
 
 WIDTH, HEIGHT = 920, 380
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 44, 42
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 52, 42
 
 
 def ticks(most: float, about: int) -> list[float]:
@@ -44,13 +44,14 @@ def timeline(series: Sequence[Series], kills: Sequence[tuple[float, str]], back:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / most
 
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="published, confirmed and landed over time">']
-    for (x, name), (x2, _) in zip(kills, back, strict=False):
+    for k, ((x, name), (x2, _)) in enumerate(zip(kills, back, strict=False)):
         out.append(
             f'<rect class="away" x="{px(x):.1f}" y="{TOP}" width="{max(px(x2) - px(x), 1):.1f}" height="{HEIGHT - TOP - BOTTOM}"/>'
         )
+        y = TOP - 10 - 18 * (k % 2)  # two kills may be close together
         side = "end" if px(x) > WIDTH - 160 else "start"
         out.append(
-            f'<text class="kill" x="{px(x):.1f}" y="{TOP - 10}" text-anchor="{side}">✕ {escape(name)}, {x:.0f} s</text>'
+            f'<text class="kill" x="{px(x):.1f}" y="{y}" text-anchor="{side}">✕ {escape(name)}, {x:.0f} s</text>'
         )
     for y in ticks(most, 5):
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
@@ -64,7 +65,7 @@ def timeline(series: Sequence[Series], kills: Sequence[tuple[float, str]], back:
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in _thin(line.points))
         out.append(f'<polyline class="line {line.style}" points="{path}"><title>{escape(line.name)}</title></polyline>')
     for x, _ in kills:
-        out.append(f'<line class="killed" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{TOP - 6}" y2="{HEIGHT - BOTTOM}"/>')
+        out.append(f'<line class="killed" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{TOP - 8}" y2="{HEIGHT - BOTTOM}"/>')
     return "\n".join([*out, "</svg>"])
 
 

@@ -35,7 +35,6 @@ class Driver:
         self.group = ""
         self.latest: Offsets | None = None
         self._target: dict[str, Position] | None = None
-        self._attached = False
         self._link = Link(options.uri, "kvitto spark driver", self._prepare)
 
     # --- what Spark asks for, by way of source.py
@@ -101,8 +100,7 @@ class Driver:
     def _join(self, group: str) -> None:
         """Be the reader `group` of all queues; a restarted query finds the name in its checkpoint."""
         if self.group != group:
-            if self.group:
-                self._link.close()
+            self._link.close()  # a channel that is open already is not attached as this group
             self.group = group
 
     def _prepare(self, channel: Channel) -> None:

@@ -1,0 +1,85 @@
+"""One Spark for the whole run, a broker that can be killed, and queues with messages in them."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kvitto.client import Connection, Properties
+from kvitto.demo.children import Child
+
+
+class HasUrl(Protocol):
+    url: str
+
+
+class BrokerProcess:
+    """A broker of its own process that comes back on the same port with the same data."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        place = ["--data-dir", str(self.directory / "data"), "--port", str(self.port), "--http-port", "0"]
+        self.child = Child("broker", ["kvitto.cli.main", "serve", *place], self.directory / "broker.log")
+        ready = self.child.expect(r"kvitto ready amqp=(\S+):(\d+)", 60)
+        self.port = int(ready[2])
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2f"
+
+    def kill(self) -> None:
+        self.child.kill()
+
+
+@pytest.fixture
+def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker to kill."""
+    broker = BrokerProcess(tmp_path)
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark for all tests; silent, for many queries fail on purpose."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName("kvitto tests")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture
+def publish() -> Publish:
+    """`publish(url, queue, first, last)`: messages `message <n>` with id `id-<n>`, confirmed, in a durable queue."""
+
+    def publish(url: str, queue: str, first: int, last: int) -> None:
+        with Connection(url, buffer_bytes=1 << 16) as connection:
+            channel = connection.channel()
+            channel.queue_declare(queue, durable=True)
+            channel.confirm_select()
+            for n in range(first, last):
+                properties = Properties(message_id=f"id-{n}", timestamp=1_700_000_000 + n, headers={"n": n})
+                channel.publish(b"message %d" % n, routing_key=queue, properties=properties)
+            assert channel.wait_for_confirms(30)
+
+    return publish

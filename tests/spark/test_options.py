@@ -1,0 +1,58 @@
+from typing import Any
+
+import pytest
+
+from kvitto.spark.errors import OptionError
+from kvitto.spark.options import EARLIEST, LATEST, read_options
+
+
+def test_defaults() -> None:
+    options = read_options({"queue": "orders"})
+    assert options.queues == ("orders",)
+    assert (options.starting, options.ending) == (EARLIEST, LATEST)
+    assert options.fail_on_data_loss
+    assert not options.include_headers
+    assert options.vhost == "/"
+
+
+def test_names_have_no_case_and_values_are_read() -> None:
+    options = read_options(
+        {
+            "QUEUES": "a, b",
+            "StartingOffsets": '{"a": 5, "b": -1}',
+            "maxoffsetspertrigger": "1000",
+            "failOnDataLoss": "FALSE",
+            "reconnectTimeout": "5m",
+        }
+    )
+    assert options.queues == ("a", "b")
+    assert options.starting == {"a": 5, "b": -1}
+    assert options.max_offsets_per_trigger == 1000
+    assert not options.fail_on_data_loss
+    assert options.reconnect_timeout_s == 300
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queue": "q", "maxOffsetPerTriger": "5"}, "did you mean 'maxOffsetsPerTrigger'"),
+        ({"queue": "q", "host": "h"}, "known are uri, queue"),
+        ({"queue": "q", "stagingLocation": "/x"}, "not there yet"),
+        ({"queue": "q", "readMode": "stream"}, "only 'range'"),
+        ({}, "either option queue"),
+        ({"queue": "q", "queues": "q"}, "either option queue"),
+        ({"queues": "a,,b"}, "empty name"),
+        ({"queues": "a,a"}, "twice"),
+        ({"queue": "q", "uri": "http://x"}, "amqp://"),
+        ({"queue": "q", "startingOffsets": "soon"}, "no JSON"),
+        ({"queue": "q", "startingOffsets": '{"p": 1}'}, "exactly the queues"),
+        ({"queue": "q", "startingOffsets": '{"q": -3}'}, "no object of offsets"),
+        ({"queue": "q", "endingOffsets": "earliest"}, "cannot be 'earliest'"),
+        ({"queue": "q", "minPartitions": "0"}, "at least 1"),
+        ({"queue": "q", "failOnDataLoss": "yes"}, "true or false"),
+        ({"queue": "q", "reconnectTimeout": "soon"}, "such as 90s"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_to_do(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        read_options(given)
