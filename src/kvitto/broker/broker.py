@@ -49,6 +49,7 @@ class Broker:
         self.unwritten: dict[Queue, None] = {}
         self.gone = Counts()
         self.applying = False
+        self._held = 0
         self.definitions_pending = False
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
@@ -72,6 +73,7 @@ class Broker:
         for queue in self.queues.values():
             queue.recover()
         self._replay()
+        self.store.started()
         self.definitions_pending = False
 
     def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
@@ -101,9 +103,11 @@ class Broker:
                 self.store.disk.rmtree(paths.queue_dir(name, True))
 
     def _replay(self) -> None:
-        """Apply what the journal has and the queues have not."""
+        """Apply what the journal has and the queues have not, durably: an old record must not meet new messages."""
         floor = max([q.log.journal for q in self.queues.values()], default=0)
+        replayed = False
         for record in self.store.journal.replay(floor):
+            replayed = True
             for op in record.settles:
                 queue = self.queues.get(op.queue_id)
                 if queue is not None:
@@ -112,6 +116,17 @@ class Broker:
         for queue in self.queues.values():
             queue.mark_dirty()
         self.turn()
+        if replayed:
+            if self.unwritten:
+                raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
+            job = self.store.begin_sync(everything=True)
+            job.run()
+            self.store.end_sync(job)
+            if self.store.failed is not None:
+                raise self.store.failed
+            self.turn()
+        for queue in self.queues.values():
+            queue.release_windows()
 
     # -- definitions -----------------------------------------------------------------------------------------
 
@@ -213,10 +228,39 @@ class Broker:
 
     # -- journal ---------------------------------------------------------------------------------------------
 
-    def journal(self, record: Record, done: Callable[[], None]) -> None:
-        """Write an atomic record and call `done` once it is durable; `done` applies it. Raises StoreFull, StoreError."""
-        self.store.journal.write(record)
+    def journal(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
+        """Write an atomic record and call `done` once it is durable; `done` applies it. Without room: `full`, and it never was.
+
+        What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
+        power cut took give theirs to others. Records stay in order.
+        """
+        if self._held or not self._settles_durable(record):
+            self._held += 1
+            self.store.when_durable(lambda: self._journal_held(record, done, full))
+        else:
+            self._journal_now(record, done, full)
+
+    def _journal_held(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
+        self._held -= 1
+        if self._settles_durable(record):
+            self._journal_now(record, done, full)
+        elif self.unwritten:
+            full()
+        else:  # the sync had begun before the messages were written
+            self.journal(record, done, full)
+
+    def _journal_now(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
+        try:
+            self.store.journal.write(record)
+        except StoreFull:
+            full()
+            return
         self.store.when_durable(done, messages=False)
+
+    def _settles_durable(self, record: Record) -> bool:
+        queues = {s.queue_id: self.queues.get(s.queue_id) for s in record.settles}
+        ends = {queue_id: queue.log.durable_end for queue_id, queue in queues.items() if queue is not None}
+        return all(s.offset + s.count <= ends.get(s.queue_id, s.offset + s.count) for s in record.settles)
 
     def apply(self, record: Record, recovering: bool = False) -> None:
         """Append a record's messages to their queues, each record of a queue in one batch."""

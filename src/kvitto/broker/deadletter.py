@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import ConnectionError_, StoreFull
+from kvitto.base.errors import ConnectionError_
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED
@@ -35,18 +35,19 @@ class DeadLetters:
     def run(self) -> None:
         """Send the moves of this turn on their way."""
         moves, self.moves = self.moves, []
-        record, transient, size = Record(), [], 0
+        record, size = Record(), 0
+        transient: list[Any] = []
         done: list[tuple[Queue, int, str]] = []
         for queue, offset, reason in moves:
             message = None if queue.deleted else queue.read(offset)
             if message is None:
-                queue.moving -= 1
+                queue.moved(offset, DROPPED)
                 continue
             key, props, body, targets = self.address(queue, reason, message)
             if targets is None:
                 queue.moved(offset, DROPPED)
                 continue
-            if not targets or any(t.rejects and t.is_full(len(body)) for t in targets):
+            if not self._taken(targets, body):
                 self.broker.park(queue, offset, reason)
                 continue
             if not queue.log.durable:
@@ -54,19 +55,41 @@ class DeadLetters:
                     target.append_bytes(key, props, body, -1, DEAD)
                 queue.moved(offset)
                 continue
-            record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
             done.append((queue, offset, reason))
-            for target in targets:
-                if target.log.durable:
-                    record.appends.append(Append(target.log.queue_id, key, props, body, flags=DEAD))
-                    size += len(body)
-                else:
-                    transient.append((target, key, props, body))
+            self._enter(record, transient, queue, offset, (key, props, body, targets))
+            size += len(body) * len(targets)
             if size > RECORD_BYTES:
                 self._write(record, transient, done)
                 record, transient, done, size = Record(), [], [], 0
         if done:
             self._write(record, transient, done)
+
+    @staticmethod
+    def _taken(targets: list[Queue], body: bytes) -> bool:
+        return bool(targets) and not any(t.rejects and t.is_full(len(body)) for t in targets)
+
+    @staticmethod
+    def _enter(
+        record: Record, transient: list[Any], queue: Queue, offset: int, letter: tuple[bytes, bytes, bytes, list[Queue]]
+    ) -> None:
+        key, props, body, targets = letter
+        record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
+        for target in targets:
+            if target.log.durable:
+                record.appends.append(Append(target.log.queue_id, key, props, body, flags=DEAD))
+            else:
+                transient.append((target, key, props, body, -1, DEAD))
+
+    def join(self, record: Record, transient: list[Any], queue: Queue, offset: int) -> bool:
+        """Make the move of a rejected message part of a transaction's record. False if nobody takes it (or it was a cycle)."""
+        message = queue.read(offset)
+        if message is None:
+            return False
+        key, props, body, targets = self.address(queue, "rejected", message)
+        if targets is None or not self._taken(targets, body):
+            return False
+        self._enter(record, transient, queue, offset, (key, props, body, targets))
+        return True
 
     def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> None:
         """A message that the queue did not take (reject-publish-dlx) goes straight to the dead-letter exchange."""
@@ -77,17 +100,18 @@ class DeadLetters:
     def _write(self, record: Record, transient: list[Any], done: list[tuple[Queue, int, str]]) -> None:
         def apply() -> None:
             self.broker.apply(record)
-            for target, key, props, body in transient:
-                target.append_bytes(key, props, body, -1, DEAD)
+            for target, key, props, body, ttl_ms, flags in transient:
+                target.append_bytes(key, props, body, ttl_ms, flags)
             for queue, offset, _ in done:
                 if not queue.deleted:
                     queue.moved(offset)
 
-        try:
-            self.broker.journal(record, apply)
-        except StoreFull:
+        def full() -> None:
             for queue, offset, reason in done:
-                self.broker.park(queue, offset, reason)
+                if not queue.deleted:
+                    self.broker.park(queue, offset, reason)
+
+        self.broker.journal(record, apply, full)
 
     def address(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]

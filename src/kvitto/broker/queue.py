@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvitto.broker.arguments import MS_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.ranges import RangeSet
 from kvitto.store.batch import Batch
@@ -121,6 +122,8 @@ class Queue:
             ttl_ms = self.ttl_ms
         if ttl_ms >= 0:
             self.may_expire = True
+            if t.time_ms != self.broker.now_ms:  # a full disk has kept the tail open for longer than its turn
+                ttl_ms = min(ttl_ms + self.broker.now_ms - t.time_ms, MS_MAX)
         t.add(key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags)
         self.next += 1
         self.ready += 1
@@ -281,12 +284,13 @@ class Queue:
         self._write_off_lost()
         if found:
             self.front = self._ahead.batch
-            self.cursor = max(self.cursor, self.front.first)
-            return self.front
-        self.cursor = self.tail_first
-        if self.tail is None:
-            self.ready = len(self.requeued)
-        return None
+            if self.cursor >= self.front.first:
+                return self.front
+            self.cursor = self.front.first
+        else:
+            self.cursor = self.tail_first
+        self.ready = self.next - self.cursor + self.requeued.count
+        return self.front
 
     def _release_front(self) -> None:
         if self.front is not None and self.front is not self._ahead.batch:
@@ -295,23 +299,37 @@ class Queue:
 
     def _write_off_lost(self) -> None:
         """Damage was stepped over: those messages are out of the queue, the alarm has been raised by the store."""
-        for offset, count in self.log.lost:
-            self.ready = max(self.ready - count, 0)
-            if offset >= self.cursor:
-                self.cursor = offset + count
-            self.settle(offset, count, DROPPED)
+        for start, count in self.log.lost:
+            for offset, n in self.requeued.remove(start, count):
+                self.settle(offset, n, DROPPED)
+                self.ready -= n
+            n = start + count - self.cursor
+            if start <= self.cursor and n > 0:  # what lies further ahead is found again when the cursor comes there
+                self.settle(self.cursor, n, DROPPED)
+                self.ready -= n
+                self.cursor += n
+        self.requeued_ready = self.requeued.count > 0
         self.log.lost.clear()
+
+    def _forget_unreadable(self, offset: int) -> None:
+        if self.requeued.discard(offset):
+            self.requeued_ready = self.requeued.count > 0
+            self.ready -= 1
+            self.settle(offset, 1, DROPPED)
 
     def deliver_requeued(self, c: Consumer) -> None:
         """Deliver the first of the messages that came back, with its number of earlier deliveries (A8)."""
         offset = self.requeued.first()
         message = self.read(offset)
         if message is None:
-            self._pop_requeued()
+            self._forget_unreadable(offset)
             return
         key, props, body, _ = message
         if self.may_expire and self._expired(offset):
             self._leave_head("expired", EXPIRED)
+            return
+        if 0 <= self.delivery_limit < self.redeliveries.get(offset, 0):  # it was unacked when the broker went down
+            self._leave_head("delivery_limit", DROPPED)
             return
         count = self.redeliveries.get(offset, 1)
         c.deliver_again(key, self.broker.with_delivery_count(props, count), body, offset)
@@ -400,11 +418,12 @@ class Queue:
             if over:
                 for o in range(offset, offset + n):
                     message = self.read(o)
-                    size = len(message[2]) if message else 0
-                    if o in over:
+                    if message is None:
+                        self.settle(o, 1, DROPPED)
+                    elif o in over:
                         self.dead_letter(o, "delivery_limit", DROPPED)
                     else:
-                        self._back(o, 1, size)
+                        self._back(o, 1, len(message[2]))
                 return
         self._back(offset, n, body_bytes)
 
@@ -418,7 +437,7 @@ class Queue:
     # -- rare events -----------------------------------------------------------------------------------------
 
     def read(self, offset: int) -> tuple[bytes, bytes, bytes, int] | None:
-        """(key, props, body, flags) of any message that is still stored; None if it is lost to damage."""
+        """(key, props, body, flags) of any message that is still stored; None if it is lost to damage: then settle it."""
         found = self._find(offset)
         return found[0].message(found[1]) if found else None
 
@@ -430,7 +449,6 @@ class Queue:
         self._write_off_lost()
         b = self._behind.batch
         if not found or b.first > offset:
-            self.settle(offset, 1, DROPPED)
             return None
         return b, offset - b.first
 
@@ -443,6 +461,9 @@ class Queue:
         if self.requeued_ready:
             offset = self.requeued.first()
             message = self.read(offset)
+            if message is None:
+                self._forget_unreadable(offset)
+                return
             self._pop_requeued()
         else:
             w = self.window()
@@ -452,9 +473,8 @@ class Queue:
             message = w.message(offset - w.first)
             self.cursor += 1
             self.ready -= 1
-        if message is not None:
-            self.ready_bytes -= len(message[2])
-            self.dead_letter(offset, reason, outcome)
+        self.ready_bytes -= len(message[2])
+        self.dead_letter(offset, reason, outcome)
 
     def dead_letter(self, offset: int, reason: str, outcome: int) -> None:
         """Move a message that is out of reach of consumers to the dead-letter exchange, or settle it with `outcome`."""
@@ -490,7 +510,7 @@ class Queue:
                 self.broker.timers.at(self.broker.now_ms, self._expiry_due)
                 return
             left -= 1
-            found = self._find(self.requeued.first()) if self.requeued_ready else self._head()
+            found = self._head()
             if found is None:
                 continue
             at = found[0].expires_at(found[1])
@@ -502,6 +522,13 @@ class Queue:
             self._leave_head("expired", EXPIRED)
 
     def _head(self) -> tuple[Batch, int] | None:
+        """Where the first ready message is; None if it was lost to damage, then there is another first one."""
+        if self.requeued_ready:
+            offset = self.requeued.first()
+            found = self._find(offset)
+            if found is None:
+                self._forget_unreadable(offset)
+            return found
         w = self.window()
         return None if w is None else (w, self.cursor - w.first)
 
@@ -533,6 +560,7 @@ class Queue:
     def settle_until(self, end: int) -> None:
         """Settle every ready message below `end` for the group that reads this queue by range; again is harmless."""
         end = min(end, self.next)
+        self._take_bytes_below(end)
         for start, n in self.requeued.remove_below(end):
             self.settle(start, n, RANGE_SETTLED)
             self.ready -= n
@@ -542,6 +570,23 @@ class Queue:
             self._clear_ready(end, RANGE_SETTLED)
         if not self.ready:
             self.ready_bytes = 0
+
+    def _take_bytes_below(self, end: int) -> None:
+        """Take the bodies of the ready messages below `end` out of `ready_bytes`."""
+        if end >= self.next:
+            return
+        if self.max_bytes < 0:  # nothing hangs on it: an estimate
+            gone = sum(min(n, end - s) for s, n in self.requeued if s < end) + max(end - self.cursor, 0)
+            self.ready_bytes -= self.ready_bytes * gone // max(self.ready, 1)
+            return
+        ranges = [(s, min(n, end - s)) for s, n in self.requeued if s < end]
+        ranges += [(self.cursor, end - self.cursor)] if end > self.cursor else []
+        for start, n in ranges:
+            written = min(n, max(self.tail_first - start, 0))
+            self.ready_bytes -= self.log.body_bytes(start, written)
+            if written < n and self.tail is not None:
+                self.ready_bytes -= self.tail.body_bytes(start + written - self.tail_first, n - written)
+        self._write_off_lost()
 
     # -- turn ------------------------------------------------------------------------------------------------
 
@@ -568,9 +613,11 @@ class Queue:
         if self.settlements.entries.n or (self.unacked and self.cursor > self.log.mark):
             self.log.settle(self.settlements, self.cursor)
             self.settlements.clear()
-        if self.ready == 0 and self._ahead.segment is not None:
-            self._release_front()
-            self._ahead.release()
+        if self.ready == 0:
+            self.ready_bytes = 0  # what was lost to damage is in it still
+            if self._ahead.segment is not None:
+                self._release_front()
+                self._ahead.release()
         if not self.requeued_ready and self._behind.segment is not None:
             self._behind.release()
 
@@ -611,14 +658,15 @@ class Queue:
         for start, count in found.requeued:
             self.requeued.add(start, count)
         self.requeued_ready = self.requeued.count > 0
-        if self.broker.store.doubt:
-            self.doubt = self.next
+        self.doubt = found.doubt
         if self.ready:
-            self.may_expire = True
-            self.expire()
-            self._release_front()
-            self._ahead.release()
-            self._behind.release()
+            self.may_expire = True  # not yet: the journal may know better where they are
+
+    def release_windows(self) -> None:
+        """Give back what was read at the start."""
+        self._release_front()
+        self._ahead.release()
+        self._behind.release()
 
     def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
         """A journal record of before the start settles these; those that are settled already are passed over."""
@@ -629,6 +677,8 @@ class Queue:
                 self.cursor = o + 1
             elif not self.requeued.discard(o):
                 continue
+            message = self.read(o)
             self.ready -= 1
+            self.ready_bytes -= len(message[2]) if message else 0
             self.settle(o, 1, outcome)
         self.requeued_ready = self.requeued.count > 0

@@ -67,17 +67,23 @@ class RangeSet:
         self.count -= sum(n for _, n in removed)
         return removed
 
+    def remove(self, start: int, count: int) -> list[tuple[int, int]]:
+        """Remove what the set has of the `count` offsets from `start` on; return it as ranges (start, count)."""
+        end, removed, rest = start + count, [], []
+        i = k = bisect_right(self._ends, start)
+        while k < len(self._starts) and self._starts[k] < end:
+            low, high = max(self._starts[k], start), min(self._ends[k], end)
+            removed.append((low, high - low))
+            rest += [(a, b) for a, b in ((self._starts[k], low), (high, self._ends[k])) if a < b]
+            k += 1
+        self._starts[i:k] = [a for a, _ in rest]
+        self._ends[i:k] = [b for _, b in rest]
+        self.count -= sum(n for _, n in removed)
+        return removed
+
     def discard(self, offset: int) -> bool:
         """Remove one offset; False if it was not there."""
-        i = bisect_right(self._starts, offset) - 1
-        if i < 0 or offset >= self._ends[i]:
-            return False
-        start, end = self._starts[i], self._ends[i]
-        pieces = [(a, b) for a, b in ((start, offset), (offset + 1, end)) if a < b]
-        self._starts[i : i + 1] = [a for a, _ in pieces]
-        self._ends[i : i + 1] = [b for _, b in pieces]
-        self.count -= 1
-        return True
+        return bool(self.remove(offset, 1))
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]

@@ -91,6 +91,7 @@ class Connection:
         self.queues: list[Any] = []
         self.rest = b""
         self.stalled = False
+        self.answering = False
         self.choked = False
         self.publisher = False
         self.blocked = hub.blocked is not None
@@ -275,8 +276,10 @@ class Connection:
             self.output.buf.add(answer)
             if not self.output.dirty:
                 self.output.mark()
+            self.answering = False
             self.unstall()
 
+        self.answering = True
         self.stall()
         self.hub.broker.store.when_durable(durable, messages=False)
 
@@ -333,19 +336,24 @@ class Connection:
         number = self._last_number
         c = self.channels.get(number)
         if isinstance(error, ChannelError) and c is not None and self.state == RUNNING:
-            log.info("%s: channel %d closed: %d %s", self.peer, number, error.code, error.reply_text)
-            self.close_channel(c)
-            c.closing = True
-            if not error.class_id:
-                error.class_id, error.method_id = 60, 40
-            close = ChannelClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
-            self.output.put_method(number, close.encode())
+            self.fail_channel(c, error)
             return
         if self.state == CLOSING:
             self.finish()
             return
         log.warning("%s: connection closed: %d %s", self.peer, error.code, error.reply_text)
         self.close(error)
+
+    def fail_channel(self, c: Channel, error: ChannelError) -> None:
+        """Close a channel and say why, unless it or the connection is closed already."""
+        if c.closing or self.state != RUNNING:
+            return
+        log.info("%s: channel %d closed: %d %s", self.peer, c.number, error.code, error.reply_text)
+        self.close_channel(c)
+        if not error.class_id:
+            error.class_id, error.method_id = 60, 40
+        close = ChannelClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
+        self.output.put_method(c.number, close.encode())
 
     def close(self, error: ProtocolError) -> None:
         """Say why, and wait for the answer (the server ends it after a while)."""
@@ -467,7 +475,7 @@ class Connection:
         if self.can_block and self.state == RUNNING:
             method: Method = ConnectionUnblocked() if reason is None else ConnectionBlocked(reason)
             self.output.put_method(0, method.encode())
-        if reason is None and self.stalled and self.publisher:
+        if reason is None and self.stalled and self.publisher and not self.answering:
             self.unstall()
 
     def send(self, channel: int, method: Method) -> None:

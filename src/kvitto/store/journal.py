@@ -99,6 +99,8 @@ class Record:
 
 
 class Journal:
+    """`oldest`: records from this sequence on may be replayed after a crash. `_last` has the last sequence of each file on disk."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
         self.sequence = 0
@@ -109,29 +111,39 @@ class Journal:
         self._number = 0
         self._size = 0
         self._durable = 0
+        self._files: dict[int, File] = {}
+        self._last: dict[int, int] = {}
 
     def replay(self, floor: int) -> Iterator[Record]:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
-        self.sequence = self.applied = floor
-        first = True
+        self.sequence = self.applied = self.written_out = floor
+        self.oldest = floor + 1
         for number in sorted(
             filter(lambda n: n >= 0, map(paths.journal_number, self.store.disk.listdir(paths.JOURNALS)))
         ):
-            self._number = max(self._number, number)
-            data, at = self.store.disk.read_file(paths.journal(number)), 0
+            data, at = self._found(number), 0
             while found := Record.decode(data, at):
                 record, at = found
-                if first:
-                    self.oldest, first = record.sequence, False
-                self.sequence = self.applied = max(self.sequence, record.sequence)
+                self.oldest = min(self.oldest, record.sequence)
+                self.sequence = self._last[number] = max(self.sequence, record.sequence)
                 yield record
             if self._was_durable(data, at):
                 raise StoreError(
                     f"{paths.journal(number)} is damaged at byte {at}, before later valid records: restore the file from a copy, "
                     "or remove it to lose the unapplied transactions in it"
                 )
-        if first:
-            self.oldest = self.sequence + 1
+
+    def _found(self, number: int) -> bytes:
+        """What a killed process wrote must be durable before any of it is applied: else half of it could be, and the rest lost."""
+        self._number = max(self._number, number)
+        self._last[number] = self.sequence
+        file = self.store.disk.open(paths.journal(number))
+        data = file.read_at(0, file.size())
+        if self.store.syncing:
+            file.sync()
+            self.store.disk.sync_dir(paths.JOURNALS)
+        file.close()
+        return data
 
     @staticmethod
     def _was_durable(data: bytes, position: int) -> bool:
@@ -156,37 +168,45 @@ class Journal:
         """Append a record; raises StoreFull or StoreError, then it never happened."""
         record.sequence = self.sequence + 1
         record.durable = min(self._durable, 0xFFFFFFFF)
-        if self._file is None:
+        if self._file is None or self._size >= ROTATE_BYTES:
             self._number += 1
-            self._file = self.store.disk.open(paths.journal(self._number), create=True)
+            self._last[self._number] = self.sequence
+            self._file = self._files[self._number] = self.store.disk.open(paths.journal(self._number), create=True)
             self._size = self._durable = 0
             self.store.renamed(paths.JOURNALS)
         self._size += self._file.write_at(self._size, record.encode())
-        self.sequence = record.sequence
+        self.sequence = self._last[self._number] = record.sequence
         self.store.wrote_file(self._file)
 
     def applied_to(self, sequence: int) -> None:
         """Every record up to `sequence` has been applied (not yet synced)."""
-        self.applied = sequence
+        self.applied = max(self.applied, sequence)
 
     def turn_written(self) -> None:
         """Every queue has written what it had: all that has been applied is in files, and the next full sync covers it."""
         self.written_out = self.applied
 
     def retire(self, applied: int) -> None:
-        """Records up to `applied` are durable in the queues; drop the files when that is all there is."""
-        if applied != self.sequence or (
-            self._file is not None and self._size < ROTATE_BYTES and not self.store.blocked_drops
-        ):
-            return
-        self.drop()
+        """Records up to `applied` are durable in the queues: unlink the files that say no more than that.
 
-    def drop(self) -> None:
-        """Unlink every journal file: all of it is durable in the queues."""
-        self.store.close(self._file)
-        self._file = None
-        for name in self.store.disk.listdir(paths.JOURNALS):
-            self.store.disk.unlink(f"{paths.JOURNALS}/{name}")
+        The current one stays while it is small and nobody waits for it. What the segments know of applied records is needed
+        until the files' names are durably gone.
+        """
+        small = self._size < ROTATE_BYTES and not self.store.blocked_drops
+        gone = [
+            n for n, last in self._last.items() if last <= applied and not (n == self._number and self._file and small)
+        ]
+        if not gone:
+            return
+        oldest = max(self._last.pop(number) for number in gone) + 1
+        for number in gone:
+            self.store.close(self._files.pop(number, None))
+            self.store.disk.unlink(paths.journal(number))
+        if self._number not in self._last:
+            self._file = None
         self.store.renamed(paths.JOURNALS)
-        self.oldest = self.sequence + 1
+        self.store.when_durable(lambda: self._retired(oldest), messages=False)
+
+    def _retired(self, oldest: int) -> None:
+        self.oldest = max(self.oldest, oldest)
         self.store.journal_retired()

@@ -2,20 +2,23 @@
 
 Called once per batch, never per message. A log belongs to a `Store`, which knows what has to be synced and when.
 Invariants: segments are ordered and do not overlap; only the last one is written; `next` is above every offset
-that was ever used; a settled offset is settled for good.
+that was ever used, also after a start: the last segment is dropped only once a later one is durable; a settled offset is
+settled for good; the delivered mark is in a settlement log that stays.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kvitto.base.errors import StoreFull
 from kvitto.store import paths, segment, settlements
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import MAGIC as BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
-from kvitto.store.segment import DamagedSegment, Segment
+from kvitto.store.segment import DamagedSegment, Segment, valid_at
 from kvitto.store.settlements import Settlements
 from kvitto.wire.buf import Buf
 
@@ -54,6 +57,7 @@ class Recovered:
         self.ready = 0
         self.ready_bytes = 0
         self.redeliveries: dict[int, int] = {}
+        self.doubt = 0
 
 
 class Log:
@@ -68,6 +72,7 @@ class Log:
         self.journal = 0
         self.lost: list[tuple[int, int]] = []
         self._scratch = Buf(0)
+        self._marked: Segment | None = None
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -83,7 +88,13 @@ class Log:
     def _writable(self, batch: Batch) -> Segment:
         current = self.segments[-1] if self.segments else None
         if current is not None and not current.full:
-            if current.size + batch.size() <= SEGMENT_BYTES or current.size == segment.HEADER:
+            # What the journal has to apply again is told by the last batch that survived a power cut: a later segment must not
+            # know of a record while the batch of an earlier one is not durable here.
+            if (
+                current.size + batch.size() <= SEGMENT_BYTES
+                or current.size == segment.HEADER
+                or current.durable < current.journal_end
+            ):
                 return current
             self._fill(current)
         return self._create(batch.first)
@@ -93,7 +104,11 @@ class Log:
             self.store.make_dir(self.directory, self.durable)
         fresh = Segment(base)
         fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
-        fresh.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, base, self.store.clock.now_ms())])
+        try:
+            fresh.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, base, self.store.clock.now_ms())])
+        except StoreFull:
+            fresh.file.close()
+            raise
         if self.segments:
             last = self.segments[-1]
             last.settled += base - last.end
@@ -125,14 +140,12 @@ class Log:
                 self._scratch.n = 0
                 settled = pending.take(part.base, part.end, self._scratch)
                 if self._scratch.n:
-                    self._append_block(part, self._scratch.view(), mark)
+                    self._append_block(part, self._scratch.view(), max(mark, self.mark))
                     part.settled += settled
                 if part is not parts[0]:
                     pending.cut(part.base)  # a full disk may end this half-way, and it is called again
-            self.mark = max(self.mark, mark)
             self.drop_settled()
         elif mark > self.mark and self.segments:
-            self.mark = mark
             parts = self._touched(mark - 1, mark - 1)
             if parts:
                 self._append_block(parts[-1], memoryview(b""), mark)
@@ -147,15 +160,17 @@ class Log:
         if part.acks is None:
             path = paths.settlements(self.directory, part.base)
             part.acks = self.store.disk.open(path, create=True)
-            part.acks_size = part.acks.size()
-            if not part.acks_size:
-                head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
-                part.acks_size += part.acks.write_at(0, [head])
             if self.durable:
                 self.store.renamed(self.directory)
+        if not part.acks_size:
+            head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
+            part.acks_size = part.acks.write_at(0, [head])
         part.acks_size += part.acks.write_at(
             part.acks_size, settlements.block(entries, self.store.clock.now_ms(), mark)
         )
+        if mark > self.mark or self._marked is None or part.base > self._marked.base:
+            self._marked = part
+        self.mark = mark
         if self.durable:
             self.store.settled(part.acks)
 
@@ -167,9 +182,26 @@ class Log:
         for part in [s for s in self.segments if s.full and s.done]:
             if self.durable and part.journal >= self.store.journal_needed:
                 self.store.blocked_drops.add(self)
-            else:
-                self.segments.remove(part)
-                self._unlink(part)
+                continue
+            try:
+                if not self._may_go(part):
+                    continue
+            except StoreFull:
+                return
+            self.segments.remove(part)
+            self._unlink(part)
+
+    def _may_go(self, part: Segment) -> bool:
+        """What only this segment's files say must be said elsewhere first: which offset is next, and the delivered mark."""
+        if part is self.segments[-1]:
+            self.store.wrote(self, self._create(self.next))
+        if self.durable and not self.segments[-1].durable:
+            return False  # the sync that makes it durable asks again
+        if part is self._marked:
+            rest = [s for s in self.segments if s is not part]
+            if self.mark > rest[0].base:
+                self._append_block([s for s in rest if s.base < self.mark][-1], memoryview(b""), self.mark)
+        return True
 
     def _unlink(self, part: Segment) -> None:
         self.store.dropped(part)
@@ -202,14 +234,14 @@ class Log:
         if not self.durable or not self.store.syncing:
             return self.next
         for part in self.segments:
-            if part.durable_end < part.end:
+            if part.durable < part.size:
                 return part.durable_end
         return self.next
 
     def load(self, window: Window, offset: int) -> bool:
         """Point `window` at the first batch that ends behind `offset`. False if there is none.
 
-        What cannot be read (damage) is noted in `lost` and stepped over.
+        What cannot be read (damage) is noted in `lost` and stepped over: of those offsets the unsettled ones are gone.
         """
         at = window.at
         if window.segment is not None and window.batch.first + window.batch.count <= offset:
@@ -225,7 +257,7 @@ class Log:
     def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
         if part.file is None:
             part.file = self.store.disk.open(paths.segment(self.directory, part.base))
-        position = part.position_before(offset)
+        position = start = part.position_before(offset)
         want = CHUNK_BYTES
         while position < part.size:
             got = self._read(window, part, position, min(want, part.size - position))
@@ -237,6 +269,8 @@ class Log:
                 if head.end > offset:
                     if at + head.length > got:
                         break
+                    if head.first > offset and not self._is_whole(part, start, position + at):
+                        return self._damaged(window, part, start, offset)
                     return self._open(window, head, at, offset)
                 at += head.length
             else:
@@ -247,7 +281,19 @@ class Log:
                 continue
             position += at
             want = max(CHUNK_BYTES, head.length)
-        return False
+        return not self._is_whole(part, start, part.size) and self._damaged(window, part, start, offset)
+
+    @staticmethod
+    def _is_whole(part: Segment, start: int, end: int) -> bool:
+        """Whether the batches between two positions are unharmed: if so, an offset that none of them holds was never written."""
+        assert part.file is not None
+        data, at = part.file.read_at(start, end - start), 0
+        while at < len(data):
+            head = BatchHeader(data, at)
+            if not valid_at(data, at, head):
+                return False
+            at += head.length
+        return True
 
     def _read(self, window: Window, part: Segment, position: int, n: int) -> int:
         assert part.file is not None
@@ -267,21 +313,19 @@ class Log:
         return True
 
     def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
-        """A batch at `position` does not verify: step over to the next that does, keep a copy, raise the alarm."""
+        """Not every batch from `position` on verifies: step over to the next that does, keep a copy, raise the alarm."""
         assert part.file is not None
         data = part.file.read_at(0, part.size)
-        at = position
+        at = position - 1
         while True:
             at = data.find(_BATCH_MAGIC, at + 1)
             head = BatchHeader(data, at) if at >= 0 else None
-            if head is None or (
-                head.length and head.end > offset and at + head.length <= len(data) and verify(data, at, head)
-            ):
+            if head is None or (valid_at(data, at, head) and head.end > offset):
                 break
         until = part.end if head is None else max(head.first, offset)
-        self.store.quarantine(self, part, data, f"offsets {offset} to {until - 1} cannot be read")
         if until > offset:
             self.lost.append((offset, until - offset))
+            self.store.quarantine(self, part, f"offsets {offset} to {until - 1} cannot be read")
         if head is None:
             return False
         got = self._read(window, part, at, head.length)
@@ -301,7 +345,11 @@ class Log:
             self._recover_orphan(orphan)
         found = Recovered()
         logs = {s.base: self._replay(s) for s in self.segments if s.base in acks}
-        self.mark = max([self.mark] + [r.mark for r in logs.values()])
+        for base, replay in logs.items():
+            found.doubt = max(found.doubt, replay.doubt)
+            if replay.mark > self.mark:
+                self.mark = replay.mark
+                self._marked = next(s for s in self.segments if s.base == base)
         self.next = max(
             [self.next, self.mark] + [s.end for s in self.segments] + [r.highest + 1 for r in logs.values()]
         )
@@ -310,33 +358,51 @@ class Log:
                 # Only what was delivered and settled at once is never written, and first deliveries are in order.
                 self.mark = max(self.mark, *(start + count for start, count in part.batch_gaps()))
         self._books(found, logs)
-        if self.segments and self.segments[-1].full:
-            last = self.segments[-1]
-        elif self.segments:
+        if self.segments and not self.segments[-1].full:
             last = self.segments[-1]
             last.settled += self.next - last.end
             last.end = self.next
+        if self.store.doubt:
+            found.doubt = self.next
+            self._note_doubt(found.cursor)
+        self._sync_found()
+        self.lost.clear()
         self.drop_settled()
         return found
+
+    def _note_doubt(self, cursor: int) -> None:
+        """After a power cut any message may have been delivered, the mark was lost: the next starts must know it too."""
+        for part in self.segments:
+            if part.end > cursor and part.size > segment.HEADER:
+                doubt = Settlements()
+                doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
+                with suppress(StoreFull):
+                    self._append_block(part, doubt.entries.view(), self.mark)
+
+    def _sync_found(self) -> None:
+        """What a killed process left may not be on disk yet, but from here on it is taken for granted."""
+        if self.store.in_order or not self.store.syncing or not self.durable:
+            return
+        for part in self.segments:
+            if part.file is not None and not part.sealed:
+                part.file.sync()
+            if part.acks is not None:
+                part.acks.sync()
+        self.store.disk.sync_dir(self.directory)
 
     def _recover_segment(self, base: int) -> None:
         part = Segment(base)
         path = paths.segment(self.directory, base)
         part.file = self.store.disk.open(path)
-        if not segment.header_is_valid(part.file.read_at(0, segment.HEADER), segment.MAGIC):
-            if part.file.size() <= segment.HEADER:  # created, but the header never reached the disk: nothing was in it
-                part.file.close()
-                self.store.disk.unlink(path)
-                return
-            self.store.quarantine(self, part, part.file.read_at(0, part.file.size()), "the segment's header is damaged")
+        headed = segment.header_is_valid(part.file.read_at(0, segment.HEADER), segment.MAGIC)
+        if not headed and part.file.size() <= segment.HEADER:
+            part.file.close()  # created, but the header never reached the disk: nothing was in it
+            self.store.disk.unlink(path)
+            return
+        if not headed and not self.store.doubt:
+            self.store.quarantine(self, part, "the segment's header is damaged")
         if not part.read_footer():
-            try:
-                part.scan()
-            except DamagedSegment as damage:
-                self.store.quarantine(self, part, part.file.read_at(0, part.file.size()), str(damage))
-            part.durable, part.durable_end = part.size, part.end
-            part.full = False
-            self.store.wrote(self, part)
+            self._scan(part, headed)
         if self.segments:
             last = self.segments[-1]
             last.settled += base - last.end
@@ -345,6 +411,21 @@ class Log:
                 self._fill(last)
         self.segments.append(part)
         self.journal = max(self.journal, part.journal)
+
+    def _scan(self, part: Segment, headed: bool) -> None:
+        assert part.file is not None
+        try:
+            valid = part.scan()
+        except DamagedSegment as damage:
+            valid = damage.valid
+            self.store.quarantine(self, part, str(damage))
+        if not headed:
+            if self.store.doubt and any(head.durable for head in valid):  # else the power went before the first sync
+                self.store.quarantine(self, part, "the segment's header is damaged")
+            part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, self.store.clock.now_ms())])
+        part.durable, part.durable_end = part.size, part.end
+        part.full = False
+        self.store.wrote(self, part)
 
     def _recover_orphan(self, base: int) -> None:
         """A settlement log whose segment is gone: only its numbers matter."""
@@ -390,7 +471,7 @@ class Log:
             found.ready += replay.span - replay.settled
             for start, count in settlements.clear_runs(replay.bitmap, replay.span):
                 start += part.base
-                found.ready_bytes += self._body_bytes(part, start, count)
+                found.ready_bytes += part.body_bytes if count == part.count else self.body_bytes(start, count)
                 below = min(start + count, self.mark) - start
                 if below > 0:
                     found.requeued.append((start, below))
@@ -400,10 +481,8 @@ class Log:
             ]:
                 found.redeliveries[offset] = unsettled[offset]
 
-    def _body_bytes(self, part: Segment, start: int, count: int) -> int:
-        """Bytes of the bodies of offsets start..start+count-1, all of them stored."""
-        if count == part.count:
-            return part.body_bytes
+    def body_bytes(self, start: int, count: int) -> int:
+        """Bytes of the bodies of offsets start..start+count-1, those of them that are stored."""
         window, total, at = Window(), 0, start
         while at < start + count and self.load(window, at):
             batch = window.batch

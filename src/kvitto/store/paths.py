@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LOCK = "lock"
+BOOT = "boot"
 FORMAT = "format"
 DEFINITIONS = "definitions.log"
 JOURNALS = "journal"

@@ -11,7 +11,6 @@ from bisect import bisect_right
 import xxhash
 
 from kvitto.base.errors import StoreError
-from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import MAGIC as BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
@@ -53,8 +52,10 @@ class Segment:
         self.durable = 0
         self.durable_end = base
         self.count = 0
+        self.gaps: list[tuple[int, int]] | None = None
         self.body_bytes = 0
         self.journal = 0
+        self.journal_end = 0
         self.sealed = False
         self.full = False
         self.file: File | None = None
@@ -62,6 +63,7 @@ class Segment:
         self.acks_size = 0
         self.sparse = array("Q", ())
         self._sparse_known = True
+        self._written_end = base
 
     @property
     def done(self) -> bool:
@@ -74,6 +76,8 @@ class Segment:
         written = self.file.write_at(self.size, batch.seal(self.durable))
         self.note(batch.first, batch.count, batch.body.n, batch.journal, self.size)
         self.size += written
+        if batch.journal:
+            self.journal_end = self.size
 
     def note(self, first: int, count: int, body_bytes: int, journal: int, position: int) -> None:
         """Take a batch that is in the file into the books."""
@@ -150,20 +154,26 @@ class Segment:
         self._sparse_known = True
 
     def scan(self) -> list[BatchHeader]:
-        """Read every batch of a segment without footer: the valid ones in file order, each with its `position`.
+        """Read every batch of a segment without footer: the valid ones in file order.
 
-        Cuts a torn tail. Raises StoreError when the damage cannot be a torn tail (docs/formats.md, Recovery).
+        Cuts a torn tail. Raises DamagedSegment when it cannot be a torn tail (docs/formats.md, Recovery); the offsets that are
+        lost in a hole still count as unsettled, whoever reads them will find out.
         """
         assert self.file is not None
         data = self.file.read_at(0, self.file.size())
         at, valid, first_bad = HEADER, [], -1
         damage = False
+        self.gaps = []
         while True:
             head = BatchHeader(data, at)
-            if head.length and at + head.length <= len(data) and verify(data, at, head) and head.first >= self.end:
+            if valid_at(data, at, head) and head.first >= self.end:
                 if first_bad >= 0 and head.durable <= first_bad:
                     break
-                damage = damage or first_bad >= 0
+                if head.first > self.end and first_bad < 0:
+                    self.gaps.append((self.end, head.first - self.end))
+                elif first_bad >= 0:
+                    self.settled -= head.first - self.end
+                    damage = True
                 first_bad = -1
                 valid.append(head)
                 self.note(head.first, head.count, head.body_len, head.journal, at)
@@ -175,6 +185,7 @@ class Segment:
             at = data.find(_BATCH_MAGIC, at + 1)
             if at < 0:
                 break
+        self._written_end = self.end
         if damage:
             raise DamagedSegment(valid)
         if len(data) > self.size:
@@ -182,20 +193,30 @@ class Segment:
         return valid
 
     def batch_gaps(self) -> list[tuple[int, int]]:
-        """(start, count) of the offsets that were never written, from the batch headers."""
-        assert self.file is not None
-        gaps, expected, at = [], self.base, HEADER
-        while at + BATCH_HEADER <= self.size:
-            head = BatchHeader(self.file.read_at(at, BATCH_HEADER), 0)
-            if not head.length:
-                break
-            if head.first > expected:
-                gaps.append((expected, head.first - expected))
-            expected = head.end
-            at += head.length
-        if expected < self.end:
-            gaps.append((expected, self.end - expected))
-        return gaps
+        """(start, count) of the offsets that were never written. Those that are lost to damage are not among them."""
+        if self.gaps is None:
+            assert self.file is not None
+            data, at, hole = self.file.read_at(0, self.size), HEADER, False
+            self.gaps, self._written_end = [], self.base
+            while 0 <= at < self.size:
+                head = BatchHeader(data, at)
+                if valid_at(data, at, head) and head.first >= self._written_end:
+                    if head.first > self._written_end and not hole:
+                        self.gaps.append((self._written_end, head.first - self._written_end))
+                    self._written_end, hole = head.end, False
+                    at += head.length
+                else:
+                    hole, at = True, data.find(_BATCH_MAGIC, at + 1)
+            if hole:
+                self._written_end = self.end
+        if self._written_end < self.end:
+            return [*self.gaps, (self._written_end, self.end - self._written_end)]
+        return self.gaps
+
+
+def valid_at(data: bytes, at: int, head: BatchHeader) -> bool:
+    """Whether the batch that `head` describes is in `data` at `at`, whole and unharmed."""
+    return bool(head.length and at + head.length <= len(data) and verify(data, at, head))
 
 
 class DamagedSegment(StoreError):

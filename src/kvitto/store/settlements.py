@@ -24,6 +24,7 @@ DROPPED = 5
 PURGED = 6
 RANGE_SETTLED = 7
 REDELIVERED = 16
+IN_DOUBT = 17
 
 NOTHING = (1 << 63) - 1
 
@@ -134,8 +135,9 @@ class Replay:
     """What a settlement log says, applied to a bitmap of the segment's offsets.
 
     After `run`: `settled` offsets have their bit set in `bitmap`, `mark` is the highest delivered mark, `redeliveries` counts the
-    further deliveries of unsettled offsets, `highest` is the largest offset mentioned (-1: none), `end` is where the valid blocks
-    end, `damaged` says that something unreadable lies before valid blocks.
+    further deliveries of unsettled offsets, `doubt` is the end of those that may have been delivered before a power cut,
+    `highest` is the largest offset mentioned (-1: none), `end` is where the valid blocks end,
+    `damaged` says that something unreadable lies before valid blocks.
     """
 
     def __init__(self, base: int, span: int) -> None:
@@ -144,6 +146,7 @@ class Replay:
         self.bitmap = bytearray((span + 7) // 8)
         self.settled = 0
         self.mark = 0
+        self.doubt = 0
         self.highest = -1
         self.end = 0
         self.damaged = False
@@ -183,7 +186,9 @@ class Replay:
             word = int.from_bytes(data[e + 8 : e + 12], "little")
             count = word & COUNT_MAX
             self.highest = max(self.highest, offset + count - 1)
-            if word >> 24 == REDELIVERED:
+            if word >> 24 == IN_DOUBT:
+                self.doubt = max(self.doubt, offset + count)
+            elif word >> 24 == REDELIVERED:
                 deliveries = int.from_bytes(data[e + 12 : e + 16], "little")
                 self.redeliveries.update(dict.fromkeys(range(offset, offset + count), deliveries))
             else:

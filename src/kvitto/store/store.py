@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from kvitto.base.clock import Clock
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
 from kvitto.store.definitions import Definitions
 from kvitto.store.disk import Disk, File
@@ -30,7 +30,7 @@ class SyncJob:
         self.disk = disk
         self.files = files
         self.dirs = dirs
-        self.segments: list[tuple[Segment, int, int]] = []
+        self.segments: list[tuple[Log, Segment, int, int]] = []
         self.seals: list[tuple[Log, Segment]] = []
         self.unlinks: list[tuple[str, str]] = []
         self.callbacks: list[Callable[[], None]] = []
@@ -69,6 +69,7 @@ class Store:
         self._callbacks: list[Callable[[], None]] = []
         self._messages_wanted = False
         self.doubt = False
+        self.in_order = True
         self.definitions: Definitions
         self.journal: Journal
 
@@ -78,10 +79,11 @@ class Store:
         """Take the directory: lock, format, and the two small logs. Queues are opened by `open_log`."""
         disk = self.disk
         disk.makedirs("")
-        left = disk.read_file(paths.LOCK).decode(errors="replace").split() if disk.exists(paths.LOCK) else []
         self._lock = disk.lock(paths.LOCK)
+        left = disk.read_file(paths.BOOT).strip() if disk.exists(paths.BOOT) else b""
+        self.in_order = not left
         # The last owner did not stop in order, and the machine has been started since: its page cache is gone.
-        self.doubt = len(left) > 1 and left[1] != disk.boot_id()
+        self.doubt = bool(left) and left != disk.boot_id().encode()
         self._check_format()
         for path in (paths.QUEUES, paths.JOURNALS):
             disk.makedirs(path)
@@ -90,13 +92,26 @@ class Store:
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
 
+    def started(self) -> None:
+        """All that a start has found is durable again: from here on the directory is not in order until `shut`."""
+        if self.syncing and not self.in_order:
+            self.disk.sync_dir(paths.QUEUES)
+        self._write_small(paths.BOOT, (self.disk.boot_id() or "unknown").encode())
+        self.disk.sync_dir("")
+
+    def _write_small(self, path: str, content: bytes) -> None:
+        file = self.disk.open(path, create=True)
+        file.truncate(0)
+        if content:
+            file.write_at(0, [content])
+        file.sync()
+        file.close()
+
     def _check_format(self) -> None:
         found = self.disk.read_file(paths.FORMAT) if self.disk.exists(paths.FORMAT) else b""
-        if FORMAT.startswith(found) and found != FORMAT:  # new, or a power cut at the very first start
-            file = self.disk.open(paths.FORMAT, create=True)
-            file.write_at(0, [FORMAT])
-            file.sync()
-            file.close()
+        torn = FORMAT.startswith(found) or b"\0" in found  # or there was none
+        if found != FORMAT and torn and not self.disk.exists(paths.DEFINITIONS):
+            self._write_small(paths.FORMAT, FORMAT)
         elif found != FORMAT:
             raise StoreError(
                 f"the data directory has format {found.decode(errors='replace').strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
@@ -115,11 +130,8 @@ class Store:
 
     def shut(self) -> None:
         """After the last sync: mark the directory as left in order."""
-        if self.failed is None:
-            lock = self.disk.open(paths.LOCK, create=True)
-            lock.truncate(0)
-            lock.sync()
-            lock.close()
+        if self.failed is None and not self.dirty:
+            self._write_small(paths.BOOT, b"")
         close = getattr(self._lock, "close", None)
         if close is not None:
             close()
@@ -167,16 +179,21 @@ class Store:
         self.blocked_drops.discard(log_)
 
     def alarm(self, text: str) -> None:
-        self.alarms.append(text)
-        log.error(text)
+        if text not in self.alarms:
+            self.alarms.append(text)
+            log.error(text)
 
-    def quarantine(self, log_: Log, part: Segment, data: bytes, why: str) -> None:
+    def quarantine(self, log_: Log, part: Segment, why: str) -> None:
         """Keep a copy of a damaged segment as it is, and say so."""
         path = paths.quarantine(log_.directory, part.base)
         if not self.disk.exists(path):
+            assert part.file is not None
             copy = self.disk.open(path, create=True)
-            copy.write_at(0, [data])
-            copy.sync()
+            try:
+                copy.write_at(0, [part.file.read_at(0, part.file.size())])
+                copy.sync()
+            except StoreFull:
+                self.alarm(f"no room for a copy of a damaged segment in {path}")
             copy.close()
             self.disk.sync_dir(log_.directory)
         self.alarm(
@@ -216,7 +233,7 @@ class Store:
         job = self._job = SyncJob(self.disk, files, dirs)
         if everything or self._messages_wanted:
             files += [part.file for part in self._segments if part.file is not None]
-            job.segments = [(part, part.size, part.end) for part in self._segments]
+            job.segments = [(log_, part, part.size, part.end) for part, log_ in self._segments.items()]
             job.seals, self._seals = self._seals, []
             self._segments = {}
             self._messages_wanted = False
@@ -243,12 +260,13 @@ class Store:
             return
         self.syncs += 1
         self.journal.durable_to(job.journal_written)
-        for part, size, end in job.segments:
+        for log_, part, size, end in job.segments:
+            fresh = not part.durable
             part.durable, part.durable_end = size, end
+            if fresh and len(log_.segments) > 1:
+                log_.drop_settled()
         for log_, part in job.seals:
-            if part in (log_.segments or ()) and part.file is not None:
-                part.write_footer()
-                self.wrote(log_, part)
+            self._seal(log_, part)
         for _, path in job.unlinks:
             if self.disk.exists(path):
                 self.disk.unlink(path)
@@ -256,6 +274,15 @@ class Store:
             self.journal.retire(job.journal_applied)
         for callback in job.callbacks:
             callback()
+
+    def _seal(self, log_: Log, part: Segment) -> None:
+        if part not in log_.segments or part.file is None:
+            return
+        try:
+            part.write_footer()
+            self.wrote(log_, part)
+        except StoreFull:  # without a footer the next start reads the segment instead
+            log.warning("no room for the footer of %s", part.file.path)
 
     def journal_retired(self) -> None:
         blocked, self.blocked_drops = self.blocked_drops, set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, StoreFull
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Route
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE, STAGE
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kvitto.broker.consumer import Consumer
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
+
+MOVE = 4
+"""A reject whose dead-letter move is in the transaction's own record."""
 
 
 class Transaction:
@@ -42,13 +45,16 @@ class Transaction:
         self.settles.clear()
         self.chan.let_go(False)
 
-    def commit(self, done: Callable[[], None]) -> None:
-        """Make all of it durable, then apply it, then `done`. ChannelError 406 if a queue refuses; then nothing is applied (T5)."""
+    def commit(self, done: Callable[[], None], full: Callable[[], None]) -> None:
+        """Make all of it durable, then apply it, then `done`.
+
+        ChannelError 406 if a queue refuses; then nothing is applied (T5). If the disk is full: `full`, the settlements are undone.
+        """
         chan, broker = self.chan, self.chan.connection.hub.broker
         publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
         self._check_refusals(publishes)
         record = Record()
-        transient: list[tuple[Queue, bytes, bytes, bytes, int]] = []
+        transient: list[tuple[Queue, bytes, bytes, bytes, int, int]] = []
         returned = []
         for route, key, mandatory, props, body, ttl_ms in publishes:
             if not route.count and not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
@@ -57,34 +63,42 @@ class Transaction:
                 if queue.log.durable:
                     record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
                 else:
-                    transient.append((queue, key, props, body, ttl_ms))
-        for kind, consumer, offset, n, _, _ in self.settles:
+                    transient.append((queue, key, props, body, ttl_ms, 0))
+        settles: list[tuple[int, Consumer, int, int, int, int]] = []
+        for kind, consumer, offset, n, size, slot in self.settles:
             queue = consumer.queue
-            if kind != REQUEUE and queue.log.durable and not queue.deleted and not self._dead_letters(kind, queue):
+            if kind == REQUEUE or not queue.log.durable or queue.deleted:
+                settles.append((kind, consumer, offset, n, size, slot))
+            elif kind == ACK or queue.settings.dead_letter_exchange is None:
                 record.settles.append(Settle(queue.log.queue_id, offset, n, ACKED if kind == ACK else REJECTED))
-        settles, self.settles = self.settles, []
+                settles.append((kind, consumer, offset, n, size, slot))
+            else:
+                for o in range(offset, offset + n):
+                    moves = broker.dead_letters.join(record, transient, queue, o)
+                    settles.append((MOVE if moves else REJECT, consumer, o, 1, 0, slot))
+        held, self.settles = self.settles, []
         self.publishes = []
 
         def apply() -> None:
             broker.apply(record)
-            for queue, key, props, body, ttl_ms in transient:
-                queue.append_journaled(key, props, body, ttl_ms, 0, 0)
+            for queue, key, props, body, ttl_ms, flags in transient:
+                queue.append_journaled(key, props, body, ttl_ms, flags, 0)
             for kind, consumer, offset, n, size, slot in settles:
                 finish(chan, kind, consumer, offset, n, size, slot)
             for route, props, body in returned:
                 chan.give_back(route, props, body)
             done()
 
-        if not record.appends and not record.settles:
-            chan.let_go(True)
-            apply()
-            return
-        try:
-            broker.journal(record, apply)
-        except StoreFull:
-            self.settles = settles
-            raise ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed") from None
+        def undo() -> None:
+            for _, consumer, offset, n, size, slot in held:
+                finish(chan, REQUEUE, consumer, offset, n, size, slot)
+            full()
+
         chan.let_go(True)
+        if record.appends or record.settles:
+            broker.journal(record, apply, undo)
+        else:
+            apply()
 
     def _routed(self, publish: tuple[Route, bytes, bool, bytes, bytes, int]) -> Route:
         """Routing happens at commit (T3): a queue may have gone or come since the publish."""
@@ -105,11 +119,6 @@ class Transaction:
                     PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed"
                 )
 
-    @staticmethod
-    def _dead_letters(kind: int, queue: Queue) -> bool:
-        """A reject that dead-letters is applied as a move of its own once the commit is durable."""
-        return kind == REJECT and queue.settings.dead_letter_exchange is not None
-
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
     chan.unacked -= n
@@ -119,9 +128,14 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
         queue.ack(offset, n)
     elif kind == REJECT:
         queue.reject(offset, n)
+    elif kind == MOVE:
+        queue.unacked -= n
+        queue.settle(offset, n, DEAD_LETTERED)
     else:
         queue.requeue(offset, n, size)
     queue.mark_dirty()
+    if chan.prefetch_all:
+        chan.wake()
     if not consumer.active and not consumer.unacked:
         chan.free_slot(slot)
 
@@ -139,15 +153,25 @@ def commit(conn: Connection, chan: Channel, _method: TxCommit) -> None:
         raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
     waiting = True
 
-    def done() -> None:
+    def end() -> None:
         nonlocal waiting
         waiting = False
-        conn.send(chan.number, TxCommitOk())
-        if conn.stalled:
+        if conn.answering:
+            conn.answering = False
             conn.unstall()
 
-    chan.tx.commit(done)
+    def done() -> None:
+        conn.send(chan.number, TxCommitOk())
+        end()
+
+    def full() -> None:
+        text = "the disk is full: the transaction was not committed"
+        conn.fail_channel(chan, ChannelError(PRECONDITION_FAILED, text, 90, 20))
+        end()
+
+    chan.tx.commit(done, full)
     if waiting:
+        conn.answering = True
         conn.stall()
 
 
@@ -163,5 +187,3 @@ HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
     TxCommit: commit,
     TxRollback: rollback,
 }
-
-__all__ = ["DEAD_LETTERED", "HANDLERS", "Transaction"]

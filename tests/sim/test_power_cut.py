@@ -1,0 +1,133 @@
+"""The power goes at every write, sync, rename, unlink and create of a client's day (tests/sim/workload.py)."""
+
+from __future__ import annotations
+
+import copy
+import os
+from random import Random
+
+import pytest
+
+from kvitto.store import journal, log
+from tests.protocol.sansio import House
+from tests.sim.ledger import Ledger
+from tests.sim.workload import Client, day
+from tests.support.rig import Rig, Taker
+from tests.support.simdisk import PowerCut, SimDisk
+
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+STEP = 1 if THOROUGH else 2
+SEEDS = 20 if THOROUGH else 4
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments and journal files that fill, roll and go within a day."""
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 1500)
+    monkeypatch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 500)
+
+
+def run(cut_at: int | None) -> tuple[SimDisk, Ledger]:
+    """The day up to operation `cut_at`."""
+    disk, ledger = SimDisk(), Ledger()
+    disk.cut_at = cut_at
+    try:
+        house = House(disk)
+        day(Client(house, ledger))
+    except PowerCut:
+        pass
+    else:
+        assert cut_at is None
+    return disk, ledger
+
+
+Found = dict[str, list[tuple[bytes, bool]]]
+
+
+def contents(rig: Rig) -> Found:
+    """Every message of every queue with its redelivered flag; takes them."""
+    found: Found = {}
+    for name, queue in rig.broker.vhosts["/"].queues.items():
+        taker = Taker(queue, no_ack=True)
+        while queue.get(taker):
+            pass
+        found[name] = [(d.body, d.redelivered) for d in taker.got]
+    return found
+
+
+def look(disk: SimDisk) -> Found:
+    """What a start from this disk would serve; the disk itself is left alone."""
+    return contents(Rig(copy.deepcopy(disk)))
+
+
+def names(messages: list[tuple[bytes, bool]]) -> list[bytes]:
+    return [body for body, _ in messages]
+
+
+def flagged(messages: list[tuple[bytes, bool]]) -> set[bytes]:
+    return {body for body, again in messages if again}
+
+
+def operations() -> int:
+    disk, ledger = run(None)
+    ledger.check(look(disk.kill()))
+    return disk.operations
+
+
+def test_nothing_confirmed_is_lost_and_nothing_is_half_wherever_the_power_goes() -> None:
+    """C2, P2, A11, T4, X4, D2, D3: also what was told to be gone stays gone, order is kept, what was delivered is flagged."""
+    for cut_at in range(1, operations() + 1, STEP):
+        disk, ledger = run(cut_at)
+        for seed in range(SEEDS):
+            rng = Random(cut_at * 1000 + seed)
+            found = copy.deepcopy(disk).crash(rng, hostile=seed % 2 == 1)
+            try:
+                ledger.check(look(found))
+            except BaseException as error:
+                raise AssertionError(f"cut at {cut_at}, seed {seed}") from error
+
+
+def test_a_second_start_is_the_same_as_the_first() -> None:
+    """P2: a start that is itself cut or killed changes nothing that the next one finds."""
+    for cut_at in range(2, operations() + 1, STEP * 4):
+        disk, ledger = run(cut_at)
+        rng = Random(cut_at)
+        found = copy.deepcopy(disk).crash(rng, hostile=True)
+        first = look(found)
+        again = copy.deepcopy(found)
+        Rig(again)
+        assert look(again.kill()) == first, f"cut at {cut_at}: killed after the start"
+        starting = copy.deepcopy(found)
+        starting.cut_at = starting.operations + rng.randint(1, again.operations - found.operations)
+        with pytest.raises(PowerCut):
+            Rig(starting)
+        second = look(starting.crash(rng, hostile=True))
+        ledger.check(second)
+        assert [names(m) for m in second.values()] == [names(m) for m in first.values()], (
+            f"cut at {cut_at}: cut in the start"
+        )
+        assert all(flagged(first[name]) <= flagged(second[name]) for name in first)
+
+
+def test_life_goes_on_after_a_power_cut() -> None:
+    """C2: what is confirmed after a start from a torn directory survives the next cut beside what was confirmed before."""
+    for cut_at in range(3, operations() + 1, STEP * 4):
+        disk, ledger = run(cut_at)
+        rng = Random(cut_at)
+        rig = Rig(copy.deepcopy(disk).crash(rng, hostile=True))
+        for name in rig.broker.vhosts["/"].queues:
+            told = ledger.queue(name)
+            told.exists = True
+            fresh = [f"{name}-fresh-{i}".encode() for i in range(3)]
+            told.sent += fresh
+            told.confirmed |= set(fresh)
+            for body in fresh:
+                rig.publish(name, body)
+        rig.turn()
+        if rng.random() < 0.5:
+            rig.kill()
+        rig.settle_down()
+        for _ in range(3):
+            ledger.check(look(copy.deepcopy(rig.disk).crash(rng, hostile=True)))
+            rig.kill()

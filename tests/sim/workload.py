@@ -1,0 +1,246 @@
+"""A client's day, step by step, against the real protocol on a simulated disk; the ledger notes what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvitto.wire import methods as m
+from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, Method, decode, frame
+from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
+from tests.protocol.sansio import House, Wire
+from tests.sim.ledger import Ledger, Transaction
+
+CONFIRMS, PLAIN, TX = 1, 2, 3
+
+
+class Client:
+    def __init__(self, house: House, ledger: Ledger) -> None:
+        self.house = house
+        self.ledger = ledger
+        self.wire: Wire = house.wire()
+        self.unconfirmed: dict[int, tuple[str, bytes]] = {}
+        self.published = 0
+        self.tags: dict[tuple[int, bytes], int] = {}
+        self._deliveries: list[BasicDeliver | BasicGetOk] = []
+        self._channels: list[int] = []
+        self.consumers: dict[str, str] = {}
+        self.wire.put(PLAIN, m.ChannelOpen())
+        self.wire.put(TX, m.ChannelOpen(), m.TxSelect())
+        self.wire.put(CONFIRMS, m.ConfirmSelect(False))
+        self.read()
+
+    # -- what comes back -------------------------------------------------------------------------------------
+
+    def read(self) -> list[Method]:
+        """Take what was written; note confirms and deliveries."""
+        methods = []
+        for kind, channel, payload in self.wire.frames():
+            if kind == FRAME_METHOD:
+                method = decode(payload)
+                methods.append(method)
+                if isinstance(method, BasicAck):
+                    self._confirmed(method)
+                elif isinstance(method, BasicDeliver | BasicGetOk):
+                    self._deliveries.append(method)
+                    self._channels.append(channel)
+            elif kind == FRAME_BODY:
+                delivery, channel = self._deliveries.pop(0), self._channels.pop(0)
+                if isinstance(delivery, BasicDeliver):
+                    self.ledger.queue(self.consumers[delivery.consumer_tag]).delivered.add(payload)
+                self.tags[channel, payload] = delivery.delivery_tag
+        return methods
+
+    def _confirmed(self, ack: BasicAck) -> None:
+        first = 1 if ack.multiple else ack.delivery_tag
+        for number in range(first, ack.delivery_tag + 1):
+            if number in self.unconfirmed:
+                queue, body = self.unconfirmed.pop(number)
+                self.ledger.queue(queue).confirmed.add(body)
+
+    def flow(self) -> list[Method]:
+        """A turn and a sync of what somebody waits for."""
+        self.house.turn()
+        methods = self.read()
+        if self.house.store.waiting:
+            self.house.sync()
+        return methods + self.read()
+
+    def rest(self) -> list[Method]:
+        methods = self.flow()
+        for _ in range(20):
+            if not self.house.store.waiting:
+                break
+            methods += self.flow()
+        return methods
+
+    def full_sync(self) -> None:
+        """Settlements too."""
+        gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
+        self.house.turn()
+        self.read()
+        job = self.house.store.begin_sync(everything=True)
+        job.run()
+        self.house.store.end_sync(job)
+        assert self.house.store.failed is None
+        for name, bodies in gone.items():
+            self.ledger.queue(name).gone |= bodies
+        self.house.turn()
+        self.read()
+
+    # -- what the client does --------------------------------------------------------------------------------
+
+    def declare(self, name: str, arguments: dict[str, object] | None = None) -> None:
+        self.ledger.queue(name).exists = None
+        self.wire.put(PLAIN, m.QueueDeclare(name, False, True, False, False, False, arguments or {}))
+        assert any(isinstance(method, m.QueueDeclareOk) for method in self.rest())
+        self.ledger.queue(name).exists = True
+
+    def delete(self, name: str) -> None:
+        self.ledger.queue(name).exists = None
+        self.wire.put(PLAIN, m.QueueDelete(name, False, False, False))
+        assert any(isinstance(method, m.QueueDeleteOk) for method in self.rest())
+        self.ledger.forget(name)
+
+    def publish(self, queue: str, *bodies: bytes, channel: int = CONFIRMS) -> None:
+        for body in bodies:
+            if channel == CONFIRMS:
+                self.published += 1
+                self.unconfirmed[self.published] = (queue, body)
+                self.ledger.queue(queue).sent.append(body)
+            self.wire.feed(content(channel, queue, body))
+
+    def consume(self, queue: str, channel: int = PLAIN, prefetch: int = 0) -> None:
+        self.consumers[queue] = queue
+        self.wire.put(channel, m.BasicQos(0, prefetch, False))
+        self.wire.put(channel, m.BasicConsume(queue, queue, False, False, False, False, {}))
+        self.rest()
+
+    def cancel(self, queue: str, channel: int = PLAIN) -> None:
+        self.wire.put(channel, m.BasicCancel(queue, False))
+        self.rest()
+
+    def ack(self, queue: str, *bodies: bytes) -> None:
+        for body in bodies:
+            self.ledger.queue(queue).settled.add(body)
+            self.wire.put(PLAIN, m.BasicAck(self.tags[PLAIN, body], False))
+
+    def reject(self, source: str, target: str, *bodies: bytes) -> None:
+        for body in bodies:
+            self.ledger.queue(source).settled.add(body)
+            self.ledger.queue(target).sent.append(body)
+            self.ledger.moves[body] = (source, target)
+            self.wire.put(PLAIN, m.BasicReject(self.tags[PLAIN, body], False))
+
+    def expire(self, source: str, target: str, *bodies: bytes) -> None:
+        for body in bodies:
+            self.ledger.queue(source).settled.add(body)
+            self.ledger.queue(target).sent.append(body)
+            self.ledger.moves[body] = (source, target)
+        self.house.clock.advance(2.0)
+        self.house.broker.tick()
+        self.rest()
+
+    def meanwhile(self, act: Callable[[], None]) -> None:
+        """A sync runs while more happens: it covers what was there when it began."""
+        self.house.turn()
+        self.read()
+        store = self.house.store
+        job = store.begin_sync(everything=True)
+        act()
+        self.house.turn()
+        self.read()
+        job.run()
+        store.end_sync(job)
+        assert store.failed is None
+        self.rest()
+
+    def roll_back(self, queue: str, *bodies: bytes) -> None:
+        """Acks of a transaction that is rolled back: nothing happens (T6)."""
+        for body in bodies:
+            self.wire.put(TX, m.BasicAck(self.tags[TX, body], False))
+        self.wire.put(TX, m.TxRollback())
+        self.rest()
+
+    def commit(self, publishes: dict[str, list[bytes]], acks: dict[str, list[bytes]]) -> None:
+        transaction = Transaction(publishes, acks)
+        self.ledger.transactions.append(transaction)
+        for queue, bodies in publishes.items():
+            self.ledger.queue(queue).sent += bodies
+            self.publish(queue, *bodies, channel=TX)
+        for queue, bodies in acks.items():
+            self.ledger.queue(queue).settled |= set(bodies)
+            for body in bodies:
+                self.wire.put(TX, m.BasicAck(self.tags[TX, body], False))
+        self.wire.put(TX, m.TxCommit())
+        assert any(isinstance(method, m.TxCommitOk) for method in self.rest())
+        transaction.told = True
+        for queue, bodies in publishes.items():
+            self.ledger.queue(queue).confirmed |= set(bodies)
+        for queue, bodies in acks.items():
+            self.ledger.queue(queue).gone |= set(bodies)
+
+
+def content(channel: int, queue: str, body: bytes) -> bytes:
+    """The three frames of a publish to a queue."""
+    header = b"\x00\x3c\x00\x00" + len(body).to_bytes(8, "big") + b"\x00\x00"
+    publish = m.BasicPublish("", queue, False, False).encode()
+    return (
+        frame(FRAME_METHOD, channel, publish) + frame(FRAME_HEADER, channel, header) + frame(FRAME_BODY, channel, body)
+    )
+
+
+def bodies(name: str, start: int, end: int, size: int = 40) -> list[bytes]:
+    return [f"{name}-{i}".ljust(size, ".").encode() for i in range(start, end)]
+
+
+def day(client: Client) -> None:
+    """Everything that moves messages, with small segments so that they roll, fill and go."""
+    client.declare("left")
+    client.declare("right")
+    client.declare("dead")
+    client.declare("work", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    client.publish("left", *bodies("l", 0, 3))
+    client.publish("right", *bodies("r", 0, 2))
+    client.publish("work", *bodies("w", 0, 4))
+    client.flow()
+    client.consume("work", prefetch=3)
+    client.publish("left", *bodies("l", 3, 6))
+    client.reject("work", "dead", bodies("w", 0, 4)[1])
+    client.rest()
+    client.consume("left", TX, prefetch=4)
+    client.commit({"left": bodies("t", 0, 2), "right": bodies("t", 2, 4)}, {"left": bodies("l", 0, 2)})
+    client.ack("work", bodies("w", 0, 4)[0])
+    client.full_sync()
+    client.publish("work", *bodies("w", 4, 12, 200))
+    client.rest()
+    client.ack("work", *bodies("w", 2, 4), *bodies("w", 4, 5, 200))
+    client.rest()
+    client.reject("work", "dead", bodies("w", 4, 12, 200)[1])
+    client.ack("work", *bodies("w", 6, 8, 200))
+    client.publish("right", *bodies("r", 2, 8, 150))
+    client.full_sync()
+    client.commit({"right": bodies("u", 0, 1), "dead": bodies("u", 1, 2)}, {"left": bodies("l", 2, 4)})
+    client.delete("right")
+    client.declare("right")
+    client.publish("right", *bodies("n", 0, 2))
+    client.ack("work", *bodies("w", 8, 11, 200))
+    client.rest()
+    client.declare("brief", {"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    client.publish("brief", *bodies("b", 0, 3))
+    client.rest()
+    client.expire("brief", "dead", *bodies("b", 0, 3))
+    client.meanwhile(lambda: client.publish("left", *bodies("l", 6, 12, 120)))
+    client.roll_back("left", *bodies("l", 4, 6), *bodies("t", 0, 2))
+    client.meanwhile(lambda: client.publish("right", *bodies("n", 2, 6, 300)))
+    client.reject("work", "dead", *bodies("w", 11, 12, 200))
+    client.meanwhile(lambda: client.publish("work", *bodies("w", 12, 14)))
+    client.commit({"left": bodies("v", 0, 1), "dead": bodies("v", 1, 2)}, {"left": bodies("l", 4, 6)})
+    client.publish("work", *bodies("w", 14, 16))
+    client.house.turn()
+    client.read()
+    client.reject("work", "dead", *bodies("w", 12, 15))  # 14 is not durable yet
+    client.rest()
+    client.full_sync()
+    client.full_sync()
+    client.full_sync()
+    client.full_sync()
