@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.base.limits import SHORTSTR_MAX
 
 MS_MAX = (1 << 32) - 1
 
@@ -48,6 +49,8 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
         value = arguments.get(name)
         if value is not None and not isinstance(value, str):
             raise refuse(name, f"expected a string, got {value!r}")
+        if value is not None and len(value.encode()) > SHORTSTR_MAX:
+            raise refuse(name, f"longer than {SHORTSTR_MAX} bytes")
         return value
 
     overflow = text("x-overflow") or "drop-head"

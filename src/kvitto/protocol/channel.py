@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import ACCESS_REFUSED, NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.base.errors import (
+    ACCESS_REFUSED,
+    COMMAND_INVALID,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    ChannelError,
+    ConnectionError_,
+)
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Route
@@ -129,7 +136,11 @@ class Channel:
 
     def find_route(self, key: bytes) -> Route:
         """The route for a key that is not the last one, and whether this user may publish there (W5)."""
-        route = self.vhost.route(key)
+        try:
+            route = self.vhost.route(key)
+        except UnicodeDecodeError:
+            text = "exchange and routing key of basic.publish must be UTF-8"
+            raise ConnectionError_(COMMAND_INVALID, text, 60, 40) from None
         self.may_publish(route.exchange)
         self._key.n = 0
         self._key.add(key)

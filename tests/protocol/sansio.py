@@ -1,0 +1,127 @@
+"""The real protocol, broker and store without sockets: bytes in, bytes out, turns and syncs by hand."""
+
+from __future__ import annotations
+
+from kvitto.broker.broker import Broker
+from kvitto.protocol.connection import Connection
+from kvitto.protocol.hub import Hub
+from kvitto.store.store import Store
+from kvitto.wire import methods as m
+from kvitto.wire.buf import Buf
+from kvitto.wire.methods import Method, decode, frame
+from kvitto.wire.spec import FRAME_END, FRAME_METHOD, PROTOCOL_HEADER
+from tests.support.clock import ManualClock
+from tests.support.simdisk import SimDisk
+
+Frame = tuple[int, int, bytes]
+
+
+class Wire:
+    """A transport that takes everything, and the connection on it."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.written = bytearray()
+        self.read = 0
+        self.reading = True
+        self.closed = False
+        self.aborted = False
+        self.connection = Connection(house.hub, self, "test:1", True)
+
+    # -- what a connection asks of its transport -------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if not self.closed:
+            self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def pause(self) -> None:
+        self.reading = False
+
+    def resume(self) -> None:
+        self.reading = True
+
+    # -- what the peer does ----------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """As the server does: what was left over comes first. The turn is the caller's."""
+        assert self.reading, "the server would not have read this yet"
+        if self.closed:
+            return
+        box = Buf(0)
+        box.add(self.connection.rest)
+        box.add(data)
+        self.connection.receive(box, box.n)
+
+    def put(self, channel: int, *methods: Method) -> None:
+        self.feed(b"".join(frame(FRAME_METHOD, channel, method.encode()) for method in methods))
+
+    def frames(self) -> list[Frame]:
+        """Whole frames written since the last call."""
+        found, at = [], self.read
+        data = self.written
+        while at < len(data):
+            size = int.from_bytes(data[at + 3 : at + 7], "big")
+            end = at + size + 8
+            assert end <= len(data) and data[end - 1] == FRAME_END, "half a frame was written"
+            found.append((data[at], int.from_bytes(data[at + 1 : at + 3], "big"), bytes(data[at + 7 : end - 1])))
+            at = end
+        self.read = at
+        return found
+
+    def methods(self) -> list[Method]:
+        """Methods written since the last call; other frames are left out."""
+        return [decode(payload) for kind, _, payload in self.frames() if kind == FRAME_METHOD]
+
+    def login(self, **client: bool) -> None:
+        self.feed(PROTOCOL_HEADER)
+        self.put(0, m.ConnectionStartOk({"capabilities": dict(client)}, "PLAIN", b"\0guest\0guest", "en_US"))
+        self.put(0, m.ConnectionTuneOk(2047, 131072, 0))
+        self.put(0, m.ConnectionOpen("/"))
+        self.put(1, m.ChannelOpen())
+        self.house.settle()
+        self.frames()
+
+
+class House:
+    """Hub, broker and store on a simulated disk."""
+
+    def __init__(self, disk: SimDisk | None = None) -> None:
+        self.disk = disk or SimDisk()
+        self.clock = ManualClock()
+        self.store = Store(self.disk, self.clock)
+        self.store.open()
+        self.broker = Broker(self.store, self.clock)
+        self.hub = Hub(self.broker)
+        self.broker.start()
+
+    def wire(self, *, login: bool = True) -> Wire:
+        wire = Wire(self)
+        if login:
+            wire.login()
+        return wire
+
+    def turn(self) -> None:
+        self.hub.turn()
+
+    def sync(self) -> None:
+        """One group commit of what somebody waits for, and the turn behind it."""
+        job = self.store.begin_sync(everything=False)
+        job.run()
+        self.store.end_sync(job)
+        assert self.store.failed is None
+        self.turn()
+
+    def settle(self) -> None:
+        """Turn and sync until nobody waits."""
+        self.turn()
+        for _ in range(50):
+            if not self.store.waiting:
+                return
+            self.sync()
+        raise AssertionError("somebody waits for ever")
