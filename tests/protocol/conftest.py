@@ -1,6 +1,12 @@
-"""One broker for all tests of this folder (and process); each test uses names of its own."""
+"""One broker for all tests of this folder (and process); each test uses names of its own.
 
-from collections.abc import Iterator
+With AMQP_PORT in the environment the tests that need nothing of Kvitto's own run against whatever listens there on
+loopback: that is how they are compared with RabbitMQ.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -9,20 +15,40 @@ from tests.protocol.raw import Raw
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[kvitto.Broker]:
-    with kvitto.Broker() as running:
-        yield running
+def port() -> Iterator[int]:
+    """The AMQP port of a running broker."""
+    if "AMQP_PORT" in os.environ:
+        yield int(os.environ["AMQP_PORT"])
+    else:
+        with kvitto.Broker() as running:
+            yield running.port
 
 
 @pytest.fixture
-def raw(broker: kvitto.Broker) -> Iterator[Raw]:
+def raw(port: int) -> Iterator[Raw]:
     """A connection with channel 1 open."""
-    with Raw(broker.port) as client:
+    with Raw(port) as client:
         client.channel(1)
         yield client
 
 
 @pytest.fixture
+def more(port: int) -> Iterator[Callable[..., Raw]]:
+    """Makes further connections, with channel 1 open; they end with the test."""
+    made: list[Raw] = []
+
+    def another(**tuning: Any) -> Raw:
+        client = Raw(port, **tuning)
+        made.append(client)
+        client.channel(1)
+        return client
+
+    yield another
+    for client in made:
+        client.drop()
+
+
+@pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A name of its own for a test's queue or exchange."""
-    return str(request.node.name)[:100]
+    return f"{request.node.name[:80]}.{os.getpid()}"

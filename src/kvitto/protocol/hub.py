@@ -27,6 +27,7 @@ class Hub:
         self.connections: dict[Connection, None] = {}
         self.outputs: list[Output] = []
         self.touched: list[Channel] = []
+        self._durable: dict[Channel, int] = {}
         self.blocked: str | None = None
         self.schedule: Callable[[], None] = lambda: None
         self._repliers: dict[str, Channel] = {}
@@ -45,6 +46,10 @@ class Hub:
 
     def confirm(self) -> None:
         """Channels that have published: acknowledge at once, or once the next sync is done (C2, C3, C4)."""
+        if self._durable:
+            safe, self._durable = self._durable, {}
+            for channel, sequence in safe.items():
+                self._answer(channel, sequence)
         if self.broker.unwritten:
             return
         touched, self.touched = self.touched, []
@@ -58,12 +63,13 @@ class Hub:
             else:
                 self._answer(channel, channel.sequence)
         if waiting:
-            self.broker.store.when_durable(lambda: self._durable(waiting))
+            self.broker.store.when_durable(lambda: self._synced(waiting))
 
-    def _durable(self, waiting: list[tuple[Channel, int]]) -> None:
+    def _synced(self, waiting: list[tuple[Channel, int]]) -> None:
+        """One sync may cover several turns of a channel: they get one ack."""
         for channel, sequence in waiting:
             channel.in_flight -= 1
-            self._answer(channel, sequence)
+            self._durable[channel] = sequence
 
     def _answer(self, channel: Channel, sequence: int) -> None:
         before = channel.confirmed
