@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from benchmarks import brokers, proc, report, results
 from benchmarks.brokers import Broker, BrokerFailed, Kvitto, Peer, RabbitMQ, Started
 from benchmarks.measure import Settings, able, alternate, measure_load, measure_standing
 from benchmarks.results import Described, Results, Run
-from benchmarks.scenarios import FULL, LETTERS, QUICK, Load, Scenario, Standing, scenarios
+from benchmarks.scenarios import FULL, LETTERS, QUICK, Load, Scale, Scenario, Standing, scenarios
 from benchmarks.tls import Certificate, make_certificate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,19 +149,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"RabbitMQ is not installed, measuring without it; install it with: {brokers.INSTALL_RABBITMQ}")
     elif not args.no_rabbitmq:
         kinds.append(RabbitMQ)
-    scale = QUICK if args.quick else FULL
-    chosen = scenarios(type(scale)(args.seconds or scale.seconds, scale.share))
+    chosen = scenarios(scale_of(args))
     chosen = [scenario for scenario in chosen if scenario.letter in (args.only or LETTERS)]
-    bench = prepare(args, kinds)
-    for letter in LETTERS:
-        if group := [scenario for scenario in chosen if scenario.letter == letter]:
-            bench.letter(letter, group)
+    pins = proc.pins(os.sched_getaffinity(0))
+    # on the generator's core: never in the way of a broker, where there are cores enough
+    with proc.on(pins.generator):
+        bench = prepare(args, kinds, pins)
+        for letter in LETTERS:
+            if group := [scenario for scenario in chosen if scenario.letter == letter]:
+                bench.letter(letter, group)
     return 1 if bench.found.failed else 0
 
 
-def prepare(args: argparse.Namespace, kinds: list[type[Started]]) -> Bench:
+def scale_of(args: argparse.Namespace) -> Scale:
+    scale = QUICK if args.quick else FULL
+    return replace(scale, seconds=args.seconds or scale.seconds)
+
+
+def prepare(args: argparse.Namespace, kinds: list[type[Started]], pins: proc.Pins) -> Bench:
     """Everything that is the same for all scenarios."""
-    pins = proc.pins(os.sched_getaffinity(0))
     runs = args.runs or (1 if args.quick else 3)
     repeats = args.repeats if args.repeats is not None else (0 if args.quick else 3)
     place: Path = args.place.resolve()
@@ -169,10 +175,11 @@ def prepare(args: argparse.Namespace, kinds: list[type[Started]]) -> Bench:
     partial = bool(args.quick or args.only) and not args.update
     out: Path = args.out or (PARTIAL_OUT if partial else OUT)
     certificate = make_certificate(place / "tls")
+    scale = scale_of(args)
     found = Results(
         started=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         machine={**proc.machine(), "file system": proc.filesystem(place)},
-        settings={"runs": runs, "seconds": args.seconds or (QUICK if args.quick else FULL).seconds},
+        settings={"runs": runs, "seconds": scale.seconds, "share": scale.share},
     )
     if args.quick:
         found.notes.append("A quick run: it shows that the bench works; the figures say little.")
@@ -181,8 +188,6 @@ def prepare(args: argparse.Namespace, kinds: list[type[Started]]) -> Bench:
     if certificate is None:
         found.notes.append("openssl is not installed: nothing was measured over TLS.")
     older = results.load(out / "results.json") if args.update and (out / "results.json").exists() else None
-    # on the generator's core: never in the way of a broker, where there are cores enough
-    os.sched_setaffinity(0, pins.generator)
     settings = Settings(runs, repeats, pins, place)
     bench = Bench(settings, kinds, args.peer, certificate, found, lambda new: write(new, older, out, not partial))
     bench.found.versions = versions(bench)

@@ -1,0 +1,79 @@
+"""The loads that `kvitto perf` has no flags for, and one bench from end to end, both tiny."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from benchmarks.results import load as load_results
+
+import kvitto
+from benchmarks import load
+from kvitto.client import ChannelClosed, Connection
+from kvitto.perf.workers import Options
+
+ROOT = Path(__file__).parents[2]
+
+
+class HasUrl(Protocol):
+    url: str
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "latency -r 500 -p -c 100 -a 1 -P 100",
+        "pairs --queues 2",
+        "fanout --queues 3",
+        "topic --queues 2 --bindings 20",
+        "trickle --queues 5 -p -c 10",
+        "churn",
+        "churn -p",
+    ],
+)
+def test_a_load_counts_and_cleans_up(kvitto_broker: HasUrl, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load.main([*words.split(), "--uri", kvitto_broker.url, "-z", "0.5", "-s", "2000"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    kind = words.split()[0]
+    counted = {"churn": "operations", "trickle": "confirmed"}.get(kind, "consumed")
+    assert result[counted] > 0
+    if kind == "latency":
+        assert 0 < result["latency_us"]["p50"] <= result["latency_us"]["p95"] <= result["latency_us"]["max"]
+    with Connection(kvitto_broker.url) as connection, pytest.raises(ChannelClosed, match="404"):
+        connection.channel().queue_declare(load.QUEUE.format(0), passive=True)
+
+
+def test_a_message_of_a_rotation_goes_to_each_queue_in_turn(kvitto_broker: HasUrl) -> None:
+    with load.declared(kvitto_broker.url, 3) as (channel, names):
+        options = Options(uri=kvitto_broker.url, publish_count=8)
+        publisher = load.rotating(options, names)
+        publisher.quota.left = 8
+        load.drive(options, [publisher], [])
+        counts = [channel.queue_declare(name, passive=True).message_count for name in names]
+    assert counts == [3, 3, 2]
+
+
+def test_a_load_without_a_broker_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load.main(["churn", "--uri", "amqp://guest:guest@127.0.0.1:1/"]) == 1
+    assert "Connection refused" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not kvitto.compiled(), reason="a bench wants the compiled form")
+def test_a_bench_from_end_to_end(tmp_path: Path) -> None:
+    words = ["--only", "a,i", "--quick", "--seconds", "0.3", "--no-rabbitmq"]
+    places = ["--place", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks", *words, *places]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    results = load_results(tmp_path / "out" / "results.json")
+    assert {run.broker for run in results.runs} == {"Kvitto"}
+    assert results.figure("a", "Kvitto", "consumed_per_s") is not None
+    assert results.figure("a", "Kvitto", "cpu_us") is not None
+    waiting = results.figure("i-backlog-1M", "Kvitto", "missing")
+    assert waiting is not None
+    assert waiting.most == 0
+    assert "(i) What waits" in (tmp_path / "out" / "results.md").read_text()
+    assert not any((tmp_path / "data").glob("*-kvitto"))
