@@ -163,7 +163,7 @@ def machine() -> dict[str, str | int]:
     uname = os.uname()
     return {
         "cpu": cpu or uname.machine,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count() or 0,
         "memory_gib": round(memory_kib / 2**20),
         "kernel": f"{uname.sysname} {uname.release}",
     }
