@@ -255,14 +255,15 @@ class Connection:
             c.content = None
             raise ConnectionError_(UNEXPECTED_FRAME, "expected content header or body, got a method frame instead")
         method = decode(payload)
-        before, held = self.output.buf.n, self.hub.broker.definitions_pending
+        before = self.output.buf.n
+        self.hub.broker.definitions_pending = False  # what a timer or a lost peer has changed has no answer to wait
         try:
             dispatch(self, number, c, method)
         except ProtocolError as error:
             if not error.class_id:
                 error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
             raise
-        if self.hub.broker.definitions_pending and not held:
+        if self.hub.broker.definitions_pending:
             self.hub.broker.definitions_pending = False
             self._answer_when_durable(before)
 
