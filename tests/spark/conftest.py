@@ -56,6 +56,8 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.showConsoleProgress": "false",
+        # a program that runs for a minute: the better compiler would cost more than it gives
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -41,6 +41,8 @@ def session(master: str) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.showConsoleProgress": "false",
+        # a program that runs for a minute: the better compiler would cost more than it gives
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

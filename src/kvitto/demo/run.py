@@ -20,7 +20,7 @@ BROKER_DIES_AT: Final = 0.5
 """Share of the flights confirmed."""
 SPARK_DIES_AT: Final = 0.7
 """Share of the flights landed; a little later than the sink's commit, often before Spark's own."""
-BATCH_SHARE: Final = 10
+BATCH_SHARE: Final = 8
 """A batch holds at most this part of all flights, so that there is something to interrupt."""
 TICK_S: Final = 0.1
 SILENCE_S: Final = 180.0
