@@ -53,9 +53,9 @@ def timeline(series: Sequence[Series], kills: Sequence[tuple[float, str]], back:
         out.append(
             f'<text class="kill" x="{px(x):.1f}" y="{y}" text-anchor="{side}">✕ {escape(name)}, {x:.0f} s</text>'
         )
-    for y in ticks(most, 5):
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
-        out.append(f'<text class="tick" x="{LEFT - 8}" y="{py(y) + 4:.1f}" text-anchor="end">{y:,.0f}</text>')
+    for value in ticks(most, 5):
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(value):.1f}" y2="{py(value):.1f}"/>')
+        out.append(f'<text class="tick" x="{LEFT - 8}" y="{py(value) + 4:.1f}" text-anchor="end">{value:,.0f}</text>')
     for x in ticks(end, 9):
         out.append(f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
     out.append(
