@@ -4,6 +4,7 @@ With AMQP_PORT in the environment the tests that need nothing of Kvitto's own ru
 loopback: that is how they are compared with RabbitMQ.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 
 import kvitto
 from tests.protocol.raw import Raw
+
+
+numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -51,4 +55,4 @@ def more(port: int) -> Iterator[Callable[..., Raw]]:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A name of its own for a test's queue or exchange."""
-    return f"{request.node.name[:80]}.{os.getpid()}"
+    return f"{request.function.__name__[:80]}.{next(numbers)}.{os.getpid()}"

@@ -14,6 +14,8 @@ from kvitto.wire.spec import FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_HEARTBEA
 M = TypeVar("M", bound=Method)
 
 TIMEOUT_S = 20.0
+FILLER = 99
+"""The channel that `put_in` uses."""
 NO_PROPERTIES = b"\0\0"
 ALL_CAPABILITIES = {
     "authentication_failure_close": True,
@@ -195,6 +197,15 @@ class Raw:
             body += self.next()[2]
         assert kind == FRAME_METHOD and number == channel
         return Message(method, Properties.decode(header[12:]), body)
+
+    def put_in(self, queue: str, *bodies: bytes, **properties: Any) -> None:
+        """Publish to a queue and wait until all is in it, on a channel of its own."""
+        channel = self.channel(FILLER, confirm=True)
+        for body in bodies:
+            self.publish(channel, "", queue, body, **properties)
+        while bodies and self.expect(m.BasicAck).delivery_tag < len(bodies):
+            pass
+        self.call(channel, m.ChannelClose(200, "done"), m.ChannelCloseOk)
 
     def drain(self, queue: str, channel: int = 1) -> list[bytes]:
         bodies = []

@@ -20,9 +20,10 @@ cdef class Channel:
     cdef public dict consumers, _allowed
     cdef public str last_queue
     cdef public Py_ssize_t prefetch, prefetch_all, unacked, in_flight, _head
-    cdef public unsigned long long next_tag, _base, sequence, confirmed
-    cdef Buf _tags, _key, _props
-    cdef public list slots, held, nacked
+    cdef public unsigned long long next_tag, sequence, confirmed
+    cdef readonly Buf _tags
+    cdef Buf _key, _props
+    cdef public list slots, held, nacked, _free
     cdef public Route route
     cdef Epoch _epoch
     cdef public long long _generation
@@ -34,6 +35,9 @@ cdef class Channel:
     cpdef touch(self)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")
     cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except 0
+    cpdef make_room(self)
+    @cython.locals(b=Buf, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, first="unsigned long long")
+    cdef Py_ssize_t find(self, unsigned long long tag) except -2
     @cython.locals(b=Buf, last=Py_ssize_t, o=Py_ssize_t, slot="unsigned int", run_slot="unsigned int", run_offset="unsigned long long", run=Py_ssize_t, run_bytes=Py_ssize_t, offset="unsigned long long")
     cpdef bint settle_tags(self, unsigned long long tag, bint multiple, int kind) except -1
     @cython.locals(c=Consumer, q=Queue)

@@ -1,8 +1,9 @@
 """One channel: what it publishes, which deliveries it has not settled, and its confirm numbers.
 
-The data plane of a channel (`publish`, `remember`, `settle_tags`) is compiled. Unacked deliveries are 16-byte entries in `_tags`
-(offset u64, body length u32, slot u32), one per delivery tag from `_base` on; the slot says which consumer, 0 = settled, and its
-highest bit that a transaction holds the entry. Nothing here knows of methods: `protocol/methods/` calls it.
+The data plane of a channel (`publish`, `remember`, `settle_tags`) is compiled. Unacked deliveries are 24-byte entries in `_tags`
+(offset u64, tag u64, body length u32, slot u32), tags ascending; a tag without an entry needed no ack. The slot says which
+consumer, 0 = settled, and its highest bit that a transaction holds the entry. Nothing here knows of methods: `protocol/methods/`
+calls it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ REJECT = 1
 REQUEUE = 2
 STAGE = 3
 
-ENTRY = 16
+ENTRY = 24
 HELD = 0x80000000
 EXPIRATION_MAX = (1 << 32) - 1
 
@@ -61,10 +62,10 @@ class Channel:
         self.prefetch_all = 0
         self.unacked = 0
         self.next_tag = 1
-        self._base = 1
         self._head = 0
         self._tags = Buf(0)
         self.slots: list[Consumer | None] = []
+        self._free: list[int] = []
         self.held: list[tuple[Consumer, int, int, int, int]] = []
 
         self.confirm = False
@@ -255,38 +256,71 @@ class Channel:
         if b.n == self._head:
             b.n = 0
             self._head = 0
-            self._base = self.next_tag
         elif self._head > 65536 and self._head * 2 > b.n:
-            self._base += self._head // _ENTRY
             b.drop(self._head)
             self._head = 0
+        if b.n + _ENTRY > b.cap:
+            self.make_room()
         o = b.n
-        if o + _ENTRY > b.cap:
-            b.grow(o + _ENTRY)
+        tag = self.next_tag
         bits.put_le64(b.p, o, offset)
-        bits.put_le32(b.p, o + 8, body_len)
-        bits.put_le32(b.p, o + 12, slot)
+        bits.put_le64(b.p, o + 8, tag)
+        bits.put_le32(b.p, o + 16, body_len)
+        bits.put_le32(b.p, o + 20, slot)
         b.n = o + _ENTRY
         self.unacked += 1
-        tag = self.next_tag
         self.next_tag = tag + 1
         return tag
+
+    def make_room(self) -> None:
+        """Forget settled entries if they are most of all; a delivery that is never settled must not keep all that come later."""
+        b = self._tags
+        if (b.n - self._head) // ENTRY <= 2 * self.unacked:
+            b.reserve(ENTRY)
+            return
+        kept = 0
+        for o in range(self._head, b.n, ENTRY):
+            if b.data[o + 20 : o + 24] != b"\0\0\0\0":
+                b.data[kept : kept + ENTRY] = b.data[o : o + ENTRY]
+                kept += ENTRY
+        b.n, self._head = kept, 0
+        b.reserve(ENTRY)
 
     def remember_one(self, offset: int, body_len: int, slot: int) -> int:
         """`remember` for callers that are not compiled."""
         return self.remember(offset, body_len, slot)  # type: ignore[no-any-return]
+
+    def find(self, tag):  # type: ignore[no-untyped-def]
+        """Where the entry of a tag is, -1 if there is none."""
+        b = self._tags
+        low = self._head // _ENTRY
+        high = b.n // _ENTRY - 1
+        if high < low:
+            return -1
+        first = bits.le64(b.p, self._head + 8)
+        if tag < first:
+            return -1
+        if tag - first < high - low:
+            high = low + (tag - first)  # there it is, unless tags were passed over
+        if bits.le64(b.p, high * _ENTRY + 8) == tag:
+            return high * _ENTRY
+        while low < high:
+            middle = (low + high) // 2
+            if bits.le64(b.p, middle * _ENTRY + 8) < tag:
+                low = middle + 1
+            else:
+                high = middle
+        return low * _ENTRY if bits.le64(b.p, low * _ENTRY + 8) == tag else -1
 
     def settle_tags(self, tag, multiple, kind):  # type: ignore[no-untyped-def]
         """Settle one delivery, or all up to it, as ACK, REJECT or REQUEUE, or hold them (STAGE). False if the tag is unknown."""
         b = self._tags
         last = b.n - _ENTRY
         if not (multiple and tag == 0):
-            if tag < self._base or tag >= self.next_tag:
+            last = self.find(tag)
+            if last < 0:
                 return False
-            last = (tag - self._base) * _ENTRY
-            if last < self._head or last >= b.n:
-                return False
-            slot = bits.le32(b.p, last + 12)
+            slot = bits.le32(b.p, last + 20)
             if slot == 0 or slot >= _HELD:
                 return False
         o = self._head if multiple else last
@@ -295,13 +329,13 @@ class Channel:
         run = 0
         run_bytes = 0
         while o <= last:
-            slot = bits.le32(b.p, o + 12)
+            slot = bits.le32(b.p, o + 20)
             if slot != 0 and slot < _HELD:
                 offset = bits.le64(b.p, o)
-                bits.put_le32(b.p, o + 12, slot | _HELD if kind == _STAGE else 0)
+                bits.put_le32(b.p, o + 20, slot | _HELD if kind == _STAGE else 0)
                 if slot == run_slot and offset == run_offset + run:
                     run += 1
-                    run_bytes += bits.le32(b.p, o + 8)
+                    run_bytes += bits.le32(b.p, o + 16)
                 else:
                     if run:
                         self.finish(run_slot, run_offset, run, run_bytes, kind)
@@ -309,9 +343,9 @@ class Channel:
                     run_slot = slot
                     run_offset = offset
                     run = 1
-                    run_bytes = bits.le32(b.p, o + 8)
+                    run_bytes = bits.le32(b.p, o + 16)
             o += _ENTRY
-        while self._head < b.n and bits.le32(b.p, self._head + 12) == 0:
+        while self._head < b.n and bits.le32(b.p, self._head + 20) == 0:
             self._head += _ENTRY
         if run:
             self.finish(run_slot, run_offset, run, run_bytes, kind)
@@ -346,24 +380,25 @@ class Channel:
 
     def slot_of(self, c: Consumer) -> int:
         """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
-        for i, taken in enumerate(self.slots):
-            if taken is None:
-                self.slots[i] = c
-                return i + 1
+        if self._free:
+            slot = self._free.pop()
+            self.slots[slot - 1] = c
+            return slot
         self.slots.append(c)
         return len(self.slots)
 
     def free_slot(self, slot: int) -> None:
         self.slots[slot - 1] = None
+        self._free.append(slot)
 
     def let_go(self, held: bool) -> None:
         """Entries that a transaction holds are settled (True: the commit does it), or unacked as before (False)."""
         b = self._tags
         for o in range(self._head, b.n, ENTRY):
-            slot = int.from_bytes(b.data[o + 12 : o + 16], "little")
+            slot = int.from_bytes(b.data[o + 20 : o + 24], "little")
             if slot >= HELD:
-                b.data[o + 12 : o + 16] = (0 if held else slot - HELD).to_bytes(4, "little")
-        while self._head < b.n and b.data[self._head + 12 : self._head + 16] == b"\0\0\0\0":
+                b.data[o + 20 : o + 24] = (0 if held else slot - HELD).to_bytes(4, "little")
+        while self._head < b.n and b.data[self._head + 20 : self._head + 24] == b"\0\0\0\0":
             self._head += ENTRY
 
     def requeue_all(self) -> None:

@@ -99,6 +99,8 @@ class ChannelConsumer(Consumer):
         """basic.cancel to a client that can take it (A14)."""
         self.active = False
         self.channel.consumers.pop(self.tag, None)
+        if self.slot and not self.unacked:
+            self.channel.free_slot(self.slot)
         if self.channel.connection.can_cancel:
             self.output.put_method(self.channel.number, BasicCancel(self.tag, True).encode())
 
