@@ -26,6 +26,7 @@ class QueueSettings:
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     delivery_limit: int = -1
+    max_priority: int = -1
 
 
 def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSettings:
@@ -62,7 +63,6 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
     exchange, routing_key = text("x-dead-letter-exchange"), text("x-dead-letter-routing-key")
     if routing_key is not None and exchange is None:
         raise refuse("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
-    number("x-max-priority", 0, 255)
     number("x-consumer-timeout", 0)
     return QueueSettings(
         ttl_ms=number("x-message-ttl", 0, MS_MAX),
@@ -73,6 +73,7 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
         dead_letter_exchange=exchange,
         dead_letter_routing_key=routing_key,
         delivery_limit=number("x-delivery-limit", 0),
+        max_priority=number("x-max-priority", 0, 255),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.broker.arguments import MS_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.ranges import RangeSet
+from kvitto.broker.ranks import Ranks
 from kvitto.store.batch import Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
@@ -28,6 +29,7 @@ from kvitto.store.settlements import (
     REJECTED,
     Settlements,
 )
+from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.arguments import QueueSettings
@@ -80,7 +82,8 @@ class Queue:
         self.ready_bytes = 0
         self.unacked = 0
         self.doubt = 0
-        self.requeued = RangeSet()
+        self.ranked = settings.max_priority > 0
+        self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
         self.redeliveries: dict[int, int] = {}
         self.moving = 0
@@ -202,6 +205,8 @@ class Queue:
             c = self.pick()
             if c is None:
                 return
+            if self.ranked:
+                self.admit()
             if self.requeued_ready:
                 self.deliver_requeued(c)
                 continue
@@ -317,6 +322,26 @@ class Queue:
             self.ready -= 1
             self.settle(offset, 1, DROPPED)
 
+    def admit(self) -> None:
+        """With x-max-priority: sort what has arrived by priority. Then nothing is left from the cursor on."""
+        while self.cursor < self.next:
+            w = self.window()
+            if w is not None:
+                start, end = self.cursor, w.first + w.count
+                self.requeued.add(start, end - start)
+                self.cursor = end
+                self.requeued_ready = True
+
+    def _rank(self, offset: int) -> int:
+        message = self.read(offset)
+        if message is None:
+            return 0
+        return min(Properties.decode(message[1]).priority or 0, self.settings.max_priority)
+
+    def _earlier(self, offset: int) -> int:
+        """How often a message that is in `requeued` was delivered before."""
+        return self.redeliveries.get(offset, 0 if self.ranked and offset >= self.doubt else 1)
+
     def deliver_requeued(self, c: Consumer) -> None:
         """Deliver the first of the messages that came back, with its number of earlier deliveries (A8)."""
         offset = self.requeued.first()
@@ -331,12 +356,17 @@ class Queue:
         if 0 <= self.delivery_limit < self.redeliveries.get(offset, 0):  # it was unacked when the broker went down
             self._leave_head("delivery_limit", DROPPED)
             return
-        count = self.redeliveries.get(offset, 1)
-        c.deliver_again(key, self.broker.with_delivery_count(props, count), body, offset)
+        count = self._earlier(offset)
+        if count:
+            c.deliver_again(key, self.broker.with_delivery_count(props, count), body, offset)
+            self.redelivered += 1
+        else:
+            found = self._find(offset)
+            assert found is not None  # it was read a moment ago
+            c.deliver(found[0], found[1], 1, 0)
         self._pop_requeued()
         self.ready_bytes -= len(body)
         self.delivered += 1
-        self.redelivered += 1
         if c.no_ack:
             self.settle(offset, 1, ACKED)
         else:
@@ -357,6 +387,8 @@ class Queue:
         self.used_ms = self.broker.now_ms
         before = self.delivered
         while self.ready > 0 and self.delivered == before:
+            if self.ranked:
+                self.admit()
             if self.requeued_ready:
                 self.deliver_requeued(c)
                 continue
@@ -458,6 +490,8 @@ class Queue:
 
     def _leave_head(self, reason: str, outcome: int) -> None:
         """The first ready message expires or gives way: dead-letter or drop it."""
+        if self.ranked:
+            self.admit()
         if self.requeued_ready:
             offset = self.requeued.first()
             message = self.read(offset)
@@ -523,6 +557,8 @@ class Queue:
 
     def _head(self) -> tuple[Batch, int] | None:
         """Where the first ready message is; None if it was lost to damage, then there is another first one."""
+        if self.ranked:
+            self.admit()
         if self.requeued_ready:
             offset = self.requeued.first()
             found = self._find(offset)
@@ -596,6 +632,8 @@ class Queue:
             self.expire()
         if self.limited:
             self.enforce_limits()
+        if self.ranked:
+            self.admit()  # while it is in memory
         tail = self.tail
         if tail is not None:
             if self.tail_settled == tail.count and not tail.journal:

@@ -45,6 +45,10 @@ class RangeSet:
     def first(self) -> int:
         return self._starts[0]
 
+    def lowest(self) -> int:
+        """The lowest offset, whatever the order of delivery."""
+        return self._starts[0]
+
     def first_run(self) -> tuple[int, int]:
         return self._starts[0], self._ends[0] - self._starts[0]
 

@@ -35,7 +35,7 @@ def _queue(conn: Connection, name: str) -> Queue:
 
 def _position(queue: Queue) -> tuple[str, int, int, int]:
     """(incarnation, first, next, settled): first unsettled offset, end of what is durable, offset below which all is settled."""
-    first = queue.requeued.first() if queue.requeued_ready else queue.cursor
+    first = queue.requeued.lowest() if queue.requeued_ready else queue.cursor
     return queue.log.queue_id, first, max(queue.log.durable_end, first), first
 
 

@@ -1,0 +1,68 @@
+"""What is ready in a queue with x-max-priority: a RangeSet per priority; the first is the oldest of the highest priority.
+
+Such a queue takes every message out of the order of arrival as soon as it has come (`Queue.admit`), so a waiting message
+costs memory here, once per run of equal priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvitto.broker.ranges import RangeSet
+
+
+class Ranks(RangeSet):
+    """Like RangeSet but for the order; `rank_of` gives an offset's priority, 0 if it cannot be read any more."""
+
+    def __init__(self, rank_of: Callable[[int], int]) -> None:
+        self._rank_of = rank_of
+        self._levels: dict[int, RangeSet] = {}
+        self.count = 0
+
+    def __contains__(self, offset: int) -> bool:
+        return any(offset in level for level in self._levels.values())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The ranges as (start, count), the highest priority first."""
+        return (run for rank in sorted(self._levels, reverse=True) for run in self._levels[rank])
+
+    def add(self, start: int, count: int) -> None:
+        """Add offsets none of which is in the set."""
+        for offset in range(start, start + count):
+            self._levels.setdefault(self._rank_of(offset), RangeSet()).add(offset, 1)
+        self.count += count
+
+    def _top(self) -> RangeSet:
+        return self._levels[max(self._levels)]
+
+    def first(self) -> int:
+        return self._top().first()
+
+    def first_run(self) -> tuple[int, int]:
+        return self._top().first_run()
+
+    def lowest(self) -> int:
+        return min(level.first() for level in self._levels.values())
+
+    def pop_first(self) -> int:
+        offset = self.first()
+        self.remove(offset, 1)
+        return offset
+
+    def remove_below(self, end: int) -> list[tuple[int, int]]:
+        """Remove every offset below `end`; return the removed ranges as (start, count), in no order."""
+        return self._taken([run for level in self._levels.values() for run in level.remove_below(end)])
+
+    def remove(self, start: int, count: int) -> list[tuple[int, int]]:
+        """Remove what the set has of the `count` offsets from `start` on; return it as ranges, in no order."""
+        return self._taken([run for level in self._levels.values() for run in level.remove(start, count)])
+
+    def _taken(self, removed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        for rank in [rank for rank, level in self._levels.items() if not level]:
+            del self._levels[rank]
+        self.count -= sum(n for _, n in removed)
+        return removed
+
+    def clear(self) -> None:
+        self._levels.clear()
+        self.count = 0

@@ -1,0 +1,127 @@
+"""x-max-priority: the highest first, the oldest first within a priority, whatever happens in between."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvitto.broker.queue import Queue
+from kvitto.broker.ranges import RangeSet
+from kvitto.broker.ranks import Ranks
+from kvitto.wire.properties import Properties
+from tests.support.rig import Rig, Taker, address
+
+
+def publish(rig: Rig, priority: int | None, body: bytes) -> None:
+    props = Properties(priority=priority).encode()
+    assert rig.queue("q").append_bytes(address("q"), props, body, -1, 0)
+
+
+def fill(rig: Rig) -> Queue:
+    queue = rig.declare("q", x_max_priority=5)
+    for priority, body in ((1, b"a"), (4, b"b"), (None, b"c"), (4, b"d"), (9, b"e"), (5, b"f")):
+        publish(rig, priority, body)
+    return queue
+
+
+IN_ORDER = [b"e", b"f", b"b", b"d", b"a", b"c"]  # 9 counts as 5, none as 0
+
+
+def test_highest_priority_first_then_order_of_arrival() -> None:
+    rig = Rig()
+    fill(rig)
+    assert rig.drain("q") == IN_ORDER
+
+
+def test_first_delivery_is_not_called_a_redelivery() -> None:
+    """Each delivery is counted once, and the flag and the count come with the second."""
+    rig = Rig()
+    queue = fill(rig)
+    first = Taker(queue, room=2)
+    queue.add_consumer(first)
+    queue.pump()
+    assert [(d.body, d.redelivered, d.count) for d in first.got] == [(b"e", False, None), (b"f", False, None)]
+    first.unacked = 0
+    queue.remove_consumer(first)
+    queue.requeue(first.got[1].offset, 1, 1)
+    queue.requeue(first.got[0].offset, 1, 1)
+    second = Taker(queue)
+    while queue.get(second):
+        pass
+    assert [d.body for d in second.got] == IN_ORDER
+    assert [d.redelivered for d in second.got] == [True, True, False, False, False, False]
+    assert [d.count for d in second.got[:2]] == [1, 1]
+
+
+def test_a_late_message_of_high_priority_overtakes_what_waits() -> None:
+    rig = Rig()
+    queue = fill(rig)
+    rig.settle_down()
+    publish(rig, 5, b"late")
+    taker = Taker(queue, room=3)
+    queue.add_consumer(taker)
+    queue.pump()
+    assert [d.body for d in taker.got] == [b"e", b"f", b"late"]
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "cut"])
+def test_order_and_counts_survive(how: str) -> None:
+    """After a stop of any kind the order is the same; only a power cut may leave in doubt what was delivered."""
+    rig = Rig()
+    queue = fill(rig)
+    taker = Taker(queue, room=3)
+    queue.add_consumer(taker)
+    queue.pump()
+    queue.ack(taker.got[1].offset, 1)
+    rig.settle_down()
+    getattr(rig, how)(*([Random(1)] if how == "cut" else []))
+    queue = rig.queue("q")
+    assert queue.ready == 5
+    again = Taker(queue)
+    while queue.get(again):
+        pass
+    assert [d.body for d in again.got] == [b"e", b"b", b"d", b"a", b"c"]
+    assert [d.redelivered for d in again.got][:2] == [True, True]
+    if how != "cut":
+        assert [d.redelivered for d in again.got] == [True, True, False, False, False]
+
+
+def test_purge_and_limits_take_waiting_messages() -> None:
+    rig = Rig()
+    queue = fill(rig)
+    rig.settle_down()
+    assert queue.purge() == 6 and queue.ready == 0
+    publish(rig, 3, b"x")
+    assert rig.drain("q") == [b"x"]
+    limited = rig.declare("short", x_max_priority=5, x_max_length=2)
+    for priority in (1, 2, 3):
+        limited.append_bytes(address("short"), Properties(priority=priority).encode(), b"%d" % priority, -1, 0)
+    rig.settle_down()
+    assert rig.drain("short") == [b"2", b"1"]  # the head goes first, as with RabbitMQ
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "pop", "remove", "below"]), st.integers(0, 60), st.integers(1, 9))))
+def test_ranks_hold_what_a_range_set_holds(steps: list[tuple[str, int, int]]) -> None:
+    """The same set as RangeSet; only which one is first differs."""
+    ranks, plain = Ranks(lambda offset: offset * 7 % 3), RangeSet()
+    for what, start, count in steps:
+        if what == "add" and not any(o in plain for o in range(start, start + count)):
+            ranks.add(start, count)
+            plain.add(start, count)
+        elif what == "pop" and plain:
+            best = min((o for s, n in plain for o in range(s, s + n)), key=lambda o: (-(o * 7 % 3), o))
+            assert ranks.first() == best and ranks.first_run()[0] == best
+            assert ranks.pop_first() == best and plain.discard(best)
+        elif what == "remove":
+            assert offsets(ranks.remove(start, count)) == offsets(plain.remove(start, count))
+        elif what == "below":
+            assert offsets(ranks.remove_below(start)) == offsets(plain.remove_below(start))
+        assert offsets(ranks) == offsets(plain) and ranks.count == plain.count
+        assert all((o in ranks) == (o in plain) for o in range(70))
+        if plain:
+            assert ranks.lowest() == plain.lowest()
+
+
+def offsets(ranges: object) -> list[int]:
+    return sorted(o for s, n in ranges for o in range(s, s + n))  # type: ignore[attr-defined]
