@@ -38,7 +38,7 @@ class Patience:
         if isinstance(error, ConnectFailed) and error.code in NO_USE:
             raise SourceError(f"{error} (option uri)") from None
         if isinstance(error, ConnectionLost) and error.code in NO_USE:
-            raise SourceError(f"the broker ended the connection: {error}; reading by range needs Kvitto") from None
+            raise SourceError(f"the broker ended the connection: {error}") from None
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -67,6 +67,13 @@ class Link:
         if connection is None or connection.closed is not None:
             self.close()
             connection = self._connection = Connection(self.uri, name=self.name)
+            capabilities = connection.server_properties.get("capabilities")
+            if not isinstance(capabilities, dict) or not capabilities.get("kvitto_log"):
+                product = str(connection.server_properties.get("product", "the broker"))
+                self.close()
+                raise SourceError(
+                    f"{connection.address}: {product} cannot be read by range of offsets; it needs Kvitto"
+                )
         if self._channel is None or self._channel.closed is not None:
             self._channel = None
             channel = connection.channel()
