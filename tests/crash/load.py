@@ -2,7 +2,7 @@
 
 Every message is (publisher, number). Each client is a thread with a connection of its own; it ends when its socket does.
 What a client may rely on is written down only when the broker has said so: a confirm, a commit-ok, or, for an
-acknowledgement, the answer to a request that was sent behind it.
+acknowledgement, the confirm of a message that was published behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD
-from tests.protocol.raw import NO_PROPERTIES, Raw, content
+from tests.protocol.raw import Raw, content
 
 FANOUT, TOPIC = "load.fanout", "load.topic"
 ROUTES = {FANOUT: ("a", "b", "idle"), TOPIC: ("b", "c")}
@@ -22,6 +22,8 @@ ROUTES = {FANOUT: ("a", "b", "idle"), TOPIC: ("b", "c")}
 QUEUES = ("a", "b", "c", "idle")
 DEAD = "dead"
 """Where what is rejected from c goes."""
+FENCE = "fence"
+"""Where consumers publish behind their acks."""
 PREFETCH = 60
 BURST = 20
 WINDOW = 200
@@ -78,6 +80,7 @@ def declare(port: int) -> None:
         for exchange, kind in ((FANOUT, "fanout"), (TOPIC, "topic")):
             raw.call(1, m.ExchangeDeclare(exchange, kind, durable=True), m.ExchangeDeclareOk)
         raw.declare(DEAD, durable=True)
+        raw.declare(FENCE, durable=True, arguments={"x-max-length": 5})
         for queue in QUEUES:
             dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD} if queue == "c" else {}
             raw.declare(queue, durable=True, arguments=dead)
@@ -186,9 +189,11 @@ class Subscriber(Client):
 
     def talk(self, raw: Raw) -> None:
         raw.call(1, m.BasicQos(0, PREFETCH), m.BasicQosOk)
+        raw.call(1, m.ConfirmSelect(), m.ConfirmSelectOk)
         raw.put(1, m.BasicConsume(self.queue, "c"))
         unacked: list[tuple[int, Message]] = []
         promised: list[tuple[list[Message], list[Message]]] = []
+        safe = 0
         last: dict[str, int] = {}
         deliver: Any = None
         while True:
@@ -197,8 +202,10 @@ class Subscriber(Client):
                 method = decode(payload)
                 if isinstance(method, m.BasicDeliver):
                     deliver = method
-                elif isinstance(method, m.BasicQosOk):
-                    self._safe(*promised.pop(0))
+                elif isinstance(method, m.BasicAck):
+                    while safe < method.delivery_tag:
+                        self._safe(*promised[safe])
+                        safe += 1
                 continue
             if kind != FRAME_BODY:
                 continue
@@ -213,11 +220,11 @@ class Subscriber(Client):
                 refused = {x.delivery_tag for x in methods if isinstance(x, m.BasicReject)}
                 promised.append(([x for _, x in unacked], [x for tag, x in unacked if tag in refused]))
                 unacked = []
-                frames = [frame(FRAME_METHOD, 1, method.encode()) for method in (*methods, m.BasicQos(0, PREFETCH))]
-                raw.send(b"".join(frames))
+                frames = [frame(FRAME_METHOD, 1, method.encode()) for method in methods]
+                raw.send(b"".join((*frames, content(1, m.BasicPublish("", FENCE), PERSISTENT, b""))))
 
     def _safe(self, messages: list[Message], refused: list[Message]) -> None:
-        """The broker has answered what was sent behind these settlements."""
+        """The broker has confirmed what was published behind these settlements."""
         with self.books.lock:
             self.books.settled.update((self.queue, message) for message in messages)
             self.books.rejected.update(refused)

@@ -21,14 +21,14 @@ class Served:
 
     def __init__(self, data: Path, *options: str, before: Callable[[], None] | None = None) -> None:
         self.data = data
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the broker
         command = [sys.executable, "-m", "kvitto.cli.main", "serve", "--data-dir", str(data), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--http-port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            preexec_fn=before,
+            preexec_fn=before,  # noqa: PLW1509 - sets a limit, nothing else
         )
         assert self.process.stdout is not None
         ready = READY.match(self.process.stdout.readline())

@@ -14,7 +14,6 @@ import pytest
 import kvitto
 from tests.protocol.raw import Raw
 
-
 numbers = itertools.count()
 
 

@@ -1,0 +1,231 @@
+"""Transactions, T1-T6 of the contract, on the wire. What a crash leaves of them is shown in tests/crash and tests/store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvitto.wire import methods as m
+from tests.protocol.raw import NO_PROPERTIES, Raw, content
+from tests.protocol.sansio import House
+
+More = Callable[..., Raw]
+
+
+@pytest.fixture
+def tx(raw: Raw, name: str) -> Raw:
+    """A connection whose channel 1 is transactional, with channel 2 beside it and a queue."""
+    raw.channel(2)
+    raw.declare(name, 2)
+    raw.call(1, m.TxSelect(), m.TxSelectOk)
+    return raw
+
+
+def commit(raw: Raw) -> None:
+    raw.call(1, m.TxCommit(), m.TxCommitOk)
+
+
+def rollback(raw: Raw) -> None:
+    raw.call(1, m.TxRollback(), m.TxRollbackOk)
+
+
+@pytest.mark.parametrize("method", [m.TxCommit(), m.TxRollback()], ids=lambda x: x.NAME)
+def test_without_select_it_is_a_mistake(raw: Raw, method: m.Method) -> None:
+    """T1."""
+    raw.put(1, method)
+    raw.channel_error(406)
+
+
+def test_select_twice_and_empty_commits_are_fine(tx: Raw) -> None:
+    """T1."""
+    tx.call(1, m.TxSelect(), m.TxSelectOk)
+    commit(tx)
+    rollback(tx)
+    commit(tx)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_publishes_come_with_the_commit(tx: Raw, name: str, durable: bool) -> None:
+    """T2, T6: in order; rolled back ones never."""
+    queue = tx.declare(name + ".d", 2, durable=durable)
+    for body in (b"0", b"1"):
+        tx.publish(1, "", queue, body)
+    assert tx.count(queue, 2) == 0
+    rollback(tx)
+    for body in (b"2", b"3"):
+        tx.publish(1, "", queue, body)
+    assert tx.count(queue, 2) == 0
+    commit(tx)
+    assert tx.drain(queue, 2) == [b"2", b"3"]
+
+
+def test_acks_nacks_and_rejects_come_with_the_commit(tx: Raw, name: str) -> None:
+    """T2."""
+    tx.put_in(name, *(b"%d" % n for n in range(6)))
+    for _ in range(5):
+        tx.get(name)
+    tx.put(1, m.BasicAck(2, True), m.BasicNack(3, False, True), m.BasicReject(4, False))
+    assert tx.count(name, 2) == 1
+    commit(tx)
+    assert tx.count(name, 2) == 2
+    tx.call(1, m.ChannelClose(200, "bye"), m.ChannelCloseOk)
+    assert tx.drain(name, 2) == [b"2", b"4", b"5"]
+
+
+def test_rollback_leaves_deliveries_unacked(tx: Raw, name: str) -> None:
+    """T6: they can be settled again, and come back with the end of the channel."""
+    tx.put_in(name, b"0", b"1", b"2")
+    for _ in range(3):
+        tx.get(name)
+    tx.put(1, m.BasicAck(2, True), m.BasicReject(3, True))
+    rollback(tx)
+    assert tx.count(name, 2) == 0
+    tx.put(1, m.BasicAck(1))
+    commit(tx)
+    tx.call(1, m.ChannelClose(200, "bye"), m.ChannelCloseOk)
+    assert tx.drain(name, 2) == [b"1", b"2"]
+
+
+def test_a_tag_that_the_transaction_holds_is_unknown(tx: Raw, name: str) -> None:
+    """A4 inside a transaction: the mistake is told at once, and rolls back."""
+    tx.put_in(name, b"0")
+    tx.get(name)
+    tx.put(1, m.BasicAck(1), m.BasicAck(1))
+    tx.channel_error(406)
+    assert tx.drain(name, 2) == [b"0"]
+
+
+def test_closing_a_channel_rolls_back(tx: Raw, name: str) -> None:
+    """T6."""
+    tx.put_in(name, b"0")
+    tx.get(name)
+    tx.put(1, m.BasicAck(1))
+    tx.publish(1, "", name, b"never")
+    tx.call(1, m.ChannelClose(200, "bye"), m.ChannelCloseOk)
+    assert tx.drain(name, 2) == [b"0"]
+
+
+def test_declares_and_consumes_do_not_take_part(tx: Raw, name: str) -> None:
+    """T2."""
+    tx.declare(name + ".now", 1)
+    assert tx.count(name + ".now", 2) == 0
+    tx.put_in(name, b"0")
+    tx.consume(name, 1)
+    assert tx.message().body == b"0"
+    rollback(tx)
+    assert tx.count(name + ".now", 2) == 0
+
+
+def test_the_exchange_must_exist_at_publish(tx: Raw, name: str) -> None:
+    """T3."""
+    tx.publish(1, name + ".none", "", b"x")
+    tx.channel_error(404)
+
+
+def test_routing_happens_at_commit(tx: Raw, name: str) -> None:
+    """T3: a binding that comes in between counts, so does a queue that goes."""
+    tx.publish(1, "amq.direct", name, b"routed later")
+    tx.publish(1, "", name + ".gone", b"x")
+    tx.call(2, m.QueueBind(name, "amq.direct", name), m.QueueBindOk)
+    commit(tx)
+    assert tx.drain(name, 2) == [b"routed later"]
+
+
+def test_returns_precede_commit_ok(tx: Raw, name: str) -> None:
+    """T3."""
+    tx.publish(1, "amq.direct", name + ".none", b"back", mandatory=True)
+    tx.publish(1, "", name, b"kept", mandatory=True)
+    tx.put(1, m.TxCommit())
+    back = tx.message(m.BasicReturn)
+    assert (back.body, back.method.reply_code) == (b"back", 312)
+    tx.expect(m.TxCommitOk)
+    assert tx.drain(name, 2) == [b"kept"]
+
+
+def test_commit_ok_waits_for_the_disk() -> None:
+    """T4: publishes and acks."""
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("a", durable=True), m.QueueDeclare("b", durable=True))
+    house.settle()
+    wire.feed(content(1, m.BasicPublish("", "a"), NO_PROPERTIES, b"x"))
+    house.settle()
+    wire.put(1, m.BasicGet("a"), m.TxSelect(), m.BasicAck(1))
+    wire.feed(content(1, m.BasicPublish("", "b"), NO_PROPERTIES, b"y"))
+    house.settle()
+    wire.frames()
+    wire.put(1, m.TxCommit())
+    house.turn()
+    assert wire.methods() == []
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()]
+    house = House(house.disk.kill())
+    queues = house.broker.vhosts["/"].queues
+    assert (queues["a"].messages, queues["b"].messages) == (0, 1)
+
+
+def test_requests_behind_a_commit_are_answered_behind_it() -> None:
+    """T4: the channel's order holds while the commit waits for the disk."""
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("a", durable=True), m.TxSelect())
+    house.settle()
+    wire.frames()
+    wire.feed(content(1, m.BasicPublish("", "a"), NO_PROPERTIES, b"x"))
+    wire.put(1, m.TxCommit(), m.BasicQos(0, 1))
+    house.turn()
+    assert wire.methods() == []
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk(), m.BasicQosOk()]
+
+
+def test_a_queue_that_refuses_fails_all_of_it(tx: Raw, name: str) -> None:
+    """T5: 406, and nothing is applied: no publish, no ack."""
+    full = tx.declare(name + ".full", 2, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    tx.put_in(name, b"0")
+    tx.get(name)
+    tx.put(1, m.BasicAck(1))
+    for queue in (name, full, full):
+        tx.publish(1, "", queue, b"x")
+    tx.put(1, m.TxCommit())
+    tx.channel_error(406)
+    assert (tx.count(full, 2), tx.drain(name, 2)) == (0, [b"0"])
+
+
+def test_transactions_of_two_channels_do_not_mix(tx: Raw, more: More, name: str) -> None:
+    """T2."""
+    other = more()
+    other.call(1, m.TxSelect(), m.TxSelectOk)
+    tx.publish(1, "", name, b"first")
+    other.publish(1, "", name, b"second")
+    commit(other)
+    rollback(tx)
+    assert tx.drain(name, 2) == [b"second"]
+
+
+def test_a_commit_delivers(tx: Raw, more: More, name: str) -> None:
+    """T4: a waiting consumer gets the messages, unflagged, in order."""
+    other = more()
+    other.consume(name)
+    for number in range(3):
+        tx.publish(1, "", name, b"%d" % number)
+    commit(tx)
+    got = [other.message() for _ in range(3)]
+    assert [(g.body, g.method.redelivered) for g in got] == [(b"0", False), (b"1", False), (b"2", False)]
+
+
+def test_properties_are_checked_at_publish(tx: Raw, name: str) -> None:
+    """T3: user_id, expiration."""
+    tx.publish(1, "", name, b"x", expiration="soon")
+    tx.channel_error(406)
+
+
+def test_copies_and_headers_are_routed_at_commit(tx: Raw, name: str) -> None:
+    """T3, Q: CC and a headers exchange inside a transaction."""
+    tx.declare(name + ".cc", 2)
+    tx.publish(1, "", name, b"x", headers={"CC": [name + ".cc"]})
+    tx.call(2, m.QueueBind(name, "amq.headers", "", arguments={"k": 1}), m.QueueBindOk)
+    tx.publish(1, "amq.headers", "", b"y", headers={"k": 1})
+    commit(tx)
+    assert (tx.drain(name, 2), tx.drain(name + ".cc", 2)) == ([b"x", b"y"], [b"x"])
