@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
+CLOCK_S = 0.001
+"""The generator rounds its times to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def load_values(
     """Figures from the JSON of `kvitto perf` or `benchmarks.load`, and from the CPU seconds that the broker used."""
     if "seconds" in result:
         return _receipts(result["seconds"])
-    elapsed = max(result["elapsed_seconds"], 1e-9)
+    elapsed = max(result["elapsed_seconds"], CLOCK_S)
     values = {"broker_cores": cpu_s / elapsed, "generator_cores": result["cpu_seconds"] / elapsed}
     for name in ("published", "consumed", "confirmed", "operations"):
         if result.get(name):

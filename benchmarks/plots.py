@@ -41,7 +41,7 @@ LINES = {
     "outstanding.svg": ("Confirmed per second by outstanding confirms", {"j": "confirmed_per_s"}),
     "depth.svg": (
         "Messages per second by queue depth (full line: consume, dashed: publish)",
-        {"k-c": "consumed_per_s", "k-p": "published_per_s"},
+        {"k-c": "consumed_per_s", "k-p": "confirmed_per_s"},
     ),
 }
 

@@ -67,7 +67,7 @@ def facts(results: Results) -> str:
         f"- {results.started}; {', '.join(results.versions.values())}",
         f"- machine: {machine}",
         f"- {results.settings.get('runs')} runs of each, alternating, {results.settings.get('seconds')} s where timed; "
-        f"medians (least to most). {len(results.runs)} runs, {disturbed} of them disturbed by other load and repeated",
+        f"medians (least to most). {len(results.runs)} runs, {disturbed} of them disturbed by other load",
     ]
     sync = results.fdatasync_us()
     if sync is not None:

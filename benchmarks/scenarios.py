@@ -169,19 +169,34 @@ def _outstanding(scale: Scale, time: tuple[str, ...]) -> list[Scenario]:
 
 
 def _depth(scale: Scale) -> list[Scenario]:
-    """Publish onto a queue of that depth, then consume from one: what is consumed lies on top of it."""
+    """Publish onto a queue of that depth, then consume from one: what is consumed lies on top of it.
+
+    Published with confirms: a publisher that waits for none is done when the sockets hold the rest.
+    """
     found: list[Scenario] = []
     some = scale.of(1_000_000)
     for depth in (scale.of(1000), scale.of(100_000), scale.of(1_000_000), scale.of(10_000_000)):
         large = depth > scale.of(1_000_000)
-        publish = (*PERF, "-y", "0", "-C", str(some))
-        title = f"Publish {some:,} onto {depth:,}"
-        found.append(
-            Load(f"k-publish-{depth}", title, publish, "published", depth, only_kvitto=large, series="k-p", x=depth)
+        publish = Load(
+            f"k-publish-{depth}",
+            f"Publish {some:,} onto {depth:,}",
+            (*PERF, "-y", "0", "-p", "-c", "100000", "-C", str(some)),
+            per="confirmed",
+            fill=depth,
+            confirms=True,
+            only_kvitto=large,
+            series="k-p",
+            x=depth,
         )
-        consume = (*PERF, "-x", "0", "-D", str(some))
-        title, fill = f"Consume {some:,} of {depth + some:,}", depth + some
-        found.append(
-            Load(f"k-consume-{depth}", title, consume, "consumed", fill, only_kvitto=large, series="k-c", x=depth)
+        consume = Load(
+            f"k-consume-{depth}",
+            f"Consume {some:,} of {depth + some:,}",
+            (*PERF, "-x", "0", "-D", str(some)),
+            per="consumed",
+            fill=depth + some,
+            only_kvitto=large,
+            series="k-c",
+            x=depth,
         )
+        found += [publish, consume]
     return found
