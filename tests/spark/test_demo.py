@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from kvitto.client import Connection
-from kvitto.demo import data, table
+from kvitto.client import Connection, Properties
+from kvitto.demo import data, query, table
 from kvitto.demo.children import java_missing, session_members
 from kvitto.demo.flights import main, prepare
 from kvitto.demo.publisher import Publisher
@@ -104,6 +105,24 @@ def test_a_missing_java_is_named_with_what_to_install(monkeypatch: pytest.Monkey
     said = java_missing()
     assert said is not None
     assert "apt-get install openjdk" in said
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_flight_that_was_sent_twice_lands_once(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    """The second one comes in another batch: it is known from the state in the checkpoint."""
+    with Connection(kvitto_broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare(data.QUEUE, durable=True)
+        channel.confirm_select()
+        for flight in [*data.flights(200), *data.flights(50)]:
+            channel.publish(flight.body, "", data.QUEUE, Properties(message_id=flight.message_id))
+        channel.wait_for_confirms(30)
+        running = query.start(query.landing(spark, kvitto_broker.url, 200), str(tmp_path))
+        wait_until(lambda: channel.log_inspect(data.QUEUE).settled == 250, 120)
+        running.stop()
+    landed = table.read(tmp_path / "table", ["message_id"]).column("message_id").to_pylist()
+    assert sorted(landed) == sorted(flight.message_id for flight in data.flights(200))
 
 
 @pytest.mark.spark

@@ -80,6 +80,11 @@ def start(flights: DataFrame, directory: str) -> StreamingQuery:
     )
 
 
+def warm_up(spark: SparkSession, uri: str) -> None:
+    """Have Spark start its Python workers before there is anything to do: the first job takes seconds."""
+    spark.read.format("amqp").option("uri", uri).option("queue", QUEUE).load().count()
+
+
 def tell(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
@@ -95,6 +100,8 @@ def main(uri: str, directory: str, max_offsets: int, master: str = "local[2]") -
 
     signal.signal(signal.SIGTERM, stop)
     spark = session(master)
+    if not os.path.exists(f"{directory}/checkpoint"):
+        warm_up(spark, uri)
     query = start(landing(spark, uri, max_offsets), directory)
     tell(event="started")
     batch = -1

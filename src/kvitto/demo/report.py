@@ -129,12 +129,14 @@ def _timeline(story: Story) -> str:
 
 
 def _method(r: Result) -> str:
+    twice = "the broker had stored none of them, so nothing was in the queue twice."
+    if r.removed:
+        twice = f"the broker had stored {r.removed:,} of them already, and of each the query dropped the second by its message id."
     points = [
         "The message ids in the source file were compared with those in the table, one by one, both ways."
         " Only files that Spark's sink has committed count as the table.",
         f"When the broker was killed, messages were on their way. The publisher sent the {r.republished:,} that it had no receipt for"
-        f" again. The broker had already stored {r.removed:,} of them, so the queue held those twice; the query dropped the second by its"
-        " message id.",
+        f" again; {twice}",
         "Stored is the number of offsets that the queue gave out, settled is how far Spark's commits have been settled; both were"
         " asked of the broker.",
         "The query read offsets without consuming them and settled a range only once the batch was in Spark's commit log."
