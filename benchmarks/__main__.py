@@ -7,6 +7,7 @@ import datetime
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -216,7 +217,13 @@ def write(new: Results, older: Results | None, out: Path, whole: bool) -> None:
         report.into_docs(merged, ROOT / "docs" / "performance.md")
 
 
+def terminated(number: int, frame: object) -> None:
+    """As Ctrl-C: the brokers are stopped on the way out."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, terminated)
     try:
         sys.exit(main())
     except BrokerFailed as error:
