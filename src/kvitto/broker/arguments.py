@@ -64,6 +64,9 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
     if routing_key is not None and exchange is None:
         raise refuse("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
     number("x-consumer-timeout", 0)
+    single = arguments.get("x-single-active-consumer")
+    if single is not None and not isinstance(single, bool):
+        raise refuse("x-single-active-consumer", f"expected a boolean, got {single!r}")
     return QueueSettings(
         ttl_ms=number("x-message-ttl", 0, MS_MAX),
         expires_ms=number("x-expires", 1, MS_MAX),
