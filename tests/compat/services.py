@@ -34,7 +34,8 @@ def kvitto() -> Iterator[Broker]:
         )
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
+            with process.stdout as output:  # one line, and nothing after it
+                line = output.readline()
             ready = READY.match(line)
             if not ready:
                 raise Unavailable(f"kvitto serve did not get ready; see {LOG}")

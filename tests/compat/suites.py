@@ -95,11 +95,10 @@ class Suite:
 
 _AIO_ARGS = ("-p", "compat_no_docker", "-o", "addopts=-p no:asyncio", "-o", "log_cli=false")
 
-# Left out of the quick run of aio-pika: the same tests once more over a robust connection, and those that mostly wait.
+# Left out of the quick run of aio-pika: test_amqp.py once more (it has both kinds of connection), and what mostly waits.
 _SLOW_AIO_PIKA = (
-    " and not stairway and not NoMaxSize and not after_5kb and not stuck and not heartbeat"
-    " and not TestCaseNoRobust and not TestCaseAmqpNoConfirmsRobust and not TestCaseAmqpWithConfirmsRobust"
-    " and not TestCaseRobustAmqpNoConfirms and not test_robust_recovery and not test_memory_leak"
+    " and not test_amqp_robust.py and not stairway and not NoMaxSize and not after_5kb and not stuck and not heartbeat"
+    " and not test_robust_recovery and not test_memory_leak"
 )
 
 SUITES = (
@@ -130,7 +129,7 @@ SUITES = (
         source=Sdist("aio-pika", "10.2.1", "e4f77afd9179a3cca5a904c3b0a1190256a36d9f90650db908b1b2245eb27487"),
         venv="aio",
         tests=("tests",),
-        args=(*_AIO_ARGS, "-n", "4", "--dist", "loadfile"),
+        args=(*_AIO_ARGS, "-n", "2", "--dist", "loadfile"),
         deselect="not stop_app and not kill and not amqps",
         quick_deselect=_SLOW_AIO_PIKA,
         path=("docker",),
