@@ -57,8 +57,24 @@ class Client:
                 queue, body = self.unconfirmed.pop(number)
                 self.ledger.queue(queue).confirmed.add(body)
 
+    def put(self, channel: int, *methods: Method) -> None:
+        self.wait_to_write()
+        self.wire.put(channel, *methods)
+
+    def wait_to_write(self) -> None:
+        """The broker does not read while the disk is full, or an answer waits for a sync."""
+        for _ in range(200):
+            if self.wire.reading:
+                return
+            self.flow()
+        raise AssertionError("the broker never reads again")
+
     def flow(self) -> list[Method]:
         """A turn and a sync of what somebody waits for."""
+        if self.house.broker.full:
+            self.house.clock.advance(1.0)
+            self.house.broker.tick()
+            self.house.broker.retry_writes()
         self.house.turn()
         methods = self.read()
         if self.house.store.waiting:
@@ -67,15 +83,15 @@ class Client:
 
     def rest(self) -> list[Method]:
         methods = self.flow()
-        for _ in range(20):
-            if not self.house.store.waiting:
-                break
+        for _ in range(200):
+            if not self.house.store.waiting and not self.house.broker.full:
+                return methods
             methods += self.flow()
-        return methods
+        raise AssertionError("the broker never comes to rest")
 
     def full_sync(self) -> None:
         """Settlements too."""
-        gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
+        gone = {name: told.settled - set(self.ledger.moves) for name, told in self.ledger.queues.items()}
         self.house.turn()
         self.read()
         job = self.house.store.begin_sync(everything=True)
@@ -91,13 +107,13 @@ class Client:
 
     def declare(self, name: str, arguments: dict[str, object] | None = None) -> None:
         self.ledger.queue(name).exists = None
-        self.wire.put(PLAIN, m.QueueDeclare(name, False, True, False, False, False, arguments or {}))
+        self.put(PLAIN, m.QueueDeclare(name, False, True, False, False, False, arguments or {}))
         assert any(isinstance(method, m.QueueDeclareOk) for method in self.rest())
         self.ledger.queue(name).exists = True
 
     def delete(self, name: str) -> None:
         self.ledger.queue(name).exists = None
-        self.wire.put(PLAIN, m.QueueDelete(name, False, False, False))
+        self.put(PLAIN, m.QueueDelete(name, False, False, False))
         assert any(isinstance(method, m.QueueDeleteOk) for method in self.rest())
         self.ledger.forget(name)
 
@@ -107,29 +123,30 @@ class Client:
                 self.published += 1
                 self.unconfirmed[self.published] = (queue, body)
                 self.ledger.queue(queue).sent.append(body)
+            self.wait_to_write()
             self.wire.feed(content(channel, queue, body))
 
     def consume(self, queue: str, channel: int = PLAIN, prefetch: int = 0) -> None:
         self.consumers[queue] = queue
-        self.wire.put(channel, m.BasicQos(0, prefetch, False))
-        self.wire.put(channel, m.BasicConsume(queue, queue, False, False, False, False, {}))
+        self.put(channel, m.BasicQos(0, prefetch, False))
+        self.put(channel, m.BasicConsume(queue, queue, False, False, False, False, {}))
         self.rest()
 
     def cancel(self, queue: str, channel: int = PLAIN) -> None:
-        self.wire.put(channel, m.BasicCancel(queue, False))
+        self.put(channel, m.BasicCancel(queue, False))
         self.rest()
 
     def ack(self, queue: str, *bodies: bytes) -> None:
         for body in bodies:
             self.ledger.queue(queue).settled.add(body)
-            self.wire.put(PLAIN, m.BasicAck(self.tags[PLAIN, body], False))
+            self.put(PLAIN, m.BasicAck(self.tags[PLAIN, body], False))
 
     def reject(self, source: str, target: str, *bodies: bytes) -> None:
         for body in bodies:
             self.ledger.queue(source).settled.add(body)
             self.ledger.queue(target).sent.append(body)
             self.ledger.moves[body] = (source, target)
-            self.wire.put(PLAIN, m.BasicReject(self.tags[PLAIN, body], False))
+            self.put(PLAIN, m.BasicReject(self.tags[PLAIN, body], False))
 
     def expire(self, source: str, target: str, *bodies: bytes) -> None:
         for body in bodies:
@@ -157,8 +174,8 @@ class Client:
     def roll_back(self, queue: str, *bodies: bytes) -> None:
         """Acks of a transaction that is rolled back: nothing happens (T6)."""
         for body in bodies:
-            self.wire.put(TX, m.BasicAck(self.tags[TX, body], False))
-        self.wire.put(TX, m.TxRollback())
+            self.put(TX, m.BasicAck(self.tags[TX, body], False))
+        self.put(TX, m.TxRollback())
         self.rest()
 
     def commit(self, publishes: dict[str, list[bytes]], acks: dict[str, list[bytes]]) -> None:
@@ -166,18 +183,34 @@ class Client:
         self.ledger.transactions.append(transaction)
         for queue, bodies in publishes.items():
             self.ledger.queue(queue).sent += bodies
-            self.publish(queue, *bodies, channel=TX)
         for queue, bodies in acks.items():
             self.ledger.queue(queue).settled |= set(bodies)
-            for body in bodies:
-                self.wire.put(TX, m.BasicAck(self.tags[TX, body], False))
-        self.wire.put(TX, m.TxCommit())
-        assert any(isinstance(method, m.TxCommitOk) for method in self.rest())
+        while not self._committed(publishes, acks):
+            self._open_again(list(acks))
         transaction.told = True
         for queue, bodies in publishes.items():
             self.ledger.queue(queue).confirmed |= set(bodies)
         for queue, bodies in acks.items():
             self.ledger.queue(queue).gone |= set(bodies)
+
+    def _committed(self, publishes: dict[str, list[bytes]], acks: dict[str, list[bytes]]) -> bool:
+        """False if the disk was full: then nothing has happened, and the channel is closed (T5)."""
+        for queue, bodies in publishes.items():
+            self.publish(queue, *bodies, channel=TX)
+        for bodies in acks.values():
+            for body in bodies:
+                self.put(TX, m.BasicAck(self.tags[TX, body], False))
+        self.put(TX, m.TxCommit())
+        answers = self.rest()
+        closed = any(isinstance(method, m.ChannelClose) for method in answers)
+        assert closed or any(isinstance(method, m.TxCommitOk) for method in answers)
+        return not closed
+
+    def _open_again(self, queues: list[str]) -> None:
+        self.put(TX, m.ChannelCloseOk(), m.ChannelOpen(), m.TxSelect())
+        for queue in queues:
+            self.consume(queue, TX, prefetch=4)
+        self.rest()
 
 
 def content(channel: int, queue: str, body: bytes) -> bytes:

@@ -9,6 +9,7 @@ every one of them. Everything random comes from the caller's `random.Random`: sa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -299,6 +300,12 @@ class SimDisk:
         found = SimDisk(self._boot)
         found._names, found._certain, found._pending = self._names, self._certain, self._pending
         return found
+
+    def copy(self) -> SimDisk:
+        """The same state on another disk, which a test may start from without touching this one."""
+        twin = copy.deepcopy(self)
+        twin.locks.clear()
+        return twin
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Damage: one bit of a file is another, on the disk too if it was certain."""

@@ -47,6 +47,7 @@ class Broker:
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
         self.unwritten: dict[Queue, None] = {}
+        self.full = False
         self.gone = Counts()
         self.applying = False
         self._held = 0
@@ -60,7 +61,10 @@ class Broker:
     def start(self) -> None:
         """Take everything from the data directory; a new one gets vhost "/" and guest."""
         definitions = self.store.definitions.load()
-        self.store.definitions.compact()
+        try:
+            self.store.definitions.compact()
+        except StoreFull as error:
+            log.warning("%s; the definitions stay as they are", error)
         self._defining = False
         self.users = Users(self._define_user)
         for kind, key, value in sorted(definitions, key=lambda d: ORDER.index(d[0])):
@@ -135,14 +139,18 @@ class Broker:
             if "arguments" in value:
                 value = {**value, "arguments": self.pack(value["arguments"])}
             self.store.definitions.put(kind, key, value)
-            self.store.wrote_file(self.store.definitions.file)
-            self.definitions_pending = True
+            self._defined()
 
     def undefine(self, kind: str, key: tuple[Any, ...]) -> None:
         if self._defining:
             self.store.definitions.delete(kind, key)
-            self.store.wrote_file(self.store.definitions.file)
-            self.definitions_pending = True
+            self._defined()
+
+    def _defined(self) -> None:
+        self.store.wrote_file(self.store.definitions.file)
+        self.definitions_pending = True
+        if self.store.definitions.unwritten:
+            self._no_room("cannot write the definitions: the disk is full")
 
     def _define_user(self, kind: str, key: tuple[Any, ...], value: dict[str, Any] | None) -> None:
         for vhost in self.vhosts.values():
@@ -203,17 +211,26 @@ class Broker:
         try:
             queue.flush()
         except StoreFull as error:
-            if not self.unwritten:
-                log.error("%s; publishers wait until there is room", error)
-                self.on_full(True)
+            self._no_room(str(error))
             self.unwritten[queue] = None
+
+    def _no_room(self, text: str) -> None:
+        if not self.full:
+            self.full = True
+            log.error("%s; publishers wait until there is room", text)
+            self.on_full(True)
 
     def retry_writes(self) -> None:
         """Try again what a full disk refused."""
         waiting, self.unwritten = self.unwritten, {}
         for queue in waiting:
             self.flush(queue)
-        if waiting and not self.unwritten:
+        try:
+            self.store.write_definitions()
+        except StoreFull:
+            return
+        if self.full and not self.unwritten:
+            self.full = False
             log.warning("there is room on the disk again")
             self.on_full(False)
 

@@ -648,7 +648,7 @@ class Queue:
                 self.front = tail
             else:
                 self.broker.give_batch(tail)
-        if self.settlements.entries.n or (self.unacked and self.cursor > self.log.mark):
+        if self.settlements.entries.n or (self.cursor > self.log.mark and self.messages > self.next - self.cursor):
             self.log.settle(self.settlements, self.cursor)
             self.settlements.clear()
         if self.ready == 0:

@@ -87,7 +87,10 @@ class Api:
     async def durable(self, *, messages: bool) -> None:
         """Wait for a sync that covers all that has been written so far. Never returns if the disk fails."""
         done = asyncio.Event()
-        self.host.store.when_durable(done.set, messages=messages)
+        if messages:
+            self.host.store.when_durable(done.set)
+        else:
+            self.host.store.when_defined(done.set)
         self.host.schedule()
         await done.wait()
 

@@ -282,7 +282,7 @@ class Connection:
 
         self.answering = True
         self.stall()
-        self.hub.broker.store.when_durable(durable, messages=False)
+        self.hub.broker.store.when_defined(durable)
 
     def _header(self, number: int, payload: bytes) -> None:
         c = self._content_channel(number)

@@ -282,7 +282,7 @@ class Server:
                 connection.transport.abort()
 
     def _watch_disk(self) -> None:
-        if self.broker.unwritten:
+        if self.broker.full:
             self.broker.retry_writes()
             self.schedule()
             return

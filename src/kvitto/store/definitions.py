@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import xxhash
 
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
 from kvitto.store.disk import Bytes, Disk, File
 
@@ -69,6 +70,7 @@ class Definitions:
         self._disk = disk
         self._entries: dict[tuple[str, Key], Any] = {}
         self._file: Tracked | None = None
+        self.unwritten: list[bytes] = []
 
     @property
     def file(self) -> Tracked:
@@ -100,22 +102,43 @@ class Definitions:
 
     def put(self, kind: str, key: Key, value: Any) -> None:
         """Define or replace; `value` is anything that JSON can express."""
-        self.file.append(_line("put", kind, key, value, self.file.durable))
+        self._append(_line("put", kind, key, value, self.file.durable))
         self._entries[kind, key] = value
 
     def delete(self, kind: str, key: Key) -> None:
         """One that is not there is fine."""
         if (kind, key) in self._entries:
-            self.file.append(_line("delete", kind, key, None, self.file.durable))
+            self._append(_line("delete", kind, key, None, self.file.durable))
             del self._entries[kind, key]
 
+    def _append(self, line: bytes) -> None:
+        """Without room the line waits for `flush`, and those behind it too."""
+        self.unwritten.append(line)
+        if len(self.unwritten) == 1:
+            with suppress(StoreFull):
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what had no room. StoreFull if there still is none."""
+        while self.unwritten:
+            self.file.append(self.unwritten[0])
+            del self.unwritten[0]
+
     def compact(self) -> None:
-        """Rewrite the log with what is defined now, durably; after a crash either the old or the new one is there."""
+        """Rewrite the log with what is defined now, durably; after a crash either the old or the new one is there.
+
+        StoreFull if there is no room; then the old one stays.
+        """
         total = len(self._render(0))
         name = paths.DEFINITIONS + ".new"
         fresh = Tracked(self._disk.open(name, create=True))
         fresh.truncate(0)
-        fresh.append(self._render(total))
+        try:
+            fresh.append(self._render(total))
+        except StoreFull:
+            fresh.close()
+            self._disk.unlink(name)
+            raise
         fresh.sync()
         self._disk.rename(name, paths.DEFINITIONS)
         self._disk.sync_dir("")

@@ -166,13 +166,13 @@ class Log:
             head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
             part.acks_size = part.acks.write_at(0, [head])
         part.acks_size += part.acks.write_at(
-            part.acks_size, settlements.block(entries, self.store.clock.now_ms(), mark)
+            part.acks_size, settlements.block(entries, self.store.clock.now_ms(), mark, part.acks_durable)
         )
         if mark > self.mark or self._marked is None or part.base > self._marked.base:
             self._marked = part
         self.mark = mark
         if self.durable:
-            self.store.settled(part.acks)
+            self.store.settled(part)
 
     def drop_settled(self) -> None:
         """Unlink what holds no unsettled message, unless the journal still needs it to know what it has applied."""
@@ -220,7 +220,7 @@ class Log:
             self.store.dropped(part)
         if self.segments and self.durable:
             # Not before the definition is durably gone: the queue must not come back empty after a power cut.
-            self.store.when_durable(lambda: self.store.disk.rmtree(self.directory), messages=False)
+            self.store.when_defined(lambda: self.store.disk.rmtree(self.directory))
         elif self.segments:
             self.store.disk.rmtree(self.directory)
         self.segments.clear()
@@ -444,13 +444,13 @@ class Log:
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
         part.acks = self.store.disk.open(path)
-        part.acks_size = max(replay.end, segment.HEADER)
+        part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)
         if part.acks.size() < segment.HEADER or not segment.header_is_valid(data, segment.ACK_MAGIC):
             head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
             part.acks.write_at(0, [head])
         if len(data) > part.acks_size:
             part.acks.truncate(part.acks_size)
-        self.store.settled(part.acks)
+        self.store.settled(part)
         return replay
 
     def _books(self, found: Recovered, logs: dict[int, settlements.Replay]) -> None:

@@ -61,6 +61,7 @@ class Segment:
         self.file: File | None = None
         self.acks: File | None = None
         self.acks_size = 0
+        self.acks_durable = 0
         self.sparse = array("Q", ())
         self._sparse_known = True
         self._written_end = base

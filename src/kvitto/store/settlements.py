@@ -116,14 +116,14 @@ class Settlements:
         self.highest = 0
 
 
-def block(entries: memoryview, time_ms: int, mark: int) -> list[bytes | memoryview]:
-    """One block of a settlement log, as buffers to be written."""
+def block(entries: memoryview, time_ms: int, mark: int, durable: int) -> list[bytes | memoryview]:
+    """One block of a settlement log, as buffers to be written; `durable` as in docs/formats.md."""
     length = BLOCK_HEADER + len(entries)
     rest = (
         time_ms.to_bytes(8, "little")
         + mark.to_bytes(8, "little")
         + (len(entries) // ENTRY).to_bytes(4, "little")
-        + bytes(4)
+        + min(durable, 0xFFFFFFFF).to_bytes(4, "little")
     )
     digest = xxhash.xxh3_64(rest)
     digest.update(entries)
@@ -161,9 +161,10 @@ class Replay:
                 and BLOCK_HEADER <= length <= len(data) - at
                 and self._valid(data, at, length)
             ):
-                if bad_from >= 0:
-                    self.damaged = True
-                    bad_from = -1
+                if bad_from >= 0 and int.from_bytes(data[at + 36 : at + 40], "little") <= bad_from:
+                    break  # a torn tail: the power went before any of it was synced
+                self.damaged = self.damaged or bad_from >= 0
+                bad_from = -1
                 self._apply(data, at, length)
                 at += length
                 self.end = at

@@ -31,6 +31,7 @@ class SyncJob:
         self.files = files
         self.dirs = dirs
         self.segments: list[tuple[Log, Segment, int, int]] = []
+        self.acks: list[tuple[Segment, int]] = []
         self.seals: list[tuple[Log, Segment]] = []
         self.unlinks: list[tuple[str, str]] = []
         self.callbacks: list[Callable[[], None]] = []
@@ -60,13 +61,14 @@ class Store:
         self._lock: object | None = None
         self._job: SyncJob | None = None
         self._segments: dict[Segment, Log] = {}
-        self._acks: dict[File, None] = {}
+        self._acks: dict[Segment, None] = {}
         self._dirs: dict[str, None] = {}
         self._others: dict[File, None] = {}
         self._seals: list[tuple[Log, Segment]] = []
         self._unlinks: list[tuple[str, str]] = []
         self._closing: list[File] = []
         self._callbacks: list[Callable[[], None]] = []
+        self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
         self.doubt = False
         self.in_order = True
@@ -121,7 +123,6 @@ class Store:
         """Close a file, after the running sync if that has it."""
         if file is None:
             return
-        self._acks.pop(file, None)
         self._others.pop(file, None)
         if self._job is not None and file in self._job.files:
             self._closing.append(file)
@@ -150,8 +151,8 @@ class Store:
     def wrote(self, log_: Log, part: Segment) -> None:
         self._segments[part] = log_
 
-    def settled(self, acks: File) -> None:
-        self._acks[acks] = None
+    def settled(self, part: Segment) -> None:
+        self._acks[part] = None
 
     def wrote_file(self, file: File) -> None:
         """A file that is no queue's (journal, definitions) has new bytes."""
@@ -160,6 +161,7 @@ class Store:
     def dropped(self, part: Segment) -> None:
         """A segment goes: close its files, and sync them no more."""
         self._segments.pop(part, None)
+        self._acks.pop(part, None)
         self.close(part.file)
         self.close(part.acks)
 
@@ -225,6 +227,21 @@ class Store:
         self._callbacks.append(callback)
         self._messages_wanted |= messages
 
+    def when_defined(self, callback: Callable[[], None]) -> None:
+        """Call back once the definitions made so far are durable, if there is no room for them: once they have been written."""
+        if self.definitions.unwritten:
+            self._undefined.append(callback)
+        else:
+            self.when_durable(callback, messages=False)
+
+    def write_definitions(self) -> None:
+        """Those that had no room. StoreFull if there still is none."""
+        self.definitions.flush()
+        self.wrote_file(self.definitions.file)
+        waiting, self._undefined = self._undefined, []
+        for callback in waiting:
+            self.when_durable(callback, messages=False)
+
     def begin_sync(self, *, everything: bool) -> SyncJob:
         """What somebody waits for, as a job; with `everything` also what nobody waits for: settlements are written behind (A11)."""
         assert self._job is None and self.failed is None
@@ -238,7 +255,8 @@ class Store:
             self._segments = {}
             self._messages_wanted = False
         if everything:
-            files += self._acks
+            files += [part.acks for part in self._acks if part.acks is not None]
+            job.acks = [(part, part.acks_size) for part in self._acks]
             job.journal_applied = self.journal.written_out
             self._acks = {}
         job.unlinks, self._unlinks = self._unlinks, []
@@ -260,6 +278,8 @@ class Store:
             return
         self.syncs += 1
         self.journal.durable_to(job.journal_written)
+        for part, size in job.acks:
+            part.acks_durable = size
         for log_, part, size, end in job.segments:
             fresh = not part.durable
             part.durable, part.durable_end = size, end

@@ -1,0 +1,115 @@
+"""A full disk and a failed sync at every operation of a client's day (tests/sim/workload.py)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from kvitto.base.errors import StoreError
+from kvitto.store import journal, log
+from kvitto.wire import methods as m
+from tests.protocol.sansio import House
+from tests.sim.ledger import Ledger
+from tests.sim.test_power_cut import look
+from tests.sim.workload import PLAIN, Client, day
+from tests.support.simdisk import SimDisk
+
+STEP = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 1500)
+    monkeypatch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 500)
+
+
+class FillingDisk(SimDisk):
+    """Full from operation `start` on, until `length` more have been tried."""
+
+    def __init__(self, start: int, length: int) -> None:
+        self.start, self.length = start, length
+        super().__init__()
+
+    @property
+    def full(self) -> bool:
+        return self.start <= self.operations < self.start + self.length
+
+    @full.setter
+    def full(self, _: bool) -> None:
+        pass
+
+
+def operations() -> tuple[int, int]:
+    """When the client comes, and when its day is over."""
+    disk = SimDisk()
+    house = House(disk)
+    first = disk.operations
+    day(Client(house, Ledger()))
+    return first, disk.operations
+
+
+@pytest.mark.parametrize("length", [1, 5, 30])
+def test_a_full_disk_loses_nothing_and_the_broker_goes_on_when_there_is_room(length: int) -> None:
+    """D4: whichever write is the first that finds no room, all is confirmed, committed and moved in the end, once."""
+    first, last = operations()
+    for start in range(first, last, STEP):
+        house, ledger = House(FillingDisk(start, length)), Ledger()
+        client = Client(house, ledger)
+        try:
+            day(client)
+            for _ in range(length):
+                house.clock.advance(2.0)
+                house.broker.tick()  # parked dead letters are tried again
+                client.rest()
+            assert not client.unconfirmed
+            assert not any(queue.parked for queue in house.broker.queues.values())
+            assert not house.store.alarms
+            client.full_sync()
+            ledger.check(look(house.disk.kill()))
+        except BaseException as error:
+            raise AssertionError(f"full from operation {start} on") from error
+
+
+def test_acks_work_while_the_disk_is_full_and_a_durable_queue_declared_then_is_answered_later() -> None:
+    """D2, D4: a StoreFull of the definitions log ended the process."""
+    house, ledger = House(), Ledger()
+    client = Client(house, ledger)
+    client.declare("q")
+    client.publish("q", b"a", b"b")
+    client.rest()
+    client.consume("q", prefetch=1)
+    house.disk.full = True
+    client.ack("q", b"a")
+    client.flow()
+    assert (PLAIN, b"b") in client.tags, "the ack gave no credit"
+    client.put(PLAIN, m.QueueDeclare("late", False, True, False, False, False, {}))
+    assert not any(isinstance(method, m.QueueDeclareOk) for method in client.flow() + client.flow())
+    assert "late" not in look(house.disk.kill())
+    house.disk._dead = False
+    house.disk.full = False
+    assert any(isinstance(method, m.QueueDeclareOk) for method in client.rest())
+    assert "late" in look(house.disk.kill())
+
+
+def test_after_a_failed_sync_nothing_is_told_any_more() -> None:
+    """C8: nothing that waited is confirmed or committed, not even by a later turn; what was told before is on the disk."""
+    first, last = operations()
+    for at in range(first + 1, last, STEP):
+        disk, ledger = SimDisk(), Ledger()
+        disk.fail_at[at] = StoreError("the device is gone")
+        house = House(disk)
+        client = Client(house, ledger)
+        with suppress(StoreError, AssertionError):  # a write fails in the turn, a sync in its job
+            day(client)
+        if house.store.failed is not None:
+            with pytest.raises(AssertionError):
+                house.store.begin_sync(everything=True)
+            with suppress(StoreError):
+                house.turn()
+                client.read()
+        for seed in range(3):
+            ledger.check(look(disk.copy().crash(Random(seed))))
