@@ -1,6 +1,6 @@
 """What all method classes share: the registry, decoding, comparing, showing; and the frame around a payload.
 
-Any bytes either decode or raise ConnectionError_ (503 for a method that does not exist, 502 for arguments that do
+Any bytes either decode or raise ConnectionError_ (503 for a method that does not exist or arguments that do
 not parse); nothing else comes out of `decode`.
 """
 
@@ -59,7 +59,7 @@ def register(method: MethodType) -> MethodType:
 
 
 def decode(payload: bytes | bytearray | memoryview) -> Method:
-    """The method in the payload of a method frame; ConnectionError_ 503 if unknown, 502 if malformed."""
+    """The method in the payload of a method frame; ConnectionError_ 503 if unknown or malformed."""
     data = bytes(payload)
     if len(data) < 4:
         raise ConnectionError_(COMMAND_INVALID, "method frame shorter than its class and method id", 0, 0)
