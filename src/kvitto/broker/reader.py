@@ -41,7 +41,8 @@ class Reader:
             end = min(self.end, batch.first + batch.count)
             if self.position < end:
                 self._deliver(batch, end)
-        self.position = max(self.position, self.end)
+        if not queue.deleted:
+            self.position = max(self.position, self.end)
         del queue.broker.readers[self]
         self.done(self)
 
