@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -114,9 +113,15 @@ class Definitions:
     def _append(self, line: bytes) -> None:
         """Without room the line waits for `flush`, and those behind it too."""
         self.unwritten.append(line)
-        if len(self.unwritten) == 1:
-            with suppress(StoreFull):
-                self.flush()
+        if len(self.unwritten) > 1:
+            return
+        try:
+            self.flush()
+        except StoreFull:
+            pass
+        except StoreError:
+            self.unwritten.clear()
+            raise
 
     def flush(self) -> None:
         """Write what had no room. StoreFull if there still is none."""
