@@ -192,11 +192,11 @@ class Raw:
             return None
         assert isinstance(method, m.BasicGetOk), method
         _, _, header = self.next()
-        size, body = int.from_bytes(header[4:12], "big"), b""
+        size, body = int.from_bytes(header[4:12], "big"), bytearray()
         while len(body) < size:
             body += self.next()[2]
         assert kind == FRAME_METHOD and number == channel
-        return Message(method, Properties.decode(header[12:]), body)
+        return Message(method, Properties.decode(header[12:]), bytes(body))
 
     def put_in(self, queue: str, *bodies: bytes, **properties: Any) -> None:
         """Publish to a queue and wait until all is in it, on a channel of its own."""

@@ -104,6 +104,7 @@ class Connection:
         self.sent_bytes = 0
         self.quiet_in = 0
         self.quiet_out = 0
+        self.beats = 0
         self.started_ms = hub.broker.now_ms
         hub.connections[self] = None
         hub.connections_made += 1
@@ -124,17 +125,24 @@ class Connection:
             except ProtocolError as error:
                 self._fail(error)
         self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
-        if self.output.paused and self.output.buf.n > INPUT_PAUSE and not self.choked:
+        if self.output.buf.n > INPUT_PAUSE:
+            self._choke()
+        self.hub.schedule()
+
+    def _choke(self) -> None:
+        """There are many answers on their way: take no more input if the socket does not take them."""
+        if not self.output.paused:
+            self.flush()
+        if self.output.paused and not self.choked:
             self.choked = True
             self.transport.pause()
-        self.hub.schedule()
 
     def scan(self, box, n):  # type: ignore[no-untyped-def]
         """Handle frames from `_at` on; `_at` is behind the last one when this returns or raises."""
         p = box.p
         pos = self._at
         most = self.frame_max - 8
-        while n - pos >= 8 and not self.stalled and self.state >= _RUNNING:
+        while n - pos >= 8 and not self.stalled and not self.choked and self.state >= _RUNNING:
             size = bits.be32(p, pos + 3)
             if size > most:
                 self._at = n
@@ -266,6 +274,8 @@ class Connection:
         if self.hub.broker.definitions_pending:
             self.hub.broker.definitions_pending = False
             self._answer_when_durable(before)
+        elif self.output.buf.n > INPUT_PAUSE:
+            self._choke()
 
     def _answer_when_durable(self, before: int) -> None:
         """What the method changed must be on disk before its answer goes out (D2): hold the answer, and the input behind it."""
@@ -447,10 +457,10 @@ class Connection:
         self.output.paused = not yes
         if yes:
             self.flush()
-            if self.choked:
+            if self.choked and not self.output.paused:
                 self.choked = False
                 if not self.stalled:
-                    self.transport.resume()
+                    self.unstall()
             self._wake()
 
     def stall(self) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvitto.protocol.output import Output
 
 REPLY_PREFIX = "amq.rabbitmq.reply-to."
+REPLIES_MAX = 8 << 20
+"""Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
 
 
 class Hub:
@@ -112,7 +114,7 @@ class Hub:
     def deliver_reply(self, route: Route, props: bytes, body: bytes) -> bool:
         """Hand a message for a direct reply-to name to the channel that waits for it."""
         channel = None if route.exchange else self._repliers.get(route.routing_key)
-        if channel is None or channel.closing or channel.reply_tag is None:
+        if channel is None or channel.closing or channel.reply_tag is None or channel.output.backlog() > REPLIES_MAX:
             self.unroutable += 1
             return False
         tag, channel.next_tag = channel.next_tag, channel.next_tag + 1

@@ -32,6 +32,10 @@ class Output:
         self.dirty = True
         self.hub.outputs.append(self)
 
+    def backlog(self) -> int:
+        """Bytes that wait for a socket that takes no more."""
+        return self.buf.n if self.paused else 0
+
     def put_method(self, channel: int, payload: bytes) -> None:
         """One method frame."""
         n = len(payload)

@@ -273,11 +273,12 @@ class Server:
             connection.quiet_out += 1
             if connection.quiet_out > CLOSE_S:
                 connection.transport.abort()
-        elif connection.stalled:
-            connection.quiet_in = 0  # we do not read: the peer may well be alive
         elif connection.heartbeat:
-            half = max(connection.heartbeat / 2, 1)
-            if age // half != (age - 1) // half and not connection.beat():
+            if connection.stalled or connection.choked:
+                connection.quiet_in = 0  # we do not read: the peer may well be alive
+            due = int(age / max(connection.heartbeat / 2, 1))
+            late, connection.beats = due > connection.beats, due
+            if late and not connection.beat():
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()
 
