@@ -277,7 +277,8 @@ class Store:
             self.failed = job.error
             return
         self.syncs += 1
-        self.journal.durable_to(job.journal_written)
+        if self.syncing:
+            self.journal.durable_to(job.journal_written)
         for part, size in job.acks:
             part.acks_durable = size
         for log_, part, size, end in job.segments:
