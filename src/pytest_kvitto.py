@@ -1,4 +1,4 @@
-"""pytest plugin (a module of its own, so that pytest does not rewrite the package): the fixture `kvitto_broker`, a real broker of its own for each test that asks for it."""
+"""pytest plugin, a module of its own so that pytest does not rewrite the package: the fixture `kvitto_broker`, a broker per test."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
