@@ -116,7 +116,7 @@ class Run:
         self.broker.kill()
         at = self._elapsed()
         waiting = self.result.published - self.result.confirmed
-        self.display.event(f"SIGKILL to the broker; {waiting:,} flights are published and not confirmed")
+        self.display.event(f"SIGKILL to the broker; {waiting:,} flights waited for a receipt when last asked")
         self.story.kills.append((at, "broker killed"))
         self.broker = self._start_broker(self.port)
         self.story.restarts.append((self._elapsed(), "broker back"))

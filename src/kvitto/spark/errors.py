@@ -9,5 +9,9 @@ class OptionError(SourceError, ValueError):
     """An option is unknown or has a value that it cannot have."""
 
 
+class TakenError(SourceError):
+    """Another group reads the queue; perhaps only for a moment, until a query that was killed is quite gone."""
+
+
 class DataLossError(SourceError):
     """Messages between the offsets that Spark asks for are gone, and failOnDataLoss is true."""

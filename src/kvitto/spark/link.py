@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvitto.client import AMQPError, Channel, ChannelClosed, ConnectFailed, Connection, ConnectionLost
-from kvitto.spark.errors import SourceError
+from kvitto.spark.errors import SourceError, TakenError
 
 T = TypeVar("T")
 
 PAUSE_S = 0.1
 PAUSE_S_MAX = 2.0
+TAKEN_S = 5.0
+"""How long a queue that another query has is asked for again."""
 LOST = (ConnectionLost, TimeoutError, OSError)
 NO_USE = {403, 404, 501, 502, 503, 504, 505, 530, 540}
 """Reasons of a server to close a connection that will be the same the next time."""
@@ -85,9 +87,14 @@ class Link:
     def call(self, action: Callable[[Channel], T], timeout_s: float) -> T:
         """The result of an action that may be repeated. ChannelClosed, the server's no, passes through."""
         patience = Patience(timeout_s)
+        began = time.monotonic()
         while True:
             try:
                 return action(self.channel())
+            except TakenError:
+                if time.monotonic() - began >= TAKEN_S:
+                    raise
+                time.sleep(PAUSE_S)
             except (ConnectFailed, *LOST) as error:
                 self.close()
                 patience.wait(error)
@@ -107,7 +114,9 @@ def explain(error: AMQPError, queue: str) -> SourceError:
     if error.code == 404:
         hint = "declare the queue first (durable), or correct option queue"
     elif error.code == 403 and "by group" in error.text:
-        hint = "another query reads this queue: stop it, or let one query read for both"
+        return TakenError(
+            f"queue {queue!r}: {error}; another query reads this queue: stop it, or let one query read for both"
+        )
     elif error.code == 403 and "consumers" in error.text:
         hint = "end the ordinary consumers of this queue: reading by range has a queue for itself"
     elif error.code == 403:
