@@ -98,6 +98,14 @@ class Rig:
             pass
         return [delivery.body for delivery in taker.got]
 
+    def take(self, name: str) -> list[Delivery]:
+        """Deliver everything that is ready to somebody who never acks."""
+        queue = self.queue(name)
+        taker = Taker(queue)
+        while queue.get(taker):
+            pass
+        return taker.got
+
     def peek(self, name: str) -> list[bytes]:
         """The messages that are ready or wait for a dead-letter queue, in order; nothing is changed."""
         queue = self.queue(name)
@@ -107,11 +115,7 @@ class Rig:
 
     def bodies(self, name: str) -> list[bytes]:
         """What a drain would give now; the messages are left unacked."""
-        queue = self.queue(name)
-        taker = Taker(queue)
-        while queue.get(taker):
-            pass
-        return [delivery.body for delivery in taker.got]
+        return [delivery.body for delivery in self.take(name)]
 
 
 def address(queue: str) -> bytes:

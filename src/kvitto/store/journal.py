@@ -145,13 +145,12 @@ class Journal:
         file.close()
         return data
 
-    @staticmethod
-    def _was_durable(data: bytes, position: int) -> bool:
-        """Whether a later valid record says that `position` had been synced: then it is damage, not a torn tail."""
+    def _was_durable(self, data: bytes, position: int) -> bool:
+        """Whether a later valid record shows that `position` had been synced, or no power cut: then it is damage, not a torn tail."""
         at = position
         while (at := data.find(MAGIC, at + 1)) >= 0:
             found = Record.decode(data, at)
-            if found and found[0].durable > position:
+            if found and (found[0].durable > position or not self.store.doubt):
                 return True
         return False
 

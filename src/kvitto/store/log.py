@@ -356,7 +356,7 @@ class Log:
         for part in self.segments:
             if part.settled and part.end > self.mark:
                 # Only what was delivered and settled at once is never written, and first deliveries are in order.
-                self.mark = max(self.mark, *(start + count for start, count in part.batch_gaps()))
+                self.mark = max([self.mark] + [start + count for start, count in part.batch_gaps()])
         self._books(found, logs)
         if self.segments and not self.segments[-1].full:
             last = self.segments[-1]
@@ -415,10 +415,11 @@ class Log:
     def _scan(self, part: Segment, headed: bool) -> None:
         assert part.file is not None
         try:
-            valid = part.scan()
+            valid = part.scan(self.store.in_order, self.store.doubt)
         except DamagedSegment as damage:
             valid = damage.valid
             self.store.quarantine(self, part, str(damage))
+            part.file.truncate(part.size)
         if not headed:
             if self.store.doubt and any(head.durable for head in valid):  # else the power went before the first sync
                 self.store.quarantine(self, part, "the segment's header is damaged")
@@ -440,8 +441,8 @@ class Log:
         path = paths.settlements(self.directory, part.base)
         data = self.store.disk.read_file(path)
         replay = settlements.Replay(part.base, part.end - part.base)
-        replay.run(data, segment.HEADER)
-        if replay.damaged:
+        replay.run(data, segment.HEADER, self.store.doubt)
+        if replay.damaged or (self.store.in_order and len(data) > max(replay.end, segment.HEADER)):
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
         part.acks = self.store.disk.open(path)
         part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)

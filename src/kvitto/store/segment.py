@@ -154,9 +154,10 @@ class Segment:
             self.sparse = array("Q", footer[FOOTER_FIXED:-16])
         self._sparse_known = True
 
-    def scan(self) -> list[BatchHeader]:
+    def scan(self, in_order: bool = False, power_cut: bool = True) -> list[BatchHeader]:
         """Read every batch of a segment without footer: the valid ones in file order.
 
+        `in_order`, `power_cut`: how the last owner ended; a killed process leaves at most an end that is torn.
         Cuts a torn tail. Raises DamagedSegment when it cannot be a torn tail (docs/formats.md, Recovery); the offsets that are
         lost in a hole still count as unsettled, whoever reads them will find out.
         """
@@ -168,7 +169,7 @@ class Segment:
         while True:
             head = BatchHeader(data, at)
             if valid_at(data, at, head) and head.first >= self.end:
-                if first_bad >= 0 and head.durable <= first_bad:
+                if first_bad >= 0 and power_cut and head.durable <= first_bad:
                     break
                 if head.first > self.end and first_bad < 0:
                     self.gaps.append((self.end, head.first - self.end))
@@ -187,7 +188,7 @@ class Segment:
             if at < 0:
                 break
         self._written_end = self.end
-        if damage:
+        if damage or (in_order and len(data) > self.size):
             raise DamagedSegment(valid)
         if len(data) > self.size:
             self.file.truncate(self.size)

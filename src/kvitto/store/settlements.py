@@ -152,7 +152,8 @@ class Replay:
         self.damaged = False
         self.redeliveries: dict[int, int] = {}
 
-    def run(self, data: bytes, at: int) -> None:
+    def run(self, data: bytes, at: int, power_cut: bool = True) -> None:
+        """`power_cut`: it ended the last owner; a killed process leaves at most an end that is torn."""
         bad_from = -1
         while at + BLOCK_HEADER <= len(data):
             length = int.from_bytes(data[at + 4 : at + 8], "little")
@@ -161,7 +162,7 @@ class Replay:
                 and BLOCK_HEADER <= length <= len(data) - at
                 and self._valid(data, at, length)
             ):
-                if bad_from >= 0 and int.from_bytes(data[at + 36 : at + 40], "little") <= bad_from:
+                if bad_from >= 0 and power_cut and int.from_bytes(data[at + 36 : at + 40], "little") <= bad_from:
                     break  # a torn tail: the power went before any of it was synced
                 self.damaged = self.damaged or bad_from >= 0
                 bad_from = -1

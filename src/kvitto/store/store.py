@@ -93,11 +93,18 @@ class Store:
         disk.sync_dir("")
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
+        if self.in_order:
+            self._write_boot()
 
     def started(self) -> None:
-        """All that a start has found is durable again: from here on the directory is not in order until `shut`."""
-        if self.syncing and not self.in_order:
-            self.disk.sync_dir(paths.QUEUES)
+        """All that a start has found, doubt included, is durable again: forget how the last owner ended."""
+        if not self.in_order:
+            if self.syncing:
+                self.disk.sync_dir(paths.QUEUES)
+            self._write_boot()
+
+    def _write_boot(self) -> None:
+        """From here on the directory is not in order until `shut`."""
         self._write_small(paths.BOOT, (self.disk.boot_id() or "unknown").encode())
         self.disk.sync_dir("")
 

@@ -1,0 +1,225 @@
+"""What was wrong with queues once, by name."""
+
+from __future__ import annotations
+
+from kvitto.base.errors import StoreFull
+from tests.support.rig import Rig, Taker
+
+
+def flip_body(rig: Rig, name: str, body: bytes) -> None:
+    """Damage the stored message with this body."""
+    path, data = next((p, d) for p, d in rig.disk.files().items() if p.endswith(".log") and body in d and "queues" in p)
+    rig.disk.flip(path, data.index(body))
+
+
+def with_messages(count: int, **arguments: object) -> Rig:
+    """One batch for each."""
+    rig = Rig()
+    rig.declare("q", **arguments)
+    for i in range(count):
+        rig.publish("q", f"message {i}".encode())
+        rig.turn()
+    rig.settle_down()
+    return rig
+
+
+def test_a_damaged_message_that_came_back_does_not_hold_up_expiry_for_ever() -> None:
+    """D3: the turn never ended."""
+    rig = with_messages(3, x_message_ttl=60_000)
+    queue = rig.queue("q")
+    taker = Taker(queue)
+    for _ in range(2):
+        queue.get(taker)
+    queue.requeue(0, 2, 18)
+    rig.turn()
+    flip_body(rig, "q", b"message 0")
+    rig.kill()
+    assert rig.peek("q") == [b"message 1", b"message 2"]
+    queue = rig.queue("q")
+    rig.turn()
+    assert rig.drain("q") == [b"message 1", b"message 2"]
+    assert queue.ready == 0
+    assert rig.store.alarms
+
+
+def test_damage_is_written_off_once_wherever_it_lies() -> None:
+    """D3: the count of ready messages fell by what was not ready, and the last ones were never delivered."""
+    for damaged in range(6):
+        for taken in range(4):
+            rig = with_messages(6)
+            taker = Taker(rig.queue("q"))
+            for _ in range(taken):
+                rig.queue("q").get(taker)
+            if taken > 1:
+                rig.queue("q").ack(1, 1)
+            rig.turn()
+            flip_body(rig, "q", f"message {damaged}".encode())
+            rig.kill()
+            queue = rig.queue("q")
+            gone = {damaged} | ({1} if taken > 1 else set())
+            assert rig.drain("q") == [f"message {i}".encode() for i in range(6) if i not in gone]
+            rig.turn()
+            assert queue.ready == 0 == queue.messages
+            assert queue.log.segments[0].done
+            rig.publish("q", b"more")
+            rig.turn()
+            assert rig.drain("q") == [b"more"]
+
+
+def test_a_rejected_message_that_cannot_be_read_leaves_the_queue() -> None:
+    """X4, D3: it stayed unsettled for ever, and so did its segment."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"message")
+    rig.settle_down()
+    queue = rig.queue("q")
+    taker = Taker(queue)
+    queue.get(taker)
+    rig.turn()
+    flip_body(rig, "q", b"message")
+    queue._behind.release()
+    queue.release_windows()
+    queue.reject(0, 1)
+    rig.settle_down()
+    assert queue.messages == 0
+    assert queue.log.segments[0].done
+
+
+def test_range_settlement_takes_the_bodies_out_of_the_books() -> None:
+    """x-max-length-bytes counted what had been settled by range until the queue was empty."""
+    rig = Rig()
+    rig.declare("q", x_max_length_bytes=100, x_overflow="reject-publish")
+    for i in range(5):
+        assert rig.publish("q", bytes([i]) * 20)
+        if i == 2:
+            rig.turn()
+    assert not rig.publish("q", b"x")
+    rig.queue("q").settle_until(4)
+    assert rig.queue("q").ready_bytes == 20
+    assert rig.publish("q", b"y" * 80)
+
+
+def test_a_tail_that_waits_for_room_does_not_shorten_the_life_of_what_joins_it() -> None:
+    """D4: the time to live counted from when the disk had become full."""
+    rig = with_messages(1)
+    rig.disk.full = True
+    rig.publish("q", b"first", ttl_ms=60_000)
+    rig.turn()
+    rig.clock.advance(10)
+    rig.broker.tick()
+    rig.publish("q", b"second", ttl_ms=5_000)
+    rig.disk.full = False
+    rig.broker.retry_writes()
+    rig.turn()
+    assert rig.drain("q") == [b"message 0", b"first", b"second"]
+
+
+def test_what_was_delivered_and_given_back_within_a_turn_is_flagged_after_a_kill() -> None:
+    """A9: the delivered mark was written only for what is unacked at the end of the turn."""
+    rig = with_messages(1)
+    queue = rig.queue("q")
+    taker = Taker(queue)
+    queue.get(taker)
+    queue.requeue(0, 1, 9)
+    rig.turn()
+    rig.kill()
+    assert [d.redelivered for d in rig.take("q")] == [True]
+
+
+def test_a_delivery_limit_holds_over_a_restart() -> None:
+    """A8: what was unacked for the last time allowed when the broker went down is not delivered once more."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_delivery_limit=1, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"poison")
+    rig.settle_down()
+    queue = rig.queue("q")
+    taker = Taker(queue)
+    queue.get(taker)
+    queue.requeue(0, 1, 6)
+    queue.get(taker)
+    rig.turn()
+    rig.kill()
+    assert rig.take("q") == []
+    rig.settle_down()
+    assert rig.peek("dead") == [b"poison"]
+
+
+def test_a_restart_expires_after_the_journal_and_keeps_the_rest_in_order() -> None:
+    rig = Rig()
+    rig.declare("q")
+    rig.publish("q", b"a", ttl_ms=100)
+    rig.publish("q", b"b")
+    rig.settle_down()
+    rig.clock.advance(1)
+    rig.kill()
+    assert rig.queue("q").ready == 1
+    assert rig.peek("q") == [b"b"]
+
+
+def test_purge_leaves_what_is_unacked_or_on_its_way() -> None:
+    """Unacked messages come back when their channel goes, moves arrive, parked dead letters are purged."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    for body in (b"unacked", b"moving", b"ready"):
+        rig.publish("q", body)
+    rig.settle_down()
+    queue = rig.queue("q")
+    taker = Taker(queue)
+    queue.get(taker)
+    queue.get(taker)
+    queue.reject(1, 1)
+    rig.turn()
+    assert queue.purge() == 1
+    rig.settle_down()
+    assert rig.peek("dead") == [b"moving"]
+    queue.requeue(0, 1, 7)
+    assert rig.drain("q") == [b"unacked"]
+    rig.settle_down()
+    rig.kill()
+    assert rig.peek("q") == [] and rig.peek("dead") == [b"moving"]
+
+
+def test_moves_that_find_no_room_are_parked_and_arrive_later() -> None:
+    """X4, D4."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"m")
+    rig.settle_down()
+    queue = rig.queue("q")
+    queue.get(Taker(queue))
+    rig.turn()
+    rig.sync()
+    rig.disk.full = True
+    queue.reject(0, 1)
+    rig.turn()
+    assert list(queue.parked) == [0]
+    rig.disk.full = False
+    rig.broker.retry_writes()
+    rig.clock.advance(2)
+    rig.broker.tick()
+    rig.settle_down()
+    assert rig.peek("dead") == [b"m"]
+    assert queue.messages == 0
+
+
+def test_a_failed_write_of_the_tail_forgets_nothing() -> None:
+    """D4: whichever of the writes of a turn fails, the next turn writes all of it, once."""
+    for at in range(1, 6):
+        rig = with_messages(2)
+        queue = rig.queue("q")
+        taker = Taker(queue)
+        queue.get(taker)
+        rig.disk.fail_at[rig.disk.operations + at] = StoreFull("no room")
+        queue.ack(0, 1)
+        for i in range(3):
+            rig.publish("q", f"late {i}".encode())
+        rig.turn()
+        rig.broker.retry_writes()
+        rig.disk.fail_at.clear()
+        rig.settle_down()
+        rig.kill()
+        assert rig.drain("q") == [b"message 1", b"late 0", b"late 1", b"late 2"]

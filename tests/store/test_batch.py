@@ -1,0 +1,82 @@
+"""Batches: what a queue adds comes back, from the tail in memory and from the bytes on disk."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvitto.store.batch import DEAD, EXPIRES, Batch, BatchHeader, verify
+from kvitto.wire.buf import Buf
+from tests.support.rig import Rig
+
+Message = tuple[bytes, bytes, bytes, int, int]
+messages = st.lists(
+    st.tuples(
+        st.binary(max_size=40),
+        st.binary(max_size=60),
+        st.binary(max_size=200),
+        st.one_of(st.just(-1), st.integers(0, (1 << 32) - 1)),
+        st.sampled_from([0, DEAD]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def tail(contents: list[Message]) -> Batch:
+    queue = Rig().declare("q")
+    for key, props, body, ttl_ms, flags in contents:
+        queue.append_bytes(key, props, body, ttl_ms, flags)
+    assert queue.tail is not None
+    return queue.tail
+
+
+def same(batch: Batch, contents: list[Message]) -> None:
+    assert batch.count == len(contents)
+    for i, (key, props, body, ttl_ms, flags) in enumerate(contents):
+        assert batch.message(i) == (key, props, body, flags | (EXPIRES if ttl_ms >= 0 else 0))
+        assert batch.expires_at(i) == (batch.time_ms + ttl_ms if ttl_ms >= 0 else -1)
+        assert batch.body_len(i) == len(body)
+        assert batch.body_bytes(0, i + 1) == sum(len(c[2]) for c in contents[: i + 1])
+
+
+@given(messages)
+def test_what_was_added_comes_back(contents: list[Message]) -> None:
+    """C2: in memory, and from the sealed bytes at any place of a chunk."""
+    batch = tail(contents)
+    same(batch, contents)
+    data = b"".join(bytes(part) for part in batch.seal(77))
+    assert len(data) == batch.size()
+    chunk = Buf(0)
+    chunk.add(b"before" + data + b"behind")
+    head = BatchHeader(chunk.data, 6)
+    assert (head.first, head.end, head.length, head.durable) == (batch.first, batch.first + batch.count, len(data), 77)
+    assert verify(chunk.data, 6, head)
+    window = Batch()
+    window.open(chunk, 6, head)
+    same(window, contents)
+
+
+@given(messages, st.data())
+def test_any_changed_bit_is_noticed(contents: list[Message], data: st.DataObject) -> None:
+    """D3."""
+    whole = bytearray(b"".join(bytes(part) for part in tail(contents).seal(0)))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= 1 << data.draw(st.integers(0, 7))
+    head = BatchHeader(whole, 0)
+    assert not head.length or head.length > len(whole) or not verify(whole, 0, head)
+
+
+@given(messages, st.data())
+def test_a_run_of_messages_ends_at_the_first_that_has_expired(contents: list[Message], data: st.DataObject) -> None:
+    batch = tail(contents)
+    now = batch.time_ms + data.draw(st.integers(0, 1 << 32))
+    gone = [i for i in range(batch.count) if 0 <= batch.expires_at(i) <= now]
+    assert batch.live_run(0, batch.count, now) == (gone[0] if gone else batch.count)
+
+
+def test_an_empty_or_cut_header_is_no_batch() -> None:
+    data = b"".join(bytes(part) for part in tail([(b"k", b"\0\0", b"body", -1, 0)]).seal(0))
+    assert not BatchHeader(b"", 0).length
+    assert not BatchHeader(data[:63], 0).length
+    assert not BatchHeader(data, 1).length

@@ -1,0 +1,288 @@
+"""The journal: records come back whole or not at all, each is applied once, files go when nothing needs them (T4, X4)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvitto.base.errors import StoreError, StoreFull
+from kvitto.store import journal as journals
+from kvitto.store import log
+from kvitto.store.journal import Append, Record, Settle
+from kvitto.store.store import Store
+from tests.support.clock import ManualClock
+from tests.support.rig import Rig, Taker
+from tests.support.simdisk import SimDisk
+
+FILE = f"journal/{1:016d}.jnl"
+queue_ids = st.binary(min_size=16, max_size=16).map(bytes.hex)
+appends = st.builds(
+    Append,
+    queue_ids,
+    st.binary(max_size=30),
+    st.binary(max_size=30),
+    st.binary(max_size=100),
+    st.one_of(st.just(-1), st.integers(0, (1 << 32) - 1)),
+    st.sampled_from([0, 2]),
+)
+settles = st.builds(Settle, queue_ids, st.integers(0, (1 << 64) - 1), st.integers(1, (1 << 32) - 1), st.integers(1, 7))
+records = st.builds(Record, st.just(0), st.lists(appends, max_size=5), st.lists(settles, max_size=5))
+
+
+def open_store(disk: SimDisk) -> Store:
+    store = Store(disk, ManualClock())
+    store.open()
+    store.definitions.load()
+    return store
+
+
+def replayed(disk: SimDisk, floor: int = 0) -> list[Record]:
+    store = open_store(disk)
+    found = list(store.journal.replay(floor))
+    store.started()
+    return found
+
+
+@given(st.lists(records, min_size=1, max_size=5))
+def test_records_come_back(written: list[Record]) -> None:
+    """T4."""
+    disk = SimDisk()
+    store = open_store(disk)
+    for record in written:
+        store.journal.write(record)
+    assert replayed(disk.kill()) == written
+    assert [r.sequence for r in written] == list(range(1, len(written) + 1))
+
+
+def three() -> tuple[SimDisk, list[Record], list[int]]:
+    """Three records, each synced before the next, and where they end."""
+    disk = SimDisk()
+    store = open_store(disk)
+    written, ends = [], []
+    for i in range(3):
+        record = Record(appends=[Append("ab" * 16, b"key", b"\0\0", f"body {i}".encode())])
+        store.journal.write(record)
+        sync(store)
+        written.append(record)
+        ends.append(len(disk.files()[FILE]))
+    return disk, written, ends
+
+
+def sync(store: Store) -> None:
+    job = store.begin_sync(everything=True)
+    job.run()
+    store.end_sync(job)
+    assert store.failed is None
+
+
+def test_a_record_torn_at_any_byte_never_happened() -> None:
+    """T4: the whole ones before it are there."""
+    disk, written, ends = three()
+    for length in range(ends[-1] + 1):
+        torn = disk.copy()
+        torn._names[FILE].live[:] = disk.files()[FILE][:length]
+        assert replayed(torn) == [r for r, end in zip(written, ends, strict=True) if end <= length]
+
+
+def test_a_flipped_bit_is_a_torn_end_or_stops_the_start() -> None:
+    """D3: damage before later records is never passed over; the text names the file and what to do."""
+    disk, written, ends = three()
+    for position in range(ends[-1]):
+        damaged = disk.copy()
+        damaged.flip(FILE, position, position % 8)
+        if position >= ends[1]:
+            assert replayed(damaged) == written[:2]
+        else:
+            with pytest.raises(StoreError, match=FILE):
+                replayed(damaged)
+
+
+def test_unsynced_records_that_a_power_cut_reorders_are_a_torn_end() -> None:
+    """A later record may survive without an earlier one: neither had been told to anybody."""
+    for seed in range(60):
+        disk = SimDisk()
+        store = open_store(disk)
+        store.started()
+        first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
+        store.journal.write(first)
+        sync(store)
+        later = [Record(settles=[Settle("ab" * 16, i, 1, 1)]) for i in (2, 3, 4)]
+        for record in later:
+            store.journal.write(record)
+        found = replayed(disk.crash(Random(seed), hostile=True))
+        assert found == [first, *later][: len(found)]
+        assert found
+
+
+def test_sequences_go_on_above_what_queues_have_applied() -> None:
+    disk, _, _ = three()
+    store = open_store(disk.kill())
+    assert len(list(store.journal.replay(7))) == 3
+    record = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
+    store.journal.write(record)
+    assert record.sequence == 8
+
+
+def test_a_record_that_found_no_room_never_happened() -> None:
+    """D4."""
+    disk, written, _ = three()
+    store = open_store(disk.kill())
+    list(store.journal.replay(0))
+    store.disk.full = True  # type: ignore[attr-defined]
+    with pytest.raises(StoreFull):
+        store.journal.write(Record(appends=[Append("ab" * 16, b"k", b"\0\0", b"no room" * 50)]))
+    store.disk.full = False  # type: ignore[attr-defined]
+    small = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
+    store.journal.write(small)
+    assert small.sequence == 4
+    assert replayed(store.disk.kill()) == [*written, small]  # type: ignore[attr-defined]
+
+
+def journal_files(disk: SimDisk) -> list[str]:
+    return disk.listdir("journal")
+
+
+def test_files_go_one_by_one_while_records_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal grew for ever while a record was always on its way."""
+    monkeypatch.setattr(journals, "ROTATE_BYTES", 200)
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    for i in range(30):
+        rig.publish("q", f"{i}".encode() * 20)
+        rig.turn()
+        rig.sync()
+        reject_first(rig)
+        rig.turn()
+        rig.sync()
+        assert len(journal_files(rig.disk)) <= 4
+    rig.settle_down()
+    assert len(journal_files(rig.disk)) <= 1
+    assert len(rig.peek("dead")) == 30
+
+
+def reject_first(rig: Rig) -> None:
+    queue = rig.queue("q")
+    taker = Taker(queue)
+    assert queue.get(taker)
+    queue.reject(taker.got[0].offset, 1)
+
+
+def test_a_record_is_not_retired_before_the_queues_have_written_it() -> None:
+    """A sync that began between the apply and the turn's write let the record go: a confirmed move was lost by a power cut."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"m")
+    rig.settle_down()
+    reject_first(rig)
+    rig.turn()
+    job = rig.store.begin_sync(everything=True)
+    job.run()
+    rig.store.end_sync(job)  # applied: "dead" holds the message in memory
+    rig.store.journal.retire(rig.store.journal.written_out)
+    job = rig.store.begin_sync(everything=True)
+    job.run()
+    rig.store.end_sync(job)
+    rig.cut(Random(1))
+    assert rig.peek("dead") + rig.peek("q") == [b"m"]
+
+
+def test_segments_stay_until_the_journal_is_durably_gone() -> None:
+    """An unlinked journal that a power cut brings back found no trace of its records, and applied them again."""
+    for seed in range(80):
+        rig = journaled()
+        rig.cut(Random(seed), hostile=True)
+        assert rig.peek("dead") == [], seed
+
+
+def journaled() -> Rig:
+    """A moved message has been consumed, and so much behind it that its segment is full and goes."""
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 100)
+        rig = Rig()
+        rig.declare("dead")
+        rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        rig.publish("q", b"m")
+        rig.settle_down()
+        reject_first(rig)
+        rig.settle_down()
+        assert rig.drain("dead") == [b"m"]
+        rig.turn()
+        rig.sync()
+        return rig
+
+
+def test_what_a_record_settles_is_durable_before_the_record() -> None:
+    """X4: offsets of messages that a power cut takes are given to others; an old record would settle those."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"m")
+    rig.turn()
+    reject_first(rig)
+    rig.turn()
+    assert not journal_files(rig.disk), "the record was written before the message was synced"
+    rig.sync()
+    assert journal_files(rig.disk)
+    rig.settle_down()
+    assert rig.peek("dead") == [b"m"]
+
+
+def test_an_expired_message_is_not_moved_twice_by_a_start() -> None:
+    """X4: a start expired the message before the journal had said that it was moved already."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_message_ttl=1000, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"m")
+    rig.settle_down()
+    rig.clock.advance(2)
+    rig.broker.tick()
+    job = rig.store.begin_sync(everything=True)
+    job.run()  # the record is durable, nobody has applied it
+    rig.kill()
+    rig.settle_down()
+    assert rig.peek("dead") == [b"m"]
+    assert rig.peek("q") == []
+
+
+def test_a_replay_takes_the_bodies_out_of_the_books() -> None:
+    """x-max-length-bytes counted messages that a replayed record had settled."""
+    rig = Rig()
+    rig.declare("dead")
+    rig.declare("q", x_max_length_bytes=100, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", b"m" * 60)
+    rig.publish("q", b"n" * 10)
+    rig.settle_down()
+    reject_first(rig)
+    rig.turn()
+    job = rig.store.begin_sync(everything=True)
+    job.run()
+    rig.kill()
+    assert rig.queue("q").ready_bytes == 10
+    assert rig.publish("q", b"o" * 80) and rig.peek("q") == [b"n" * 10, b"o" * 80]
+
+
+def test_a_queue_deleted_between_the_record_and_its_application() -> None:
+    """X4: the target takes the message with it, the source lets it go; nothing else happens."""
+    for name, left in (("dead", []), ("q", [b"m"])):
+        rig = Rig()
+        rig.declare("dead")
+        rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        rig.publish("q", b"m")
+        rig.settle_down()
+        reject_first(rig)
+        rig.turn()
+        job = rig.store.begin_sync(everything=True)
+        job.run()
+        rig.delete(name)
+        rig.store.end_sync(job)
+        rig.settle_down()
+        other = "q" if name == "dead" else "dead"
+        assert rig.peek(other) == left
+        assert rig.queue(other).messages == len(left)
+        rig.kill()
+        assert rig.peek(other) == left

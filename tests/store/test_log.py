@@ -1,0 +1,222 @@
+"""A queue's log: segments roll, fill and go; offsets are never used twice (P4, D3)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvitto.base.errors import StoreFull
+from kvitto.store import log as logs
+from kvitto.store.settlements import ACKED, Settlements
+from tests.store.logs import DIRECTORY, Shelf
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "SEGMENT_BYTES", 700)
+    monkeypatch.setattr(logs, "ROLL_WHEN_SETTLED_BYTES", 300)
+
+
+def fill(shelf: Shelf, count: int, size: int = 100) -> None:
+    for _ in range(count):
+        shelf.write(f"{shelf.log.next}".ljust(size, ".").encode())
+
+
+def test_segments_roll_and_everything_is_found_by_its_offset() -> None:
+    """P4."""
+    shelf = Shelf()
+    fill(shelf, 20)
+    shelf.rest()
+    assert len(shelf.names(".log")) > 3
+    assert {o: shelf.body(o) for o in range(20)} == shelf.written
+    shelf.again()
+    assert shelf.served() == shelf.written
+
+
+def test_a_settled_segment_goes_and_its_settlement_log_after_it() -> None:
+    shelf = Shelf()
+    fill(shelf, 12)
+    shelf.rest()
+    first = shelf.names(".log")[0]
+    shelf.settle(*range(shelf.log.segments[1].base))
+    shelf.rest()
+    assert first not in shelf.names(".log")
+    assert not shelf.names(".ack") or shelf.names(".ack")[0] != first.replace(".log", ".ack")
+    shelf.again()
+    assert shelf.served() == shelf.expected
+
+
+def test_a_segment_that_goes_while_it_is_dirty_is_not_synced_any_more() -> None:
+    """A sync of its closed file ended the process."""
+    shelf = Shelf()
+    fill(shelf, 6)
+    shelf.settle(*range(shelf.log.next))
+    shelf.rest()
+    assert shelf.log.segments[-1].base == shelf.log.next
+
+
+def test_offsets_are_not_used_again_after_the_last_segment_has_gone() -> None:
+    """An old journal record, or a reader's checkpoint, would have meant the new messages."""
+    shelf = Shelf()
+    fill(shelf, 6)
+    shelf.settle(*range(shelf.log.next))
+    for _ in range(3):
+        shelf.rest()
+        shelf.again()
+        assert shelf.log.next == 6
+    assert len(shelf.names(".log")) == 1
+
+
+def test_offsets_are_not_used_again_wherever_the_power_goes() -> None:
+    for seed in range(60):
+        shelf = Shelf()
+        fill(shelf, 6)
+        shelf.sync()
+        shelf.settle(*range(shelf.log.next))
+        for _ in range(seed % 5):
+            if shelf.store.dirty:
+                shelf.sync()
+        shelf.cut(Random(seed), hostile=True)
+        assert shelf.log.next == 6
+        assert not shelf.store.alarms
+
+
+def test_an_orphaned_settlement_log_counts_and_goes() -> None:
+    """A segment's name may be gone and its settlement log's not."""
+    shelf = Shelf()
+    fill(shelf, 3)
+    shelf.settle(0, mark=2)
+    shelf.rest()
+    disk = shelf.disk.kill()
+    disk.unlink(f"{DIRECTORY}/{0:020d}.log")
+    left = Shelf(disk)
+    assert left.log.next == 2
+    assert left.names(".ack") == []
+    left.write(b"new")
+    assert left.again() and left.served() == {2: b"new"}
+
+
+def test_the_delivered_mark_outlives_the_settlement_log_that_had_it() -> None:
+    """A9: messages that were delivered from a later segment came back unflagged when the earlier one went."""
+    shelf = Shelf()
+    fill(shelf, 7)
+    first_end = shelf.log.segments[1].base
+    shelf.settle(0, mark=first_end + 2)
+    shelf.settle(*range(1, first_end), mark=first_end + 2)
+    shelf.rest()
+    assert shelf.log.segments[0].base == first_end
+    found = shelf.again()
+    assert found.requeued == [(first_end, 2)]
+    assert found.cursor == first_end + 2
+
+
+def test_a_settlement_is_counted_once_when_a_full_disk_ends_its_turn_half_way() -> None:
+    """Counted twice, a segment went with unsettled messages in it."""
+    shelf = Shelf()
+    fill(shelf, 16)
+    shelf.rest()
+    bases = [part.base for part in shelf.log.segments]
+    for at in range(8):
+        disk = shelf.disk.copy()
+        other = Shelf(disk)
+        other.written = shelf.written
+        some = [base for base in bases if base < 16]
+        disk.fail_at[disk.operations + 1 + at] = StoreFull("no room")
+        pending = Settlements()
+        for base in some:
+            pending.add(base, 1, ACKED, 0)
+        for _ in range(2):
+            try:
+                other.log.settle(pending, 16)
+            except StoreFull:
+                continue
+            break
+        other.settled = set(some)
+        assert [part.settled for part in other.log.segments if part.count] == [1] * len(some)
+        disk.fail_at.clear()
+        other.rest()
+        other.again()
+        assert other.served() == other.expected
+        assert not other.store.alarms
+
+
+def test_a_settlement_log_whose_header_had_no_room_gets_it_later() -> None:
+    """Without it the next start wrote one over the first block: what was acked and synced came back."""
+    shelf = Shelf()
+    fill(shelf, 2)
+    shelf.rest()
+    for at in (1, 2, 3):
+        disk = shelf.disk.copy()
+        other = Shelf(disk)
+        other.written = shelf.written
+        disk.fail_at[disk.operations + at] = StoreFull("no room")
+        for _ in range(2):
+            try:
+                other.settle(0)
+            except StoreFull:
+                continue
+            break
+        other.rest()
+        other.again()
+        assert 0 not in other.served()
+
+
+def test_a_footer_that_finds_no_room_does_not_end_the_sync() -> None:
+    """D4: StoreFull came out of the end of the sync, and nothing it covered was confirmed."""
+    shelf = Shelf()
+    fill(shelf, 5)
+    told: list[bool] = []
+    shelf.store.when_durable(lambda: told.append(True))
+    job = shelf.store.begin_sync(everything=True)
+    job.run()
+    shelf.disk.full = True
+    shelf.store.end_sync(job)
+    assert told == [True]
+    shelf.disk.full = False
+    shelf.again()
+    assert shelf.served() == shelf.written
+
+
+def test_a_killed_process_has_synced_neither_bytes_nor_names() -> None:
+    """P2: what the next one finds, and adds to, must survive a power cut."""
+    for seed in range(40):
+        shelf = Shelf()
+        fill(shelf, 4)
+        shelf.store.disk.sync_dir("queues")
+        shelf.again()
+        fill(shelf, 1)
+        shelf.sync()
+        shelf.cut(Random(seed), hostile=True)
+        assert shelf.served() == shelf.written
+        assert not shelf.store.alarms
+
+
+def test_a_segment_is_not_left_while_a_journaled_batch_in_it_is_not_durable() -> None:
+    """T4: a later segment would have said that the record had been applied, and the batch was lost."""
+    shelf = Shelf()
+    fill(shelf, 2)
+    shelf.write(b"from the journal", journal=1)
+    fill(shelf, 6)
+    assert len(shelf.log.segments) == 1
+    shelf.sync()
+    fill(shelf, 1)
+    assert len(shelf.log.segments) == 2
+
+
+def test_damage_is_read_around_from_either_side() -> None:
+    """D3: the messages before and behind a damaged batch are found by their offsets, whichever is asked for first."""
+    shelf = Shelf()
+    shelf.write(b"a", b"b")
+    start = shelf.log.segments[0].size
+    shelf.write(b"c", b"d")
+    shelf.write(b"e", b"f")
+    shelf.rest()
+    for position in range(start, start + 64):
+        for order in ((0, 2, 4), (4, 2, 0), (3, 5, 1)):
+            disk = shelf.disk.copy()
+            disk.flip(f"{DIRECTORY}/{0:020d}.log", position, 1)
+            bodies = [shelf.written[o] if o not in (2, 3) else None for o in order]
+            other = Shelf(disk)
+            assert [other.body(o) for o in order] == bodies, (position, order)
+            assert other.store.alarms

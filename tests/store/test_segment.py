@@ -1,0 +1,146 @@
+"""One segment file: torn tails, bit flips, footers (D3)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from kvitto.store import log as logs
+from kvitto.store.segment import FOOTER_MAGIC, HEADER
+from tests.store.logs import DIRECTORY, Shelf
+from tests.support.simdisk import PowerCut, SimDisk
+
+SEGMENT = f"{DIRECTORY}/{0:020d}.log"
+
+
+def shelf_of_three() -> tuple[Shelf, int]:
+    """Two synced batches and a third that is not; and where that begins."""
+    shelf = Shelf()
+    shelf.write(b"one", b"two")
+    shelf.write(b"three")
+    shelf.rest()
+    start = shelf.log.segments[0].size
+    shelf.write(b"four" * 10, b"five", b"six")
+    return shelf, start
+
+
+def test_a_tail_torn_at_any_byte_is_cut_back_to_the_last_whole_batch() -> None:
+    """D3: 100 % of what came before the torn batch is there, nothing of the torn one, and no alarm."""
+    shelf, start = shelf_of_three()
+    whole = shelf.disk.files()[SEGMENT]
+    for length in range(start, len(whole) + 1):
+        for rest in (b"", bytes(len(whole) - length)):
+            disk = shelf.disk.copy()
+            disk._names[SEGMENT].live[:] = whole[:length] + rest
+            torn = Shelf(disk)
+            lost = set() if length == len(whole) else {3, 4, 5}
+            assert torn.served() == {o: b for o, b in shelf.written.items() if o not in lost}
+            assert not torn.store.alarms
+            torn.write(b"after")
+            assert torn.again() and torn.body(torn.log.next - 1) == b"after"
+
+
+def test_a_flipped_bit_in_a_sealed_segment_is_never_a_wrong_body() -> None:
+    """D3: at every byte: what is served is right; what is missing was in the damaged batch, an alarm and a copy tell of it."""
+    shelf = sealed()
+    bodies = dict(shelf.written)
+    size = len(shelf.disk.files()[SEGMENT])
+    for position in range(size):
+        disk = shelf.disk.copy()
+        disk.flip(SEGMENT, position, position % 8)
+        damaged = Shelf(disk)
+        served = damaged.served()
+        assert all(bodies[o] == body for o, body in served.items()), position
+        missing = set(bodies) - set(served)
+        assert len(missing) <= 2, f"more than one batch is gone: {position}"
+        if missing:
+            assert any("cannot be read" in alarm for alarm in damaged.store.alarms)
+            assert damaged.names(".bad") == [f"{0:020d}.bad"]
+            assert len(damaged.disk.read_file(f"{DIRECTORY}/{0:020d}.bad")) >= size - 200
+
+
+def sealed() -> Shelf:
+    """Batches of two, a gap of two never-written offsets, and a second segment behind it all."""
+    shelf = Shelf()
+    for i in range(3):
+        shelf.write(f"a{i}".encode(), f"b{i}".encode())
+    shelf.log.skip(shelf.log.next, 2)
+    for i in range(3, 6):
+        shelf.write(f"a{i}".encode(), f"b{i}".encode())
+    part = shelf.log.segments[0]
+    shelf.log._fill(part)
+    shelf.write(b"next")
+    shelf.rest()
+    assert part.sealed and FOOTER_MAGIC in shelf.disk.files()[SEGMENT]
+    return shelf
+
+
+def test_damage_in_the_middle_of_an_open_segment_is_quarantined_and_the_rest_served() -> None:
+    """D3: the batches behind the hole were lost when it was taken for offsets that were never written."""
+    shelf = Shelf()
+    starts = []
+    for i in range(4):
+        starts.append(shelf.log.segments[0].size if shelf.log.segments else HEADER)
+        shelf.write(f"a{i}".encode(), f"b{i}".encode())
+        shelf.rest()
+    for position in range(starts[1], starts[2]):
+        disk = shelf.disk.copy()
+        disk.flip(SEGMENT, position)
+        damaged = Shelf(disk)
+        assert damaged.found.ready == 8, "what is lost is found out when it is read"
+        assert damaged.served() == {o: b for o, b in shelf.written.items() if o not in (2, 3)}
+        assert damaged.log.lost[0] == (2, 2)
+        assert damaged.names(".bad")
+        damaged.write(b"more")
+        assert damaged.again() and damaged.body(8) == b"more"
+
+
+def test_offsets_that_were_never_written_are_gaps_after_a_start() -> None:
+    """A batch that is settled before it is written leaves a gap, which is neither served nor an alarm."""
+    shelf = sealed()
+    for _ in range(2):
+        shelf.again()
+        assert shelf.served() == shelf.expected
+        assert shelf.found.ready == len(shelf.expected)
+        assert not shelf.store.alarms
+
+
+def test_a_reader_by_offset_is_not_held_up_by_a_gap_between_segments() -> None:
+    """`durable_end` stayed for ever at the end of a segment whose last offsets were never written."""
+    shelf = Shelf()
+    shelf.write(b"x")
+    shelf.rest()
+    shelf.log._fill(shelf.log.segments[0])
+    shelf.rest()
+    shelf.log.skip(shelf.log.next, 3)
+    shelf.write(b"y")
+    assert shelf.log.durable_end < shelf.log.next
+    shelf.rest()
+    assert shelf.log.durable_end == shelf.log.next
+    shelf.again()
+    assert shelf.log.durable_end == shelf.log.next
+
+
+def test_a_footer_is_written_only_over_synced_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """formats.md: a footer means that everything before it is durable; so whatever a power cut leaves, a footer does not lie."""
+    monkeypatch.setattr(logs, "SEGMENT_BYTES", 600)
+    for cut_at in range(1, 60):
+        for seed in range(6):
+            disk = SimDisk()
+            shelf = Shelf(disk)
+            disk.cut_at = disk.operations + cut_at
+            durable: set[int] = set()
+            with suppress(PowerCut):
+                for i in range(12):
+                    shelf.write(f"{i}".encode() * 40)
+                    if i % 3 == 2:
+                        shelf.sync()
+                        durable = set(shelf.written)
+            bodies = shelf.written
+            shelf.cut(Random(seed), hostile=True)
+            served = shelf.served()
+            assert durable <= set(served)
+            assert all(bodies.get(o, b) == b for o, b in served.items())
+            assert not shelf.store.alarms

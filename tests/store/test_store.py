@@ -1,0 +1,183 @@
+"""The data directory: one owner, one format, how the last owner ended, and what a sync covers (D5, C8, C2)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvitto.base.errors import StoreError
+from kvitto.store.disk import RealDisk
+from kvitto.store.store import FORMAT, Store
+from tests.store.logs import DIRECTORY, Shelf
+from tests.support.clock import ManualClock
+from tests.support.rig import Rig
+from tests.support.simdisk import PowerCut, SimDisk
+
+
+def test_a_second_open_is_refused(tmp_path: object) -> None:
+    """D5: with the number of the process that has it."""
+    first = Store(RealDisk(str(tmp_path)), ManualClock())
+    first.open()
+    with pytest.raises(StoreError, match="in use by process"):
+        Store(RealDisk(str(tmp_path)), ManualClock()).open()
+    first.shut()
+    Store(RealDisk(str(tmp_path)), ManualClock()).open()
+
+
+@pytest.mark.parametrize("text", [b"kvitto 2\n", b"something else", b""])
+def test_a_directory_of_another_format_is_refused(text: bytes) -> None:
+    """D5."""
+    rig = Rig()
+    rig.settle_down()
+    disk = rig.disk.kill()
+    disk._names["format"].live[:] = text
+    with pytest.raises(StoreError, match="format"):
+        Rig(disk)
+    assert disk.files()["format"] == text
+
+
+def test_a_power_cut_at_the_very_first_start_leaves_a_directory_that_starts() -> None:
+    """P2: a torn format file of an empty directory was refused for ever."""
+    whole = SimDisk()
+    Rig(whole)
+    for cut_at in range(1, whole.operations + 1):
+        for seed in range(10):
+            disk = SimDisk()
+            disk.cut_at = cut_at
+            with pytest.raises(PowerCut):
+                Rig(disk)
+            rig = Rig(disk.crash(Random(seed), hostile=True))
+            assert rig.disk.files()["format"] == FORMAT
+            assert "/" in rig.broker.vhosts
+
+
+def test_an_orderly_end_a_kill_and_a_power_cut_are_told_apart() -> None:
+    """A11: the machine's boot id is durable before anything else happens."""
+    shelf = Shelf()
+    assert shelf.store.in_order and not shelf.store.doubt
+    shelf.again()
+    assert not shelf.store.in_order and not shelf.store.doubt
+    for seed in range(10):
+        shelf.cut(Random(seed), hostile=True)
+        assert shelf.store.doubt
+    shelf.rest()
+    shelf.store.shut()
+    shelf.again()
+    assert shelf.store.in_order and not shelf.store.doubt
+
+
+def test_what_was_delivered_before_a_power_cut_is_flagged_by_every_start_that_follows() -> None:
+    """A11: the flag was lost by the second start, and by the first if the lock had not been synced."""
+    for seed in range(20):
+        rig = Rig()
+        rig.declare("q")
+        for body in (b"a", b"b"):
+            rig.publish("q", body)
+        rig.settle_down()
+        assert rig.bodies("q") == [b"a", b"b"]
+        rig.turn()
+        rig.cut(Random(seed), hostile=True)
+        if seed % 2:
+            rig.kill()
+        if seed % 3:
+            rig.restart()
+        assert [d.redelivered for d in rig.take("q")] == [True, True]
+
+
+def test_a_directory_that_was_left_in_order_is_damaged_by_any_torn_end() -> None:
+    """D3: without a power cut or a kill nothing can be torn."""
+    shelf = Shelf()
+    shelf.write(b"a")
+    shelf.write(b"b")
+    shelf.rest()
+    shelf.store.shut()
+    path = f"{DIRECTORY}/{0:020d}.log"
+    disk = shelf.disk.copy()
+    disk.flip(path, len(disk.files()[path]) - 1)
+    damaged = Shelf(disk)
+    assert damaged.store.alarms and damaged.names(".bad")
+    assert damaged.served() == {0: b"a"}
+
+
+def test_a_sync_covers_what_was_written_when_it_began() -> None:
+    """C2: not what came while it ran."""
+    shelf = Shelf()
+    told: list[str] = []
+    shelf.write(b"a")
+    shelf.store.when_durable(lambda: told.append("a"))
+    job = shelf.store.begin_sync(everything=False)
+    shelf.write(b"b")
+    shelf.store.when_durable(lambda: told.append("b"))
+    job.run()
+    shelf.store.end_sync(job)
+    assert told == ["a"]
+    assert shelf.store.waiting
+    shelf.sync()
+    assert told == ["a", "b"]
+
+
+def test_files_of_a_queue_that_is_deleted_while_a_sync_has_them_are_closed_after_it() -> None:
+    rig = Rig()
+    rig.declare("q")
+    rig.publish("q", b"m")
+    rig.settle_down()
+    rig.publish("q", b"n")
+    rig.turn()
+    job = rig.store.begin_sync(everything=True)
+    rig.delete("q")
+    job.run()
+    assert job.error is None
+    rig.store.end_sync(job)
+    rig.settle_down()
+    assert rig.disk.listdir("queues") == []
+    rig.kill()
+    assert "q" not in rig.broker.vhosts["/"].queues
+
+
+def test_a_deleted_queue_does_not_come_back_empty() -> None:
+    """D2: its files stay until the deletion is durable."""
+    for seed in range(40):
+        rig = Rig()
+        rig.declare("q")
+        rig.publish("q", b"m")
+        rig.settle_down()
+        rig.delete("q")
+        if seed % 2:
+            rig.sync(everything=False)
+        rig.cut(Random(seed), hostile=True)
+        queues = rig.broker.vhosts["/"].queues
+        assert "q" not in queues or rig.peek("q") == [b"m"]
+
+
+def test_after_a_failed_sync_there_is_no_other() -> None:
+    """C8: nobody is told anything, and the same descriptors are never synced again."""
+    shelf = Shelf()
+    told: list[str] = []
+    shelf.write(b"a")
+    shelf.store.when_durable(lambda: told.append("a"))
+    job = shelf.store.begin_sync(everything=True)
+    shelf.disk.fail_at[shelf.disk.operations + 1] = StoreError("gone")
+    job.run()
+    shelf.store.end_sync(job)
+    assert told == []
+    assert shelf.store.failed is not None
+    with pytest.raises(AssertionError):
+        shelf.store.begin_sync(everything=True)
+    shelf.store.shut()
+    assert shelf.disk.files()["boot"], "the directory was left as if in order"
+
+
+def test_without_syncing_everything_is_durable_at_once() -> None:
+    """C2: --sync=off."""
+    disk = SimDisk()
+    store = Store(disk, ManualClock(), sync=False)
+    store.open()
+    store.definitions.load()
+    told: list[str] = []
+    store.when_durable(lambda: told.append("x"))
+    job = store.begin_sync(everything=False)
+    assert not job.files and not job.dirs
+    job.run()
+    store.end_sync(job)
+    assert told == ["x"]
