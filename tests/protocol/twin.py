@@ -50,7 +50,7 @@ def line(data: bytes) -> str:
 def main(path: str) -> None:
     logging.disable(logging.CRITICAL)
     print("compiled" if kvitto.compiled() else "interpreted")
-    for data in Path(path).read_text().split():
+    for data in Path(path).read_text().split("\n"):
         print(line(bytes.fromhex(data)))
 
 
