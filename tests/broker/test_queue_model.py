@@ -499,7 +499,7 @@ class QueueModel(RuleBasedStateMachine):
 
 TestQueueModel = QueueModel.TestCase
 TestQueueModel.settings = settings(
-    max_examples=1500 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else int(os.environ.get("EX", "60")),
+    max_examples=1500 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 150,
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,

@@ -16,7 +16,7 @@ from tests.support.rig import Rig, Taker
 from tests.support.simdisk import PowerCut, SimDisk
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-STEP = 1 if THOROUGH else 2
+STEP = 1
 SEEDS = 20 if THOROUGH else 4
 
 

@@ -200,8 +200,12 @@ class Log:
         if part is self._marked:
             rest = [s for s in self.segments if s is not part]
             if self.mark > rest[0].base:
-                self._append_block([s for s in rest if s.base < self.mark][-1], memoryview(b""), self.mark)
+                self._keep_mark(rest)
         return True
+
+    def _keep_mark(self, rest: list[Segment] | None = None) -> None:
+        """Write the delivered mark again, into the settlement log of a segment that stays."""
+        self._append_block([s for s in rest or self.segments if s.base < self.mark][-1], memoryview(b""), self.mark)
 
     def _unlink(self, part: Segment) -> None:
         self.store.dropped(part)
@@ -356,12 +360,17 @@ class Log:
         for part in self.segments:
             if part.settled and part.end > self.mark:
                 # Only what was delivered and settled at once is never written, and first deliveries are in order.
-                self.mark = max([self.mark] + [start + count for start, count in part.batch_gaps()])
+                raised = max([self.mark] + [start + count for start, count in part.batch_gaps()])
+                if raised > self.mark:
+                    self.mark, self._marked = raised, None
         self._books(found, logs)
         if self.segments and not self.segments[-1].full:
             last = self.segments[-1]
             last.settled += self.next - last.end
             last.end = self.next
+        if self._marked is None and self.segments and self.mark > self.segments[0].base:
+            with suppress(StoreFull):
+                self._keep_mark()  # it was in a settlement log whose segment is gone, or follows from gaps
         if self.store.doubt:
             found.doubt = self.next
             self._note_doubt(found.cursor)
@@ -433,7 +442,8 @@ class Log:
         replay = settlements.Replay(base, 0)
         path = paths.settlements(self.directory, base)
         replay.run(self.store.disk.read_file(path), segment.HEADER)
-        self.mark = max(self.mark, replay.mark)
+        if replay.mark > self.mark:
+            self.mark, self._marked = replay.mark, None
         self.next = max(self.next, replay.highest + 1)
         self.store.disk.unlink(path)
 
