@@ -6,10 +6,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base.version import __version__
+
 if TYPE_CHECKING:
     from kvitto.server.embedded import Broker
-
-__version__ = "0.1.0"
 
 __all__ = ["Broker", "__version__", "compiled"]
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kvitto import __version__
 from kvitto.base.build import compiled
+from kvitto.base.version import __version__
 
 
 class Version(argparse.Action):

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar, cast
 
-from kvitto import __version__
 from kvitto.base.errors import ConnectionError_
+from kvitto.base.version import __version__
 from kvitto.client.channel import Channel
 from kvitto.client.codec import METHOD, Scanner
 from kvitto.client.errors import AMQPError, ConnectFailed, ConnectionLost

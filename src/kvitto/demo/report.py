@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvitto import __version__
+from kvitto.base.version import __version__
 from kvitto.demo.plot import Series, bars, timeline
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvitto import __version__
+from kvitto.base.version import __version__
 from kvitto.broker.vhost import VHost
 from kvitto.http import views
 from kvitto.http.access import Access

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from kvitto import __version__
 from kvitto.base.build import compiled
+from kvitto.base.version import __version__
 from kvitto.broker.queue import Queue
 from kvitto.http import process
 from kvitto.http.access import Access

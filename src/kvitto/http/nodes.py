@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvitto import __version__
 from kvitto.base.build import compiled
+from kvitto.base.version import __version__
 from kvitto.broker.exchange import TYPES
 from kvitto.http import process, views
 from kvitto.http.access import Access

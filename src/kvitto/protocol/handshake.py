@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvitto import __version__
 from kvitto.base import limits
 from kvitto.base.errors import (
     ACCESS_REFUSED,
@@ -14,6 +13,7 @@ from kvitto.base.errors import (
     SYNTAX_ERROR,
     ConnectionError_,
 )
+from kvitto.base.version import __version__
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import (
