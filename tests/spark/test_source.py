@@ -80,7 +80,8 @@ def test_messages_are_settled_only_after_their_batch_is_committed(
         first = df.agg(f.min("offset")).collect()[0][0]
         # a second action on the same batch reads it again
         assert df.count() == 100
-        seen.append((first, channel.log_inspect("q").settled))
+        with Connection(kvitto_broker.url) as own:  # Spark calls from a thread of its own
+            seen.append((first, own.channel().log_inspect("q").settled))
 
     df = stream(spark, kvitto_broker.url, maxOffsetsPerTrigger=100)
     writer = df.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path))
