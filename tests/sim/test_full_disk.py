@@ -42,6 +42,12 @@ class FillingDisk(SimDisk):
     def full(self, _: bool) -> None:
         pass
 
+    def free_bytes(self) -> int:
+        """Asking counts as trying: who finds no room may not even write."""
+        free = super().free_bytes()
+        self.operations += not free
+        return free
+
 
 def operations() -> tuple[int, int]:
     """When the client comes, and when its day is over."""
