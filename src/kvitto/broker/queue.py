@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base.errors import StoreFull
 from kvitto.broker.arguments import MS_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.ranges import RangeSet
@@ -640,7 +641,11 @@ class Queue:
                 self.settlements.cut(tail.first)
                 self.log.skip(tail.first, tail.count)
             else:
-                self.log.write(tail)
+                try:
+                    self.log.write(tail)
+                except StoreFull:
+                    self._settle_written()
+                    raise
             self.tail = None
             self.tail_first = self.next
             self.tail_settled = 0
@@ -658,6 +663,16 @@ class Queue:
                 self._ahead.release()
         if not self.requeued_ready and self._behind.segment is not None:
             self._behind.release()
+
+    def _settle_written(self) -> None:
+        """There is no room for the tail; what is settled of the messages before it is written all the same, and makes room (D4)."""
+        later = self.settlements.split(self.tail_first)
+        try:
+            if self.settlements.entries.n:
+                self.log.settle(self.settlements, min(self.cursor, self.tail_first))
+                self.settlements.clear()
+        finally:
+            self.settlements.join(later)
 
     # -- consumers -------------------------------------------------------------------------------------------
 

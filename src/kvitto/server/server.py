@@ -165,6 +165,8 @@ class Server:
 
     def _last_sync(self) -> None:
         try:
+            if self.broker.full:
+                self.broker.retry_writes()
             self.broker.turn()
             for _ in range(4):  # a sync may seal segments or retire the journal, which writes again
                 if not self.store.dirty:

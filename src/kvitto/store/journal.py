@@ -167,13 +167,15 @@ class Journal:
         """Append a record; raises StoreFull or StoreError, then it never happened."""
         record.sequence = self.sequence + 1
         record.durable = min(self._durable, 0xFFFFFFFF)
+        data = record.encode()
+        self.store.take_room(sum(map(len, data)), paths.JOURNALS)
         if self._file is None or self._size >= ROTATE_BYTES:
             self._number += 1
             self._last[self._number] = self.sequence
             self._file = self._files[self._number] = self.store.disk.open(paths.journal(self._number), create=True)
             self._size = self._durable = 0
             self.store.renamed(paths.JOURNALS)
-        self._size += self._file.write_at(self._size, record.encode())
+        self._size += self._file.write_at(self._size, data)
         self.sequence = self._last[self._number] = record.sequence
         self.store.wrote_file(self._file)
 

@@ -78,6 +78,7 @@ class Log:
 
     def write(self, batch: Batch) -> None:
         """Append a batch; it is durable after the next sync. Raises StoreFull or StoreError: then nothing was appended."""
+        self.store.take_room(batch.size(), self.directory)
         current = self._writable(batch)
         current.write(batch)
         self.next = batch.first + batch.count

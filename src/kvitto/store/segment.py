@@ -10,7 +10,7 @@ from bisect import bisect_right
 
 import xxhash
 
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store.batch import MAGIC as BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
@@ -74,7 +74,11 @@ class Segment:
     def write(self, batch: Batch) -> None:
         """Append a batch that begins at or after `end`; an offset between was never written."""
         assert self.file is not None and batch.first >= self.end
-        written = self.file.write_at(self.size, batch.seal(self.durable))
+        try:
+            written = self.file.write_at(self.size, batch.seal(self.durable))
+        except StoreFull:
+            self.file.truncate(self.size)  # what found room of it is needed for settlements
+            raise
         self.note(batch.first, batch.count, batch.body.n, batch.journal, self.size)
         self.size += written
         if batch.journal:

@@ -110,6 +110,21 @@ class Settlements:
             if not kept.n:
                 self.lowest = NOTHING
 
+    def split(self, start: int) -> Settlements:
+        """Take out what concerns offsets from `start` on."""
+        later = Settlements()
+        if self.entries.n and self.highest >= start:
+            self.take(start, NOTHING, later.entries)
+            later.lowest, later.highest = max(self.lowest, start), self.highest
+            self.cut(start)
+        return later
+
+    def join(self, later: Settlements) -> None:
+        """Put back what `split` took out."""
+        if later.entries.n:
+            self.entries.add(later.entries.view())
+            self.lowest, self.highest = min(self.lowest, later.lowest), max(self.highest, later.highest)
+
     def clear(self) -> None:
         self.entries.clear(1 << 16)
         self.lowest = NOTHING

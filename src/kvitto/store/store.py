@@ -21,6 +21,10 @@ from kvitto.store.segment import Segment
 
 FORMAT = b"kvitto 1\n"
 log = logging.getLogger("kvitto.store")
+ROOM_KEPT = 16 << 20
+"""Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
+ROOM_STEP = 16 << 20
+"""After so many bytes of messages the disk is asked again."""
 
 
 class SyncJob:
@@ -58,6 +62,7 @@ class Store:
         self.failed: Exception | None = None
         self.blocked_drops: set[Log] = set()
         self.syncs = 0
+        self._room = 0
         self._lock: object | None = None
         self._job: SyncJob | None = None
         self._segments: dict[Segment, Log] = {}
@@ -233,6 +238,15 @@ class Store:
         """Call back once all that has been written so far is durable; without `messages` only journal and definitions are meant."""
         self._callbacks.append(callback)
         self._messages_wanted |= messages
+
+    def take_room(self, size: int, path: str) -> None:
+        """Before `size` bytes of messages are written to `path`. StoreFull if too little would be left."""
+        if size > self._room:
+            self._room = min(self.disk.free_bytes() - ROOM_KEPT, max(ROOM_STEP, size))
+            if size > self._room:
+                left = f"{ROOM_KEPT >> 20} MiB must stay free for what frees space"
+                raise StoreFull(f"cannot write messages to {path}: {left} (free some on this file system)")
+        self._room -= size
 
     def when_defined(self, callback: Callable[[], None]) -> None:
         """Call back once the definitions made so far are durable, if there is no room for them: once they have been written."""

@@ -1,0 +1,183 @@
+"""D4: a real file system without room. Publishers wait, acks and consumers go on, and it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvitto.wire import methods as m
+from tests.crash.serve import Served
+from tests.protocol.raw import Raw, content
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+SIZE = 80
+"""MiB of the file system; the broker keeps 50 of them free."""
+PERSISTENT = b"\x10\x00\x02"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}m", "kvitto-test", str(place)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs: run as root on Linux")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def free(place: Path) -> int:
+    stat = os.statvfs(place)
+    return stat.f_bavail * stat.f_frsize
+
+
+def fill(place: Path, leave: int) -> Path:
+    """Take all room but `leave` bytes."""
+    ballast = place / "ballast"
+    with ballast.open("wb") as file:
+        file.write(bytes(max(free(place) - leave, 0)))
+    return ballast
+
+
+class Flood(threading.Thread):
+    """Publishes `count` messages with confirms, however long the broker makes it wait."""
+
+    def __init__(self, port: int, count: int, size: int) -> None:
+        super().__init__(daemon=True)
+        self.port = port
+        self.count = count
+        self.size = size
+        self.confirmed = 0
+        self.refused: list[int] = []
+        self.blocked = threading.Event()
+        self.unblocked = threading.Event()
+
+    def run(self) -> None:
+        with suppress(OSError, AssertionError), Raw(self.port) as raw:
+            raw.socket.settimeout(60)
+            raw.channel(1, confirm=True)
+            sender = threading.Thread(target=self._send, args=(raw,), daemon=True)
+            sender.start()
+            while self.confirmed < self.count:
+                method = raw.method()[1]
+                if isinstance(method, m.BasicAck):
+                    self.confirmed = method.delivery_tag
+                elif isinstance(method, m.BasicNack):
+                    self.refused.append(method.delivery_tag)
+                elif isinstance(method, m.ConnectionBlocked):
+                    self.blocked.set()
+                else:
+                    assert isinstance(method, m.ConnectionUnblocked), method
+                    self.unblocked.set()
+            sender.join()
+
+    def _send(self, raw: Raw) -> None:
+        filler = bytes(self.size - 8)
+        for number in range(self.count):
+            with suppress(OSError):
+                raw.send(content(1, m.BasicPublish("", "q"), PERSISTENT, b"%08d" % number + filler))
+
+
+def take(raw: Raw, count: int) -> list[int]:
+    """Consume and ack so many messages."""
+    raw.socket.settimeout(30)
+    raw.call(1, m.BasicQos(0, 50), m.BasicQosOk)
+    tag = raw.consume("q")
+    numbers = []
+    for _ in range(count):
+        delivery = raw.message()
+        numbers.append(int(delivery.body[:8]))
+        raw.put(1, m.BasicAck(delivery.method.delivery_tag))
+    raw.put(1, m.BasicCancel(tag))
+    cancelled = m.BasicCancelOk(tag).encode()
+    while raw.next()[2] != cancelled:
+        pass  # deliveries that were on their way
+    raw.put(1, m.BasicNack(0, True, True))
+    return numbers
+
+
+def test_publishers_wait_before_the_disk_is_full(disk: Path) -> None:
+    """Blocked in time, nothing refused, nothing lost; what consumers take makes room again."""
+    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+        raw.channel(1)
+        raw.declare("q", durable=True)
+        flood = Flood(broker.port, 900, 100_000)
+        flood.start()
+        assert flood.blocked.wait(30)
+        raw.channel(2)
+        raw.declare("another", 2, durable=True)
+        numbers = take(raw, 900)
+        flood.join(30)
+        assert not flood.is_alive() and flood.unblocked.is_set() and flood.refused == []
+        assert numbers == list(range(900))
+        assert broker.stop() == 0
+
+
+def test_a_disk_that_is_full_to_the_last_byte(disk: Path) -> None:
+    """Nothing is confirmed that is not written; with room again everything is, and the log has said both."""
+    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+        raw.channel(1)
+        raw.declare("q", durable=True)
+        raw.put_in("q", *(b"%08d" % n for n in range(100)))
+        flood = Flood(broker.port, 50, 200_000)
+        ballast = fill(disk, 300_000)
+        flood.start()
+        assert flood.blocked.wait(30)
+        assert take(raw, 30) == list(range(30))
+        before = flood.confirmed
+        assert before < 50
+        ballast.unlink()
+        flood.join(30)
+        assert not flood.is_alive() and flood.unblocked.is_set()
+        kept = 50 - len(flood.refused)
+        assert broker.log().count("publishers wait until there is room") == 1
+        broker.kill()
+    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+        raw.channel(1)
+        left = raw.drain("q")
+        assert [int(body[:8]) for body in left] == [*range(30, 100), *range(kept)]
+
+
+def test_consumers_make_room_on_a_full_disk(disk: Path) -> None:
+    """Nobody else gives space back: what is consumed and acked leaves the disk, although there is no room for what comes in."""
+    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+        raw.channel(1)
+        raw.declare("q", durable=True)
+        raw.put_in("q", *(b"%08d" % n + bytes(100_000) for n in range(150)))
+        flood = Flood(broker.port, 100, 200_000)
+        ballast = fill(disk, 100_000)
+        flood.start()
+        assert flood.blocked.wait(30)
+        assert take(raw, 150) == list(range(150))
+        assert wait_until(lambda: free(disk) > 14 * MIB)
+        assert flood.confirmed < 100
+        ballast.unlink()
+        flood.join(30)
+        more = 100 - len(flood.refused)
+        assert take(raw, more) == list(range(more))
+        assert not flood.is_alive()
+
+
+def test_what_was_acked_on_a_full_disk_stays_acked(disk: Path) -> None:
+    """The disk is full, the consumer acks, the broker is stopped in order: nothing comes again."""
+    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+        raw.channel(1)
+        raw.declare("q", durable=True)
+        raw.put_in("q", *(b"%08d" % n for n in range(2000)))
+        ballast = fill(disk, 0)
+        assert take(raw, 1000) == list(range(1000))
+        ballast.unlink()
+        assert broker.stop() == 0
+    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+        raw.channel(1)
+        assert raw.count("q") == 1000
