@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from kvitto.base import limits
+from kvitto.store.log import Window
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
 from tests.protocol.sansio import House
@@ -229,3 +231,48 @@ def test_copies_and_headers_are_routed_at_commit(tx: Raw, name: str) -> None:
     tx.publish(1, "amq.headers", "", b"y", headers={"k": 1})
     commit(tx)
     assert (tx.drain(name, 2), tx.drain(name + ".cc", 2)) == ([b"x", b"y"], [b"x"])
+
+
+def test_a_transaction_has_a_limit(tx: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: it is held in memory, so it must end somewhere; and it counts from zero again."""
+    monkeypatch.setattr(limits, "TX_MAX", 1_000_000)
+    for _ in range(3):
+        for _ in range(9):
+            tx.publish(1, "", name, bytes(100_000))
+        commit(tx)
+    assert len(tx.drain(name, 2)) == 27
+    for _ in range(11):
+        tx.publish(1, "", name, bytes(100_000))
+    assert "commit more often" in tx.channel_error(406).reply_text
+    assert tx.count(name, 2) == 0
+
+
+def test_the_copies_of_a_transaction_have_a_limit(tx: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: one record of the journal holds them all; nothing is applied if it would be too large."""
+    monkeypatch.setattr(limits, "TX_MAX", 100_000)
+    tx.call(2, m.ExchangeDeclare(name, "fanout"), m.ExchangeDeclareOk)
+    queues = [tx.declare(f"{name}.{n}", 2) for n in range(5)]
+    for queue in queues:
+        tx.call(2, m.QueueBind(queue, name), m.QueueBindOk)
+    tx.publish(1, name, "", bytes(90_000))
+    tx.put(1, m.TxCommit())
+    assert "commit more often" in tx.channel_error(406).reply_text
+    assert [tx.count(queue, 2) for queue in queues] == [0] * 5
+
+
+def test_large_transactions_of_one_sync_are_batches_of_their_own() -> None:
+    """T4: what is read back is one transaction at a time."""
+    house = House()
+    wires = [house.wire(), house.wire()]
+    wires[0].put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    for wire in wires:
+        wire.put(1, m.TxSelect())
+        for _ in range(5):
+            wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(16 << 20)))
+        wire.put(1, m.TxCommit())
+    house.settle()
+    log = house.broker.vhosts["/"].queues["q"].log
+    window = Window()
+    assert log.load(window, 0) and window.batch.count == 5
+    assert House(house.disk.kill()).broker.vhosts["/"].queues["q"].ready == 10

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvitto.broker.reader import Reader
 
 log = logging.getLogger("kvitto.broker")
+LARGE = 64 << 20
 POOL_MAX = 64
 POOL_LARGE = 4
 """Batches in the pool that keep their large buffers; the others give them back."""
@@ -290,6 +291,9 @@ class Broker:
                 queue.append_journaled(op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
         finally:
             self.applying = False
+        for queue in {self.queues.get(op.queue_id) for op in record.appends}:
+            if queue is not None and queue.tail is not None and queue.tail.size() > LARGE:
+                self.flush(queue)  # a batch has to hold a whole record, not several large ones
         self.store.journal.applied_to(record.sequence)
 
     def park(self, queue: Queue, offset: int, reason: str) -> None:

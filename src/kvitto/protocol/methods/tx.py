@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Route
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
 
+COPIES_MAX = 4
+"""How often all of the largest transaction may be copied to queues."""
 MOVE = 4
 """A reject whose dead-letter move is in the transaction's own record."""
 
@@ -27,8 +30,13 @@ class Transaction:
         self.chan = chan
         self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
         self.settles: list[tuple[int, Consumer, int, int, int, int]] = []
+        self.size = 0
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
+        self.size += len(key) + len(props) + len(body)
+        if self.size > limits.TX_MAX:
+            text = f"a transaction may publish {limits.TX_MAX} bytes at most: commit more often"
+            raise ChannelError(PRECONDITION_FAILED, text, 60, 40)
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
     def settle(self, tag: int, multiple: bool, kind: int) -> bool:
@@ -43,6 +51,7 @@ class Transaction:
         """Publishes are gone, held deliveries are unacked as before (T6)."""
         self.publishes.clear()
         self.settles.clear()
+        self.size = 0
         self.chan.let_go(False)
 
     def commit(self, done: Callable[[], None], full: Callable[[], None]) -> None:
@@ -78,6 +87,7 @@ class Transaction:
                     settles.append((MOVE if moves else REJECT, consumer, o, 1, 0, slot))
         held, self.settles = self.settles, []
         self.publishes = []
+        self.size = 0
 
         def apply() -> None:
             broker.apply(record)
@@ -113,6 +123,9 @@ class Transaction:
             for queue in route.queues:
                 n, size = room.get(queue, (0, 0))
                 room[queue] = (n + 1, size + len(body))
+        if sum(size for _, size in room.values()) > COPIES_MAX * limits.TX_MAX:
+            text = f"the copies of this transaction's messages are more than {COPIES_MAX * limits.TX_MAX} bytes: commit more often"
+            raise ChannelError(PRECONDITION_FAILED, text)
         for queue, (n, size) in room.items():
             if queue.limited and queue.rejects and queue.refuses(n, size):
                 raise ChannelError(
