@@ -59,8 +59,9 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     if m.queue == DIRECT_REPLY_TO:
         _consume_replies(conn, chan, m, tag)
         return
-    queue = conn.vhost.queue(named(chan, m.queue), conn)
-    conn.authorise("read", queue.name, "queue")
+    name = named(chan, m.queue)
+    conn.authorise("read", name, "queue")
+    queue = conn.vhost.queue(name, conn)
     _check_exclusive(queue, m.exclusive)
     priority = m.arguments.get("x-priority", 0)
     if isinstance(priority, bool) or not isinstance(priority, int):
@@ -109,8 +110,9 @@ def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
 
 
 def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
-    queue = conn.vhost.queue(named(chan, m.queue), conn)
-    conn.authorise("read", queue.name, "queue")
+    name = named(chan, m.queue)
+    conn.authorise("read", name, "queue")
+    queue = conn.vhost.queue(name, conn)
     _check_exclusive(queue, False)
     getter = GetConsumer(chan, queue, m.no_ack)
     if not queue.get(getter):

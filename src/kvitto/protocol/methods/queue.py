@@ -45,11 +45,11 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
         queue = vhost.queue(named(chan, m.queue), conn)
         queue.used_ms = conn.hub.broker.now_ms
     else:
-        if m.queue:
-            conn.authorise("configure", m.queue, "queue")
+        name = m.queue or "amq.gen-"
+        conn.authorise("configure", name, "queue")
         exchange = m.arguments.get("x-dead-letter-exchange")
-        if isinstance(exchange, str) and m.queue:
-            conn.authorise("read", m.queue, "queue")
+        if isinstance(exchange, str):
+            conn.authorise("read", name, "queue")
             conn.authorise("write", exchange, "exchange")
         known = m.queue in vhost.queues
         queue = vhost.declare_queue(m.queue, m.durable, m.exclusive, m.auto_delete, m.arguments, conn)
@@ -90,8 +90,9 @@ def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_
 
 
 def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
-    queue = conn.vhost.queue(named(chan, m.queue), conn)
-    conn.authorise("read", queue.name, "queue")
+    name = named(chan, m.queue)
+    conn.authorise("read", name, "queue")
+    queue = conn.vhost.queue(name, conn)
     count = queue.purge()
     if not m.no_wait:
         conn.send(chan.number, QueuePurgeOk(count))
