@@ -33,6 +33,7 @@ class Hub:
         self.blocked: str | None = None
         self.schedule: Callable[[], None] = lambda: None
         self._repliers: dict[str, Channel] = {}
+        self._addresses: dict[Channel, str] = {}
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0
@@ -101,11 +102,10 @@ class Hub:
 
     def reply_address(self, channel: Channel) -> str:
         """A reply queue's name that leads to this channel's consumer of direct reply-to."""
-        for name, known in self._repliers.items():
-            if known is channel:
-                return name
-        name = REPLY_PREFIX + secrets.token_urlsafe(24)
-        self._repliers[name] = channel
+        name = self._addresses.get(channel)
+        if name is None:
+            name = self._addresses[channel] = REPLY_PREFIX + secrets.token_urlsafe(24)
+            self._repliers[name] = channel
         return name
 
     def is_reply_address(self, name: str) -> bool:
@@ -124,5 +124,6 @@ class Hub:
         return True
 
     def forget_channel(self, channel: Channel) -> None:
-        for name in [n for n, known in self._repliers.items() if known is channel]:
+        name = self._addresses.pop(channel, None)
+        if name is not None:
             del self._repliers[name]
