@@ -390,6 +390,19 @@ def test_the_largest_body(raw: Raw, name: str) -> None:
     raw.call(1, m.QueueDelete(name), m.QueueDeleteOk)
 
 
+def test_bodies_that_never_end_have_a_limit(raw: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: over all channels of a connection; what has been completed or given up does not count."""
+    monkeypatch.setattr(limits, "UNFINISHED_MAX", 1_000_000)
+    raw.declare(name)
+    raw.put_in(name, *[bytes(900_000)] * 3)
+    header = b"\0\x3c\0\0" + (900_000).to_bytes(8, "big") + NO_PROPERTIES
+    for number in (2, 3):
+        raw.channel(number)
+        begin = frame(FRAME_METHOD, number, m.BasicPublish("", name).encode()) + frame(FRAME_HEADER, number, header)
+        raw.send(begin + frame(FRAME_BODY, number, bytes(100_000)) * 6)
+    assert raw.expect(m.ConnectionClose).reply_code == 506
+
+
 # -- W6: heartbeats and blocking -----------------------------------------------------------------------------
 
 

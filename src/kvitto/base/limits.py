@@ -15,6 +15,8 @@ HEARTBEAT_S = 60
 """Heartbeat interval that the server offers in tune (W1)."""
 BODY_MAX = 128 * MIB
 """The largest message body; a header that announces more closes the channel with 311."""
+UNFINISHED_MAX = 2 * BODY_MAX
+"""Bytes of bodies that one connection may have begun on all its channels and not ended."""
 TX_MAX = 256 * MIB
 """Bytes that one transaction may publish; it is held in memory and becomes one record of the journal."""
 SHORTSTR_MAX = 255

@@ -19,6 +19,7 @@ from kvitto.base.errors import (
     COMMAND_INVALID,
     CONTENT_TOO_LARGE,
     FRAME_ERROR,
+    RESOURCE_ERROR,
     UNEXPECTED_FRAME,
     ChannelError,
     ConnectionError_,
@@ -105,6 +106,7 @@ class Connection:
         self.quiet_in = 0
         self.quiet_out = 0
         self.beats = 0
+        self.unfinished = 0
         self.started_ms = hub.broker.now_ms
         hub.connections[self] = None
         hub.connections_made += 1
@@ -322,6 +324,10 @@ class Connection:
         if content is None or content.props is None:
             raise ConnectionError_(UNEXPECTED_FRAME, "expected method or header frame, got content body frame instead")
         content.body += payload
+        self.unfinished += len(payload)
+        if self.unfinished > limits.UNFINISHED_MAX:
+            text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
+            raise ConnectionError_(RESOURCE_ERROR, text, 60, 40)
         if len(content.body) > content.size:
             raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
         if len(content.body) == content.size:
@@ -338,6 +344,7 @@ class Connection:
     def _publish_whole(self, c: Channel) -> None:
         content, c.content = c.content, None
         assert content is not None and content.props is not None
+        self.unfinished -= len(content.body)
         c.publish_bytes(content.key, content.options, content.props, bytes(content.body))
 
     # -- mistakes --------------------------------------------------------------------------------------------
@@ -379,7 +386,9 @@ class Connection:
     def close_channel(self, c: Channel) -> None:
         """Consumers go, unacked messages go back, a transaction is rolled back."""
         c.closing = True
-        c.content = None
+        if c.content is not None:
+            self.unfinished -= len(c.content.body)
+            c.content = None
         consumers, c.consumers = list(c.consumers.values()), {}
         for consumer in consumers:
             consumer.active = False
