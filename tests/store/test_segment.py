@@ -6,6 +6,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
+import xxhash
 
 from kvitto.store import log as logs
 from kvitto.store.segment import FOOTER_MAGIC, HEADER
@@ -144,3 +145,18 @@ def test_a_footer_is_written_only_over_synced_batches(monkeypatch: pytest.Monkey
             assert durable <= set(served)
             assert all(bodies.get(o, b) == b for o, b in served.items())
             assert not shelf.store.alarms
+
+
+def test_a_body_that_ends_like_a_footer_is_a_body() -> None:
+    """W8: a publisher who knew the position could make a start believe in a footer, and lose or invent messages."""
+    shelf = Shelf()
+    shelf.write(b"first")
+    position = shelf.log.segments[0].size + 64 + 24 + 3 + 2
+    footer = FOOTER_MAGIC + (72).to_bytes(4, "little") + bytes(4)
+    footer += b"".join(value.to_bytes(8, "little") for value in (0, 10, 0, 0, 0))
+    footer += xxhash.xxh3_64_intdigest(footer).to_bytes(8, "little") + position.to_bytes(8, "little")
+    shelf.write(footer)
+    shelf.rest()
+    shelf.again()
+    assert shelf.served() == shelf.written
+    assert shelf.log.next == 2

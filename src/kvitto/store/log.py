@@ -9,6 +9,7 @@ settled for good; the delivered mark is in a settlement log that stays.
 from __future__ import annotations
 
 import logging
+import secrets
 from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -106,7 +107,7 @@ class Log:
         fresh = Segment(base)
         fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
         try:
-            fresh.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, base, self.store.clock.now_ms())])
+            self._write_header(fresh)
         except StoreFull:
             fresh.file.close()
             raise
@@ -118,6 +119,12 @@ class Log:
         if self.durable:
             self.store.renamed(self.directory)
         return fresh
+
+    def _write_header(self, part: Segment) -> None:
+        assert part.file is not None
+        part.salt = secrets.randbits(64)
+        now_ms = self.store.clock.now_ms()
+        part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, now_ms, part.salt)])
 
     def _fill(self, current: Segment) -> None:
         """No further batch goes into this segment; its footer follows once it is durable."""
@@ -404,14 +411,16 @@ class Log:
         part = Segment(base)
         path = paths.segment(self.directory, base)
         part.file = self.store.disk.open(path)
-        headed = segment.header_is_valid(part.file.read_at(0, segment.HEADER), segment.MAGIC)
+        head = part.file.read_at(0, segment.HEADER)
+        headed = segment.header_is_valid(head, segment.MAGIC)
+        part.salt = int.from_bytes(head[48:56], "little")
         if not headed and part.file.size() <= segment.HEADER:
             part.file.close()  # created, but the header never reached the disk: nothing was in it
             self.store.disk.unlink(path)
             return
         if not headed and not self.store.doubt:
             self.store.quarantine(self, part, "the segment's header is damaged")
-        if not part.read_footer():
+        if not headed or not part.read_footer():
             self._scan(part, headed)
         if self.segments:
             last = self.segments[-1]
@@ -433,7 +442,7 @@ class Log:
         if not headed:
             if self.store.doubt and any(head.durable for head in valid):  # else the power went before the first sync
                 self.store.quarantine(self, part, "the segment's header is damaged")
-            part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, self.store.clock.now_ms())])
+            self._write_header(part)
         part.durable, part.durable_end = part.size, part.end
         part.full = False
         self.store.wrote(self, part)

@@ -26,10 +26,10 @@ SPARSE_BYTES = 64 * 1024
 _BATCH_MAGIC = BATCH_MAGIC.to_bytes(4, "little")
 
 
-def header(magic: bytes, queue_id: str, base: int, time_ms: int) -> bytes:
+def header(magic: bytes, queue_id: str, base: int, time_ms: int, salt: int = 0) -> bytes:
     """The 64 bytes that segment and settlement log begin with."""
     head = magic + VERSION.to_bytes(4, "little") + bytes(4) + bytes.fromhex(queue_id)
-    head += base.to_bytes(8, "little") + time_ms.to_bytes(8, "little") + bytes(8)
+    head += base.to_bytes(8, "little") + time_ms.to_bytes(8, "little") + salt.to_bytes(8, "little")
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
 
 
@@ -42,7 +42,10 @@ def header_is_valid(data: bytes, magic: bytes) -> bool:
 
 
 class Segment:
-    """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps)."""
+    """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps).
+
+    `salt` is random and goes into the footer's checksum: the last message's body may end with what looks like a footer.
+    """
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -56,6 +59,7 @@ class Segment:
         self.body_bytes = 0
         self.journal = 0
         self.journal_end = 0
+        self.salt = 0
         self.sealed = False
         self.full = False
         self.file: File | None = None
@@ -111,7 +115,7 @@ class Segment:
         for value in (self.base, self.end, self.count, self.journal, self.body_bytes):
             body += value.to_bytes(8, "little")
         body += b"".join(v.to_bytes(8, "little") for v in self.sparse)
-        body += xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + self.size.to_bytes(8, "little")
+        body += xxhash.xxh3_64_intdigest(body, self.salt).to_bytes(8, "little") + self.size.to_bytes(8, "little")
         self.file.write_at(self.size, [body])
         self.forget_index()
 
@@ -147,7 +151,7 @@ class Segment:
         length = int.from_bytes(data[8:12], "little")
         if data[:8] != FOOTER_MAGIC or length != len(data):
             return None
-        if xxhash.xxh3_64_intdigest(data[:-16]) != int.from_bytes(data[-16:-8], "little"):
+        if xxhash.xxh3_64_intdigest(data[:-16], self.salt) != int.from_bytes(data[-16:-8], "little"):
             return None
         self.size = position
         return data
