@@ -133,7 +133,8 @@ SUITES = (
         deselect="not stop_app and not kill and not amqps",
         quick_deselect=_SLOW_AIO_PIKA,
         path=("docker",),
-        suite_timeout=1200,
+        test_timeout=300,
+        suite_timeout=1800,
     ),
     Suite(
         name="celery",
