@@ -206,6 +206,7 @@ def test_exclusive_consumers(raw: Raw, more: More, name: str) -> None:
     other = more()
     tag = raw.consume(name, exclusive=True)
     refused(other, m.BasicConsume(name), 403, "exclusive")
+    assert other.get(name) is None, "asking for one is no consuming"
     raw.call(1, m.BasicCancel(tag), m.BasicCancelOk)
     other.consume(name)
     refused(raw, m.BasicConsume(name, exclusive=True), 403, "exclusive")

@@ -75,11 +75,16 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
 
 
 def _check_exclusive(queue: Queue, exclusive: bool) -> None:
+    _check_group(queue)
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
-    if queue.group is not None:
-        raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
     if any(c.exclusive for c in queue.consumers) or (exclusive and queue.consumers):
         raise ChannelError(ACCESS_REFUSED, f"{thing} in exclusive use")
+
+
+def _check_group(queue: Queue) -> None:
+    if queue.group is not None:
+        thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+        raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
 
 
 def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str) -> None:
@@ -113,7 +118,7 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     name = named(chan, m.queue)
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
-    _check_exclusive(queue, False)
+    _check_group(queue)
     getter = GetConsumer(chan, queue, m.no_ack)
     if not queue.get(getter):
         conn.send(chan.number, BasicGetEmpty())
