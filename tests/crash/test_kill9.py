@@ -79,6 +79,7 @@ def check_transactions(books: Books) -> None:
     assert not halves, f"{len(halves)} transactions were applied by half, such as {halves[:3]}"
 
 
+@pytest.mark.timeout(300)
 def test_kill_under_load(tmp_path: Path) -> None:
     """Nothing confirmed is lost, nothing settled comes back, order is kept, `redelivered` is right, 20 times."""
     random.seed(20)
