@@ -35,6 +35,8 @@ class Message:
     deliveries: int = 0
     vague: bool = False
     """A power cut has taken the number of deliveries: `deliveries` is the least."""
+    unflagged: bool = False
+    """A kill on a full disk has taken even whether it was delivered."""
     confirmed: bool = False
     forgotten: bool = False
     """GONE, and that was synced."""
@@ -151,12 +153,12 @@ class QueueModel(RuleBasedStateMachine):
             assert (delivery.body, delivery.offset) == (m.body, m.offset), "out of order"
             assert not self.leaves_unseen(m)
             if m.vague:
-                assert delivery.redelivered or not m.deliveries, "a delivery before the power cut is not flagged"
+                assert delivery.redelivered or not m.deliveries or m.unflagged, "a delivery before the power cut is not flagged"
             else:
                 assert delivery.redelivered == (m.deliveries > 0), f"{delivery}: delivered {m.deliveries} times before"
                 assert delivery.count == (m.deliveries or None)
             if delivery.count is not None:
-                m.deliveries, m.vague = delivery.count, False
+                m.deliveries, m.vague, m.unflagged = delivery.count, False, False
             m.deliveries += 1
             m.place = UNACKED
             consumer.holds.append(m)
@@ -430,7 +432,7 @@ class QueueModel(RuleBasedStateMachine):
         """P2, A9: kill -9; what was written is still there, in order and with its counts. A full disk has not let them be written."""
         exact = not self.rig.broker.unwritten
         for m in [] if exact else self.messages:
-            m.deliveries = 0
+            m.unflagged = True
         self.rig.disk.full = False
         self.rig.kill()
         self.reconcile(exact)
