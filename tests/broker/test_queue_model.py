@@ -153,7 +153,9 @@ class QueueModel(RuleBasedStateMachine):
             assert (delivery.body, delivery.offset) == (m.body, m.offset), "out of order"
             assert not self.leaves_unseen(m)
             if m.vague:
-                assert delivery.redelivered or not m.deliveries or m.unflagged, "a delivery before the power cut is not flagged"
+                assert delivery.redelivered or not m.deliveries or m.unflagged, (
+                    "a delivery before the power cut is not flagged"
+                )
             else:
                 assert delivery.redelivered == (m.deliveries > 0), f"{delivery}: delivered {m.deliveries} times before"
                 assert delivery.count == (m.deliveries or None)
