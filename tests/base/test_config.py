@@ -1,6 +1,7 @@
 """Reading a configuration file."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,10 @@ def test_settings_take_the_types_of_their_fields(tmp_path: Path) -> None:
         ("port = true", "port must be int, not bool"),
         ('sync = "maybe"', "sync must be"),
         ("port = ", "cannot read the configuration"),
+        ("port = 99999", "port must be 0 to 65535, not 99999"),
+        ("tls-port = -1", "tls-port must be 0 to 65535, not -1"),
+        ("http_port = 65536", 'http_port must be 0 to 65535 or "off", not 65536'),
+        ('http_port = "no"', "http_port must be 0 to 65535 or \"off\", not 'no'"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, says: str) -> None:
@@ -37,3 +42,21 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml"):
         read(tmp_path / "none.toml")
+
+
+def test_http_can_be_off_or_elsewhere(tmp_path: Path) -> None:
+    config = Config(**read(written(tmp_path, 'http_port = "off"\nhttp-host = "10.0.0.1"')))
+    assert (config.http_port, config.http_host) == (None, "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"port": 70000}, "--port must be 0 to 65535, not 70000"),
+        ({"http_port": -1}, "--http-port must be 0 to 65535, not -1"),
+        ({"tls_port": 5671, "tls_cert": Path("c")}, "--tls-port needs --tls-cert and --tls-key"),
+    ],
+)
+def test_what_cannot_be_is_no_configuration(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Config(**settings)

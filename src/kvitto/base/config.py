@@ -7,7 +7,12 @@ from typing import Any
 
 
 class ConfigError(ValueError):
-    """A setting is unknown or has the wrong type; the text names it."""
+    """A setting is unknown, has the wrong type or cannot be; the text names it."""
+
+
+PORT_MAX = 65535
+OFF = "off"
+"""What `http_port` is for people where it is None here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class Config:
     """0 picks a free port."""
     http_port: int | None = 15672
     """None = no HTTP listener; 0 picks a free port."""
+    http_host: str = "127.0.0.1"
     tls_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -27,12 +33,27 @@ class Config:
     """False confirms before the disk has the message: it then survives a crash of the process, not of the machine."""
     log_json: bool = False
 
+    def __post_init__(self) -> None:
+        for name in PORTS:
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= PORT_MAX:
+                raise ConfigError(f"{option(name)} must be 0 to {PORT_MAX}, not {port}")
+        if self.tls_port is not None and (self.tls_cert is None or self.tls_key is None):
+            raise ConfigError("--tls-port needs --tls-cert and --tls-key")
 
+
+def option(name: str) -> str:
+    """A setting as it is named on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+PORTS = ("port", "http_port", "tls_port")
 TYPES: dict[str, tuple[type, ...]] = {
     "data_dir": (str,),
     "host": (str,),
     "port": (int,),
-    "http_port": (int,),
+    "http_port": (int, str),
+    "http_host": (str,),
     "tls_port": (int,),
     "tls_cert": (str,),
     "tls_key": (str,),
@@ -65,4 +86,9 @@ def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
         if value not in ("on", "off"):
             raise ConfigError(f'{path}: sync must be true, false, "on" or "off", not {value!r}')
         return name, value == "on"
+    if name == "http_port" and value == OFF:
+        return name, None
+    if name in PORTS and not (isinstance(value, int) and 0 <= value <= PORT_MAX):
+        wanted = f'0 to {PORT_MAX} or "{OFF}"' if name == "http_port" else f"0 to {PORT_MAX}"
+        raise ConfigError(f"{path}: {key} must be {wanted}, not {value!r}")
     return name, Path(str(value)) if name in PATHS else value

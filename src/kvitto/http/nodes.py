@@ -20,11 +20,15 @@ API_LEVEL = "3.13.0"
 
 
 def listeners(call: Call) -> list[dict[str, Any]]:
-    host = call.api.host
-    ports = (("amqp", host.port), ("amqp/ssl", host.tls_port), ("http", host.http_port))
+    host, config = call.api.host, call.api.host.config
+    found = (
+        ("amqp", config.host, host.port),
+        ("amqp/ssl", config.host, host.tls_port),
+        ("http", config.http_host, host.http_port),
+    )
     return [
-        {"node": call.api.node, "protocol": protocol, "ip_address": host.config.host, "port": port}
-        for protocol, port in ports
+        {"node": call.api.node, "protocol": protocol, "ip_address": address, "port": port}
+        for protocol, address, port in found
         if port
     ]
 

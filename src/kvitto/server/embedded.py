@@ -31,7 +31,9 @@ class Broker:
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="kvitto-") if data_dir is None else None
         self.data_dir = Path(data_dir or self._temporary or "")
-        self._config = Config(data_dir=self.data_dir, host=host, port=port, http_port=http_port, sync=sync)
+        self._config = Config(
+            data_dir=self.data_dir, host=host, port=port, http_host=host, http_port=http_port, sync=sync
+        )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
@@ -77,7 +79,7 @@ class Broker:
     def http_url(self) -> str:
         """Base URL of the HTTP API; only with an http_port."""
         assert self._server is not None and self._server.http_port, "the broker has no HTTP listener"
-        return f"http://{self._config.host}:{self._server.http_port}"
+        return f"http://{self._config.http_host}:{self._server.http_port}"
 
     def __enter__(self) -> Broker:
         return self.start()

@@ -18,6 +18,7 @@ from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import CLOSED, CLOSING, RUNNING, Connection
 from kvitto.protocol.hub import Hub
+from kvitto.server import tls
 from kvitto.server.listener import INBOX, Peer
 from kvitto.server.syncer import Syncer
 from kvitto.store.disk import Disk, RealDisk
@@ -70,9 +71,10 @@ class Server:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the data directory and listen. StoreError or OSError says why it cannot."""
+        """Open the data directory and listen. ConfigError, StoreError or OSError says why it cannot."""
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
+        tls_context = self._tls()
         self.store.open()
         self.broker = Broker(self.store, self.clock)
         self.hub = Hub(self.broker)
@@ -83,11 +85,11 @@ class Server:
         try:
             self.port = await self._listen(config.port, None)
             if config.tls_port is not None:
-                self.tls_port = await self._listen(config.tls_port, self._tls())
+                self.tls_port = await self._listen(config.tls_port, tls_context)
             if config.http_port is not None:
                 from kvitto.http.server import serve
 
-                http, self.http_port = await serve(self, config.host, config.http_port)
+                http, self.http_port = await serve(self, config.http_host, config.http_port)
                 self._servers.append(http)
         except OSError:
             await self.stop()
@@ -102,14 +104,11 @@ class Server:
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    def _tls(self) -> ssl.SSLContext:
+    def _tls(self) -> ssl.SSLContext | None:
         config = self.config
-        if config.tls_cert is None or config.tls_key is None:
-            raise StoreError("--tls-port needs --tls-cert and --tls-key")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-        return context
+        if config.tls_cert is None or config.tls_key is None or config.tls_port is None:
+            return None
+        return tls.context(config.tls_cert, config.tls_key)
 
     async def run_until_stopped(self) -> None:
         await self._ended.wait()
