@@ -519,9 +519,9 @@ class Connection:
         log.info("%s: user %r opened vhost %r", self.peer, self.user.name, self.vhost.name)
 
     def why_refused(self, name: str) -> None:
-        log.warning(
-            "%s: login of user %r refused%s", self.peer, name, "" if self.loopback else " (guest only from loopback)"
-        )
+        kept_out = not self.loopback and name in self.hub.broker.users.loopback_only
+        why = " (this user only from loopback)" if kept_out else ""
+        log.warning("%s: login of user %r refused%s", self.peer, name, why)
 
     # -- permissions -----------------------------------------------------------------------------------------
 
