@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import kvitto
 from kvitto.base.errors import REPLY_NAMES
-from kvitto.protocol.connection import CLOSED, CLOSING
+from kvitto.protocol.states import CLOSED, CLOSING
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER

@@ -595,6 +595,75 @@ def test_nothing_transient_waits_for_the_disk() -> None:
 # -- the rest ------------------------------------------------------------------------------------------------
 
 
+def test_what_comes_behind_close_is_dropped() -> None:
+    """A6, W4: a connection that has said goodbye takes nothing more, not even from the same read."""
+    house = House()
+    house.wire().put(1, m.QueueDeclare("q"))
+    wire = house.wire()
+    wire.feed(
+        frame(FRAME_METHOD, 0, m.ConnectionClose(200, "bye").encode())
+        + frame(FRAME_METHOD, 1, m.ChannelOpen().encode())
+        + frame(FRAME_METHOD, 1, m.BasicConsume("q", "t").encode())
+        + frame(FRAME_METHOD, 1, m.QueueDeclare("mine", exclusive=True).encode())
+    )
+    house.settle()
+    assert wire.methods() == [m.ConnectionCloseOk()] and wire.closed
+    queues = house.broker.vhosts["/"].queues
+    assert "mine" not in queues and not queues["q"].consumers
+
+
+def test_an_exclusive_queue_that_is_deleted_leaves_nothing_behind() -> None:
+    """W8: a reply queue for each request."""
+    house = House()
+    wire = house.wire()
+    for _ in range(3):
+        wire.put(1, m.QueueDeclare("reply", exclusive=True), m.QueueDelete("reply"))
+    assert not wire.connection.queues
+    wire.put(1, m.QueueDeclare("reply", exclusive=True))
+    house.settle()
+    wire.connection.lost()
+    assert "reply" not in house.broker.vhosts["/"].queues
+
+
+def test_a_password_is_checked_outside_the_loop() -> None:
+    """W7, W8: a slow hash holds up nobody else, and what the peer sends meanwhile waits."""
+    house = House()
+    guest = house.broker.users.get("guest")
+    assert guest is not None
+    guest.proof = b""  # as after a start: the password has not been seen yet
+    checks: list[Callable[[], None]] = []
+    house.hub.in_thread = lambda work, done: checks.append(lambda: done(work()))
+    right, wrong, gone = (Wire(house) for _ in range(3))
+    behind = b"".join(
+        frame(FRAME_METHOD, 0, method.encode()) for method in (m.ConnectionTuneOk(0, 0, 0), m.ConnectionOpen("/"))
+    )
+    for wire, password in ((right, b"guest"), (wrong, b"no"), (gone, b"guest")):
+        wire.feed(PROTOCOL_HEADER)
+        house.settle()
+        wire.frames()
+        wire.feed(frame(FRAME_METHOD, 0, start_ok(b"\0guest\0" + password).encode()) + behind)
+        assert not wire.reading
+    gone.connection.lost()
+    for check in checks:
+        check()
+        house.settle()
+    assert [type(x) for x in right.methods()] == [m.ConnectionTune, m.ConnectionOpenOk] and right.reading
+    assert [x.reply_code for x in wrong.methods() if isinstance(x, m.ConnectionClose)] == [403] and wrong.reading
+    assert gone.methods() == []
+
+
+def test_a_channel_reads_one_range_at_a_time() -> None:
+    """W8: what is asked for and not yet read must not pile up."""
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    wire.put(1, m.LogRead("q", "a", 0, 9), m.LogRead("q", "b", 0, 9))
+    house.settle()
+    assert [x.reply_code for x in wire.methods() if isinstance(x, m.ChannelClose)] == [406]
+    assert not house.broker.readers
+
+
 def test_update_secret(raw: Raw) -> None:
     """W."""
     raw.call(0, m.ConnectionUpdateSecret(b"new", "expired"), m.ConnectionUpdateSecretOk)

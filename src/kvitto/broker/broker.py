@@ -205,15 +205,17 @@ class Broker:
         if not self.unwritten:
             self.store.journal.turn_written()
 
-    def flush(self, queue: Queue) -> None:
-        """Write a queue's turn; a full disk leaves it to a later one."""
+    def flush(self, queue: Queue) -> bool:
+        """Write a queue's turn; a full disk leaves it to a later one (False)."""
         if queue.deleted:
-            return
+            return True
         try:
             queue.flush()
         except StoreFull as error:
             self._no_room(str(error))
             self.unwritten[queue] = None
+            return False
+        return True
 
     def _no_room(self, text: str) -> None:
         if not self.full:
@@ -223,9 +225,9 @@ class Broker:
 
     def retry_writes(self) -> None:
         """Try again what a full disk refused."""
-        waiting, self.unwritten = self.unwritten, {}
-        for queue in waiting:
-            self.flush(queue)
+        for queue in list(self.unwritten):
+            if self.flush(queue):
+                del self.unwritten[queue]
         try:
             self.store.write_definitions()
         except StoreFull:

@@ -65,7 +65,7 @@ class Queue:
         self.arguments = arguments
         self.durable = durable
         self.exclusive = exclusive
-        self.owner: object | None = None
+        self.owner: Any = None
         self.auto_delete = auto_delete
         self.deleted = False
         self.consumers: list[Consumer] = []

@@ -255,6 +255,8 @@ class VHost:
         queue.deleted = True
         del self.queues[queue.name]
         del self.broker.queues[queue.log.queue_id]
+        if queue.owner is not None:
+            queue.owner.queues.pop(queue, None)
         self.broker.parked_queues.pop(queue, None)
         self.exchanges[""].unbind(queue, queue.name, {})
         self._unbind_everywhere(queue)

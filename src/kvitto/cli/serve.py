@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -79,6 +80,9 @@ async def serve(config: Config) -> int:
         if not stopping:
             log.info("stopping")
             stopping.append(loop.create_task(server.stop()))
+        else:
+            log.warning("stopped at once by a second signal; what was confirmed is on disk")
+            os._exit(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)

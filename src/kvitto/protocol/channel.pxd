@@ -16,7 +16,7 @@ cdef class Channel:
     cdef public object connection, tx, content, vhost, reply_tag
     cdef public unsigned int number
     cdef public Output output
-    cdef public bint closing, flow, confirm, unsynced, touched
+    cdef public bint closing, flow, confirm, unsynced, touched, reading
     cdef public dict consumers, _allowed
     cdef public str last_queue
     cdef public Py_ssize_t prefetch, prefetch_all, unacked, in_flight, _head

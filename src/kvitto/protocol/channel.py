@@ -76,6 +76,7 @@ class Channel:
         self.unsynced = False
         self.in_flight = 0
         self.touched = False
+        self.reading = False
 
         self.route: Route | None = None
         self._key = Buf(256)

@@ -16,8 +16,7 @@ cdef class Connection:
     cdef public Output output
     cdef public int state
     cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, beats, unfinished
-    cdef public dict client, channels
-    cdef public list queues
+    cdef public dict client, channels, queues
     cdef public bytes rest
     cdef public Channel _last
     cdef public int _last_number

@@ -2,7 +2,7 @@
 
 `receive` gets everything that has arrived. Whole publishes and acks, the data plane, are handled in place by the compiled
 `scan`; a message whose frames are not all there yet is put together in `Channel.content`; every other method becomes an object
-and goes to `protocol/methods/`. A peer's mistake is raised anywhere as ChannelError or ConnectionError_ and becomes a Close in `_fail`.
+and goes to `protocol/methods/`. A peer's mistake is raised anywhere as ChannelError or ConnectionError_ and becomes a Close in `fail`.
 
 States: header -> start -> tune -> open -> running -> closing (our Close is out) -> closed.
 """
@@ -29,6 +29,7 @@ from kvitto.protocol import handshake
 from kvitto.protocol.channel import ACK, Channel, Content
 from kvitto.protocol.methods import dispatch
 from kvitto.protocol.output import Output
+from kvitto.protocol.states import CLOSED, CLOSING, HEADER, RUNNING, START
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import (
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto.amqp")
 
-HEADER, START, TUNE, OPEN, RUNNING, CLOSING, CLOSED = range(7)
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 INPUT_PAUSE = 8 << 20
 """Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
@@ -89,7 +89,8 @@ class Connection:
         self.can_cancel = False
         self.can_block = False
         self.channels: dict[int, Channel] = {}
-        self.queues: list[Any] = []
+        self.queues: dict[Any, None] = {}
+        """Its exclusive queues."""
         self.rest = b""
         self.stalled = False
         self.answering = False
@@ -125,7 +126,7 @@ class Connection:
                     self.scan(box, n)
                 break
             except ProtocolError as error:
-                self._fail(error)
+                self.fail(error)
         self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
         if self.output.buf.n > INPUT_PAUSE:
             self._choke()
@@ -144,7 +145,9 @@ class Connection:
         p = box.p
         pos = self._at
         most = self.frame_max - 8
-        while n - pos >= 8 and not self.stalled and not self.choked and self.state >= _RUNNING:
+        while (
+            n - pos >= 8 and not self.stalled and not self.choked and (self.state == _RUNNING or self.state == _CLOSING)
+        ):
             size = bits.be32(p, pos + 3)
             if size > most:
                 self._at = n
@@ -349,7 +352,7 @@ class Connection:
 
     # -- mistakes --------------------------------------------------------------------------------------------
 
-    def _fail(self, error: ProtocolError) -> None:
+    def fail(self, error: ProtocolError) -> None:
         """The one place where a peer's mistake becomes a Close."""
         number = self._last_number
         c = self.channels.get(number)
@@ -409,10 +412,8 @@ class Connection:
                 self.close_channel(c)
         self.channels.clear()
         self._last, self._last_number = None, -1
-        for queue in self.queues:
-            if not queue.deleted:
-                queue.vhost.delete_queue(queue)
-        self.queues.clear()
+        for queue in list(self.queues):
+            queue.vhost.delete_queue(queue)
         if self.vhost is not None:
             for queue in [q for q in self.vhost.queues.values() if self in q.group_holders]:
                 leave_group(queue, self)

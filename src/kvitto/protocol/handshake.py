@@ -14,6 +14,7 @@ from kvitto.base.errors import (
     ConnectionError_,
 )
 from kvitto.base.version import __version__
+from kvitto.protocol.states import CLOSED, HEADER, OPEN, RUNNING, START, TUNE
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import (
@@ -30,6 +31,7 @@ from kvitto.wire.methods import (
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 
 if TYPE_CHECKING:
+    from kvitto.broker.auth import User
     from kvitto.protocol.connection import Connection
 
 CAPABILITIES = {
@@ -49,9 +51,7 @@ FRAME_BEFORE_TUNE = 64 * 1024
 
 def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
     """Take the part of box[at:n] that belongs to the handshake; returns where it ends. Raises ConnectionError_."""
-    from kvitto.protocol.connection import CLOSED, HEADER, OPEN, START, TUNE
-
-    while at < n and connection.state < OPEN + 1:
+    while at < n and connection.state < RUNNING and not connection.stalled:
         if connection.state == HEADER:
             if n - at < 8 and PROTOCOL_HEADER.startswith(box.tobytes(at, n)):
                 return at
@@ -80,26 +80,23 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
         if box.data[at] == FRAME_METHOD:
             if box.data[at + 1] or box.data[at + 2]:
                 raise ConnectionError_(COMMAND_INVALID, "expected a method on channel 0")
-            _method(connection, decode(box.tobytes(at + 7, end - 1)), (START, TUNE, OPEN))
+            _method(connection, decode(box.tobytes(at + 7, end - 1)))
         elif box.data[at] != 8:
             raise ConnectionError_(FRAME_ERROR, "unexpected frame before the connection is open")
         at = end
     return at
 
 
-def _method(connection: Connection, method: object, states: tuple[int, int, int]) -> None:
-    start, tune, open_ = states
+def _method(connection: Connection, method: object) -> None:
     if isinstance(method, ConnectionClose):
         connection.send(0, ConnectionCloseOk())
         connection.finish()
-    elif isinstance(method, ConnectionStartOk) and connection.state == start:
+    elif isinstance(method, ConnectionStartOk) and connection.state == START:
         _start_ok(connection, method)
-        connection.send(0, ConnectionTune(limits.CHANNEL_MAX, limits.FRAME_MAX, limits.HEARTBEAT_S))
-        connection.state = tune
-    elif isinstance(method, ConnectionTuneOk) and connection.state == tune:
+    elif isinstance(method, ConnectionTuneOk) and connection.state == TUNE:
         _tune_ok(connection, method)
-        connection.state = open_
-    elif isinstance(method, ConnectionOpen) and connection.state == open_:
+        connection.state = OPEN
+    elif isinstance(method, ConnectionOpen) and connection.state == OPEN:
         _open(connection, method)
     else:
         raise ConnectionError_(COMMAND_INVALID, f"{getattr(method, 'NAME', '?')} is not allowed in this state")
@@ -118,22 +115,47 @@ def server_properties() -> dict[str, Any]:
 
 def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     connection.client = dict(method.client_properties)
-    capabilities = connection.client.get("capabilities")
-    able = capabilities if isinstance(capabilities, dict) else {}
-    connection.can_cancel = able.get("consumer_cancel_notify") is True
-    connection.can_block = able.get("connection.blocked") is True
+    connection.can_cancel = can(connection, "consumer_cancel_notify")
+    connection.can_block = can(connection, "connection.blocked")
     name, password = credentials(method.mechanism, method.response)
-    user = connection.hub.broker.users.authenticate(name, password, connection.loopback)
+    users, in_thread = connection.hub.broker.users, connection.hub.in_thread
+    if in_thread is None or users.remembers(name, password):
+        _logged_in(connection, method.mechanism, name, users.authenticate(name, password, connection.loopback))
+        return
+
+    def check() -> User | None:
+        gone = connection.state != START  # while others were checked
+        return None if gone else users.authenticate(name, password, connection.loopback)
+
+    def checked(user: User | None) -> None:
+        if connection.state == START:
+            try:
+                _logged_in(connection, method.mechanism, name, user if users.get(name) is user else None)
+            except ConnectionError_ as error:
+                connection.fail(error)
+            connection.unstall()
+            connection.hub.schedule()
+
+    connection.stall()
+    in_thread(check, checked)
+
+
+def _logged_in(connection: Connection, mechanism: str, name: str, user: User | None) -> None:
     if user is None:
-        text = (
-            f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker logfile."
-        )
+        text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
         connection.why_refused(name)
-        if able.get("authentication_failure_close") is True:
-            raise ConnectionError_(ACCESS_REFUSED, text)
-        connection.finish()
+        if not can(connection, "authentication_failure_close"):
+            connection.finish()
         raise ConnectionError_(ACCESS_REFUSED, text)
     connection.user = user
+    connection.send(0, ConnectionTune(limits.CHANNEL_MAX, limits.FRAME_MAX, limits.HEARTBEAT_S))
+    connection.state = TUNE
+
+
+def can(connection: Connection, capability: str) -> bool:
+    """Whether the client said so in start-ok."""
+    capabilities = connection.client.get("capabilities")
+    return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
 
 def credentials(mechanism: str, response: bytes) -> tuple[str, str]:
@@ -167,8 +189,6 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
 
 
 def _open(connection: Connection, method: ConnectionOpen) -> None:
-    from kvitto.protocol.connection import RUNNING
-
     vhost = connection.hub.broker.vhosts.get(method.virtual_host)
     if vhost is None:
         raise ConnectionError_(NOT_ALLOWED, f"vhost {method.virtual_host} not found", 10, 40)

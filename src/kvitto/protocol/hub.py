@@ -5,6 +5,7 @@ The server calls `turn` once after it has fed the sockets that were readable, an
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,13 +15,20 @@ from kvitto.broker.route import Route
 from kvitto.wire.methods import BasicDeliver
 
 if TYPE_CHECKING:
+    from kvitto.broker.auth import User
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.output import Output
 
+log = logging.getLogger("kvitto.amqp")
+
 REPLY_PREFIX = "amq.rabbitmq.reply-to."
 REPLIES_MAX = 8 << 20
 """Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
+
+
+InThread = Callable[[Callable[[], "User | None"], Callable[["User | None"], None]], None]
+"""Runs the first outside the loop and gives what it returns to the second, in the loop."""
 
 
 class Hub:
@@ -32,6 +40,8 @@ class Hub:
         self._durable: dict[Channel, int] = {}
         self.blocked: str | None = None
         self.schedule: Callable[[], None] = lambda: None
+        self.in_thread: InThread | None = None
+        """Runs what takes long, the check of a password; None: it runs in place."""
         self._repliers: dict[str, Channel] = {}
         self._addresses: dict[Channel, str] = {}
         self.connections_made = 0
@@ -95,6 +105,10 @@ class Hub:
         if (reason is None) == (self.blocked is None):
             return
         self.blocked = reason
+        if reason is None:
+            log.info("publishers may go on")
+        else:
+            log.warning("publishers are blocked: %s", reason)
         for connection in list(self.connections):
             connection.tell_blocked(reason)
 

@@ -78,12 +78,13 @@ class Peer(asyncio.BufferedProtocol):
             self.connection.writable(False)
 
     def resume_writing(self) -> None:
-        if self.connection is not None:
-            self.connection.writable(True)
+        connection = self.connection
+        if connection is not None:
+            self.server.guard(lambda: connection.writable(True))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.connection is not None:
-            self.connection.lost()
+            self.server.guard(self.connection.lost)
         self.server.hub.schedule()
 
     # -- the connection's calls ------------------------------------------------------------------------------

@@ -10,20 +10,27 @@ import asyncio
 import logging
 import os
 import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.broker.broker import Broker
-from kvitto.protocol.connection import CLOSED, CLOSING, RUNNING, Connection
+from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
+from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
 from kvitto.server import tls
 from kvitto.server.listener import INBOX, Peer
 from kvitto.server.syncer import Syncer
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import Store, SyncJob
 from kvitto.wire.buf import Buf
+
+if TYPE_CHECKING:
+    from kvitto.broker.auth import User
 
 log = logging.getLogger("kvitto")
 
@@ -57,6 +64,7 @@ class Server:
         self._beat: asyncio.TimerHandle | None = None
         self._half_beats = 0.0
         self._stopping = False
+        self._slow = ThreadPoolExecutor(1, "kvitto-login")
         self._ended: asyncio.Event
         self._error: Exception | None = None
 
@@ -80,6 +88,7 @@ class Server:
         self.hub = Hub(self.broker)
         self.broker.start()
         self.hub.schedule = self.schedule
+        self.hub.in_thread = self._in_thread
         self._syncer = Syncer(self._loop, self._synced)
         config = self.config
         try:
@@ -145,12 +154,18 @@ class Server:
                     connection.finish()
             self._turn()
             await self._drain()
+        self._slow.shutdown(wait=False, cancel_futures=True)
         if self._syncer is not None:
             self._syncer.stop()
-        if self._error is None:
-            self._last_sync()
-        self.store.shut()
-        self._ended.set()
+        try:
+            if self._error is None:
+                self._last_sync()
+            self.store.shut()
+        except StoreError as error:
+            self._error = self._error or error
+            log.critical("%s; the data directory is not left in order", error)
+        finally:
+            self._ended.set()
 
     async def _drain(self) -> None:
         """Give peers a moment to answer our Close."""
@@ -188,15 +203,20 @@ class Server:
             self._turn_due = True
             self._loop.call_soon(self._turn)
 
+    def guard(self, action: Callable[[], None]) -> None:
+        """What the loop calls: a broker that cannot end what it has begun must not confirm (C8)."""
+        if self._error is None:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - top of the loop
+                self.fail(error)
+
     def _turn(self) -> None:
+        self.guard(self._do_turn)
+
+    def _do_turn(self) -> None:
         self._turn_due = False
-        if self._error is not None:
-            return
-        try:
-            self.hub.turn()
-        except Exception as error:  # noqa: BLE001 - top of the loop: a broker that cannot end its turn must not confirm
-            self.fail(error)
-            return
+        self.hub.turn()
         self._drive_sync()
         self._arm_timer()
 
@@ -215,7 +235,10 @@ class Server:
 
     def _lazy_sync(self) -> None:
         self._lazy = None
-        if not self.store.busy and self.store.dirty and self._error is None:
+        self.guard(self._sync_rest)
+
+    def _sync_rest(self) -> None:
+        if not self.store.busy and self.store.dirty:
             self._full_sync_at = self._loop.time()
             self._begin(True)
 
@@ -228,15 +251,22 @@ class Server:
             self._loop.call_soon(self._synced, job)
 
     def _synced(self, job: SyncJob) -> None:
-        try:
-            self.store.end_sync(job)
-        except StoreError as error:
-            self.fail(error)
-            return
+        self.guard(lambda: self._end_sync(job))
+
+    def _end_sync(self, job: SyncJob) -> None:
+        self.store.end_sync(job)
         if self.store.failed is not None:
-            self.fail(self.store.failed)
-            return
-        self._turn()
+            raise self.store.failed
+        self._do_turn()
+
+    def _in_thread(self, work: Callable[[], User | None], done: Callable[[User | None], None]) -> None:
+        """One at a time: whoever guesses passwords must not take the processor from those who are in."""
+
+        def ended(future: asyncio.Future[User | None]) -> None:
+            if not future.cancelled():
+                self.guard(lambda: done(future.result()))
+
+        self._loop.run_in_executor(self._slow, work).add_done_callback(ended)
 
     def _arm_timer(self) -> None:
         due = self.broker.timers.next_ms
@@ -249,14 +279,20 @@ class Server:
 
     def _timers_due(self) -> None:
         self._timer = None
+        self.guard(self._run_timers)
+
+    def _run_timers(self) -> None:
         self.broker.now_ms = self.clock.now_ms()
         self.broker.timers.run(self.broker.now_ms)
-        self._turn()
+        self._do_turn()
 
     # -- once a second ---------------------------------------------------------------------------------------
 
     def _every_second(self) -> None:
         self._beat = self._loop.call_later(1.0, self._every_second)
+        self.guard(self._look_after)
+
+    def _look_after(self) -> None:
         now_ms = self.clock.now_ms()
         self.broker.now_ms = now_ms
         for connection in list(self.hub.connections):

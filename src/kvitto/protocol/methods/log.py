@@ -72,9 +72,15 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
     queue = _queue(conn, m.queue)
     if queue.group is None and queue.consumers:
         raise ChannelError(ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{conn.vhost.name}' has consumers")
+    if chan.reading:
+        raise ChannelError(
+            PRECONDITION_FAILED, "a channel reads one range at a time: wait for read-ok, or open another"
+        )
     consumer = RangeConsumer(chan, queue, m.consumer_tag)
+    chan.reading = True
 
     def done(reader: Reader) -> None:
+        chan.reading = False
         conn.send(chan.number, LogReadOk(m.consumer_tag, reader.position, reader.count))
 
     reader = Reader(queue, consumer, m.start, m.end, done)

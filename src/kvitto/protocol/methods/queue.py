@@ -54,7 +54,7 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
         known = m.queue in vhost.queues
         queue = vhost.declare_queue(m.queue, m.durable, m.exclusive, m.auto_delete, m.arguments, conn)
         if m.exclusive and not known:
-            conn.queues.append(queue)
+            conn.queues[queue] = None
     chan.last_queue = queue.name
     queue.pump()
     if queue.may_expire:
