@@ -45,8 +45,12 @@ class Ranks(RangeSet):
         return min(level.first() for level in self._levels.values())
 
     def pop_first(self) -> int:
-        offset = self.first()
-        self.remove(offset, 1)
+        rank = max(self._levels)
+        level = self._levels[rank]
+        offset = level.pop_first()
+        if not level:
+            del self._levels[rank]
+        self.count -= 1
         return offset
 
     def remove_below(self, end: int) -> list[tuple[int, int]]:
