@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from kvitto.base.errors import StoreFull
 from tests.support.rig import Rig, Taker
 
@@ -223,3 +225,22 @@ def test_a_failed_write_of_the_tail_forgets_nothing() -> None:
         rig.settle_down()
         rig.kill()
         assert rig.drain("q") == [b"message 1", b"late 0", b"late 1", b"late 2"]
+
+
+def test_many_messages_come_back_past_the_delivery_limit_in_linear_time() -> None:
+    """A8: each was searched for in a list of all."""
+
+    def seconds(count: int) -> float:
+        rig = Rig()
+        queue = rig.declare("q", x_delivery_limit=0)
+        for _ in range(count):
+            rig.publish("q", b"m")
+        queue.add_consumer(Taker(queue))
+        queue.pump()
+        began = time.process_time()
+        queue.requeue(0, count, count)
+        assert queue.messages == 0
+        return time.process_time() - began
+
+    few = min(seconds(1_000) for _ in range(3))
+    assert seconds(16_000) < 32 * few

@@ -447,7 +447,7 @@ class Queue:
         if self.deleted:
             return
         if self.delivery_limit >= 0:
-            over = [o for o in range(offset, offset + n) if self.redeliveries.get(o, 1) > self.delivery_limit]
+            over = {o for o in range(offset, offset + n) if self.redeliveries.get(o, 1) > self.delivery_limit}
             if over:
                 for o in range(offset, offset + n):
                     message = self.read(o)
