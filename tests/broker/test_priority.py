@@ -101,6 +101,18 @@ def test_purge_and_limits_take_waiting_messages() -> None:
     assert rig.drain("short") == [b"2", b"1"]  # the head goes first, as with RabbitMQ
 
 
+def test_whatever_the_headers_hold_the_priority_is_read() -> None:
+    """W8: a header's name that is no UTF-8 ended the broker, and each start after that."""
+    rig = Rig()
+    queue = rig.declare("q", x_max_priority=5)
+    headers = b"\0\0\0\x04\x02\xff\xfeV"
+    for props in (b"\x20\0" + headers, b"\x28\0" + headers + b"\x04"):
+        queue.append_bytes(address("q"), props, props[-1:], -1, 0)
+    rig.settle_down()
+    rig.kill()
+    assert rig.drain("q") == [b"\x04", b"V"]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["add", "pop", "remove", "below"]), st.integers(0, 60), st.integers(1, 9))))
 def test_ranks_hold_what_a_range_set_holds(steps: list[tuple[str, int, int]]) -> None:
     """The same set as RangeSet; only which one is first differs."""

@@ -33,6 +33,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"x-dead-letter-exchange": "x" * 300, "x-max-length": 0},
     {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "x" * 300, "x-max-length": 0},
     {"x-expires": 1},
+    {"x-max-priority": 5},
     {"x-max-length": "none"},
     {"x-overflow": "away"},
     {"x-priority": 3},
@@ -61,6 +62,7 @@ PROPERTIES = [
     Properties(headers={"CC": "a"}),
     Properties(headers={"CC": [NOT_UTF8, "x" * 300], "BCC": [1]}),
     Properties(headers={"k": 1, "x-k": 5}),
+    Properties(headers={NOT_UTF8: {NOT_UTF8: NOT_UTF8}}, priority=3),
     Properties(headers={"x-death": [{"count": 5, "queue": "a", "reason": "expired"}, 5], "x-delivery-count": "no"}),
     Properties("t" * 255, "e" * 255, {}, 255, 255, "c", "r" * 255, None, "i", 2**64 - 1, "t", None, "a", "c"),
 ]

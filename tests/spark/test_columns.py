@@ -41,6 +41,13 @@ def rows(batch: Batch, schema: StructType) -> list[dict[str, Any]]:
     return [row for piece in pieces for row in piece.to_pylist()]
 
 
+def test_header_names_that_are_no_text_are_shown_as_far_as_they_are() -> None:
+    """Another client may have written any bytes; Arrow takes text only."""
+    properties = Properties(headers={"\udcff": 1, "t": {"a\udcff": 2}})
+    (row,) = rows(batch_of([(properties, b"")]), full_schema(True))
+    assert row["headers"] == [("\ufffd", "1"), ("t", '{"a\ufffd": 2}')]
+
+
 def test_all_columns_of_a_message() -> None:
     properties = Properties(
         content_type="text/plain",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.wire.properties import FIELDS, Properties
+from kvitto.wire.properties import FIELDS, Properties, priority_of
 
 from .strategies import any_bytes, shortstrs, tables
 
@@ -53,3 +53,14 @@ def test_a_property_that_does_not_fit_is_a_value_error() -> None:
     for properties in (Properties(message_id="x" * 256), Properties(timestamp=-1), Properties(priority=256)):
         with pytest.raises(ValueError):
             properties.encode()
+
+
+@given(st.fixed_dictionaries({}, optional={name: VALUES[kind] for name, kind in FIELDS}))
+def test_the_priority_is_found_without_decoding_the_rest(given: dict[str, object]) -> None:
+    properties = Properties(**given)  # type: ignore[arg-type]
+    assert priority_of(properties.encode()) == (properties.priority or 0)
+
+
+@given(any_bytes())
+def test_the_priority_of_any_bytes_is_a_number(data: bytes) -> None:
+    assert 0 <= priority_of(data) <= 255

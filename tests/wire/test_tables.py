@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
@@ -102,3 +103,9 @@ def test_size_is_limited_before_anything_is_read() -> None:
 def test_a_field_may_not_reach_beyond_its_table() -> None:
     with pytest.raises(ConnectionError_):
         tables.decode(b"\0\0\0\x06\x01kI\0\0\0" + b"\x01")
+
+
+@given(st.binary(max_size=255))
+def test_keys_keep_any_bytes(raw: bytes) -> None:
+    data = (2 + len(raw)).to_bytes(4, "big") + bytes((len(raw),)) + raw + b"V"
+    assert tables.encode(tables.decode(data)) == data

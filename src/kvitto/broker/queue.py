@@ -30,7 +30,7 @@ from kvitto.store.settlements import (
     REJECTED,
     Settlements,
 )
-from kvitto.wire.properties import Properties
+from kvitto.wire.properties import priority_of
 
 if TYPE_CHECKING:
     from kvitto.broker.arguments import QueueSettings
@@ -335,9 +335,7 @@ class Queue:
 
     def _rank(self, offset: int) -> int:
         message = self.read(offset)
-        if message is None:
-            return 0
-        return min(Properties.decode(message[1]).priority or 0, self.settings.max_priority)
+        return 0 if message is None else min(priority_of(message[1]), self.settings.max_priority)
 
     def _earlier(self, offset: int) -> int:
         """How often a message that is in `requeued` was delivered before."""

@@ -143,7 +143,7 @@ def header_texts(raw: bytes) -> tuple[tuple[str, str | None], ...]:
         table = tables.decode(raw)
     except ConnectionError_:
         return ()
-    return tuple((name, _header_text(value)) for name, value in table.items())
+    return tuple((_text_only(name), _header_text(value)) for name, value in table.items())
 
 
 def _header_text(value: tables.Value) -> str | None:
@@ -151,6 +151,9 @@ def _header_text(value: tables.Value) -> str | None:
         return None
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return json.dumps(value, default=str, ensure_ascii=False)
+    return _text_only(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
+
+
+def _text_only(text: str) -> str:
+    """Without the bytes of a peer that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -34,6 +34,7 @@ _BY_BIT = tuple((1 << (15 - i), name, kind) for i, (name, kind) in enumerate(FIE
 _UNKNOWN_BITS = 0b11  # bit 0 would announce a second flag word, bit 1 a 15th field: 0-9-1 has neither
 _FLAGS = struct.Struct(">H")
 _LONGLONG = struct.Struct(">Q")
+_HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
 
 
 class Properties:
@@ -141,6 +142,22 @@ class Properties:
     def __repr__(self) -> str:
         given = ((name, getattr(self, name)) for name, _ in FIELDS)
         return f"Properties({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
+
+
+def priority_of(data: bytes) -> int:
+    """The priority in an encoded list, 0 without one or where the list ends too early: nothing is raised."""
+    flags = int.from_bytes(data[:2], "big")
+    if not flags & _PRIORITY:
+        return 0
+    at = 2
+    for bit in (0x8000, 0x4000):
+        if flags & bit:
+            at += 1 + int.from_bytes(data[at : at + 1], "big")
+    if flags & _HEADERS:
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+    if flags & _DELIVERY_MODE:
+        at += 1
+    return int.from_bytes(data[at : at + 1], "big")
 
 
 def _encode_text(name: str, text: str) -> bytes:

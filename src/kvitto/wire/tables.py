@@ -2,6 +2,7 @@
 
 Encoding follows what clients expect of Python: int as `I` if it fits, else `l`; bool `t`, str `S`, bytes `x`,
 datetime `T`, Decimal `D`, None `V`, list `A`, dict `F`, float `d`. Decoding knows every letter that RabbitMQ reads.
+Keys keep any bytes a peer put there (surrogateescape), as RabbitMQ does.
 A table from a peer is bounded in depth and in bytes before anything is built from it.
 """
 
@@ -77,7 +78,10 @@ def encode(table: Mapping[str, Value]) -> bytes:
 
 def encode_shortstr(text: str) -> bytes:
     """One length byte and UTF-8."""
-    data = text.encode()
+    return _short(text, text.encode())
+
+
+def _short(text: str, data: bytes) -> bytes:
     if len(data) > limits.SHORTSTR_MAX:
         raise ValueError(
             f"{len(data)} bytes are too long for a short string (at most {limits.SHORTSTR_MAX}): {text[:40]!r}..."
@@ -108,12 +112,21 @@ def read_longstr(data: bytes, at: int) -> tuple[bytes, int]:
     return data[start:end], end
 
 
+def _read_key(data: bytes, at: int) -> tuple[str, int]:
+    """Like `read_shortstr`, but any bytes will do: a broker must be able to read back what it has let through."""
+    start = at + 1
+    end = start + data[at]
+    if end > len(data):
+        raise Malformed("key longer than what holds it")
+    return data[start:end].decode("utf-8", "surrogateescape"), end
+
+
 def read_table(data: bytes, at: int, depth: int = 0) -> tuple[Table, int]:
     """The table at `at` and the position after it."""
     at, end = _enter(data, at, depth)
     table: Table = {}
     while at < end:
-        key, at = read_shortstr(data, at)
+        key, at = _read_key(data, at)
         table[key], at = _read_value(data, at, depth)
     if at != end:
         raise Malformed("table field reaches beyond the table")
@@ -185,7 +198,7 @@ def _put_table(out: bytearray, table: Mapping[str, Value]) -> None:
     at = len(out)
     out += b"\0\0\0\0"
     for key, value in table.items():
-        out += encode_shortstr(key)
+        out += _short(key, key.encode("utf-8", "surrogateescape"))
         _put_value(out, value)
     _LONG.pack_into(out, at, len(out) - at - 4)
 
