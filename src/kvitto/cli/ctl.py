@@ -15,7 +15,7 @@ from typing import Any
 
 from kvitto.cli.lists import IN_VHOST, LISTS, Shown, listing
 from kvitto.cli.management import REFUSED, USAGE, Failure, Management
-from kvitto.cli.table import table
+from kvitto.cli.table import printable, table
 
 URL = "http://guest:guest@127.0.0.1:15672"
 Command = Callable[[Management, argparse.Namespace], str | Shown]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         shown: str | Shown = args.command(Management(args.url), args)
     except Failure as failure:
-        print(f"kvitto ctl: {failure}", file=sys.stderr)
+        print(f"kvitto ctl: {printable(str(failure))}", file=sys.stderr)
         return failure.code
     value, text, code = shown if isinstance(shown, tuple) else ({"done": shown}, shown, 0)
     if args.json:
@@ -122,7 +122,7 @@ def status(api: Management, _args: argparse.Namespace) -> Shown:
 def alarms(api: Management, _args: argparse.Namespace) -> Shown:
     found = api.get("health", "checks", "alarms", accept=(503,)).get("alarms", [])
     texts = [item["alarm"] for item in found]
-    return texts, "\n".join(texts) or "no alarms", REFUSED if texts else 0
+    return texts, "\n".join(map(printable, texts)) or "no alarms", REFUSED if texts else 0
 
 
 # -- queues and connections ----------------------------------------------------------------------------------

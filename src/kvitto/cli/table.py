@@ -17,7 +17,12 @@ def cell(value: Any) -> str:
         value = json.dumps(value)
     elif isinstance(value, list):
         value = ", ".join(str(item) for item in value)
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with what is not for people to read (control characters, halves of UTF-16) as escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
