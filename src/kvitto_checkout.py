@@ -17,6 +17,8 @@ from types import ModuleType
 SOURCES = Path(__file__).resolve().parent
 COMPILED = SOURCES.parent / "build" / "compiled"
 STAMP = COMPILED / "stamp"
+told = False
+"""Whether this process has said that it runs interpreted."""
 
 
 def fingerprint() -> str:
@@ -54,17 +56,20 @@ class CompiledFinder:
 
     def is_fresh(self) -> bool:
         """Decided once per process, so that it never mixes the two forms."""
+        global told
         if self.fresh is None:
             try:
                 self.fresh = STAMP.read_text() == fingerprint()
             except OSError:
                 self.fresh = False
             if not self.fresh:
-                print("kvitto: sources changed since `make build`, running interpreted", file=sys.stderr)
+                told = True
+                print("kvitto: sources changed since `make build`: running interpreted until the next", file=sys.stderr)
         return self.fresh
 
 
 def install() -> None:
-    """Called from the .pth of the virtual environment."""
-    if os.environ.get("KVITTO_PURE", "0") in ("", "0"):
+    """Called from the .pth of the virtual environment: twice where lib64 is a link to lib."""
+    known = any(isinstance(finder, CompiledFinder) for finder in sys.meta_path)
+    if not known and os.environ.get("KVITTO_PURE", "0") in ("", "0"):
         sys.meta_path.insert(0, CompiledFinder())

@@ -67,6 +67,14 @@ def test_without_a_stamp_nothing_compiled_is_used(checkout: Path) -> None:
     assert not found(checkout)
 
 
+def test_a_process_has_one_finder_and_says_once_that_it_runs_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [])
+    monkeypatch.delenv("KVITTO_PURE", raising=False)
+    kvitto_checkout.install()
+    kvitto_checkout.install()
+    assert len(sys.meta_path) == 1
+
+
 def test_kvitto_pure_runs_interpreted() -> None:
     code = "import kvitto, kvitto.wire.buf as buf; print(kvitto.compiled(), buf.__file__.endswith('.py'))"
     environment = {**os.environ, "KVITTO_PURE": "1"}

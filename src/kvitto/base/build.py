@@ -1,11 +1,14 @@
 """Which form of the data plane runs: compiled, or the same source interpreted."""
 
 import importlib.util
+import os
+import sys
+from pathlib import Path
 
 PROBE = "kvitto.broker.queue"
 """A hot module: where it is compiled, all of them are, as setup.py builds all or none."""
 
-HOW_TO_COMPILE = "install a C compiler (Debian: apt install gcc python3-dev) and install kvitto again"
+CHECKOUT = Path(__file__).parents[3]
 
 
 def compiled() -> bool:
@@ -15,3 +18,14 @@ def compiled() -> bool:
     except ModuleNotFoundError:
         return False
     return spec is not None and spec.origin is not None and spec.origin.endswith((".so", ".pyd"))
+
+
+def how_to_compile() -> str:
+    """What to do for the compiled form; "" if kvitto_checkout has said so already."""
+    if getattr(sys.modules.get("kvitto_checkout"), "told", False):
+        return ""
+    if not (CHECKOUT / "setup.py").exists():
+        return "install a C compiler (Debian: apt install gcc python3-dev) and install kvitto again"
+    if os.environ.get("KVITTO_PURE", "0") not in ("", "0"):
+        return "unset KVITTO_PURE"
+    return "run `make build`"
