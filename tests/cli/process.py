@@ -12,7 +12,8 @@ from pathlib import Path
 
 KVITTO = [sys.executable, "-m", "kvitto.cli.main"]
 READY = re.compile(
-    r"^kvitto ready amqp=127\.0\.0\.1:(?P<amqp>\d+) http=127\.0\.0\.1:(?P<http>\d+) data=(?P<data>/\S+) pid=(?P<pid>\d+)\n$"
+    r"^kvitto ready amqp=127\.0\.0\.1:(?P<amqp>\d+)(?: http=(?P<http_host>[\d.]+):(?P<http>\d+))?"
+    r" data=(?P<data>/\S+) pid=(?P<pid>\d+)(?: tls=127\.0\.0\.1:(?P<tls>\d+))?\n$"
 )
 TIMEOUT_S = 20.0
 
@@ -31,7 +32,7 @@ class Serving:
         self.process = process
         self.ready = ready
         self.amqp_url = f"amqp://guest:guest@127.0.0.1:{ready['amqp']}/%2f"
-        self.http_url = f"http://guest:guest@127.0.0.1:{ready['http']}"
+        self.http_url = f"http://guest:guest@{ready['http_host']}:{ready['http']}"
 
     def stop(self) -> tuple[int, str, str]:
         """SIGTERM; exit code, what stdout had after the line, stderr."""

@@ -1,6 +1,7 @@
 """`kvitto serve` as a process: its one line, its end, and what it says when it cannot start."""
 
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -8,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import kvitto as package
+from kvitto.base.config import Config
+from kvitto.cli.serve import ready
 from kvitto.client import ConnectFailed, Connection
+from kvitto.server.server import Server
 from tests.cli.process import kvitto, serving
 from tests.http.api import Http
 
@@ -52,7 +56,49 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
         arguments = {"--port": "0", "--http-port": "0", option: port}
         result = kvitto("serve", "--data-dir", str(tmp_path), *(part for pair in arguments.items() for part in pair))
     assert (result.returncode, result.stdout) == (1, "")
-    assert port in result.stderr and "in use" in result.stderr
+    reason = f"127.0.0.1:{port}: address already in use (is another broker running? choose another {option})"
+    assert result.stderr.splitlines()[-1] == f"kvitto: cannot listen on {reason}"
+    assert "Traceback" not in result.stderr
+
+
+def test_a_tls_listener_stands_at_the_end_of_the_line(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path, tls_port=0, tls_cert=tmp_path, tls_key=tmp_path)
+    server = Server(config)
+    server.port, server.http_port, server.tls_port = 1, 2, 3
+    expected = f"kvitto ready amqp=127.0.0.1:1 http=127.0.0.1:2 data={tmp_path} pid={os.getpid()} tls=127.0.0.1:3"
+    assert ready(server) == expected
+
+
+def test_http_can_be_off(tmp_path: Path) -> None:
+    with serving(tmp_path, "--http-port", "off") as server:
+        assert server.ready["http"] is None
+        Connection(server.amqp_url).close()
+        assert server.stop()[0] == 0
+
+
+def test_http_can_listen_elsewhere(tmp_path: Path) -> None:
+    with serving(tmp_path, "--http-host", "0.0.0.0") as server:
+        assert server.ready["http_host"] == "0.0.0.0"
+        overview = Http(server.http_url).get("/api/overview")
+        assert {"127.0.0.1", "0.0.0.0"} == {listener["ip_address"] for listener in overview["listeners"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--port", "70000"], "--port: must be 0 to 65535, not 70000"),
+        (["--http-port", "-1"], "--http-port"),
+        (["--tls-port", "0"], "--tls-port needs --tls-cert and --tls-key"),
+        (
+            ["--tls-port", "0", "--tls-cert", "/none.pem", "--tls-key", "/none.pem"],
+            "--tls-cert /none.pem: No such file",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_start(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    result = kvitto("serve", "--data-dir", str(tmp_path), "--port", "0", "--http-port", "0", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert reason in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -62,6 +108,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
         ("prot = 5672\n", "unknown setting 'prot'"),
         ('port = "5672"\n', "port must be int"),
         ("port = \n", "cannot read the configuration"),
+        ("port = 99999\n", "port must be 0 to 65535"),
         ('sync = "maybe"\n', "sync"),
         (None, "cannot read the configuration"),
     ],

@@ -4,58 +4,75 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import gc
-import json
 import logging
 import os
 import resource
 import signal
 import sys
-import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from kvitto.base import config as settings
-from kvitto.base.build import compiled
+from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
+from kvitto.cli.log import set_up as set_up_log
 from kvitto.server.server import Server
 
 log = logging.getLogger("kvitto")
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="run a broker", description="Run a broker until SIGTERM or Ctrl-C.")
+    parser = commands.add_parser(
+        "serve",
+        help="run a broker",
+        description="Run a broker until SIGTERM or Ctrl-C.",
+        argument_default=argparse.SUPPRESS,  # what is not given is not there: the configuration file may have it
+    )
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="settings, named as the options here; options win")
     add("--data-dir", type=Path, metavar="DIR", help="where everything is kept (default: kvitto-data)")
-    add("--host", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=int, help="AMQP port, 0 picks one (default: 5672)")
-    add("--http-port", type=int, help="HTTP port, 0 picks one (default: 15672)")
-    add("--tls-port", type=int, help="AMQP over TLS, with --tls-cert and --tls-key")
+    add("--host", help="address to listen on for AMQP (default: 127.0.0.1)")
+    add("--port", type=port, help="AMQP port, 0 picks one (default: 5672)")
+    add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: 127.0.0.1)")
+    add("--http-port", type=http_port, metavar="PORT", help="HTTP port, 0 picks one, off: no HTTP (default: 15672)")
+    add("--tls-port", type=port, help="AMQP over TLS, with --tls-cert and --tls-key")
     add("--tls-cert", type=Path, metavar="PEM")
     add("--tls-key", type=Path, metavar="PEM")
     add("--sync", choices=("on", "off"), help="off: confirm before the disk has the message (default: on)")
-    add("--log-json", action="store_const", const=True, help="log lines as JSON")
+    add("--log-json", action="store_true", help="log lines as JSON")
     parser.set_defaults(run=run)
 
 
+def port(text: str) -> int:
+    """An argument that is a port."""
+    if not (text.isascii() and text.isdigit() and int(text) <= settings.PORT_MAX):
+        raise argparse.ArgumentTypeError(f"must be 0 to {settings.PORT_MAX}, not {text}")
+    return int(text)
+
+
+def http_port(text: str) -> int | None:
+    """A port, or None for "off"."""
+    return None if text == settings.OFF else port(text)
+
+
 def run(args: argparse.Namespace) -> int:
+    given = vars(args)
     try:
-        values = settings.read(args.config) if args.config else {}
+        values = settings.read(given["config"]) if "config" in given else {}
+        values.update({field.name: given[field.name] for field in fields(Config) if field.name in given})
+        if "sync" in given:
+            values["sync"] = given["sync"] == "on"
+        config = Config(**values)
+        set_up_log(config.log_json)
+        raise_file_limit()
+        return asyncio.run(serve(config))
     except ConfigError as error:
         print(f"kvitto: {error}", file=sys.stderr)
         return 2
-    for name in ("data_dir", "host", "port", "http_port", "tls_port", "tls_cert", "tls_key", "log_json"):
-        if getattr(args, name) is not None:
-            values[name] = getattr(args, name)
-    if args.sync is not None:
-        values["sync"] = args.sync == "on"
-    config = Config(**values)
-    set_up_log(config.log_json)
-    raise_file_limit()
-    try:
-        return asyncio.run(serve(config))
     except (StoreError, ValueError, OSError) as error:
         print(f"kvitto: {error}", file=sys.stderr)
         return 1
@@ -64,14 +81,12 @@ def run(args: argparse.Namespace) -> int:
 async def serve(config: Config) -> int:
     """Run until a signal; 0 after an end in order."""
     server = Server(config)
-    if not compiled():
-        log.warning(
-            "running interpreted, much slower: install a C compiler (Debian: apt install gcc python3-dev) and reinstall"
-        )
+    if not compiled() and (advice := how_to_compile()):
+        log.warning("running interpreted, much slower: %s", advice)
     try:
         await server.start()
     except OSError as error:
-        print(f"kvitto: cannot listen on {config.host}: {error.strerror or error}", file=sys.stderr)
+        print(f"kvitto: {cannot_listen(server, error)}", file=sys.stderr)
         return 1
     loop = asyncio.get_running_loop()
     stopping: list[asyncio.Task[None]] = []
@@ -90,15 +105,37 @@ async def serve(config: Config) -> int:
         log.warning("--sync off: a confirm survives a crash of this process, not of the machine")
     gc.collect()
     gc.freeze()
-    print(
-        f"kvitto ready amqp={config.host}:{server.port} http={config.host}:{server.http_port}"
-        f" data={server.store_path} pid={server.pid}",
-        flush=True,
-    )
+    print(ready(server), flush=True)
     await server.run_until_stopped()
     for task in stopping:
         await task
     return 0
+
+
+def ready(server: Server) -> str:
+    """The line for the program that started this one. Its form is fixed; what is off is left out."""
+    config = server.config
+    http = f" http={config.http_host}:{server.http_port}" if config.http_port is not None else ""
+    tls = f" tls={config.host}:{server.tls_port}" if config.tls_port is not None else ""
+    return f"kvitto ready amqp={config.host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}"
+
+
+def cannot_listen(server: Server, error: OSError) -> str:
+    """Why the first listener that is not there could not be: they are opened in this order."""
+    config = server.config
+    listeners = (
+        ("--port", config.host, config.port, server.port),
+        ("--tls-port", config.host, config.tls_port, server.tls_port),
+        ("--http-port", config.http_host, config.http_port, server.http_port),
+    )
+    option, where = next(
+        (name, f"{host}:{wanted}") for name, host, wanted, found in listeners if wanted is not None and not found
+    )
+    number = error.errno or 0
+    # of a system's error asyncio's own text repeats the address; one of the resolver has a number below 0
+    why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
+    hint = f" (is another broker running? choose another {option})" if number == errno.EADDRINUSE else ""
+    return f"cannot listen on {where}: {why}{hint}"
 
 
 def raise_file_limit() -> None:
@@ -108,23 +145,3 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
     except (ValueError, OSError):
         log.debug("the limit of open files stays at %d", soft)
-
-
-class JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
-def set_up_log(as_json: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else plain)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
