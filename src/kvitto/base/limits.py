@@ -2,7 +2,6 @@
 
 KIB = 1024
 MIB = 1024 * KIB
-GIB = 1024 * MIB
 
 # the wire
 CHANNEL_MAX = 2047
@@ -26,17 +25,9 @@ TABLE_DEPTH_MAX = 32
 HANDSHAKE_S = 10.0
 """A peer that has not opened its connection by then is disconnected."""
 
-# memory
-OUTPUT_HIGH = 4 * MIB
-"""Unsent bytes of a connection above which nothing more is delivered to it."""
-INPUT_BUFFER = 256 * KIB
-"""First size of a connection's receive buffer."""
-
 # the store
 SEGMENT_BYTES = 64 * MIB
 """A segment is sealed and the next one begun once it is this large."""
-BATCH_MAX_BYTES = 256 * MIB
-"""The largest batch that recovery believes; a longer one is damage."""
 NAME_MAX = 255
 """Bytes in the name of a queue, exchange, virtual host or user."""
 

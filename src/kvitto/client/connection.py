@@ -30,7 +30,6 @@ CAPABILITIES: Table = {
     "connection.blocked": True,
     "authentication_failure_close": True,
 }
-RPC_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 M = TypeVar("M", bound=m.Method)
 
