@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.clock import Clock
-from kvitto.base.errors import ChannelError, ConnectionError_, StoreFull
+from kvitto.base.errors import ConnectionError_, StoreFull
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import RETRY_MS, DeadLetters
@@ -71,9 +71,10 @@ class Broker:
         for kind, key, value in sorted(definitions, key=lambda d: ORDER.index(d[0])):
             self._restore(kind, key, value)
         self._defining = True
-        if not self.vhosts:
+        if not any(kind == INITIALISED for kind, _, _ in definitions):
             self.add_vhost("/")
             self.users.add_guest()
+            self.define(INITIALISED, (), {})
         self._drop_orphans()
         for queue in self.queues.values():
             queue.recover()
@@ -86,18 +87,28 @@ class Broker:
             self.vhosts[key[0]] = VHost(self, key[0])
         elif kind in ("user", "permission"):
             self.users.restore(kind, key, value)
-        elif kind == "exchange":
-            self.vhosts[key[0]].declare_exchange(
-                key[1], value["type"], True, value["auto_delete"], value["internal"], unpack(value["arguments"])
-            )
-        elif kind == "queue":
-            arguments = unpack(value["arguments"])
-            self.vhosts[key[0]].make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
-        elif kind == "binding":
-            vhost = self.vhosts[key[0]]
+        elif kind != INITIALISED:
+            vhost = self.vhosts.get(key[0])
+            if vhost is None and kind == "queue":  # without it the messages would be taken for leftovers
+                vhost = self.vhosts[key[0]] = VHost(self, key[0])
+            if vhost is None or not self._restore_in(vhost, kind, key, value):
+                log.error("definition of %s %r is passed over: what it belongs to is not defined", kind, key)
+
+    @staticmethod
+    def _restore_in(vhost: VHost, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> bool:
+        """False if what it belongs to is missing."""
+        if kind == "binding":
             dest = vhost.exchanges.get(key[3]) if key[2] == "exchange" else vhost.queues.get(key[3])
-            if dest is not None:
-                vhost.bind(key[1], dest, key[4], unpack(key[5]))
+            if dest is None or key[1] not in vhost.exchanges:
+                return False
+            vhost.bind(key[1], dest, key[4], unpack(key[5]))
+            return True
+        arguments = unpack(value["arguments"])
+        if kind == "exchange":
+            vhost.declare_exchange(key[1], value["type"], True, value["auto_delete"], value["internal"], arguments)
+        else:
+            vhost.make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
+        return True
 
     def _drop_orphans(self) -> None:
         """Directories of queues whose deletion was durable before their files were gone."""
@@ -173,11 +184,7 @@ class Broker:
         return self.vhosts[name]
 
     def delete_vhost(self, name: str) -> None:
-        vhost = self.vhosts.pop(name)
-        for queue in list(vhost.queues.values()):
-            vhost.delete_queue(queue)
-        for exchange in [e for e in vhost.exchanges if e and not e.startswith("amq.")]:
-            vhost.delete_exchange(exchange)
+        self.vhosts.pop(name).clear()
         self.users.forget_vhost(name)
         self.undefine("vhost", (name,))
 
@@ -344,12 +351,11 @@ class Broker:
         return properties.encode()
 
 
-ORDER = ["vhost", "user", "permission", "exchange", "queue", "binding"]
+INITIALISED = "initialised"
+"""The definition that says: this directory has got its first vhost and guest. What is deleted afterwards stays deleted."""
+ORDER = [INITIALISED, "vhost", "user", "permission", "exchange", "queue", "binding"]
 
 
 def unpack(text: str) -> dict[str, Any]:
     """The opposite of `Broker.pack`."""
     return tables.decode(bytes.fromhex(text)) if text else {}
-
-
-__all__ = ["Broker", "ChannelError"]

@@ -42,6 +42,16 @@ class VHost:
         self.epoch = Epoch()
         self._routes: dict[bytes, Route] = {}
 
+    def clear(self) -> None:
+        """Delete all that is in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""
+        for queue in list(self.queues.values()):
+            self.delete_queue(queue)
+        for name in [name for name in self.exchanges if name and not name.startswith("amq.")]:
+            self.delete_exchange(name)
+        for exchange in self.exchanges.values():
+            for binding in list(exchange.bindings()):
+                self.unbind(exchange.name, binding.dest, binding.routing_key, binding.arguments)
+
     # -- routing ---------------------------------------------------------------------------------------------
 
     def route(self, key: bytes) -> Route:

@@ -1,0 +1,133 @@
+"""What a start makes of the definitions: the same as before it, whatever was defined, and wherever the first one ended."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvitto.base.errors import ChannelError
+from kvitto.broker.queue import Queue
+from tests.support.rig import Rig
+from tests.support.simdisk import PowerCut, SimDisk
+
+VHOSTS = st.sampled_from(["/", "v"])
+NAMES = st.sampled_from(["a", "b"])
+SOURCES = st.sampled_from(["a", "b", "amq.topic", "amq.fanout"])
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["add_vhost", "delete_vhost"]), VHOSTS),
+    st.tuples(st.sampled_from(["exchange", "queue"]), VHOSTS, NAMES, st.booleans(), st.booleans()),
+    st.tuples(st.sampled_from(["delete_exchange", "delete_queue"]), VHOSTS, NAMES),
+    st.tuples(st.sampled_from(["bind", "unbind"]), VHOSTS, SOURCES, SOURCES, st.booleans(), st.sampled_from(["", "k"])),
+)
+
+
+def take(rig: Rig, step: tuple[Any, ...]) -> None:
+    """One change, if it can be made."""
+    broker, (what, name, *rest) = rig.broker, step
+    if what == "add_vhost":
+        broker.add_vhost(name)
+        return
+    if name not in broker.vhosts:
+        return
+    vhost = broker.vhosts[name]
+    match what, *rest:
+        case ["delete_vhost"]:
+            broker.delete_vhost(name)
+        case ["exchange", name, durable, auto_delete]:
+            vhost.declare_exchange(name, "topic", durable, auto_delete, False, {})
+        case ["queue", name, durable, auto_delete]:
+            vhost.declare_queue(name, durable, False, auto_delete, {}, None)
+        case ["delete_exchange", name]:
+            vhost.delete_exchange(name)
+        case ["delete_queue", name]:
+            vhost.delete_queue(vhost.queue(name))
+        case ["bind" | "unbind", source, dest, to_queue, key]:
+            target = vhost.queue(dest) if to_queue else vhost.exchange(dest)
+            getattr(vhost, what)(source, target, key, {"k": 1} if key else {})
+
+
+def picture(rig: Rig) -> dict[str, Any]:
+    """All that is durable."""
+    return {
+        vhost.name: (
+            sorted(e.name for e in vhost.exchanges.values() if e.durable),
+            sorted(q.name for q in vhost.queues.values() if q.durable),
+            sorted(
+                (e.name, b.dest.name, isinstance(b.dest, Queue), b.routing_key, str(b.arguments))
+                for e in vhost.exchanges.values()
+                for b in e.bindings()
+                if e.durable and b.dest.durable
+            ),
+        )
+        for vhost in rig.broker.vhosts.values()
+    }
+
+
+@given(st.lists(STEPS, max_size=25))
+def test_what_is_durable_is_the_same_after_a_start(steps: list[tuple[Any, ...]]) -> None:
+    """D2: in any order of changes, also where what is deleted was bound to what stays."""
+    rig = Rig()
+    for step in steps:
+        with contextlib.suppress(ChannelError):
+            take(rig, step)
+    rig.settle_down()
+    before, defined = picture(rig), len(rig.store.definitions._list())
+    rig.kill()
+    assert picture(rig) == before
+    rig.kill()
+    assert len(rig.store.definitions._list()) == defined
+
+
+def test_a_vhost_takes_its_bindings_between_predeclared_exchanges_with_it() -> None:
+    """D2: they stayed defined, and the next start failed."""
+    rig = Rig()
+    vhost = rig.broker.add_vhost("x")
+    vhost.bind("amq.topic", vhost.exchanges["amq.fanout"], "a.*", {})
+    rig.broker.delete_vhost("x")
+    rig.kill()
+    assert list(rig.broker.vhosts) == ["/"]
+
+
+def test_a_definition_without_what_it_belongs_to_does_not_hold_up_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """D2: it is passed over and named in the log; a queue gets its vhost back, for it has messages."""
+    rig = Rig()
+    rig.broker.define("binding", ("gone", "amq.topic", "exchange", "amq.fanout", "k", ""), {})
+    rig.broker.define("binding", ("/", "gone", "exchange", "amq.fanout", "k", ""), {})
+    vhost = rig.broker.add_vhost("v")
+    queue = vhost.declare_queue("q", True, False, False, {}, None)
+    queue.append_bytes(b"\0\1q", b"\0\0", b"message", -1, 0)
+    rig.broker.undefine("vhost", ("v",))
+    rig.settle_down()
+    rig.kill()
+    assert rig.broker.vhosts["v"].queues["q"].ready == 1
+    assert len([r for r in caplog.records if "passed over" in r.message]) == 2
+
+
+def test_wherever_the_first_start_ends_the_next_one_has_guest() -> None:
+    """D2, P6: killed between the definitions of the vhost and of guest, it never had one."""
+    whole = SimDisk()
+    Rig(whole)
+    for cut_at in range(1, whole.operations + 1):
+        disk = SimDisk()
+        disk.cut_at = cut_at
+        with pytest.raises(PowerCut):
+            Rig(disk)
+        for found in (copy.deepcopy(disk).kill(), copy.deepcopy(disk).crash(Random(cut_at), hostile=True)):
+            rig = Rig(found)
+            user = rig.broker.users.authenticate("guest", "guest", True)
+            assert user is not None and user.may("/", "configure", "q") and list(rig.broker.vhosts) == ["/"]
+
+
+def test_what_was_deleted_does_not_come_back() -> None:
+    """W7: guest, with the public password, when the last vhost had been deleted."""
+    rig = Rig()
+    rig.broker.delete_vhost("/")
+    rig.broker.users.delete("guest")
+    rig.restart()
+    assert not rig.broker.vhosts and not rig.broker.users.list()
