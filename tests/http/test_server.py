@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 import kvitto
 from kvitto.base import limits
+from kvitto.http.server import Listener
 from tests.http.api import TIMEOUT_S, Http
+from tests.support.wait import wait_until
 
 
 def exchange(api: Http, data: bytes, end: bool = True) -> bytes:
@@ -92,6 +95,39 @@ def test_the_body_is_not_read_before_the_caller_is_known(api: Http) -> None:
     got = exchange(api, head, end=False)
     assert got.startswith(b"HTTP/1.1 401")
     assert b"Connection: close" in got
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 1000000", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("request_line", [b"GET /healthz", b"HEAD /healthz", b"GET /metrics", b"GET /api/overview"])
+def test_reading_takes_no_body(api: Http, request_line: bytes, head: bytes) -> None:
+    """W8: /healthz is open to anybody, it must not hold what anybody sends."""
+    got = exchange(api, request_line + b" HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n", end=False)
+    assert got.startswith(b"HTTP/1.1 400")
+    assert b"Connection: close" in got
+    assert request_line.startswith(b"HEAD") or b"takes no body" in got
+
+
+def test_an_empty_body_is_none(api: Http) -> None:
+    assert api.call("GET", "/healthz", b"", {"Content-Length": "0"}).status == 200
+
+
+def test_bodies_that_are_under_way_have_a_limit_together(
+    broker: kvitto.Broker, api: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W8"""
+    monkeypatch.setattr(limits, "HTTP_BODIES_MAX", 100_000)
+    server: Any = broker._server
+    (listener,) = (found for found in server._servers if isinstance(found, Listener))
+    auth = b"Authorization: " + api.headers["Authorization"].encode()
+    head = b"PUT /api/queues/%2F/slow HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n" + auth + b"\r\n\r\n"
+    with socket.create_connection((api.host, api.port), timeout=TIMEOUT_S) as slow:
+        slow.sendall(head + b" " * 60_000)
+        wait_until(lambda: listener.body_bytes == 60_000)
+        answer = api.call("PUT", "/api/queues/%2F/other", b" " * 60_000)
+        assert (answer.status, answer.json["error"]) == (503, "busy")
+        assert api.call("PUT", "/api/queues/%2F/other", {}).status == 201
+    wait_until(lambda: listener.body_bytes == 0)
+    assert api.call("PUT", "/api/queues/%2F/other", b" " * 60_000).status in (201, 204)
 
 
 def test_100_continue_is_sent_to_those_who_wait_for_it(api: Http) -> None:

@@ -34,3 +34,5 @@ NAME_MAX = 255
 # the management API
 HTTP_HEAD_MAX = 64 * KIB
 HTTP_BODY_MAX = 16 * MIB
+HTTP_BODIES_MAX = 64 * MIB
+"""Bytes of bodies that all HTTP requests together may hold."""

@@ -50,6 +50,8 @@ class Listener:
         self.api = Api(host)
         self.door = Door(self.api)
         self.router = Router()
+        self.body_bytes = 0
+        """Of all requests whose answer is not ready, at most `limits.HTTP_BODIES_MAX`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._sampler: asyncio.TimerHandle | None = None
@@ -151,18 +153,21 @@ class Peer:
             raise bad_request("too many query parameters") from None
         return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback)
 
-    async def _body(self, head: Request) -> bytes:
-        body = bytearray()
+    async def _body(self, head: Request, body: bytearray) -> None:
+        """Read it into `body`, counted among those of all requests: the caller takes it off again."""
         if self.http.their_state is not h11.SEND_BODY:
-            return b""
+            return
         if int(head.headers.get("content-length", 0)) > limits.HTTP_BODY_MAX:
             raise too_large()
         async with asyncio.timeout(BODY_S):
             while isinstance(event := await self._event(), h11.Data):
+                if self.listener.body_bytes + len(event.data) > limits.HTTP_BODIES_MAX:
+                    text = f"the bodies of other requests fill {limits.HTTP_BODIES_MAX} bytes: try again"
+                    raise Problem(503, "busy", text)
                 body += event.data
+                self.listener.body_bytes += len(event.data)
                 if len(body) > limits.HTTP_BODY_MAX:
                     raise too_large()
-        return bytes(body)
 
     # -- answer ----------------------------------------------------------------------------------------------
 
@@ -187,12 +192,17 @@ class Peer:
 
     async def _handle(self, head: Request) -> Response:
         listener = self.listener
+        refuse_body(head)
         route, args = listener.router.find(head.method, head.path)
         user = await listener.door.admit(head, route.access)
         refuse_forgery(head)
-        request = replace(head, body=await self._body(head))
-        response = route.handler(Call(listener.api, request, args, user))
-        return await response if inspect.isawaitable(response) else response
+        body = bytearray()
+        try:
+            await self._body(head, body)
+            response = route.handler(Call(listener.api, replace(head, body=bytes(body)), args, user))
+            return await response if inspect.isawaitable(response) else response
+        finally:
+            listener.body_bytes -= len(body)
 
     # -- out -------------------------------------------------------------------------------------------------
 
@@ -222,6 +232,14 @@ def amqp_problem(error: ProtocolError) -> Problem:
     if error.code == ACCESS_REFUSED:
         return not_authorised(f"{error.code} {error.reply_text}")
     return bad_request(f"{error.code} {error.reply_text}")
+
+
+def refuse_body(head: Request) -> None:
+    """Problem 400 for a body where none belongs: some of these paths are open to anybody."""
+    if head.method in ("GET", "HEAD") and (
+        "transfer-encoding" in head.headers or int(head.headers.get("content-length", 0)) > 0
+    ):
+        raise bad_request(f"{head.method} takes no body")
 
 
 def too_large() -> Problem:
