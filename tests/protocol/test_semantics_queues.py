@@ -320,6 +320,35 @@ def test_messages_expire_when_their_time_is_up(house: House) -> None:
     assert ready(house, "q") == 0
 
 
+def test_the_time_of_a_message_begins_when_it_comes_in(house: House) -> None:
+    """Q: not with the broker's last turn, which may be a second ago; nor with that of a message that it shares a batch with."""
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", arguments={"x-message-ttl": 600}))
+    house.settle()
+    for _ in range(2):
+        house.clock.advance(0.5)
+        wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
+    house.settle()
+    assert ready(house, "q") == 2
+    pass_time(house, 0.2)
+    assert ready(house, "q") == 1
+    pass_time(house, 0.5)
+    assert ready(house, "q") == 0
+
+
+def test_a_clock_that_is_set_back_does_not_make_messages_live_for_ever(house: House) -> None:
+    """Q."""
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", arguments={"x-message-ttl": 600}))
+    house.settle()
+    wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"before"))
+    house.clock.advance(-60.0)
+    wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"after"))
+    house.settle()
+    pass_time(house, 61.0)
+    assert ready(house, "q") == 0
+
+
 def test_expiry_counts_over_a_restart(house: House) -> None:
     """Q, P4: the time of a message goes on."""
     wire = house.wire()

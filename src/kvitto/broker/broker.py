@@ -193,9 +193,13 @@ class Broker:
 
     # -- turn ------------------------------------------------------------------------------------------------
 
+    def read_clock(self) -> None:
+        """For whoever takes input, once for all that has come: a message's time to live begins now, not with the last turn."""
+        self.now_ms = self.clock.now_ms()
+
     def turn(self) -> None:
         """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
-        self.now_ms = self.clock.now_ms()
+        self.read_clock()
         while True:
             for reader in list(self.readers):
                 reader.pump()
@@ -323,7 +327,7 @@ class Broker:
 
     def tick(self) -> None:
         """Timers that are due, then a turn."""
-        self.now_ms = self.clock.now_ms()
+        self.read_clock()
         self.timers.run(self.now_ms)
         self.turn()
 

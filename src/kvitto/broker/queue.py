@@ -126,8 +126,10 @@ class Queue:
             ttl_ms = self.ttl_ms
         if ttl_ms >= 0:
             self.may_expire = True
-            if t.time_ms != self.broker.now_ms:  # a full disk has kept the tail open for longer than its turn
-                ttl_ms = min(ttl_ms + self.broker.now_ms - t.time_ms, MS_MAX)
+            if t.time_ms != self.broker.now_ms:  # the tail was opened by an earlier read, or before the disk was full
+                ttl_ms = max(
+                    0, min(ttl_ms + self.broker.now_ms - t.time_ms, MS_MAX)
+                )  # the clock may have been set back
         t.add(key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags)
         self.next += 1
         self.ready += 1

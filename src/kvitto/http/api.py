@@ -112,6 +112,7 @@ class Call:
         self.request = request
         self.args = args
         self._user = user
+        api.broker.read_clock()
 
     @property
     def user(self) -> User:

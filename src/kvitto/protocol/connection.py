@@ -118,6 +118,7 @@ class Connection:
         """The first n bytes of the buffer `box` have arrived (what `rest` held comes first); take what is complete."""
         self.quiet_in = 0
         self._at = 0
+        self.hub.broker.read_clock()
         while True:
             try:
                 if self.state != _RUNNING and self.state != _CLOSING:
