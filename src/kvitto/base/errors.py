@@ -4,6 +4,8 @@ A peer's mistake is a `ProtocolError`: raised anywhere, turned into a Close in o
 A disk's mistake is a `StoreError`. A programmer's mistake is an `assert` and has no class here.
 """
 
+from kvitto.base.limits import SHORTSTR_MAX
+
 NO_ROUTE = 312
 NO_CONSUMERS = 313
 CONTENT_TOO_LARGE = 311
@@ -58,11 +60,12 @@ class ProtocolError(Exception):
 
     @property
     def reply_text(self) -> str:
-        """The text with the code's name before it, as the peers of the field send it."""
+        """The text with the code's name before it, as the peers of the field send it; cut to what a short string takes."""
         name = REPLY_NAMES.get(self.code)
-        if name is None or self.text.startswith(name):
-            return self.text
-        return f"{name} - {self.text}" if self.text else name
+        text = self.text
+        if name is not None and not text.startswith(name):
+            text = f"{name} - {text}" if text else name
+        return text.encode("utf-8", "replace")[:SHORTSTR_MAX].decode("utf-8", "ignore")
 
 
 class ChannelError(ProtocolError):
