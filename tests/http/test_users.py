@@ -1,9 +1,11 @@
 """Users, virtual hosts and permissions over HTTP: who may log in, what he sees, what he may change."""
 
+from urllib.parse import quote
+
 import pytest
 
 import kvitto
-from kvitto.client import ConnectFailed, Connection, ConnectionLost
+from kvitto.client import ChannelClosed, ConnectFailed, Connection, ConnectionLost
 from tests.http.api import Http
 from tests.support.wait import wait_until
 
@@ -48,6 +50,37 @@ def test_a_new_user_can_log_in_until_deleted(api: Http, broker: kvitto.Broker) -
     assert api.delete("/api/users/carla") == 404
     with pytest.raises((ConnectFailed, ConnectionLost)):
         Connection(url)
+
+
+def test_deleting_a_user_closes_its_connections(api: Http, broker: kvitto.Broker) -> None:
+    make_user(api, "leaver", "", "%2F")
+    api.put("/api/queues/%2F/left", {})
+    with Connection(broker.url) as staying, Connection(broker.url.replace("guest:guest", "leaver:secret")) as leaving:
+        leaving.channel().consume("left")
+        assert api.delete("/api/users/leaver") == 204
+        with pytest.raises(ConnectionLost, match="user 'leaver' was deleted") as caught:
+            leaving.channel()
+        assert caught.value.code == 320
+        staying.channel()
+    assert [user["name"] for user in api.get("/api/users") if user["name"] == "leaver"] == []
+
+
+def test_a_user_with_a_long_name_is_deleted_with_its_connections(api: Http, broker: kvitto.Broker) -> None:
+    name = quote("\u00e9" * 127)
+    make_user(api, name, "", "%2F")
+    with Connection(broker.url.replace("guest:guest", f"{name}:secret")) as connection:
+        assert api.delete(f"/api/users/{name}") == 204
+        with pytest.raises(ConnectionLost, match="CONNECTION_FORCED"):
+            connection.channel()
+
+
+def test_clearing_a_permission_closes_no_connection(api: Http, broker: kvitto.Broker) -> None:
+    make_user(api, "narrowed", "", "%2F")
+    with Connection(broker.url.replace("guest:guest", "narrowed:secret")) as connection:
+        assert api.delete("/api/permissions/%2F/narrowed") == 204
+        with pytest.raises(ChannelClosed, match="refused for user 'narrowed'"):
+            connection.channel().queue_declare("mine")
+        connection.channel()
 
 
 def test_tags_can_be_changed_without_the_password(api: Http) -> None:

@@ -165,7 +165,7 @@ class Users:
         return user
 
     def delete(self, name: str) -> None:
-        """Open connections of the user lose every permission at once."""
+        """Open connections of the user lose every permission at once; to close them is for the caller."""
         user = self._user(name)
         for vhost in (*user.permissions,):
             self.clear_permission(name, vhost)

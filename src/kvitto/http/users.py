@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -68,8 +69,12 @@ def _tags(body: dict[str, Any]) -> list[str]:
 
 
 async def delete_user(call: Call) -> Response:
-    name = user_named(call, call.name).name
-    await call.api.change(lambda: call.api.broker.users.delete(name))
+    """The user's connections are closed first."""
+    user = user_named(call, call.name)
+    for connection in list(call.api.host.hub.connections):
+        if connection.user is user:
+            connection.close(ConnectionError_(CONNECTION_FORCED, f"user '{user.name}' was deleted"))
+    await call.api.change(lambda: call.api.broker.users.delete(user.name))
     return NO_CONTENT
 
 
