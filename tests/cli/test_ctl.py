@@ -149,7 +149,7 @@ def test_names_cannot_command_the_terminal(ctl: Ctl) -> None:
         ("http://127.0.0.1:1", 3, "no broker answers at http://127.0.0.1:1"),
         ("http://guest:wrong@{}", 4, "not allowed"),
         ("ftp://{}", 2, "http://"),
-        ("http://127.0.0.1:notaport", 2, "--url"),
+        ("http://127.0.0.1:notaport", 2, "--url: malformed host or port in 'http://127.0.0.1:notaport'"),
         ("http://{}/prefix", 1, "nothing at this path"),
     ],
 )
@@ -159,6 +159,14 @@ def test_what_is_wrong_is_said_and_told_by_exit_code(
     result = ctl("--url", url.format(broker.http_url.removeprefix("http://")), "list_queues")
     assert (result.code, result.out) == (code, "")
     assert reason in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("password", ["secret@more", "secret/more", "secret#more", "secret?more", "secret[more"])
+def test_a_bad_url_does_not_show_the_password(ctl: Ctl, password: str) -> None:
+    result = ctl("--url", f"http://app:{password}@127.0.0.1:x", "list_queues")
+    assert result.code == 2
+    assert "--url: malformed host or port in '127.0.0.1:x'" in result.err and "percent-encode" in result.err
+    assert "secret" not in result.err and "more" not in result.err
 
 
 def test_the_url_may_come_after_the_command_and_without_scheme(ctl: Ctl, broker: kvitto.Broker) -> None:

@@ -33,5 +33,25 @@ def test_a_mistake_is_named(uri: str, part: str) -> None:
         parse_uri(uri)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "amqp://app:secret@localhost:56x72",
+        "amqp://app:secret/more@localhost:5672",
+        "amqp://app:secret?more@localhost:5672",
+        "amqp://app:secret#more@localhost:5672",
+        "amqp://app:secret@more@localhost:x",
+        "amqp://app:secret[more@localhost:5672",
+        "amqp://app:secret\u2100@localhost:5672",
+        "amqp://app:12#secret@localhost:5672",
+    ],
+)
+def test_a_mistake_does_not_show_the_password(uri: str) -> None:
+    with pytest.raises(ValueError, match="localhost") as caught:
+        parse_uri(uri)
+    assert "secret" not in str(caught.value) and "more" not in str(caught.value)
+    assert "percent-encode" in str(caught.value)
+
+
 def test_the_password_is_not_in_messages() -> None:
     assert "secret" not in str(parse_uri("amqp://user:secret@localhost/"))

@@ -32,8 +32,10 @@ class Management:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
             port = parts.port
-        except ValueError as error:
-            raise Failure(USAGE, f"--url {url}: {error}") from None
+        except ValueError:
+            where = url.rpartition("@")[2]  # not the password, nor what urllib took for the port
+            text = f"--url: malformed host or port in {where!r}; percent-encode / ? # [ ] @ in the password"
+            raise Failure(USAGE, text) from None
         if parts.scheme not in ("http", "https"):
             raise Failure(USAGE, f"--url must begin with http:// or https://, not {parts.scheme}://")
         self._tls = parts.scheme == "https"

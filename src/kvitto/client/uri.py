@@ -9,6 +9,7 @@ from kvitto.base import limits
 
 DEFAULT_URI = "amqp://guest:guest@localhost:5672/%2f"
 PORTS = {"amqp": 5672, "amqps": 5671}
+ENCODE = "percent-encode / ? # [ ] @ in the password"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,20 @@ class Address:
 
 
 def parse_uri(uri: str) -> Address:
-    """The address; ValueError names the part that is wrong."""
-    parts = urlsplit(uri)
+    """The address; ValueError names the part that is wrong, never the password."""
+    if "#" in uri:
+        raise ValueError(f"an AMQP URI has no #: {behind_password(uri)!r}; {ENCODE}")
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        raise ValueError(f"malformed AMQP URI {behind_password(uri)!r}; {ENCODE}") from None
     if parts.scheme not in PORTS:
         raise ValueError(f"an AMQP URI starts with amqp:// or amqps://, this one with {parts.scheme!r}")
     try:
         port = parts.port or PORTS[parts.scheme]
     except ValueError:
-        raise ValueError(f"the port in the AMQP URI is not a number from 1 to 65535: {parts.netloc!r}") from None
+        where = behind_password(uri)
+        raise ValueError(f"the port in the AMQP URI is not a number from 1 to 65535: {where!r}; {ENCODE}") from None
     given = dict(parse_qsl(parts.query))
     heartbeat = given.pop("heartbeat", None)
     verify = given.pop("verify", "verify_peer")
@@ -79,6 +86,11 @@ def parse_uri(uri: str) -> Address:
             "frame_max, cacertfile, certfile, keyfile, verify"
         )
     return address
+
+
+def behind_password(uri: str) -> str:
+    """What of a URI may be shown although it cannot be taken apart."""
+    return uri.rpartition("@" if "@" in uri else "//")[2]
 
 
 def _number(name: str, text: str, most: float) -> float:
