@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import select
 from typing import Any, Protocol
 
 import pytest
@@ -86,6 +87,14 @@ def test_a_mistake_is_one_line_and_exit_code_1(
 ) -> None:
     assert command("throughput", *flags) == 1
     assert reason in capsys.readouterr().err
+
+
+def test_without_epoll_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delattr(select, "epoll", raising=False)
+    assert command("throughput") == 1
+    assert capsys.readouterr().err == (
+        "kvitto perf: throughput needs epoll, which only Linux has; `kvitto perf confirms` runs everywhere\n"
+    )
 
 
 def test_confirms_reports_times_and_ratios(kvitto_broker: HasUrl, capsys: pytest.CaptureFixture[str]) -> None:

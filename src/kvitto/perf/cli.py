@@ -18,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "throughput",
-        help="messages per second, and latency",
+        help="messages per second, and latency (on Linux)",
         description="Publish and consume as fast as possible, or as told. Flags as in lavinmqperf. Ends after -z "
         "seconds, or when -C/-D messages are through, or with Ctrl-C. A queue that this made is deleted at the end if "
         "the run had both publishers and consumers.",

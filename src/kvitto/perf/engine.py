@@ -1,4 +1,4 @@
-"""One thread, one epoll: all publishers and consumers of a run share a core without handing a lock to each other."""
+"""One thread, one epoll (Linux only): all publishers and consumers of a run share a core without handing a lock to each other."""
 
 import select
 import time

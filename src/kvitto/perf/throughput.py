@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import select
 import sys
 from typing import Any
 
@@ -55,7 +56,9 @@ def measure(options: Options, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def check(options: Options) -> None:
-    """ValueError for options that exclude each other."""
+    """ValueError for options that exclude each other, and where there is no epoll."""
+    if not hasattr(select, "epoll"):
+        raise ValueError("throughput needs epoll, which only Linux has; `kvitto perf confirms` runs everywhere")
     if options.publishers + options.consumers == 0:
         raise ValueError("nothing to do: both -x and -y are 0")
     if options.latency and options.size < 8:
