@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,8 +17,8 @@ from kvitto.server.server import Server
 class Broker:
     """`with kvitto.Broker() as broker:` connects to `broker.url`.
 
-    data_dir: where the messages are kept; None = a temporary directory that goes with the broker. port 0 picks a free one.
-    http_port None = no HTTP. Raises StoreError or OSError if it cannot start.
+    data_dir: where the messages are kept; None = a temporary directory from start to stop. port 0 picks a free one.
+    http_port None = no HTTP. Raises ConfigError for what cannot be, StoreError or OSError if it cannot start.
     """
 
     def __init__(
@@ -29,11 +30,9 @@ class Broker:
         http_port: int | None = None,
         sync: bool = True,
     ) -> None:
-        self._temporary = tempfile.mkdtemp(prefix="kvitto-") if data_dir is None else None
-        self.data_dir = Path(data_dir or self._temporary or "")
-        self._config = Config(
-            data_dir=self.data_dir, host=host, port=port, http_host=host, http_port=http_port, sync=sync
-        )
+        self._data_dir = None if data_dir is None else Path(data_dir)
+        self._temporary = data_dir is None
+        self._config = Config(host=host, port=port, http_host=host, http_port=http_port, sync=sync)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
@@ -42,28 +41,40 @@ class Broker:
     def start(self) -> Broker:
         """Start and wait until it accepts connections."""
         ready = threading.Event()
-        self._error = None
+        self._server = None
+        if self._temporary:
+            self._data_dir = Path(tempfile.mkdtemp(prefix="kvitto-"))
+        self._config = replace(self._config, data_dir=self.data_dir)
         self._thread = threading.Thread(target=self._run, args=(ready,), name="kvitto-broker", daemon=True)
         self._thread.start()
         ready.wait()
-        self._raise()
+        if self._error is not None:
+            self.stop()
         return self
 
     def stop(self) -> None:
         """Stop in order. Raises what ended the broker, if that was an error."""
         if self._thread is None:
             return
-        if self._loop is not None and self._server is not None and self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop)
+        if self._loop is not None and self._server is not None:
+            stopping = self._server.stop()
+            try:
+                asyncio.run_coroutine_threadsafe(stopping, self._loop)
+            except RuntimeError:  # the loop has ended by itself
+                stopping.close()
         self._thread.join()
         self._thread = None
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-        self._raise()
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    @property
+    def data_dir(self) -> Path:
+        """A temporary one is there from start to stop."""
+        assert self._data_dir is not None, "the broker is not started"
+        return self._data_dir
 
     @property
     def port(self) -> int:
@@ -96,8 +107,10 @@ class Broker:
             await server.start()
             self._server = server
             ready.set()
-            await server.run_until_stopped()
-            await server.stop()
+            try:
+                await server.run_until_stopped()
+            finally:
+                await server.stop()
 
         try:
             asyncio.run(main())
