@@ -61,6 +61,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._done:
             return
         self.connection.received_bytes += nbytes
+        self.server.received += nbytes
         try:
             self.connection.receive(self._box, self._at + nbytes)
         except StoreError as error:

@@ -39,6 +39,8 @@ LAZY_SYNC_S = 0.2
 DISK_RESERVE = 50 << 20
 """Free bytes below which publishers are blocked (D4)."""
 CLOSE_S = 5.0
+IDLE_BYTES = 4096
+"""A turn with less input than this leaves the loop time for a short sync."""
 
 
 class Server:
@@ -61,6 +63,8 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._full_sync_at = 0.0
+        self.received = 0
+        """Bytes since the last turn."""
         self._beat: asyncio.TimerHandle | None = None
         self._half_beats = 0.0
         self._stopping = False
@@ -222,15 +226,15 @@ class Server:
 
     def _drive_sync(self) -> None:
         store = self.store
-        if store.busy or store.failed is not None:
-            return
-        if store.waiting:
+        idle, self.received = self.received < IDLE_BYTES, 0
+        while store.waiting and not store.busy and store.failed is None:
             now = self._loop.time()
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
-            self._begin(everything)
-        elif store.dirty and self._lazy is None:
+            if not self._begin(everything, idle):
+                return
+        if store.dirty and not store.busy and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 
     def _lazy_sync(self) -> None:
@@ -240,24 +244,28 @@ class Server:
     def _sync_rest(self) -> None:
         if not self.store.busy and self.store.dirty:
             self._full_sync_at = self._loop.time()
-            self._begin(True)
+            self._begin(True, False)
 
-    def _begin(self, everything: bool) -> None:
+    def _begin(self, everything: bool, idle: bool) -> bool:
+        """Sync; True if it is done already: in an idle loop a short one holds up nobody, and the thread is far away."""
+        assert self._syncer is not None
         job = self.store.begin_sync(everything=everything)
-        if job.files or job.dirs:
-            assert self._syncer is not None
+        if (job.files or job.dirs) and not (idle and self._syncer.is_short(job)):
             self._syncer.submit(job)
-        else:
-            self._loop.call_soon(self._synced, job)
+            return False
+        self._syncer.run(job)
+        self._end_sync(job)
+        return True
 
     def _synced(self, job: SyncJob) -> None:
         self.guard(lambda: self._end_sync(job))
+        self._turn()
 
     def _end_sync(self, job: SyncJob) -> None:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
-        self._do_turn()
+        self.hub.turn()
 
     def _in_thread(self, work: Callable[[], User | None], done: Callable[[User | None], None]) -> None:
         """One at a time: whoever guesses passwords must not take the processor from those who are in."""

@@ -21,6 +21,8 @@ from kvitto.store.segment import Segment
 
 FORMAT = b"kvitto 1\n"
 log = logging.getLogger("kvitto.store")
+SMALL_FILES = 2
+SMALL_BYTES = 64 << 10
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 ROOM_STEP = 16 << 20
@@ -42,6 +44,12 @@ class SyncJob:
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.error: Exception | None = None
+
+    @property
+    def small(self) -> bool:
+        """Few files, few bytes: the disk is done with them in the time of one write."""
+        waiting = sum(size - part.durable for _, part, size, _ in self.segments)
+        return len(self.files) <= SMALL_FILES and not self.dirs and waiting <= SMALL_BYTES
 
     def run(self) -> None:
         try:
@@ -198,21 +206,43 @@ class Store:
             log.error(text)
 
     def quarantine(self, log_: Log, part: Segment, why: str) -> None:
-        """Keep a copy of a damaged segment as it is, and say so."""
+        """Keep a copy of a damaged segment as it is, and say so. Without room for one the segment itself is kept: `part.evidence`."""
+        assert part.file is not None
         path = paths.quarantine(log_.directory, part.base)
-        if not self.disk.exists(path):
-            assert part.file is not None
-            copy = self.disk.open(path, create=True)
+        part.evidence = not self.disk.exists(path) and not self._copied(part.file, path)
+        where = f"there is no room for a copy, it will be kept as {path}" if part.evidence else f"a copy is in {path}"
+        self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
+
+    def _copied(self, file: File, path: str) -> bool:
+        size = file.size()
+        if self.disk.free_bytes() - ROOM_KEPT < size:
+            return False
+        name = path + ".new"
+        try:
+            copy = self.disk.open(name, create=True)
             try:
-                copy.write_at(0, [part.file.read_at(0, part.file.size())])
+                copy.truncate(0)
+                copy.write_at(0, [file.read_at(0, size)])
                 copy.sync()
-            except StoreFull:
-                self.alarm(f"no room for a copy of a damaged segment in {path}")
-            copy.close()
-            self.disk.sync_dir(log_.directory)
-        self.alarm(
-            f"{paths.segment(log_.directory, part.base)}: {why}; a copy is in {path}, the rest of the queue is served"
-        )
+            finally:
+                copy.close()
+        except StoreFull:
+            if self.disk.exists(name):
+                self.disk.unlink(name)
+            return False
+        self.disk.rename(name, path)
+        self.disk.sync_dir(path.rpartition("/")[0])
+        return True
+
+    def set_aside(self, directory: str, base: int) -> str:
+        """A damaged segment of which there is no copy leaves its queue under another name. Gives that."""
+        name = first = paths.quarantine(directory, base)
+        more = 1
+        while self.disk.exists(name):
+            name, more = f"{first}.{more}", more + 1
+        self.disk.rename(paths.segment(directory, base), name)
+        self._dirs[directory] = None
+        return name
 
     @property
     def journal_needed(self) -> int:
