@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import vhost
+from kvitto.broker import deadletter, vhost
 from kvitto.broker.queue import Queue
 from kvitto.store import journal, log
 from tests.support.rig import Delivery, Rig, Taker
@@ -73,6 +73,8 @@ class QueueModel(RuleBasedStateMachine):
         self.patch.setattr(log, "SEGMENT_BYTES", 2000)
         self.patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 700)
         self.patch.setattr(journal, "ROTATE_BYTES", 600)
+        for name, value in (("LETTERS_PER_TURN", 3), ("SLICE", 2), ("RECORD_BYTES", 500), ("IN_FLIGHT_BYTES", 900)):
+            self.patch.setattr(deadletter, name, value)
         ids = count(1)  # the same run must be the same again
         self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.rig = Rig()

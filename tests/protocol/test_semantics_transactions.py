@@ -195,6 +195,26 @@ def test_a_queue_that_refuses_fails_all_of_it(tx: Raw, name: str) -> None:
     assert (tx.count(full, 2), tx.drain(name, 2)) == (0, [b"0"])
 
 
+def test_what_a_transaction_brings_has_its_room_until_it_is_there() -> None:
+    """T5: two that waited for one sync found the same room, and a publish beside them too."""
+    house = House()
+    wires = [house.wire() for _ in range(2)]
+    limited = {"x-max-length": 3, "x-overflow": "reject-publish"}
+    wires[0].put(1, m.QueueDeclare("q", durable=True, arguments=limited))
+    house.settle()
+    for wire in wires:
+        wire.frames()
+        wire.put(1, m.TxSelect())
+        for _ in range(2):
+            wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
+        wire.put(1, m.TxCommit())
+    house.settle()
+    answers = [wire.methods()[-1] for wire in wires]
+    assert answers[0] == m.TxCommitOk() and isinstance(answers[1], m.ChannelClose)
+    queue = house.broker.vhosts["/"].queues["q"]
+    assert (queue.ready, queue.coming, queue.coming_bytes) == (2, 0, 0)
+
+
 def test_transactions_of_two_channels_do_not_mix(tx: Raw, more: More, name: str) -> None:
     """T2."""
     other = more()

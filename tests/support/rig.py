@@ -49,10 +49,13 @@ class Rig:
     def settle_down(self) -> None:
         """Turn and sync until nothing is left to do."""
         self.turn()
-        for _ in range(20):
-            if not self.store.dirty:
+        for _ in range(200):
+            if self.store.dirty:
+                self.sync()
+            elif self.broker.dead_letters.moves:
+                self.turn()
+            else:
                 return
-            self.sync()
         raise AssertionError("the store never comes to rest")
 
     # -- how it may end --------------------------------------------------------------------------------------

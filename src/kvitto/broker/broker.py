@@ -47,6 +47,7 @@ class Broker:
         self.parked_queues: dict[Queue, None] = {}
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
+        self.turns = 0
         self.unwritten: dict[Queue, None] = {}
         self.full = False
         self.gone = Counts()
@@ -200,6 +201,8 @@ class Broker:
     def turn(self) -> None:
         """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
         self.read_clock()
+        self.turns += 1
+        self.dead_letters.new_turn()
         while True:
             for reader in list(self.readers):
                 reader.pump()
@@ -213,6 +216,8 @@ class Broker:
                 self.dead_letters.run()
             if not self.dirty:
                 break
+        if self.dead_letters.moves and not self.dead_letters.held_up:
+            self.timers.at(self.now_ms, nothing)  # there is another turn soon
         if not self.unwritten:
             self.store.journal.turn_written()
 
@@ -358,6 +363,10 @@ class Broker:
 INITIALISED = "initialised"
 """The definition that says: this directory has got its first vhost and guest. What is deleted afterwards stays deleted."""
 ORDER = [INITIALISED, "vhost", "user", "permission", "exchange", "queue", "binding"]
+
+
+def nothing() -> None:
+    """For a timer that only asks for a turn."""
 
 
 def unpack(text: str) -> dict[str, Any]:

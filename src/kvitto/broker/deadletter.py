@@ -1,14 +1,17 @@
 """Dead-lettering: the x-death headers (X1-X3) and the atomic move (X4).
 
-The moves of a turn are gathered here. Those from durable queues become journal records: written, synced, then applied, so that
-after any crash a message is in its source or in its targets. Others are applied at once.
+Messages that die are gathered here, as ranges, and sent on their way by the turn: the queues in turn, so many and so many bytes at a
+time. Those from durable queues become journal records: written, synced, then applied, so that after any crash a message is in its
+source or in its targets. Others are applied at once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ConnectionError_
+from kvitto.broker.room import Room
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED
@@ -19,76 +22,133 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.broker.queue import Queue
 
+LETTERS_PER_TURN = 1000
+SLICE = 100
+"""Letters of one queue before the next queue has its turn."""
 RECORD_BYTES = 4 << 20
+IN_FLIGHT_BYTES = 32 << 20
+"""Letters in records that wait for their sync; with more than that the others wait where they are."""
+LETTER_MAX = 2 << 30
+"""All copies of one letter are in one record; nobody takes one that would be larger."""
+COPY = 64
+"""What a copy takes in a record beside its bytes, or more."""
 RETRY_MS = 1000
+
+
+class Parcel:
+    """The moves of one record, with what goes to queues that are not durable, and whose letters they are."""
+
+    def __init__(self) -> None:
+        self.record = Record()
+        self.transient: list[tuple[Queue, bytes, bytes, bytes, int, int]] = []
+        self.letters: list[tuple[Queue, int, str]] = []
+        self.room = Room()
+        self.size = 0
+
+    def put(self, queue: Queue, offset: int, key: bytes, props: bytes, body: bytes, targets: list[Queue]) -> None:
+        self.record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
+        for target in targets:
+            self.room.keep(target, 1, len(body))
+            if target.log.durable:
+                self.record.appends.append(Append(target.log.queue_id, key, props, body, flags=DEAD))
+            else:
+                self.transient.append((target, key, props, body, -1, DEAD))
+        self.size += weight(key, props, body) * len(targets)
+
+    def apply(self, broker: Broker) -> None:
+        """The record is durable: give the messages to their queues."""
+        self.room.give_back()
+        broker.apply(self.record)
+        for target, key, props, body, ttl_ms, flags in self.transient:
+            target.append_journaled(key, props, body, ttl_ms, flags, 0)
 
 
 class DeadLetters:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.moves: list[tuple[Queue, int, str]] = []
+        self.moves: dict[Queue, deque[tuple[int, int, str]]] = {}
+        """By queue: first offset, count, reason."""
+        self.in_flight = 0
+        self._letters = 0
+        self._bytes = 0
 
-    def add(self, queue: Queue, offset: int, reason: str) -> None:
-        self.moves.append((queue, offset, reason))
+    def add(self, queue: Queue, offset: int, count: int, reason: str) -> None:
+        line = self.moves.setdefault(queue, deque())
+        if line and line[-1][2] == reason and line[-1][0] + line[-1][1] == offset:
+            first, before, _ = line.pop()
+            offset, count = first, before + count
+        line.append((offset, count, reason))
         queue.mark_dirty()
 
+    def new_turn(self) -> None:
+        self._letters, self._bytes = LETTERS_PER_TURN, IN_FLIGHT_BYTES
+
+    @property
+    def held_up(self) -> bool:
+        """Whether those that wait have to wait for a sync."""
+        return self.in_flight >= IN_FLIGHT_BYTES
+
     def run(self) -> None:
-        """Send the moves of this turn on their way."""
-        moves, self.moves = self.moves, []
-        record, size = Record(), 0
-        transient: list[Any] = []
-        done: list[tuple[Queue, int, str]] = []
-        for queue, offset, reason in moves:
-            message = None if queue.deleted else queue.read(offset)
-            if message is None:
-                queue.moved(offset, DROPPED)
-                continue
-            key, props, body, targets = self.address(queue, reason, message)
-            if targets is None:
-                queue.moved(offset, DROPPED)
-                continue
-            if not self._taken(targets, body):
-                self.broker.park(queue, offset, reason)
-                continue
-            if not queue.log.durable:
-                for target in targets:
-                    target.append_bytes(key, props, body, -1, DEAD)
-                queue.moved(offset)
-                continue
-            done.append((queue, offset, reason))
-            self._enter(record, transient, queue, offset, (key, props, body, targets))
-            size += len(body) * len(targets)
-            if size > RECORD_BYTES:
-                self._write(record, transient, done)
-                record, transient, done, size = Record(), [], [], 0
-        if done:
-            self._write(record, transient, done)
+        """Send letters on their way: as many as this turn still may, while not too much of them waits for a sync."""
+        parcel = Parcel()
+        while self.moves and self._may_send(parcel):
+            queue = next(iter(self.moves))
+            for _ in range(SLICE):
+                line = self.moves[queue]
+                if not line or queue.deleted or not self._may_send(parcel):
+                    break
+                offset, n, reason = line.popleft()
+                if n > 1:
+                    line.appendleft((offset + 1, n - 1, reason))
+                self._letters -= 1
+                self._bytes -= self._send(parcel, queue, offset, reason)
+                if parcel.size > RECORD_BYTES:
+                    self._write(parcel)
+                    parcel = Parcel()
+            line = self.moves.pop(queue)
+            if line and not queue.deleted:
+                self.moves[queue] = line  # behind the others
+        if parcel.letters:
+            self._write(parcel)
+
+    def _may_send(self, parcel: Parcel) -> bool:
+        return self._letters > 0 and self._bytes > 0 and self.in_flight + parcel.size < IN_FLIGHT_BYTES
+
+    def _send(self, parcel: Parcel, queue: Queue, offset: int, reason: str) -> int:
+        """One letter; return the bytes that it has taken."""
+        message = queue.read(offset)
+        if message is None:
+            queue.moved(offset, DROPPED)
+            return 0
+        key, props, body, targets = self.address(queue, reason, message)
+        if targets is None:
+            queue.moved(offset, DROPPED)
+        elif not self._taken(targets, key, props, body):
+            self.broker.park(queue, offset, reason)
+        elif queue.log.durable:
+            parcel.put(queue, offset, key, props, body, targets)
+            parcel.letters.append((queue, offset, reason))
+        else:
+            for target in targets:
+                target.append_bytes(key, props, body, -1, DEAD)
+            queue.moved(offset)
+        return weight(key, props, body) * max(len(targets or ()), 1)
 
     @staticmethod
-    def _taken(targets: list[Queue], body: bytes) -> bool:
-        return bool(targets) and not any(t.rejects and t.is_full(len(body)) for t in targets)
+    def _taken(targets: list[Queue], key: bytes, props: bytes, body: bytes) -> bool:
+        if not targets or weight(key, props, body) * len(targets) > LETTER_MAX:
+            return False
+        return not any(t.rejects and t.is_full(len(body)) for t in targets)
 
-    @staticmethod
-    def _enter(
-        record: Record, transient: list[Any], queue: Queue, offset: int, letter: tuple[bytes, bytes, bytes, list[Queue]]
-    ) -> None:
-        key, props, body, targets = letter
-        record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
-        for target in targets:
-            if target.log.durable:
-                record.appends.append(Append(target.log.queue_id, key, props, body, flags=DEAD))
-            else:
-                transient.append((target, key, props, body, -1, DEAD))
-
-    def join(self, record: Record, transient: list[Any], queue: Queue, offset: int) -> bool:
+    def join(self, parcel: Parcel, queue: Queue, offset: int) -> bool:
         """Make the move of a rejected message part of a transaction's record. False if nobody takes it (or it was a cycle)."""
         message = queue.read(offset)
         if message is None:
             return False
         key, props, body, targets = self.address(queue, "rejected", message)
-        if targets is None or not self._taken(targets, body):
+        if targets is None or not self._taken(targets, key, props, body):
             return False
-        self._enter(record, transient, queue, offset, (key, props, body, targets))
+        parcel.put(queue, offset, key, props, body, targets)
         return True
 
     def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> None:
@@ -97,21 +157,24 @@ class DeadLetters:
         for target in targets or ():
             target.append_bytes(new_key, new_props, body, -1, DEAD)
 
-    def _write(self, record: Record, transient: list[Any], done: list[tuple[Queue, int, str]]) -> None:
+    def _write(self, parcel: Parcel) -> None:
+        self.in_flight += parcel.size
+
         def apply() -> None:
-            self.broker.apply(record)
-            for target, key, props, body, ttl_ms, flags in transient:
-                target.append_bytes(key, props, body, ttl_ms, flags)
-            for queue, offset, _ in done:
+            self.in_flight -= parcel.size
+            parcel.apply(self.broker)
+            for queue, offset, _ in parcel.letters:
                 if not queue.deleted:
                     queue.moved(offset)
 
         def full() -> None:
-            for queue, offset, reason in done:
+            self.in_flight -= parcel.size
+            parcel.room.give_back()
+            for queue, offset, reason in parcel.letters:
                 if not queue.deleted:
                     self.broker.park(queue, offset, reason)
 
-        self.broker.journal(record, apply, full)
+        self.broker.journal(parcel.record, apply, full)
 
     def address(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]
@@ -199,6 +262,11 @@ def deaths_of(headers: dict[str, Any]) -> list[dict[str, Any]]:
         and isinstance(d.get("queue"), str)
         and isinstance(d.get("reason"), str)
     ]
+
+
+def weight(key: bytes, props: bytes, body: bytes) -> int:
+    """Bytes that one copy of a letter takes in a record."""
+    return COPY + len(key) + len(props) + len(body)
 
 
 def split_key(key: bytes) -> tuple[str, str]:

@@ -88,6 +88,8 @@ class Queue:
         self.requeued_ready = False
         self.redeliveries: dict[int, int] = {}
         self.moving = 0
+        self.coming = 0
+        self.coming_bytes = 0
         self.parked: dict[int, str] = {}
 
         self.tail: Batch | None = None
@@ -190,7 +192,9 @@ class Queue:
         return self._over(more, more_bytes)
 
     def _over(self, more: int, more_bytes: int) -> bool:
-        return (0 <= self.max_length < self.ready + more) or (0 <= self.max_bytes < self.ready_bytes + more_bytes)
+        return (0 <= self.max_length < self.ready + self.coming + more) or (
+            0 <= self.max_bytes < self.ready_bytes + self.coming_bytes + more_bytes
+        )
 
     def enforce_limits(self) -> None:
         """drop-head: drop the oldest ready messages until the limits hold."""
@@ -438,8 +442,7 @@ class Queue:
         if self.settings.dead_letter_exchange is None:
             self.settle(offset, n, REJECTED)
         else:
-            for o in range(offset, offset + n):
-                self.dead_letter(o, "rejected", REJECTED)
+            self.dead_letter(offset, n, "rejected", REJECTED)
 
     def requeue(self, offset: int, n: int, body_bytes: int) -> None:
         """n unacked messages come back to their original position (A5)."""
@@ -454,7 +457,7 @@ class Queue:
                     if message is None:
                         self.settle(o, 1, DROPPED)
                     elif o in over:
-                        self.dead_letter(o, "delivery_limit", DROPPED)
+                        self.dead_letter(o, 1, "delivery_limit", DROPPED)
                     else:
                         self._back(o, 1, len(message[2]))
                 return
@@ -509,15 +512,15 @@ class Queue:
             self.cursor += 1
             self.ready -= 1
         self.ready_bytes -= len(message[2])
-        self.dead_letter(offset, reason, outcome)
+        self.dead_letter(offset, 1, reason, outcome)
 
-    def dead_letter(self, offset: int, reason: str, outcome: int) -> None:
-        """Move a message that is out of reach of consumers to the dead-letter exchange, or settle it with `outcome`."""
+    def dead_letter(self, offset: int, n: int, reason: str, outcome: int) -> None:
+        """Move n messages that are out of reach of consumers to the dead-letter exchange, or settle them with `outcome`."""
         if self.settings.dead_letter_exchange is None:
-            self.settle(offset, 1, outcome)
+            self.settle(offset, n, outcome)
             return
-        self.moving += 1
-        self.broker.dead_letters.add(self, offset, reason)
+        self.moving += n
+        self.broker.dead_letters.add(self, offset, n, reason)
 
     def moved(self, offset: int, outcome: int = DEAD_LETTERED) -> None:
         """The dead-letter move of `offset` is done (or it was a cycle, and the message is dropped)."""
@@ -535,7 +538,7 @@ class Queue:
         """Try the parked messages again."""
         parked, self.parked = self.parked, {}
         for offset, reason in parked.items():
-            self.dead_letter(offset, reason, DEAD_LETTERED)
+            self.dead_letter(offset, 1, reason, DEAD_LETTERED)
 
     def expire(self) -> None:
         """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.deadletter import Parcel
 from kvitto.broker.queue import Queue
+from kvitto.broker.room import Room
 from kvitto.broker.route import Route
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE, STAGE
-from kvitto.store.journal import Append, Record, Settle
+from kvitto.store.journal import Append, Settle
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
@@ -61,9 +63,9 @@ class Transaction:
         """
         chan, broker = self.chan, self.chan.connection.hub.broker
         publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
-        self._check_refusals(publishes)
-        record = Record()
-        transient: list[tuple[Queue, bytes, bytes, bytes, int, int]] = []
+        parcel = Parcel()
+        self._check_refusals(publishes, parcel.room)
+        record, transient = parcel.record, parcel.transient
         returned = []
         for route, key, mandatory, props, body, ttl_ms in publishes:
             if not route.count and not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
@@ -83,16 +85,14 @@ class Transaction:
                 settles.append((kind, consumer, offset, n, size, slot))
             else:
                 for o in range(offset, offset + n):
-                    moves = broker.dead_letters.join(record, transient, queue, o)
+                    moves = broker.dead_letters.join(parcel, queue, o)
                     settles.append((MOVE if moves else REJECT, consumer, o, 1, 0, slot))
         held, self.settles = self.settles, []
         self.publishes = []
         self.size = 0
 
         def apply() -> None:
-            broker.apply(record)
-            for queue, key, props, body, ttl_ms, flags in transient:
-                queue.append_journaled(key, props, body, ttl_ms, flags, 0)
+            parcel.apply(broker)
             for kind, consumer, offset, n, size, slot in settles:
                 finish(chan, kind, consumer, offset, n, size, slot)
             for route, props, body in returned:
@@ -100,6 +100,7 @@ class Transaction:
             done()
 
         def undo() -> None:
+            parcel.room.give_back()
             for _, consumer, offset, n, size, slot in held:
                 finish(chan, REQUEUE, consumer, offset, n, size, slot)
             full()
@@ -117,7 +118,8 @@ class Transaction:
             return Route(route.exchange, route.routing_key, [q for q in route.queues if not q.deleted], True)
         return self.chan.vhost.route(publish[1])
 
-    def _check_refusals(self, publishes: list[Any]) -> None:
+    def _check_refusals(self, publishes: list[Any], kept: Room) -> None:
+        """ChannelError 406 if a queue has no room for all of them (T5); else they have it."""
         room: dict[Queue, tuple[int, int]] = {}
         for route, _, _, _, body, _ in publishes:
             for queue in route.queues:
@@ -131,6 +133,8 @@ class Transaction:
                 raise ChannelError(
                     PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed"
                 )
+        for queue, (n, size) in room.items():
+            kept.keep(queue, n, size)
 
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:

@@ -1,0 +1,32 @@
+"""Room that a journal record has in queues that refuse when they are full.
+
+A record is checked against the limits when it is written and applied when it is durable. What it brings counts as if it were there
+already, or whatever else comes in between would find the same room.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+
+
+class Room:
+    def __init__(self) -> None:
+        self._kept: dict[Queue, tuple[int, int]] = {}
+
+    def keep(self, queue: Queue, count: int, size: int) -> None:
+        """`count` messages with bodies of `size` bytes will come to the queue."""
+        if queue.limited and queue.rejects:
+            n, total = self._kept.get(queue, (0, 0))
+            self._kept[queue] = (n + count, total + size)
+            queue.coming += count
+            queue.coming_bytes += size
+
+    def give_back(self) -> None:
+        """They come now, or they never will."""
+        for queue, (count, size) in self._kept.items():
+            queue.coming -= count
+            queue.coming_bytes -= size
+        self._kept.clear()

@@ -1,0 +1,162 @@
+"""Dead letters on their way: how many at a time, and what they find at their target."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvitto.broker import deadletter
+from kvitto.broker.queue import Queue
+from tests.support.rig import Rig, Taker
+
+TO_DEAD = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+
+
+def held(rig: Rig, name: str, count: int, size: int = 10, **arguments: object) -> Queue:
+    """A queue all of whose messages are with a consumer."""
+    queue = rig.declare(name, **TO_DEAD, **arguments)
+    for i in range(count):
+        rig.publish(name, f"{name} {i}".encode().ljust(size, b"."))
+    rig.settle_down()
+    taker = Taker(queue)
+    while queue.get(taker):
+        pass
+    return queue
+
+
+def rejected(rig: Rig, name: str, count: int, size: int = 10, **arguments: object) -> None:
+    """Messages of a new queue that a consumer has rejected; the turn has not come yet."""
+    held(rig, name, count, size, **arguments).reject(0, count)
+
+
+def test_dead_letters_keep_to_the_limit_of_their_target() -> None:
+    """X4: those of one record, and those that waited for a sync, were not counted, and went in past x-max-length."""
+    rig = Rig()
+    dead = rig.declare("dead", x_max_length=5, x_overflow="reject-publish")
+    rejected(rig, "one", 3)
+    rig.turn()
+    rejected_too = rig.declare("two", **TO_DEAD, x_message_ttl=10)
+    for i in range(50):
+        rig.publish("two", b"two %d" % i)
+    rig.clock.advance(1)
+    rig.broker.tick()
+    assert not rig.publish("dead", b"it is full")
+    rig.settle_down()
+    assert dead.ready == 5 and dead.coming == dead.coming_bytes == 0
+    assert rejected_too.messages == 48
+
+
+def test_what_finds_no_room_in_the_journal_gives_back_its_room_in_the_queue() -> None:
+    """X4, D4."""
+    rig = Rig()
+    dead = rig.declare("dead", x_max_length_bytes=25, x_overflow="reject-publish")
+    rejected(rig, "q", 3)
+    rig.disk.full = True
+    rig.turn()
+    assert dead.coming == dead.coming_bytes == 0 and rig.queue("q").messages == 3
+    rig.disk.full = False
+    rig.clock.advance(60)
+    for _ in range(3):
+        rig.broker.tick()
+        rig.settle_down()
+    assert len(rig.peek("dead")) == 2
+
+
+def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: all bodies were in memory until the sync, and all letters were sent in one turn."""
+    monkeypatch.setattr(deadletter, "IN_FLIGHT_BYTES", 10_000)
+    monkeypatch.setattr(deadletter, "RECORD_BYTES", 3_000)
+    monkeypatch.setattr(deadletter, "LETTERS_PER_TURN", 7)
+    rig = Rig()
+    dead = rig.declare("dead")
+    rejected(rig, "q", 60, 1000)
+    letters, most = rig.broker.dead_letters, 0
+    for _ in range(60):
+        before = dead.ready
+        rig.turn()
+        most = max(most, letters.in_flight)
+        if letters.held_up:
+            rig.sync()
+            rig.turn()
+        assert dead.ready - before <= 15
+    rig.settle_down()
+    assert 9_000 < most < 12_000 and letters.in_flight == 0
+    assert [body.split(b".")[0] for body in rig.peek("dead")] == [b"q %d" % i for i in range(60)]
+
+
+def test_letters_too_large_for_the_limit_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4: a limit on what is on its way must not keep a large letter for ever."""
+    monkeypatch.setattr(deadletter, "IN_FLIGHT_BYTES", 1_000)
+    rig = Rig()
+    rig.declare("dead")
+    rejected(rig, "q", 3, 5000)
+    rig.settle_down()
+    assert len(rig.peek("dead")) == 3
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_turn_sends_no_more_than_it_may_and_asks_for_another(durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadletter, "LETTERS_PER_TURN", 7)
+    rig = Rig()
+    dead = rig.declare("dead", durable)
+    queue = rig.declare("q", durable, **TO_DEAD)
+    for _ in range(20):
+        rig.publish("q", b"m")
+    rig.settle_down()
+    rig.take("q")
+    rig.settle_down()
+    queue.reject(0, 20)
+    for moving in (13, 6, 0):
+        rig.turn()
+        assert sum(n for line in rig.broker.dead_letters.moves.values() for _, n, _ in line) == moving
+        assert moving == 0 or rig.broker.timers.next_ms == rig.clock.now_ms()
+    rig.settle_down()
+    assert dead.ready == 20 and queue.messages == 0
+
+
+def test_queues_take_turns_at_dead_lettering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue with many dead letters does not hold up those of another; each keeps its order."""
+    monkeypatch.setattr(deadletter, "SLICE", 5)
+    rig = Rig()
+    rig.declare("dead")
+    many, few = held(rig, "many", 40), held(rig, "few", 4)
+    many.reject(0, 40)
+    few.reject(0, 4)
+    rig.settle_down()
+    bodies = rig.peek("dead")
+    assert max(i for i, body in enumerate(bodies) if body.startswith(b"few")) < 10
+    assert [b for b in bodies if b.startswith(b"many")] == [f"many {i}".ljust(10, ".").encode() for i in range(40)]
+
+
+def test_dead_letters_that_wait_cost_no_memory_each() -> None:
+    """A reject of many at once is one range until they have their turn."""
+    rig = Rig()
+    rig.declare("dead")
+    rejected(rig, "q", 30)
+    assert list(rig.broker.dead_letters.moves[rig.queue("q")]) == [(0, 30, "rejected")]
+    rig.queue("q").dead_letter(30, 2, "rejected", 0)
+    assert list(rig.broker.dead_letters.moves[rig.queue("q")]) == [(0, 32, "rejected")]
+
+
+def test_a_letter_that_no_record_can_hold_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4: the length of a record is 32 bits; one that was larger ended the broker."""
+    monkeypatch.setattr(deadletter, "LETTER_MAX", 3_000)
+    rig = Rig()
+    vhost = rig.broker.vhosts["/"]
+    vhost.declare_exchange("x", "fanout", True, False, False, {})
+    for i in range(4):
+        vhost.bind("x", rig.declare(f"dead{i}"), "", {})
+    queue = rig.declare("q", x_dead_letter_exchange="x", x_message_ttl=10)
+    rig.publish("q", bytes(1000))
+    rig.clock.advance(1)
+    rig.broker.tick()
+    rig.settle_down()
+    assert queue.messages == 1 and rig.peek("dead0") == []
+
+
+def test_deleted_queues_leave_no_letters_behind() -> None:
+    rig = Rig()
+    rig.declare("dead")
+    rejected(rig, "q", 3)
+    rig.delete("q")
+    rig.settle_down()
+    assert rig.broker.dead_letters.moves == {} and rig.peek("dead") == []
