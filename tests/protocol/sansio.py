@@ -78,11 +78,11 @@ class Wire:
         """Methods written since the last call; other frames are left out."""
         return [decode(payload) for kind, _, payload in self.frames() if kind == FRAME_METHOD]
 
-    def login(self, user: str = "guest", **client: bool) -> None:
+    def login(self, user: str = "guest", frame_max: int = 131072, **client: bool) -> None:
         """Get as far as an open channel 1; every user's password is its name."""
         self.feed(PROTOCOL_HEADER)
         self.put(0, m.ConnectionStartOk({"capabilities": dict(client)}, "PLAIN", f"\0{user}\0{user}".encode(), "en_US"))
-        self.put(0, m.ConnectionTuneOk(2047, 131072, 0))
+        self.put(0, m.ConnectionTuneOk(2047, frame_max, 0))
         self.put(0, m.ConnectionOpen("/"))
         self.put(1, m.ChannelOpen())
         self.house.settle()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kvitto.wire import methods as m
+from kvitto.wire.spec import FRAME_HEADER
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import House, Wire
 
 More = Callable[..., Raw]
 
@@ -539,3 +540,33 @@ def test_a_channel_that_holds_one_message_for_long_does_not_grow() -> None:
         wire.put(1, m.BasicAck(tag))
     channel = wire.connection.channels[1]
     assert channel.unacked == 1 and channel._tags.cap < 16_384
+
+
+def house_with(props: bytes) -> tuple[House, Wire]:
+    """One message with these properties in queue q, and a peer with large frames."""
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
+    house.settle()
+    wire.frames()
+    return house, wire
+
+
+def headers_of(wire: Wire) -> list[bytes]:
+    """Payloads of the content headers that came since the last call; none is larger than the frames that were agreed on."""
+    frames = wire.frames()
+    assert all(len(payload) + 8 <= wire.connection.frame_max for _, _, payload in frames)
+    return [payload for kind, _, payload in frames if kind == FRAME_HEADER]
+
+
+def test_a_redelivered_message_keeps_the_types_of_its_headers() -> None:
+    """A8: an array of bytes became one of 32-bit numbers."""
+    small = b"\x01hA\0\0\x01\0" + b"b\x01" * 128
+    house, wire = house_with(b"\x20\0" + len(small).to_bytes(4, "big") + small)
+    for _ in range(2):
+        wire.put(1, m.BasicGet("q"), m.BasicNack(0, True, True))
+    house.settle()
+    first, again = headers_of(wire)
+    assert small in first and small in again and b"x-delivery-countI\0\0\0\x01" in again

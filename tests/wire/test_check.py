@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
 from kvitto.wire import check
-from kvitto.wire.properties import FIELDS, Properties
+from kvitto.wire.properties import FIELDS, Properties, edit_headers, join, split
 
 SCALARS = {1: b"tbB", 2: b"sUu", 4: b"Iif", 5: b"D", 8: b"LldT", 0: b"V"}
 KEYS = st.sampled_from([b"", b"k", b"CC", b"BCC", b"\xff\xfe", b"\xc3", "ü".encode(), b"k" * 255])
@@ -83,6 +84,31 @@ def test_what_is_let_through_can_be_decoded_and_encoded(data: bytes) -> None:
     if properties is not None:
         again = Properties.decode(properties.encode())
         assert again == properties or "nan" in repr(properties).lower()
+
+
+def with_header(data: bytes, name: str) -> bytes:
+    fields = split(data)
+    edit_headers(fields, {name: 7}, ("BCC",))
+    return join(fields)
+
+
+@given(property_lists(), st.sampled_from(["", "k", "CC", "\udcff\udcfe"]))
+def test_what_is_changed_leaves_the_rest_as_it_came(data: bytes, name: str) -> None:
+    """Byte for byte; the properties of a redelivered message came in 60,013 bytes and went out in 150,035."""
+    if check.check_properties(data, 0, len(data)) == check.MALFORMED:
+        with pytest.raises(ConnectionError_):
+            with_header(data, name)
+        return
+    assert join(split(data)) == data
+    changed = with_header(data, name)
+    assert len(changed) <= len(data) + 4 + 1 + len(name) + 5
+    before, after = Properties.decode(data), Properties.decode(changed)
+    expected = {key: value for key, value in (before.headers or {}).items() if key not in (name, "BCC")} | {name: 7}
+    assert repr(after.headers) == repr(expected)
+    before.headers = None
+    fields = split(changed)
+    del fields["headers"]
+    assert Properties.decode(join(fields)) == before
 
 
 def test_the_generator_reaches_both_sides() -> None:

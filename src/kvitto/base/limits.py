@@ -8,6 +8,10 @@ CHANNEL_MAX = 2047
 """Channels per connection that the server offers in tune (W1)."""
 FRAME_MAX = 131_072
 """Frame size in bytes, with its 8 bytes of overhead, that the server offers in tune (W1)."""
+HEADER_BYTES = 20
+"""Of a content header's frame, without the properties."""
+PROPERTIES_MAX = FRAME_MAX - HEADER_BYTES
+"""Bytes of a message's properties: a content header is one frame."""
 FRAME_MIN = 4096
 """The smallest frame_max a peer may ask for (AMQP 0-9-1, 4.2.3)."""
 HEARTBEAT_S = 60

@@ -22,7 +22,7 @@ from kvitto.store.journal import Record
 from kvitto.store.log import Log
 from kvitto.store.store import Store
 from kvitto.wire import tables
-from kvitto.wire.properties import Properties
+from kvitto.wire.properties import edit_headers, join, split
 
 if TYPE_CHECKING:
     from kvitto.broker.reader import Reader
@@ -353,11 +353,11 @@ class Broker:
     def with_delivery_count(props: bytes, count: int) -> bytes:
         """Stored properties with x-delivery-count among the headers (A8)."""
         try:
-            properties = Properties.decode(props)
+            fields = split(props)
+            edit_headers(fields, {"x-delivery-count": count})
         except ConnectionError_:  # not even ours may be sure to parse what a peer sent
             return props
-        properties.headers = {**(properties.headers or {}), "x-delivery-count": count}
-        return properties.encode()
+        return join(fields)
 
 
 INITIALISED = "initialised"

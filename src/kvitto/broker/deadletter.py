@@ -11,12 +11,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ConnectionError_
+from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker.room import Room
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED
 from kvitto.wire import tables
-from kvitto.wire.properties import Properties
+from kvitto.wire.properties import Properties, edit_headers, join, split
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -33,6 +34,11 @@ LETTER_MAX = 2 << 30
 COPY = 64
 """What a copy takes in a record beside its bytes, or more."""
 RETRY_MS = 1000
+OUR_HEADERS = (
+    "x-death",
+    *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
+)
+"""Written by the broker alone: what a client puts there is nothing to go by (X3), and goes with the first death."""
 
 
 class Parcel:
@@ -152,7 +158,9 @@ class DeadLetters:
         return True
 
     def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> None:
-        """A message that the queue did not take (reject-publish-dlx) goes straight to the dead-letter exchange."""
+        """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one."""
+        if queue.settings.overflow != "reject-publish-dlx" or queue.settings.dead_letter_exchange is None:
+            return
         new_key, new_props, body, targets = self.address(queue, "maxlen", (key, props, body, 0))
         for target in targets or ():
             target.append_bytes(new_key, new_props, body, -1, DEAD)
@@ -182,15 +190,15 @@ class DeadLetters:
         """(key, props, body, queues) of the dead letter; queues None: a cycle without a rejection in it (X3)."""
         key, props, body, flags = message
         exchange, routing_key = split_key(key)
-        try:
-            properties = Properties.decode(props)
-        except ConnectionError_:
-            properties = Properties()
+        fields, properties = read_properties(props)
         headers: dict[str, Any] = dict(properties.headers or {})
+        if not flags & DEAD:
+            for name in OUR_HEADERS:
+                headers.pop(name, None)
         routing_keys = [routing_key, *strings(headers.get("CC"))]
-        deaths = deaths_of(headers) if flags & DEAD else []
-        self._note_death(queue, reason, properties, headers, deaths, exchange, routing_keys)
-        properties.headers = headers
+        deaths = deaths_of(headers)
+        ours = self._note_death(queue, reason, headers, deaths, (exchange, routing_keys, properties.expiration))
+        headers |= ours
         to_exchange = queue.settings.dead_letter_exchange or ""
         to_key = queue.settings.dead_letter_routing_key
         keys = [to_key] if to_key is not None else routing_keys
@@ -202,20 +210,23 @@ class DeadLetters:
             if targets and not kept:
                 return key, props, body, None
             targets = kept
-        new_key = tables.encode_shortstr(to_exchange) + tables.encode_shortstr(keys[0])
-        return new_key, properties.encode(), body, targets
+        fields.pop("expiration", None)
+        edit_headers(fields, ours, () if to_key is None else ("CC",))
+        new_key, new_props = tables.encode_shortstr(to_exchange) + tables.encode_shortstr(keys[0]), join(fields)
+        if len(new_props) > PROPERTIES_MAX:  # no consumer could take it, nor what is behind it
+            targets = []
+        return new_key, new_props, body, targets
 
     def _note_death(
         self,
         queue: Queue,
         reason: str,
-        properties: Properties,
         headers: dict[str, Any],
         deaths: list[dict[str, Any]],
-        exchange: str,
-        routing_keys: list[str],
-    ) -> None:
-        """Put this death in front of x-death (X2)."""
+        published: tuple[str, list[str], str | None],
+    ) -> dict[str, Any]:
+        """Put this death in front of x-death (X2); returns all of OUR_HEADERS. `published`: exchange, routing keys, expiration."""
+        exchange, routing_keys, expiration = published
         old = next((d for d in deaths if d["queue"] == queue.name and d["reason"] == reason), None)
         if old is not None:
             deaths.remove(old)
@@ -229,14 +240,22 @@ class DeadLetters:
                 "exchange": exchange,
                 "routing-keys": routing_keys,
             }
-            if properties.expiration is not None:
-                old["original-expiration"] = properties.expiration
-        properties.expiration = None
+            if expiration is not None:
+                old["original-expiration"] = expiration
         deaths.insert(0, old)
-        headers["x-death"] = deaths
+        ours: dict[str, Any] = {"x-death": deaths}
         for name, value in (("reason", reason), ("queue", queue.name), ("exchange", exchange)):
-            headers.setdefault(f"x-first-death-{name}", value)
-            headers[f"x-last-death-{name}"] = value
+            ours[f"x-first-death-{name}"] = headers.get(f"x-first-death-{name}", value)
+            ours[f"x-last-death-{name}"] = value
+        return ours
+
+
+def read_properties(props: bytes) -> tuple[dict[str, bytes], Properties]:
+    """Stored properties, split and decoded; none for what does not parse."""
+    try:
+        return split(props), Properties.decode(props)
+    except ConnectionError_:
+        return {}, Properties()
 
 
 def is_cycle(queue: str, deaths: list[dict[str, Any]]) -> bool:

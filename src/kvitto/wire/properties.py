@@ -1,16 +1,18 @@
 """Basic properties: the 14 optional fields of a content header, as flags and list.
 
-The broker stores and delivers these bytes as they came in; this class is for the few places that look inside
-(dead-lettering, user_id, management) and for clients. Strings keep any bytes a peer put there (surrogateescape), so
-that decoding and encoding again changes nothing that a consumer sees.
+The broker stores and delivers these bytes as they came in; `Properties` is for the few places that look inside
+(dead-lettering, user_id, management) and for clients. Strings keep any bytes a peer put there (surrogateescape).
+Whoever changes a stored list does it with `split` and `join`: encoding a decoded table again may make it several times
+as long, and the types that a consumer sees would be others.
 """
 
 import struct
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
-from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed, Table, encode, read_table
+from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed, Table, edit, encode, read_table
 
 FIELDS: Final = (
     ("content_type", "str"),
@@ -142,6 +144,45 @@ class Properties:
     def __repr__(self) -> str:
         given = ((name, getattr(self, name)) for name, _ in FIELDS)
         return f"Properties({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
+
+
+def split(data: bytes) -> dict[str, bytes]:
+    """The fields of an encoded list by name, each with its bytes. ConnectionError_ 502 if it does not parse."""
+    try:
+        flags = int(_FLAGS.unpack_from(data, 0)[0])
+        fields, at = {}, 2
+        for bit, name, kind in _BY_BIT:
+            if flags & bit:
+                end = at + _size(data, at, kind)
+                fields[name] = data[at:end]
+                at = end
+        if at != len(data) or flags & _UNKNOWN_BITS:
+            raise Malformed("the fields do not fill the list")
+    except PARSE_ERRORS as error:
+        raise ConnectionError_(MALFORMED, f"malformed properties: {error}", 60, 0) from None
+    return fields
+
+
+def join(fields: Mapping[str, bytes]) -> bytes:
+    """The list of the fields that `split` gives."""
+    flags = sum(bit for bit, name, _ in _BY_BIT if name in fields)
+    return _FLAGS.pack(flags) + b"".join(fields[name] for _, name, _ in _BY_BIT if name in fields)
+
+
+def edit_headers(fields: dict[str, bytes], put: Table, drop: Collection[str] = ()) -> None:
+    """Put headers into the fields that `split` gives, in place of those of the same name, and drop others."""
+    try:
+        fields["headers"] = edit(fields.get("headers", b"\0\0\0\0"), put, drop)
+    except PARSE_ERRORS as error:
+        raise ConnectionError_(MALFORMED, f"malformed headers: {error}", 60, 0) from None
+
+
+def _size(data: bytes, at: int, kind: str) -> int:
+    if kind == "str":
+        return 1 + data[at]
+    if kind == "table":
+        return 4 + int.from_bytes(data[at : at + 4], "big")
+    return 1 if kind == "octet" else 8
 
 
 def priority_of(data: bytes) -> int:

@@ -7,7 +7,7 @@ A table from a peer is bounded in depth and in bytes before anything is built fr
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TypeAlias
@@ -73,6 +73,24 @@ def encode(table: Mapping[str, Value]) -> bytes:
     """The table with its length prefix. ValueError for what AMQP cannot express: that is the caller's mistake."""
     out = bytearray()
     _put_table(out, table)
+    return bytes(out)
+
+
+def edit(data: bytes, put: Mapping[str, Value], drop: Collection[str] = ()) -> bytes:
+    """An encoded table with the fields of `put` in place of those of that name, and without `drop`; all others keep their bytes."""
+    at, end = _enter(data, 0, 0)
+    out = bytearray(4)
+    while at < end:
+        start = at
+        key, at = _read_key(data, at)
+        _, at = _read_value(data, at, 0)
+        if key not in put and key not in drop:
+            out += data[start:at]
+    if at != end:
+        raise Malformed("table field reaches beyond the table")
+    for key, value in put.items():
+        _put_field(out, key, value)
+    _LONG.pack_into(out, 0, len(out) - 4)
     return bytes(out)
 
 
@@ -198,9 +216,13 @@ def _put_table(out: bytearray, table: Mapping[str, Value]) -> None:
     at = len(out)
     out += b"\0\0\0\0"
     for key, value in table.items():
-        out += _short(key, key.encode("utf-8", "surrogateescape"))
-        _put_value(out, value)
+        _put_field(out, key, value)
     _LONG.pack_into(out, at, len(out) - at - 4)
+
+
+def _put_field(out: bytearray, key: str, value: Value) -> None:
+    out += _short(key, key.encode("utf-8", "surrogateescape"))
+    _put_value(out, value)
 
 
 def _put_array(out: bytearray, items: list[Value]) -> None:
