@@ -99,6 +99,14 @@ def test_bytes_that_are_no_text_come_in_base64_and_are_cut_if_wanted(api: Http, 
     assert message["payload_bytes"] == 3
 
 
+def test_what_fits_no_frame_is_not_taken(api: Http) -> None:
+    """W8: no consumer could be sent it, nor what is behind it."""
+    api.put("/api/queues/%2F/framed", {})
+    for size, status in ((131_000, 200), (131_072, 400)):
+        body = {"routing_key": "framed", "payload": "x", "properties": {"headers": {"h": "x" * size}}}
+        assert api.post("/api/exchanges/%2F/amq.default/publish", body).status == status
+
+
 def test_published_over_http_consumed_over_amqp(api: Http, broker: kvitto.Broker) -> None:
     api.put("/api/queues/%2F/crossing", {"durable": True})
     body = {"routing_key": "crossing", "payload": "AAH/", "payload_encoding": "base64", "properties": {"priority": 3}}

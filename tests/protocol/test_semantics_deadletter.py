@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.wire import methods as m
+from kvitto.wire.properties import Properties
 from tests.protocol.raw import NO_PROPERTIES, Message, Raw, content
 from tests.protocol.sansio import House
 from tests.support.wait import wait_until
@@ -136,6 +138,28 @@ def test_a_client_cannot_forge_deaths(raw: Raw, name: str) -> None:
     assert [(d["queue"], d["count"]) for d in letter.headers["x-death"]] == [(name, 1)]
 
 
+def test_a_client_cannot_forge_the_first_and_last_death(raw: Raw, name: str) -> None:
+    """X2, X3: it was kept, since the broker found it there."""
+    dead = dead_queue(raw, name)
+    raw.declare(name, arguments=to(dead, x_message_ttl=0))
+    forged = {f"x-{which}-death-{what}": "forged" for which in ("first", "last") for what in ("queue", "reason")}
+    raw.publish(1, "", name, b"x", headers={**forged, "x-first-death-queue": 5})
+    headers = raw.message().headers
+    for which in ("first", "last"):
+        assert (headers[f"x-{which}-death-queue"], headers[f"x-{which}-death-reason"]) == (name, "expired")
+
+
+def test_a_death_leaves_the_other_headers_as_they_came(raw: Raw, name: str) -> None:
+    """X2: types too: a letter with an array of bytes came out several times as large."""
+    dead = dead_queue(raw, name)
+    raw.declare(name, arguments=to(dead, x_message_ttl=0))
+    small = b"\x05smallA\0\0\0\x04b\x01b\x02" + b"\x04textx\0\0\0\x01\xff" + b"\x02\xff\xfeV"
+    props = b"\x20\0" + len(small).to_bytes(4, "big") + small
+    raw.send(content(1, m.BasicPublish("", name), props, b"x"))
+    raw.expect(m.BasicDeliver)
+    assert small in raw.next()[2]
+
+
 def test_dead_letters_copy_to_all_bound_queues_once(raw: Raw, name: str) -> None:
     """X1: an exchange with several bindings."""
     raw.call(1, m.ExchangeDeclare(name, "fanout"), m.ExchangeDeclareOk)
@@ -179,6 +203,38 @@ def test_reject_publish_dlx_sends_the_newest(raw: Raw, name: str) -> None:
     assert raw.drain(name) == [b"0"]
 
 
+@pytest.mark.parametrize("length", [0, 1, 2, 3])
+def test_each_queue_keeps_a_refused_message_or_its_grave_does(length: int) -> None:
+    """C6: a queue that took the message and is full from now on had refused it, too, if another queue did."""
+    house = House()
+    wire = house.wire()
+    full = {"x-max-length": length, "x-overflow": "reject-publish-dlx"}
+    graves = [("one", to("one.dead"), full), ("two", to("two.dead"), {**full, "x-max-length": 1})]
+    for name, dead, limits in graves:
+        wire.put(1, m.QueueDeclare(name + ".dead"), m.QueueDeclare(name, arguments=dead | limits))
+        wire.put(1, m.QueueBind(name, "amq.fanout", ""))
+    wire.put(1, m.ConfirmSelect())
+    house.settle()
+    for _ in range(3):
+        wire.feed(content(1, m.BasicPublish("amq.fanout", "k"), NO_PROPERTIES, b"x"))
+        house.settle()
+    queues = house.broker.vhosts["/"].queues
+    for name, _, limits in graves:
+        kept = min(limits["x-max-length"], 3)
+        assert (queues[name].ready, queues[name + ".dead"].ready) == (kept, 3 - kept)
+
+
+def test_reject_publish_dlx_without_an_exchange_only_refuses(raw: Raw, name: str) -> None:
+    """C6, X1: the message went to whatever queue was named like its routing key."""
+    raw.declare(name)
+    raw.declare(name + ".full", arguments={"x-max-length": 0, "x-overflow": "reject-publish-dlx"})
+    raw.call(1, m.QueueBind(name + ".full", "amq.direct", name), m.QueueBindOk)
+    raw.call(1, m.ConfirmSelect(), m.ConfirmSelectOk)
+    raw.publish(1, "amq.direct", name, b"x")
+    assert raw.expect(m.BasicNack).delivery_tag == 1
+    assert raw.count(name) == 0
+
+
 def test_copies_of_the_message_are_in_the_routing_keys(raw: Raw, name: str) -> None:
     """X2: CC counts as routing key."""
     dead = dead_queue(raw, name)
@@ -208,6 +264,21 @@ def test_a_letter_that_nobody_can_take_stays() -> None:
     house.broker.tick()
     house.settle()
     assert (queue.messages, house.broker.vhosts["/"].queues["dead"].ready) == (0, 1)
+
+
+def test_a_letter_that_fits_no_frame_any_more_stays() -> None:
+    """X4: in the dead-letter queue it would hold up all that is behind it, for nobody could be sent its properties."""
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("dead"), m.QueueDeclare("q", arguments=to("dead")))
+    house.settle()
+    for size in (PROPERTIES_MAX - 100, 100):
+        props = Properties(headers={"own": b"x" * size}).encode()
+        wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
+    wire.put(1, m.BasicGet("q"), m.BasicGet("q"), m.BasicNack(2, True, False))
+    house.settle()
+    queues = house.broker.vhosts["/"].queues
+    assert (queues["q"].messages, queues["q"].ready, queues["dead"].ready) == (1, 0, 1)
 
 
 def test_a_full_target_keeps_the_letter_in_its_source() -> None:

@@ -68,7 +68,7 @@ async def publish(call: Call) -> Response:
         name,
         fields.short(fields.text(body, "routing_key"), "routing key"),
         messages.payload_of(body),
-        messages.properties_of(values, call.user.name, "impersonator" in call.user.tags),
+        messages.properties_of(values, call.user),
     )
     return answer({"routed": await messages.publish(call.api, vhost, message)})
 

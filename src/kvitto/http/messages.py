@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
@@ -18,14 +19,13 @@ from kvitto.wire import tables
 from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
+    from kvitto.broker.auth import User
     from kvitto.store.batch import Batch
 
 TAKE_MAX = 10_000
 TAKE_BYTES = 32 << 20
 """Bodies that one request gets; the first message comes whatever its size."""
 ACK_MODES = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
-DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
-EXPIRATION_MAX = (1 << 32) - 1
 
 
 # -- get -----------------------------------------------------------------------------------------------------
@@ -144,13 +144,13 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
         route = vhost.route_by_headers(message.exchange, message.routing_key, headers)
     if headers.pop("BCC", None) is not None:
         properties.headers = headers
-    props, ttl_ms = properties.encode(), -1 if properties.expiration is None else int(properties.expiration)
+    props, ttl_ms = properties.encode(), expiration_ms(properties.expiration)
+    check_size(props)
     if not route.count:
         return bool(api.host.hub.deliver_reply(route, props, message.body))
     refused = [q for q in route.queues if not q.append_bytes(key, props, message.body, ttl_ms, 0)]
     for queue in refused:
-        if queue.settings.overflow == "reject-publish-dlx":
-            api.broker.dead_letters.refused(queue, key, props, message.body)
+        api.broker.dead_letters.refused(queue, key, props, message.body)
     api.turn()
     if api.broker.unwritten:
         raise Problem(
@@ -163,8 +163,8 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
     return True
 
 
-def properties_of(values: dict[str, Any], user: str, impersonator: bool) -> Properties:
-    """Basic properties from JSON. Problem 400 names the one that cannot be."""
+def properties_of(values: dict[str, Any], user: User) -> Properties:
+    """Basic properties from JSON. Problem 400 names the one that cannot be; ChannelError 406 as for a publish over AMQP."""
     unknown = set(values) - {name for name, _ in FIELDS}
     if unknown:
         raise bad_request(f"there is no property {min(unknown)!r}; there are {', '.join(name for name, _ in FIELDS)}")
@@ -179,26 +179,12 @@ def properties_of(values: dict[str, Any], user: str, impersonator: bool) -> Prop
         else:
             value = fields.number(values, name, 0, 255 if kind == "octet" else (1 << 64) - 1, 0)
         setattr(properties, name, value)
-    _check(properties, user, impersonator)
-    return properties
-
-
-def _check(properties: Properties, user: str, impersonator: bool) -> None:
-    """What AMQP checks at a publish. ChannelError 406."""
-    if properties.user_id not in (None, user) and not impersonator:
-        text = f"user_id property set to '{properties.user_id}' but authenticated user was '{user}'"
-        raise ChannelError(PRECONDITION_FAILED, text)
-    given = properties.expiration
-    if given is not None and not (
-        given.isascii() and given.isdigit() and len(given) <= 10 and int(given) <= EXPIRATION_MAX
-    ):
-        raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{given}'")
+    check_user(properties.user_id, user)
+    expiration_ms(properties.expiration)
+    check_copies(properties.headers or {})
     if properties.reply_to == DIRECT_REPLY_TO:
         raise ChannelError(PRECONDITION_FAILED, "fast reply consumer does not exist")
-    for name in ("CC", "BCC"):
-        value = (properties.headers or {}).get(name, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
+    return properties
 
 
 def payload_of(body: dict[str, Any]) -> bytes:

@@ -14,10 +14,10 @@ from kvitto.base.errors import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
     NOT_IMPLEMENTED,
-    PRECONDITION_FAILED,
     ChannelError,
     ConnectionError_,
 )
+from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Route
@@ -25,7 +25,8 @@ from kvitto.protocol.output import Output
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicAck, BasicNack, BasicReturn
-from kvitto.wire.properties import Properties
+from kvitto.wire.properties import Properties, edit_headers, join, split
+from kvitto.wire.tables import encode_shortstr
 
 if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
@@ -38,7 +39,6 @@ STAGE = 3
 
 ENTRY = 24
 HELD = 0x80000000
-EXPIRATION_MAX = (1 << 32) - 1
 
 _ENTRY = ENTRY  # C variables when compiled
 _HELD = HELD
@@ -121,15 +121,22 @@ class Channel:
                 inside,
             )
             return 0
-        refused = 0
+        refused = None
         for k in range(route.count):
             q = route.queues[k]
             if not q.append(p, key, key_len, props_p, props, props_len, body_p, body, body_len, -1, 0):
-                refused = 1
-        if refused:
-            self.refused(route, bytes(props_p[props : props + props_len]), bytes(body_p[body : body + body_len]))
-        elif route.durable:
+                if refused is None:
+                    refused = []
+                refused.append(q)
+        if route.durable:
             self.unsynced = True
+        if refused is not None:
+            self.refused(
+                refused,
+                bytes(p[key : key + key_len]),
+                bytes(props_p[props : props + props_len]),
+                bytes(body_p[body : body + body_len]),
+            )
         return 0
 
     def publish_bytes(self, key: bytes, options: int, props: bytes, body: bytes) -> None:
@@ -172,25 +179,33 @@ class Channel:
         if inside or route.dynamic:
             properties = Properties.decode(props)
             if inside & check.USER_ID:
-                self._check_user(properties.user_id)
+                check_user(properties.user_id, self.connection.user)
             if inside & check.EXPIRATION:
                 ttl_ms = expiration_ms(properties.expiration)
-            if inside & check.REPLY_TO and properties.reply_to == check.DIRECT_REPLY_TO.decode():
-                properties.reply_to = self.connection.reply_address(self)
-                props = properties.encode()
-            headers: dict[str, Any] = dict(properties.headers or {})
+            headers: dict[str, Any] = properties.headers or {}
             if inside & check.COPIES:
                 check_copies(headers)
             if inside & check.COPIES or route.dynamic:
                 route = self.vhost.route_by_headers(route.exchange, route.routing_key, headers)
-            if "BCC" in headers:
-                del headers["BCC"]
-                properties.headers = headers
-                props = properties.encode()
+            if inside & (check.COPIES | check.REPLY_TO):
+                props = self.as_consumers_see(props, properties.reply_to, headers)
         if self.tx is not None:
             self.tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
             return
         self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
+
+    def as_consumers_see(self, props: bytes, reply_to: str | None, headers: dict[str, Any]) -> bytes:
+        """The properties without BCC, and with an address in place of direct reply-to."""
+        if reply_to != DIRECT_REPLY_TO and "BCC" not in headers:
+            return props
+        fields = split(props)
+        if reply_to == DIRECT_REPLY_TO:
+            fields["reply_to"] = encode_shortstr(self.connection.reply_address(self))
+        if "BCC" in headers:
+            edit_headers(fields, {}, ("BCC",))
+        props = join(fields)
+        check_size(props)
+        return props
 
     def enqueue(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
         """Give the message to its queues, or back (C4)."""
@@ -200,11 +215,11 @@ class Channel:
             if mandatory:
                 self.give_back(route, props, body)
             return
-        accepted = [q.append_bytes(key, props, body, ttl_ms, 0) for q in route.queues]
-        if not all(accepted):
-            self.refused(route, props, body)
-        elif route.durable:
+        if route.durable:
             self.unsynced = True
+        refused = [q for q in route.queues if not q.append_bytes(key, props, body, ttl_ms, 0)]
+        if refused:
+            self.refused(refused, key, props, body)
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """basic.return 312."""
@@ -212,22 +227,13 @@ class Channel:
         self.output.put_method(self.number, method.encode())
         self.output.put_content_bytes(self.number, props, body)
 
-    def refused(self, route: Route, props: bytes, body: bytes) -> None:
-        """A queue with x-overflow=reject-publish* is full (C6): nack; reject-publish-dlx also dead-letters the message."""
-        for q in route.queues:
-            if q.rejects and q.settings.overflow == "reject-publish-dlx" and q.is_full(len(body)):
-                self.connection.hub.broker.dead_letters.refused(q, bytes(self._key.view()), props, body)
-        if route.durable:
-            self.unsynced = True
+    def refused(self, queues: list[Queue], key: bytes, props: bytes, body: bytes) -> None:
+        """Queues with x-overflow=reject-publish* are full (C6): nack; for reject-publish-dlx they also dead-letter the message."""
+        for queue in queues:
+            queue.broker.dead_letters.refused(queue, key, props, body)
         if self.confirm:
             self.nacked.append(self.sequence)
             self.output.put_method(self.number, BasicNack(self.sequence, False, False).encode())
-
-    def _check_user(self, user_id: str | None) -> None:
-        user = self.connection.user
-        if user_id != user.name and "impersonator" not in user.tags:
-            text = f"user_id property set to '{user_id}' but authenticated user was '{user.name}'"
-            raise ChannelError(PRECONDITION_FAILED, text)
 
     def touch(self) -> None:
         """Have the end of this turn look at this channel's confirms."""
@@ -418,19 +424,4 @@ class Content:
         self.body = bytearray()
 
 
-def expiration_ms(text: str | None) -> int:
-    """Per-message TTL. ChannelError 406 unless it is the digits of an integer >= 0."""
-    if text is not None and text.isascii() and text.isdigit() and int(text[:11]) <= EXPIRATION_MAX and len(text) <= 10:
-        return int(text)
-    raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{text}'")
-
-
-def check_copies(headers: dict[str, Any]) -> None:
-    """ChannelError 406 unless CC and BCC are arrays of strings."""
-    for name in ("CC", "BCC"):
-        value = headers.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
-
-
-__all__ = ["ACK", "REJECT", "REQUEUE", "STAGE", "Channel", "Content", "Queue", "expiration_ms"]
+__all__ = ["ACK", "REJECT", "REQUEUE", "STAGE", "Channel", "Content", "Queue"]

@@ -14,9 +14,10 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
 )
+from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
-from kvitto.protocol.methods.queue import DIRECT_REPLY_TO, named
+from kvitto.protocol.methods.queue import named
 from kvitto.wire.methods import (
     BasicAck,
     BasicCancel,

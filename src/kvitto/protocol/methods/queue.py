@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
+from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.wire.methods import (
     Method,
     QueueBind,
@@ -23,8 +24,6 @@ from kvitto.wire.methods import (
 if TYPE_CHECKING:
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
-
-DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
 
 def named(chan: Channel, name: str) -> str:
