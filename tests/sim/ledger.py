@@ -33,6 +33,8 @@ class Ledger:
     transactions: list[Transaction] = field(default_factory=list)
     moves: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     """Rejected messages: source and dead-letter queue."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """Incarnation -> the highest offset that a reader by range could have been told to be the end."""
 
     def queue(self, name: str) -> Told:
         return self.queues.setdefault(name, Told())
@@ -43,6 +45,10 @@ class Ledger:
         for transaction in self.transactions:
             transaction.publishes.pop(name, None)
             transaction.acks.pop(name, None)
+
+    def tell_end(self, incarnation: str, end: int) -> None:
+        assert end >= self.ends.get(incarnation, 0), "the end of a queue goes back"
+        self.ends[incarnation] = end
 
     def check(self, found: dict[str, list[tuple[bytes, bool]]]) -> None:
         """`found`: queue -> (body, redelivered) in order."""

@@ -24,6 +24,7 @@ class Client:
         self._deliveries: list[BasicDeliver | BasicGetOk] = []
         self._channels: list[int] = []
         self.consumers: dict[str, str] = {}
+        self.patience = 200
         self.wire.put(PLAIN, m.ChannelOpen())
         self.wire.put(TX, m.ChannelOpen(), m.TxSelect())
         self.wire.put(CONFIRMS, m.ConfirmSelect(False))
@@ -48,6 +49,9 @@ class Client:
                 if isinstance(delivery, BasicDeliver):
                     self.ledger.queue(self.consumers[delivery.consumer_tag]).delivered.add(payload)
                 self.tags[channel, payload] = delivery.delivery_tag
+        for queue in self.house.broker.queues.values():
+            if queue.durable:
+                self.ledger.tell_end(queue.log.queue_id, queue.log.durable_end)
         return methods
 
     def _confirmed(self, ack: BasicAck) -> None:
@@ -63,7 +67,7 @@ class Client:
 
     def wait_to_write(self) -> None:
         """The broker does not read while the disk is full, or an answer waits for a sync."""
-        for _ in range(200):
+        for _ in range(self.patience):
             if self.wire.reading:
                 return
             self.flow()
@@ -83,7 +87,7 @@ class Client:
 
     def rest(self) -> list[Method]:
         methods = self.flow()
-        for _ in range(200):
+        for _ in range(self.patience):
             if not self.house.store.waiting and not self.house.broker.full:
                 return methods
             methods += self.flow()
@@ -131,6 +135,15 @@ class Client:
         self.put(channel, m.BasicQos(0, prefetch, False))
         self.put(channel, m.BasicConsume(queue, queue, False, False, False, False, {}))
         self.rest()
+
+    def pass_through(self, queue: str, *bodies: bytes) -> None:
+        """Delivered and settled at once, with all that waits: these are never written."""
+        self.consumers[queue] = queue
+        self.put(PLAIN, m.BasicConsume(queue, queue, False, True, False, False, {}))
+        self.publish(queue, *bodies)
+        self.ledger.queue(queue).settled |= set(self.ledger.queue(queue).sent)
+        self.rest()
+        self.cancel(queue)
 
     def cancel(self, queue: str, channel: int = PLAIN) -> None:
         self.put(channel, m.BasicCancel(queue, False))
@@ -268,6 +281,14 @@ def day(client: Client) -> None:
     client.reject("work", "dead", *bodies("w", 11, 12, 200))
     client.meanwhile(lambda: client.publish("work", *bodies("w", 12, 14)))
     client.commit({"left": bodies("v", 0, 1), "dead": bodies("v", 1, 2)}, {"left": bodies("l", 4, 6)})
+    client.declare("through")
+    client.pass_through("through", *bodies("p", 0, 5))
+    client.full_sync()
+    client.publish("through", *bodies("p", 5, 7))
+    client.rest()
+    client.pass_through("through", *bodies("p", 7, 9))
+    client.publish("through", *bodies("p", 9, 11))
+    client.rest()
     client.publish("work", *bodies("w", 14, 16))
     client.house.turn()
     client.read()

@@ -6,6 +6,7 @@ from functools import cache
 from random import Random
 
 from kvitto.broker.queue import Queue
+from kvitto.store.batch import Batch
 from kvitto.store.definitions import Definitions
 from kvitto.store.log import Log, Recovered, Window
 from kvitto.store.settlements import ACKED, REDELIVERED, Settlements
@@ -22,6 +23,22 @@ DIRECTORY = f"queues/{QUEUE}"
 def batch_maker() -> Queue:
     """A queue whose tails become the batches of any log: only it can add messages when compiled."""
     return Rig().declare("maker", durable=False)
+
+
+def batch_of(*bodies: bytes) -> Batch:
+    maker = batch_maker()
+    maker.tail = None
+    for body in bodies:
+        maker.append_bytes(b"\0\1k", b"\0\0", body, -1, 0)
+    assert maker.tail is not None
+    return maker.tail
+
+
+def forged(first: int, *bodies: bytes, durable: int = 0, salt: int = 0) -> bytes:
+    """A whole batch, as any peer may put it into a body."""
+    batch = batch_of(*bodies)
+    batch.first = first
+    return b"".join(bytes(part) for part in batch.seal(durable, salt))
 
 
 class Shelf:
@@ -48,12 +65,7 @@ class Shelf:
     def write(self, *bodies: bytes, journal: int = 0) -> int:
         """One batch at the next offset; returns that."""
         first = self.log.next
-        maker = batch_maker()
-        maker.tail = None
-        for body in bodies:
-            maker.append_bytes(b"\0\1k", b"\0\0", body, -1, 0)
-        batch = maker.tail
-        assert batch is not None
+        batch = batch_of(*bodies)
         batch.first, batch.journal = first, journal
         self.log.write(batch)
         self.written |= {first + i: body for i, body in enumerate(bodies)}

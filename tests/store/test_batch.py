@@ -10,6 +10,7 @@ from kvitto.wire.buf import Buf
 from tests.support.rig import Rig
 
 Message = tuple[bytes, bytes, bytes, int, int]
+SALT = 0x0123456789ABCDEF
 messages = st.lists(
     st.tuples(
         st.binary(max_size=40),
@@ -45,13 +46,13 @@ def test_what_was_added_comes_back(contents: list[Message]) -> None:
     """C2: in memory, and from the sealed bytes at any place of a chunk."""
     batch = tail(contents)
     same(batch, contents)
-    data = b"".join(bytes(part) for part in batch.seal(77))
+    data = b"".join(bytes(part) for part in batch.seal(77, SALT))
     assert len(data) == batch.size()
     chunk = Buf(0)
     chunk.add(b"before" + data + b"behind")
     head = BatchHeader(chunk.data, 6)
     assert (head.first, head.end, head.length, head.durable) == (batch.first, batch.first + batch.count, len(data), 77)
-    assert verify(chunk.data, 6, head)
+    assert verify(chunk.data, 6, head, SALT) and not verify(chunk.data, 6, head, SALT + 1)
     window = Batch()
     window.open(chunk, 6, head)
     same(window, contents)
@@ -60,11 +61,11 @@ def test_what_was_added_comes_back(contents: list[Message]) -> None:
 @given(messages, st.data())
 def test_any_changed_bit_is_noticed(contents: list[Message], data: st.DataObject) -> None:
     """D3."""
-    whole = bytearray(b"".join(bytes(part) for part in tail(contents).seal(0)))
+    whole = bytearray(b"".join(bytes(part) for part in tail(contents).seal(0, SALT)))
     position = data.draw(st.integers(0, len(whole) - 1))
     whole[position] ^= 1 << data.draw(st.integers(0, 7))
     head = BatchHeader(whole, 0)
-    assert not head.length or head.length > len(whole) or not verify(whole, 0, head)
+    assert not head.length or head.length > len(whole) or not verify(whole, 0, head, SALT)
 
 
 @given(messages, st.data())
@@ -76,7 +77,7 @@ def test_a_run_of_messages_ends_at_the_first_that_has_expired(contents: list[Mes
 
 
 def test_an_empty_or_cut_header_is_no_batch() -> None:
-    data = b"".join(bytes(part) for part in tail([(b"k", b"\0\0", b"body", -1, 0)]).seal(0))
+    data = b"".join(bytes(part) for part in tail([(b"k", b"\0\0", b"body", -1, 0)]).seal(0, SALT))
     assert not BatchHeader(b"", 0).length
     assert not BatchHeader(data[:63], 0).length
     assert not BatchHeader(data, 1).length

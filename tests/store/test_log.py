@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
 import pytest
 
 from kvitto.base.errors import StoreFull
 from kvitto.store import log as logs
+from kvitto.store.log import Window
 from kvitto.store.settlements import ACKED, Settlements
 from tests.store.logs import DIRECTORY, Shelf
+from tests.support.simdisk import PowerCut
 
 
 @pytest.fixture(autouse=True)
@@ -220,3 +223,59 @@ def test_damage_is_read_around_from_either_side() -> None:
             other = Shelf(disk)
             assert [other.body(o) for o in order] == bodies, (position, order)
             assert other.store.alarms
+
+
+def test_a_window_holds_nothing_after_a_read_that_found_damage() -> None:
+    """D3: it went on to say that it held the batch before, and gave bytes of the damaged one as that one's bodies."""
+    shelf = Shelf()
+    fill(shelf, 7)
+    shelf.rest()
+    last = shelf.log.segments[-1]
+    shelf.disk.flip(f"{DIRECTORY}/{last.base:020d}.log", last.size - 1)
+    window = Window()
+    assert shelf.log.load(window, 0) and window.batch.first == 0
+    assert not shelf.log.load(window, 6)
+    assert window.batch.count == 0
+    assert shelf.log.load(window, 0) and window.batch.message(0)[2] == shelf.written[0]
+
+
+def test_nobody_is_told_of_offsets_that_a_start_would_use_again() -> None:
+    """P2: a reader by range settled what it had never seen: what was skipped when it was told the end had left nothing on the disk."""
+    for end in ("again", "cut"):
+        shelf = Shelf()
+        told = []
+        for step in range(6):
+            if step in (1, 4):
+                shelf.write(b"x" * 200, b"y")
+            else:
+                shelf.log.skip(shelf.log.next, 5)
+            told.append(shelf.log.durable_end)
+            if step % 2:
+                shelf.sync()
+                told.append(shelf.log.durable_end)
+        shelf.rest()
+        told.append(shelf.log.durable_end)
+        assert told == sorted(told) and told[0] == 0
+        assert told[-1] < shelf.log.next
+        if end == "again":
+            shelf.again()
+        else:
+            shelf.cut(Random(1), hostile=True)
+        assert shelf.log.next >= shelf.log.durable_end >= told[-1]
+
+
+def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhere_before_it_goes() -> None:
+    """P2: the second start after that one used the offsets again."""
+    for cut_at in range(12):
+        shelf = Shelf()
+        fill(shelf, 3)
+        shelf.settle(0, mark=2)
+        shelf.rest()
+        disk = shelf.disk.copy().kill()
+        disk.unlink(f"{DIRECTORY}/{0:020d}.log")
+        disk.sync_dir(DIRECTORY)
+        disk.cut_at = disk.operations + 1 + cut_at
+        with suppress(PowerCut):
+            Shelf(disk).rest()
+        left = Shelf(disk.crash(Random(cut_at), hostile=True))
+        assert left.log.next == left.log.durable_end == 2

@@ -9,8 +9,10 @@ import pytest
 import xxhash
 
 from kvitto.store import log as logs
+from kvitto.store import segment as segments
+from kvitto.store.batch import verify
 from kvitto.store.segment import FOOTER_MAGIC, HEADER
-from tests.store.logs import DIRECTORY, Shelf
+from tests.store.logs import DIRECTORY, Shelf, forged
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEGMENT = f"{DIRECTORY}/{0:020d}.log"
@@ -160,3 +162,116 @@ def test_a_body_that_ends_like_a_footer_is_a_body() -> None:
     shelf.again()
     assert shelf.served() == shelf.written
     assert shelf.log.next == 2
+
+
+@pytest.mark.parametrize("first", [1, 1 << 40, (1 << 64) - 2])
+@pytest.mark.parametrize("salt", [0, 12345])
+def test_a_body_that_is_a_batch_is_a_body(first: int, salt: int) -> None:
+    """P2, D3, W8: whatever tears or damages the batch around it, a start served what the body held, or never ended."""
+    fake = forged(first, b"forged", durable=1 << 60, salt=salt) + b"z" * 100
+    shelf = Shelf()
+    shelf.write(b"good")
+    shelf.rest()
+    start = shelf.log.segments[0].size
+    shelf.write(fake)
+    whole = shelf.disk.files()[SEGMENT]
+
+    def check(found: Shelf, alarms: bool) -> None:
+        assert set(found.served().values()) <= {b"good", fake}
+        assert found.log.next <= 2
+        assert alarms or not found.store.alarms
+
+    for length in range(start, len(whole), 7):  # killed within the write
+        disk = shelf.disk.copy()
+        disk._names[SEGMENT].live[:] = whole[:length]
+        check(Shelf(disk), alarms=False)
+    for seed in range(60):
+        check(Shelf(shelf.disk.copy().crash(Random(seed), hostile=True)), alarms=False)
+    shelf.rest()
+    for is_sealed in (False, True):  # damaged, found by the next start, or by whoever reads
+        if is_sealed:
+            shelf.log._fill(shelf.log.segments[0])
+            shelf.rest()
+        for position in range(start, start + 64 + 24):
+            disk = shelf.disk.copy()
+            disk.flip(SEGMENT, position)
+            check(Shelf(disk), alarms=True)
+
+
+def test_a_batch_of_another_segment_is_a_body() -> None:
+    """D3: somebody ships segments as messages."""
+    shelf = Shelf()
+    shelf.write(b"inner")
+    shelf.write(b"from elsewhere")
+    shelf.rest()
+    other = Shelf()
+    other.write(b"good")
+    other.write(shelf.disk.files()[SEGMENT] + b"z" * 20)
+    other.disk._names[SEGMENT].live[-10:] = b""
+    other.again()
+    assert other.served() == {0: b"good"}
+
+
+def test_a_damaged_header_costs_nothing_if_one_copy_of_the_salt_is_left() -> None:
+    """D3: and an alarm says so."""
+    for is_sealed in (False, True):
+        shelf = sealed() if is_sealed else Shelf()
+        if not is_sealed:
+            shelf.write(b"a", b"b")
+            shelf.write(b"c")
+            shelf.rest()
+        for position in range(HEADER - 8):  # what is behind is the copy of the salt
+            disk = shelf.disk.copy()
+            disk.flip(SEGMENT, position, position % 8)
+            damaged = Shelf(disk)
+            assert damaged.served() == shelf.expected, position
+            assert any("header is damaged" in alarm for alarm in damaged.store.alarms)
+            assert damaged.names(".bad")
+            assert damaged.again() and damaged.served() == shelf.expected
+            assert not damaged.store.alarms
+
+
+def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_again() -> None:
+    """D3: nothing in it can be told from what a body holds."""
+    shelf = Shelf()
+    for i in range(4):
+        shelf.write(f"{i}".encode())
+        shelf.rest()
+    whole = shelf.disk.files()[SEGMENT]
+    for power_cut in (False, True):
+        disk = shelf.disk.copy()
+        for position in (50, 70):
+            disk.flip(SEGMENT, position)
+        damaged = Shelf(disk.crash(Random(1)) if power_cut else disk)
+        assert damaged.served() == {}
+        assert "offsets 0 to 3 cannot be read" in damaged.store.alarms[0]
+        (name,) = damaged.names(".bad")
+        assert len(damaged.disk.read_file(f"{DIRECTORY}/{name}")) == len(whole)
+        for _ in range(2):
+            assert damaged.log.next == damaged.log.durable_end == 4
+            damaged.again()
+            assert not damaged.store.alarms
+
+
+def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: each was verified as far as it said, which is the square of the body's length."""
+    monkeypatch.setattr(segments, "RESYNC_BYTES", 1 << 20)
+    verified = []
+    monkeypatch.setattr(segments, "verify", lambda *a: verified.append(a[2].length) or verify(*a))
+    count = 2000
+    beginnings = [b"KVB1" + _claim(64 * (count - i)) for i in range(count)]
+    shelf = Shelf()
+    shelf.write(b"good")
+    shelf.rest()
+    shelf.write(b"".join(beginnings) + b"z")
+    shelf.disk._names[SEGMENT].live[-1:] = b""
+    shelf.again()
+    assert shelf.served() == {0: b"good"}
+    assert sum(verified) < 3 << 20
+    assert shelf.store.alarms and shelf.names(".bad"), "what was not looked at is not thrown away"
+
+
+def _claim(length: int) -> bytes:
+    """The rest of a header of a batch that long: one message, the rest of it body."""
+    head = length.to_bytes(4, "little") + bytes(24) + (1).to_bytes(4, "little") + bytes(4)
+    return (head + (length - 64 - 24).to_bytes(4, "little", signed=True)).ljust(60, b"\0")

@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvitto.store.segment import HEADER
 from kvitto.store.settlements import (
     ACKED,
     IN_DOUBT,
@@ -103,7 +104,7 @@ def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
     made = shelf()
     made.rest()
     whole = made.disk.files()[ACKS]
-    blocks = [64, 64 + 40 + 32, 64 + 40 + 32 + 40 + 32, len(whole)]
+    blocks = [HEADER, HEADER + 40 + 32, HEADER + 40 + 32 + 40 + 32, len(whole)]
     for length in range(len(whole) + 1):
         disk = made.disk.copy()
         disk._names[ACKS].live[:] = whole[:length]
@@ -140,7 +141,7 @@ def test_a_flipped_bit_in_a_settlement_log_only_brings_messages_back() -> None:
 def test_a_settlement_log_with_a_hole_after_a_power_cut_is_torn_and_no_alarm() -> None:
     """Of unsynced blocks the later one may survive alone: that was an alarm at each start from then on."""
     made = shelf()
-    made.disk._names[ACKS].live[64 : 64 + 40] = bytes(40)
+    made.disk._names[ACKS].live[HEADER : HEADER + 40] = bytes(40)
     disk = made.disk.kill()
     disk._boot += 1
     torn = Shelf(disk)

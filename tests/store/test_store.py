@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
 import pytest
 
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import FORMAT, Store
 from tests.store.logs import DIRECTORY, Shelf
@@ -181,3 +182,74 @@ def test_without_syncing_everything_is_durable_at_once() -> None:
     job.run()
     store.end_sync(job)
     assert told == ["x"]
+
+
+def damaged_end() -> Shelf:
+    """Left in order, then two batches at the end were damaged."""
+    shelf = Shelf()
+    for i in range(6):
+        shelf.write(f"message {i}".encode() * 4)
+    shelf.rest()
+    shelf.store.shut()
+    path = f"{DIRECTORY}/{0:020d}.log"
+    for i in (4, 5):
+        shelf.disk.flip(path, shelf.disk.files()[path].index(f"message {i}".encode()))
+    return shelf
+
+
+def test_a_damaged_segment_of_which_no_copy_can_be_made_stays_as_it_is() -> None:
+    """D3: half a copy stayed, the end was cut all the same, and one alarm said that there was a copy, another that there was none."""
+    shelf = damaged_end()
+    path = f"{DIRECTORY}/{0:020d}.log"
+    whole = shelf.disk.files()[path]
+    disk = shelf.disk.copy()
+    disk.free = len(whole)  # it would take what is kept for settlements
+    left = Shelf(disk)
+    assert left.served() == {o: body for o, body in shelf.written.items() if o < 4}
+    assert left.names(".bad") == []
+    (alarm,) = left.store.alarms
+    assert "no room for a copy" in alarm
+    left.disk.free = 1 << 30
+    first = left.write(b"more")
+    left.rest()
+    assert left.disk.files()[path] == whole
+    left.again()
+    assert left.disk.read_file(f"{DIRECTORY}/{0:020d}.bad") == whole, "there is room now"
+    assert left.body(first) == b"more"
+
+
+def test_the_last_of_a_damaged_segment_of_which_there_is_no_copy_is_kept() -> None:
+    """D3: all that could be served of it is settled, and it would go."""
+    shelf = damaged_end()
+    path = f"{DIRECTORY}/{0:020d}.log"
+    whole = shelf.disk.files()[path]
+    shelf.disk.free = 0
+    left = Shelf(shelf.disk.copy())
+    left.disk.free = 1 << 30
+    left.settle(*range(4))
+    left.rest()
+    assert left.disk.read_file(f"{DIRECTORY}/{0:020d}.bad") == whole
+    assert path not in left.disk.files()
+    left.again()
+    assert left.served() == {} and left.log.next >= 4
+
+
+def test_a_copy_of_a_damaged_segment_is_whole_or_not_there_wherever_it_fails() -> None:
+    """D3: at each operation the disk is full, or the power goes."""
+    for at in range(1, 12):
+        for full in (False, True):
+            shelf = damaged_end()
+            whole = shelf.disk.files()[f"{DIRECTORY}/{0:020d}.log"]
+            disk = shelf.disk.copy()
+            if full:
+                disk.fail_at[disk.operations + at] = StoreFull("no room")
+            else:
+                disk.cut_at = disk.operations + at
+            with suppress(PowerCut, StoreFull):
+                Shelf(disk)
+            disk.fail_at.clear()
+            found = Shelf(disk.crash(Random(at), hostile=True))
+            assert found.served() == {o: body for o, body in shelf.written.items() if o < 4}
+            copies = [d for n, d in found.disk.files().items() if n.endswith(".bad")]
+            assert all(copy == whole for copy in copies)
+            assert copies or whole == found.disk.files()[f"{DIRECTORY}/{0:020d}.log"]

@@ -131,8 +131,8 @@ class Batch:
             bits.le16(self.index.p, e + 18),
         )
 
-    def seal(self, durable: int) -> list[bytes | memoryview]:
-        """The tail as buffers to be written one behind the other; `durable` as in docs/formats.md."""
+    def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
+        """The tail as buffers to be written one behind the other; `durable` and `salt` as in docs/formats.md."""
         head = bytearray(HEADER)
         total = self.size()
         head[0:4] = MAGIC.to_bytes(4, "little")
@@ -145,7 +145,7 @@ class Batch:
         head[48:56] = self.journal.to_bytes(8, "little")
         head[56:64] = durable.to_bytes(8, "little")
         parts: list[bytes | memoryview] = [self.index.view(), self.meta.view(), self.body.view()]
-        digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:])
+        digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:], salt)
         for part in parts:
             digest.update(part)
         head[8:16] = digest.intdigest().to_bytes(8, "little")
@@ -193,7 +193,7 @@ class BatchHeader:
         return self.first + self.count
 
 
-def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader) -> bool:
-    """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum it says."""
+def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader, salt: int) -> bool:
+    """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum that it has in the segment with this salt."""
     view = memoryview(data)[at + _PREFIX : at + header.length]
-    return bool(xxhash.xxh3_64_intdigest(view) == header.checksum)
+    return bool(xxhash.xxh3_64_intdigest(view, salt) == header.checksum)

@@ -2,8 +2,8 @@
 
 Called once per batch, never per message. A log belongs to a `Store`, which knows what has to be synced and when.
 Invariants: segments are ordered and do not overlap; only the last one is written; `next` is above every offset
-that was ever used, also after a start: the last segment is dropped only once a later one is durable; a settled offset is
-settled for good; the delivered mark is in a settlement log that stays.
+that was ever used, and after a start above every one that was written or that `durable_end` has told anybody of: the last segment
+is dropped only once a later one is durable; a settled offset is settled for good; the delivered mark is in a settlement log that stays.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.store import paths, segment, settlements
 from kvitto.store.batch import HEADER as BATCH_HEADER
-from kvitto.store.batch import MAGIC as BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
-from kvitto.store.segment import DamagedSegment, Segment, valid_at
+from kvitto.store.segment import DamagedSegment, Segment, find_batch, valid_at
 from kvitto.store.settlements import Settlements
 from kvitto.wire.buf import Buf
 
@@ -30,7 +29,6 @@ SEGMENT_BYTES = 64 << 20
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
 CHUNK_BYTES = 256 * 1024
 
-_BATCH_MAGIC = BATCH_MAGIC.to_bytes(4, "little")
 log = logging.getLogger("kvitto.store")
 
 
@@ -105,6 +103,7 @@ class Log:
         if not self.segments:
             self.store.make_dir(self.directory, self.durable)
         fresh = Segment(base)
+        fresh.salt = secrets.randbits(64)
         fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
         try:
             self._write_header(fresh)
@@ -122,7 +121,6 @@ class Log:
 
     def _write_header(self, part: Segment) -> None:
         assert part.file is not None
-        part.salt = secrets.randbits(64)
         now_ms = self.store.clock.now_ms()
         part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, now_ms, part.salt)])
 
@@ -133,12 +131,8 @@ class Log:
             self.store.seal_when_durable(self, current)
 
     def skip(self, first: int, count: int) -> None:
-        """Offsets first..first+count-1 were settled before they were written, and never will be."""
+        """Offsets first..first+count-1 were settled before they were written, and never will be. No file knows of them yet."""
         self.next = first + count
-        if self.segments:
-            last = self.segments[-1]
-            last.settled += self.next - last.end
-            last.end = self.next
 
     def settle(self, pending: Settlements, mark: int) -> None:
         """Write the settlements of a turn, and the delivered mark, behind the messages."""
@@ -170,12 +164,16 @@ class Log:
             part.acks = self.store.disk.open(path, create=True)
             if self.durable:
                 self.store.renamed(self.directory)
-        if not part.acks_size:
-            head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, self.store.clock.now_ms())
-            part.acks_size = part.acks.write_at(0, [head])
-        part.acks_size += part.acks.write_at(
-            part.acks_size, settlements.block(entries, self.store.clock.now_ms(), mark, part.acks_durable)
-        )
+        now_ms = self.store.clock.now_ms()
+        try:
+            if not part.acks_size:
+                head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, now_ms)
+                part.acks_size = part.acks.write_at(0, [head])
+            block = settlements.block(entries, now_ms, mark, part.acks_durable)
+            part.acks_size += part.acks.write_at(part.acks_size, block)
+        except StoreFull:
+            part.acks.truncate(part.acks_size)  # half a block would be damage to a start after an end in order
+            raise
         if mark > self.mark or self._marked is None or part.base > self._marked.base:
             self._marked = part
         self.mark = mark
@@ -217,7 +215,10 @@ class Log:
 
     def _unlink(self, part: Segment) -> None:
         self.store.dropped(part)
-        self.store.disk.unlink(paths.segment(self.directory, part.base))
+        if part.evidence:
+            self.store.set_aside(self.directory, part.base)
+        else:
+            self.store.disk.unlink(paths.segment(self.directory, part.base))
         acks = paths.settlements(self.directory, part.base)
         if not self.durable:
             if part.acks is not None:
@@ -242,13 +243,22 @@ class Log:
 
     @property
     def durable_end(self) -> int:
-        """Offsets below this one are durable (or were never written, or are settled)."""
-        if not self.durable or not self.store.syncing:
+        """Offsets below this one are durable (or were never written, or are settled), and the files know that they were used.
+
+        Offsets that were skipped since the last write are not among them: a start may use those again. So nobody must be told of more.
+        """
+        if not self.durable:
             return self.next
+        if not self.store.syncing:
+            return self.segments[-1].end if self.segments else 0
+        end = 0
         for part in self.segments:
+            if not part.durable:
+                break
+            end = part.durable_end
             if part.durable < part.size:
-                return part.durable_end
-        return self.next
+                break
+        return end
 
     def load(self, window: Window, offset: int) -> bool:
         """Point `window` at the first batch that ends behind `offset`. False if there is none.
@@ -302,13 +312,14 @@ class Log:
         data, at = part.file.read_at(start, end - start), 0
         while at < len(data):
             head = BatchHeader(data, at)
-            if not valid_at(data, at, head):
+            if not valid_at(data, at, head, part.salt):
                 return False
             at += head.length
         return True
 
     def _read(self, window: Window, part: Segment, position: int, n: int) -> int:
         assert part.file is not None
+        window.batch.count = window.at = 0  # what the window held is overwritten
         window.chunk.n = 0
         window.chunk.reserve(n)
         got = part.file.read_into(position, window.chunk.view(0, n))
@@ -318,7 +329,7 @@ class Log:
 
     def _open(self, window: Window, head: BatchHeader, at: int, offset: int) -> bool:
         assert window.segment is not None
-        if not verify(window.chunk.data, at, head):
+        if not verify(window.chunk.data, at, head, window.segment.salt):
             return self._damaged(window, window.segment, window.position + at, offset)
         window.batch.open(window.chunk, at, head)
         window.at = at + head.length
@@ -330,9 +341,9 @@ class Log:
         data = part.file.read_at(0, part.size)
         at = position - 1
         while True:
-            at = data.find(_BATCH_MAGIC, at + 1)
+            at, _ = find_batch(data, at + 1, part.salt)
             head = BatchHeader(data, at) if at >= 0 else None
-            if head is None or (valid_at(data, at, head) and head.end > offset):
+            if head is None or offset < head.end <= part.end:
                 break
         until = part.end if head is None else max(head.first, offset)
         if until > offset:
@@ -353,8 +364,6 @@ class Log:
         bases = sorted(paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX))
         for base in bases:
             self._recover_segment(base)
-        for orphan in acks - {s.base for s in self.segments}:
-            self._recover_orphan(orphan)
         found = Recovered()
         logs = {s.base: self._replay(s) for s in self.segments if s.base in acks}
         for base, replay in logs.items():
@@ -362,9 +371,11 @@ class Log:
             if replay.mark > self.mark:
                 self.mark = replay.mark
                 self._marked = next(s for s in self.segments if s.base == base)
-        self.next = max(
-            [self.next, self.mark] + [s.end for s in self.segments] + [r.highest + 1 for r in logs.values()]
-        )
+        told = max([0, self.mark] + [s.end for s in self.segments] + [r.highest + 1 for r in logs.values()])
+        self.next = max(self.next, told)
+        orphans = acks - {s.base for s in self.segments}
+        for orphan in orphans:
+            self._recover_orphan(orphan)
         for part in self.segments:
             if part.settled and part.end > self.mark:
                 # Only what was delivered and settled at once is never written, and first deliveries are in order.
@@ -374,8 +385,8 @@ class Log:
         self._books(found, logs)
         if self.segments and not self.segments[-1].full:
             last = self.segments[-1]
-            last.settled += self.next - last.end
-            last.end = self.next
+            last.settled += told - last.end
+            last.end = last.durable_end = told
         if self._marked is None and self.segments and self.mark > self.segments[0].base:
             with suppress(StoreFull):
                 self._keep_mark()  # it was in a settlement log whose segment is gone, or follows from gaps
@@ -383,6 +394,10 @@ class Log:
             found.doubt = self.next
             self._note_doubt(found.cursor)
         self._sync_found()
+        with suppress(StoreFull):
+            self._tell_next()
+            for orphan in orphans:
+                disk.unlink(paths.settlements(self.directory, orphan))
         self.lost.clear()
         self.drop_settled()
         return found
@@ -395,6 +410,16 @@ class Log:
                 doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
                 with suppress(StoreFull):
                     self._append_block(part, doubt.entries.view(), self.mark)
+
+    def _tell_next(self) -> None:
+        """Where what says that offsets were used is not to stay (damage, an orphan), a segment that begins at `next` says so."""
+        if self.next > (self.segments[-1].end if self.segments else 0):
+            fresh = self._create(self.next)
+            assert fresh.file is not None
+            if self.store.syncing:
+                fresh.file.sync()
+                self.store.disk.sync_dir(self.directory)
+            fresh.durable = fresh.size
 
     def _sync_found(self) -> None:
         """What a killed process left may not be on disk yet, but from here on it is taken for granted."""
@@ -412,16 +437,15 @@ class Log:
         path = paths.segment(self.directory, base)
         part.file = self.store.disk.open(path)
         head = part.file.read_at(0, segment.HEADER)
-        headed = segment.header_is_valid(head, segment.MAGIC)
-        part.salt = int.from_bytes(head[48:56], "little")
-        if not headed and part.file.size() <= segment.HEADER:
-            part.file.close()  # created, but the header never reached the disk: nothing was in it
-            self.store.disk.unlink(path)
+        part.salt = segment.salts(head)[0]
+        if not segment.header_is_valid(head, segment.MAGIC) and not self._mend_header(part, head):
             return
-        if not headed and not self.store.doubt:
-            self.store.quarantine(self, part, "the segment's header is damaged")
-        if not headed or not part.read_footer():
-            self._scan(part, headed)
+        bad = paths.quarantine(self.directory, base)
+        owed = self.store.disk.exists(paths.quarantine_owed(bad)) and not self.store.disk.exists(bad)
+        if owed:
+            self.store.quarantine(self, part, "damage had been found in it")
+        if not part.read_footer():
+            self._scan(part, owed)
         if self.segments:
             last = self.segments[-1]
             last.settled += base - last.end
@@ -431,31 +455,51 @@ class Log:
         self.segments.append(part)
         self.journal = max(self.journal, part.journal)
 
-    def _scan(self, part: Segment, headed: bool) -> None:
+    def _mend_header(self, part: Segment, head: bytes) -> bool:
+        """False if there is nothing to be served: without the salt no batch can be told from what a message's body holds."""
+        assert part.file is not None
+        path = paths.segment(self.directory, part.base)
+        end, synced = part.claims()
+        # A power cut before the first sync may have taken the header, and then nothing of the rest was promised to anybody.
+        damaged = part.file.size() > segment.HEADER and (synced or not self.store.doubt)
+        if part.find_salt(head):
+            if damaged:
+                self.store.quarantine(self, part, "the segment's header is damaged")
+            if not part.evidence:
+                self._write_header(part)
+            return True
+        part.file.close()
+        self.next = max(self.next, end)
+        if damaged:
+            kept = self.store.set_aside(self.directory, part.base)
+            self.store.alarm(
+                f"{path}: the segment's header is damaged, offsets {part.base} to {end - 1} cannot be read; the file is now {kept}, "
+                "the rest of the queue is served"
+            )
+        else:
+            self.store.disk.unlink(path)
+        return False
+
+    def _scan(self, part: Segment, damaged: bool) -> None:
         assert part.file is not None
         try:
-            valid = part.scan(self.store.in_order, self.store.doubt)
+            part.scan(self.store.intact or damaged, self.store.doubt)
         except DamagedSegment as damage:
-            valid = damage.valid
             self.store.quarantine(self, part, str(damage))
-            part.file.truncate(part.size)
-        if not headed:
-            if self.store.doubt and any(head.durable for head in valid):  # else the power went before the first sync
-                self.store.quarantine(self, part, "the segment's header is damaged")
-            self._write_header(part)
+            if not part.evidence:
+                part.file.truncate(part.size)
         part.durable, part.durable_end = part.size, part.end
-        part.full = False
+        part.full = part.evidence  # then nothing may be written over its end
         self.store.wrote(self, part)
 
     def _recover_orphan(self, base: int) -> None:
-        """A settlement log whose segment is gone: only its numbers matter."""
+        """A settlement log whose segment is gone: only its numbers matter, and it goes too once they are told elsewhere."""
         replay = settlements.Replay(base, 0)
         path = paths.settlements(self.directory, base)
         replay.run(self.store.disk.read_file(path), segment.HEADER)
         if replay.mark > self.mark:
             self.mark, self._marked = replay.mark, None
-        self.next = max(self.next, replay.highest + 1)
-        self.store.disk.unlink(path)
+        self.next = max(self.next, replay.mark, replay.highest + 1)
 
     def _replay(self, part: Segment) -> settlements.Replay:
         path = paths.settlements(self.directory, part.base)

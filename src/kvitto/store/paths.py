@@ -31,6 +31,11 @@ def quarantine(directory: str, base: int) -> str:
     return f"{directory}/{base:020d}{QUARANTINE_SUFFIX}"
 
 
+def quarantine_owed(path: str) -> str:
+    """What the copy of a damaged segment is called until it is whole."""
+    return path + ".new"
+
+
 def journal(number: int) -> str:
     return f"{JOURNALS}/{number:016d}.jnl"
 

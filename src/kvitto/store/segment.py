@@ -11,26 +11,36 @@ from bisect import bisect_right
 import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import MAGIC as BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
 
-HEADER = 64
+HEADER = 72
 MAGIC = b"KVITSEG1"
 ACK_MAGIC = b"KVITACK1"
 VERSION = 1
 FOOTER_MAGIC = b"KVITFOOT"
 FOOTER_FIXED = 56
 SPARSE_BYTES = 64 * 1024
+GAP_MAX = 1 << 40
+"""Offsets that recovery believes to be missing behind damage: more were never given away while a segment was the last."""
+RESYNC_BYTES = 8 << 30
+"""Bytes that one search for the next batch checks: a body may be full of what begins like a batch and is none."""
 
 _BATCH_MAGIC = BATCH_MAGIC.to_bytes(4, "little")
 
 
 def header(magic: bytes, queue_id: str, base: int, time_ms: int, salt: int = 0) -> bytes:
-    """The 64 bytes that segment and settlement log begin with."""
+    """The 72 bytes that segment and settlement log begin with."""
     head = magic + VERSION.to_bytes(4, "little") + bytes(4) + bytes.fromhex(queue_id)
     head += base.to_bytes(8, "little") + time_ms.to_bytes(8, "little") + salt.to_bytes(8, "little")
-    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + salt.to_bytes(8, "little")
+
+
+def salts(head: bytes) -> tuple[int, int]:
+    """The salt as a header has it, and its copy: where the header is damaged one may be right."""
+    return int.from_bytes(head[48:56], "little"), int.from_bytes(head[64:HEADER], "little")
 
 
 def header_is_valid(data: bytes, magic: bytes) -> bool:
@@ -44,7 +54,8 @@ def header_is_valid(data: bytes, magic: bytes) -> bool:
 class Segment:
     """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps).
 
-    `salt` is random and goes into the footer's checksum: the last message's body may end with what looks like a footer.
+    `salt` is random and the seed of every checksum in the file: a message's body, which a peer chooses, cannot pose as a batch or a footer.
+    `evidence`: it is damaged, and there was no room for a copy.
     """
 
     def __init__(self, base: int) -> None:
@@ -62,6 +73,7 @@ class Segment:
         self.salt = 0
         self.sealed = False
         self.full = False
+        self.evidence = False
         self.file: File | None = None
         self.acks: File | None = None
         self.acks_size = 0
@@ -79,7 +91,7 @@ class Segment:
         """Append a batch that begins at or after `end`; an offset between was never written."""
         assert self.file is not None and batch.first >= self.end
         try:
-            written = self.file.write_at(self.size, batch.seal(self.durable))
+            written = self.file.write_at(self.size, batch.seal(self.durable, self.salt))
         except StoreFull:
             self.file.truncate(self.size)  # what found room of it is needed for settlements
             raise
@@ -116,7 +128,11 @@ class Segment:
             body += value.to_bytes(8, "little")
         body += b"".join(v.to_bytes(8, "little") for v in self.sparse)
         body += xxhash.xxh3_64_intdigest(body, self.salt).to_bytes(8, "little") + self.size.to_bytes(8, "little")
-        self.file.write_at(self.size, [body])
+        try:
+            self.file.write_at(self.size, [body])
+        except StoreFull:
+            self.file.truncate(self.size)
+            raise
         self.forget_index()
 
     def forget_index(self) -> None:
@@ -162,8 +178,32 @@ class Segment:
             self.sparse = array("Q", footer[FOOTER_FIXED:-16])
         self._sparse_known = True
 
-    def scan(self, in_order: bool = False, power_cut: bool = True) -> list[BatchHeader]:
-        """Read every batch of a segment without footer: the valid ones in file order.
+    def find_salt(self, head: bytes) -> bool:
+        """The header is damaged: take the salt with which the first batch verifies. No peer can have put anything in its place."""
+        assert self.file is not None
+        first = BatchHeader(self.file.read_at(HEADER, BATCH_HEADER), 0)
+        if HEADER + first.length > self.file.size():
+            return False
+        data = self.file.read_at(HEADER, first.length)
+        for salt in salts(head):
+            if valid_at(data, 0, first, salt):
+                self.salt = salt
+                return True
+        return False
+
+    def claims(self) -> tuple[int, bool]:
+        """What the batches say, unverified: (end of their offsets, whether any of them had been synced)."""
+        assert self.file is not None
+        at, end, durable = HEADER, self.base, False
+        while True:
+            data = self.file.read_at(at, BATCH_HEADER)
+            head = BatchHeader(data, 0)
+            if not head.length or not end <= head.first <= end + GAP_MAX:
+                return end, durable or data.startswith(FOOTER_MAGIC)
+            at, end, durable = at + head.length, head.end, durable or head.durable > 0
+
+    def scan(self, in_order: bool = False, power_cut: bool = True) -> None:
+        """Take the books from the batches of a segment without footer.
 
         `in_order`, `power_cut`: how the last owner ended; a killed process leaves at most an end that is torn.
         Cuts a torn tail. Raises DamagedSegment when it cannot be a torn tail (docs/formats.md, Recovery); the offsets that are
@@ -171,12 +211,16 @@ class Segment:
         """
         assert self.file is not None
         data = self.file.read_at(0, self.file.size())
-        at, valid, first_bad = HEADER, [], -1
+        at, first_bad = HEADER, -1
         damage = False
         self.gaps = []
         while True:
             head = BatchHeader(data, at)
-            if valid_at(data, at, head) and head.first >= self.end:
+            if (
+                valid_at(data, at, head, self.salt)
+                and head.first >= self.end
+                and (first_bad < 0 or head.first <= self.end + GAP_MAX)
+            ):
                 if first_bad >= 0 and power_cut and head.durable <= first_bad:
                     break
                 if head.first > self.end and first_bad < 0:
@@ -185,22 +229,21 @@ class Segment:
                     self.settled -= head.first - self.end
                     damage = True
                 first_bad = -1
-                valid.append(head)
                 self.note(head.first, head.count, head.body_len, head.journal, at)
                 at += head.length
                 self.size = at
                 continue
             if first_bad < 0:
                 first_bad = at
-            at = data.find(_BATCH_MAGIC, at + 1)
+            at, searched = find_batch(data, at + 1, self.salt)
             if at < 0:
+                damage = damage or not searched
                 break
         self._written_end = self.end
         if damage or (in_order and len(data) > self.size):
-            raise DamagedSegment(valid)
+            raise DamagedSegment("damage before later valid data" if damage else "its end is damaged")
         if len(data) > self.size:
             self.file.truncate(self.size)
-        return valid
 
     def batch_gaps(self) -> list[tuple[int, int]]:
         """(start, count) of the offsets that were never written. Those that are lost to damage are not among them."""
@@ -210,13 +253,13 @@ class Segment:
             self.gaps, self._written_end = [], self.base
             while 0 <= at < self.size:
                 head = BatchHeader(data, at)
-                if valid_at(data, at, head) and head.first >= self._written_end:
+                if valid_at(data, at, head, self.salt) and head.first >= self._written_end:
                     if head.first > self._written_end and not hole:
                         self.gaps.append((self._written_end, head.first - self._written_end))
                     self._written_end, hole = head.end, False
                     at += head.length
                 else:
-                    hole, at = True, data.find(_BATCH_MAGIC, at + 1)
+                    hole, at = True, find_batch(data, at + 1, self.salt)[0]
             if hole:
                 self._written_end = self.end
         if self._written_end < self.end:
@@ -224,12 +267,25 @@ class Segment:
         return self.gaps
 
 
-def valid_at(data: bytes, at: int, head: BatchHeader) -> bool:
+def valid_at(data: bytes, at: int, head: BatchHeader, salt: int) -> bool:
     """Whether the batch that `head` describes is in `data` at `at`, whole and unharmed."""
-    return bool(head.length and at + head.length <= len(data) and verify(data, at, head))
+    return bool(head.length and at + head.length <= len(data) and verify(data, at, head, salt))
+
+
+def find_batch(data: bytes, at: int, salt: int) -> tuple[int, bool]:
+    """Where the first batch begins that verifies, from `at` on, -1 if there is none; and whether that is sure."""
+    left = RESYNC_BYTES
+    while (at := data.find(_BATCH_MAGIC, at)) >= 0:
+        head = BatchHeader(data, at)
+        if valid_at(data, at, head, salt):
+            break
+        if at + head.length <= len(data):
+            left -= head.length
+            if left < 0:
+                return -1, False
+        at += 1
+    return at, True
 
 
 class DamagedSegment(StoreError):
-    def __init__(self, valid: list[BatchHeader]) -> None:
-        super().__init__("damage before later valid data")
-        self.valid = valid
+    """What `scan` has found that is no torn tail; the books are those of the valid batches."""

@@ -20,6 +20,7 @@ from kvitto.store.log import Log
 from kvitto.store.segment import Segment
 
 FORMAT = b"kvitto 1\n"
+STARTING = b"starting"
 log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
@@ -85,6 +86,8 @@ class Store:
         self._messages_wanted = False
         self.doubt = False
         self.in_order = True
+        self.intact = True
+        """In order, or only starts that were cut short have been there since: a segment's end that is torn is damaged."""
         self.definitions: Definitions
         self.journal: Journal
 
@@ -95,10 +98,11 @@ class Store:
         disk = self.disk
         disk.makedirs("")
         self._lock = disk.lock(paths.LOCK)
-        left = disk.read_file(paths.BOOT).strip() if disk.exists(paths.BOOT) else b""
+        left = disk.read_file(paths.BOOT).split() if disk.exists(paths.BOOT) else []
         self.in_order = not left
+        self.intact = not left or STARTING in left
         # The last owner did not stop in order, and the machine has been started since: its page cache is gone.
-        self.doubt = bool(left) and left != disk.boot_id().encode()
+        self.doubt = bool(left) and left[0] != disk.boot_id().encode()
         self._check_format()
         for path in (paths.QUEUES, paths.JOURNALS):
             disk.makedirs(path)
@@ -107,18 +111,19 @@ class Store:
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
         if self.in_order:
-            self._write_boot()
+            self._write_boot(STARTING)
 
     def started(self) -> None:
         """All that a start has found, doubt included, is durable again: forget how the last owner ended."""
-        if not self.in_order:
-            if self.syncing:
-                self.disk.sync_dir(paths.QUEUES)
-            self._write_boot()
+        if not self.in_order and self.syncing:
+            self.disk.sync_dir(paths.QUEUES)
+        self._write_boot()
 
-    def _write_boot(self) -> None:
+    def _write_boot(self, state: bytes = b"") -> None:
         """From here on the directory is not in order until `shut`."""
-        self._write_small(paths.BOOT, (self.disk.boot_id() or "unknown").encode())
+        fresh = paths.BOOT + ".new"  # half of it would say something else
+        self._write_small(fresh, (self.disk.boot_id() or "unknown").encode() + b" " + state)
+        self.disk.rename(fresh, paths.BOOT)
         self.disk.sync_dir("")
 
     def _write_small(self, path: str, content: bytes) -> None:
@@ -214,24 +219,28 @@ class Store:
         self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
 
     def _copied(self, file: File, path: str) -> bool:
-        size = file.size()
-        if self.disk.free_bytes() - ROOM_KEPT < size:
-            return False
-        name = path + ".new"
+        """The copy's first name says to a later start, which may not see the damage any more, that there is to be one."""
+        name, directory = paths.quarantine_owed(path), path.rpartition("/")[0]
         try:
             copy = self.disk.open(name, create=True)
+            copy.truncate(0)
+            self.disk.sync_dir(directory)
+            size = file.size()
+            if self.disk.free_bytes() - ROOM_KEPT < size:
+                copy.close()
+                return False
             try:
-                copy.truncate(0)
                 copy.write_at(0, [file.read_at(0, size)])
                 copy.sync()
+            except StoreFull:
+                copy.truncate(0)
+                raise
             finally:
                 copy.close()
         except StoreFull:
-            if self.disk.exists(name):
-                self.disk.unlink(name)
             return False
         self.disk.rename(name, path)
-        self.disk.sync_dir(path.rpartition("/")[0])
+        self.disk.sync_dir(directory)
         return True
 
     def set_aside(self, directory: str, base: int) -> str:
@@ -241,6 +250,8 @@ class Store:
         while self.disk.exists(name):
             name, more = f"{first}.{more}", more + 1
         self.disk.rename(paths.segment(directory, base), name)
+        if self.disk.exists(paths.quarantine_owed(first)):
+            self.disk.unlink(paths.quarantine_owed(first))
         self._dirs[directory] = None
         return name
 

@@ -34,9 +34,13 @@ def _queue(conn: Connection, name: str) -> Queue:
 
 
 def _position(queue: Queue) -> tuple[str, int, int, int]:
-    """(incarnation, first, next, settled): first unsettled offset, end of what is durable, offset below which all is settled."""
-    first = queue.requeued.lowest() if queue.requeued_ready else queue.cursor
-    return queue.log.queue_id, first, max(queue.log.durable_end, first), first
+    """(incarnation, first, next, settled): first unsettled offset, end of what is durable, offset below which all is settled.
+
+    No offset from `durable_end` on is told: after a crash it may be another message's, and a reader would settle that unread.
+    """
+    end = queue.log.durable_end
+    first = min(queue.requeued.lowest() if queue.requeued_ready else queue.cursor, end)
+    return queue.log.queue_id, first, end, first
 
 
 def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
