@@ -39,6 +39,7 @@ def test_dead_letters_keep_to_the_limit_of_their_target() -> None:
         rig.publish("two", b"two %d" % i)
     rig.clock.advance(1)
     rig.broker.tick()
+    rig.turn()
     assert not rig.publish("dead", b"it is full")
     rig.settle_down()
     assert dead.ready == 5 and dead.coming == dead.coming_bytes == 0

@@ -1,6 +1,6 @@
 """The broker without its sockets: virtual hosts, the turn, and what a start takes from disk.
 
-Sans-IO: the server calls `turn` after it has fed connections, drives the store's syncs, and calls `tick` when a timer is due.
+Sans-IO: the server calls `turn` after it has fed connections, drives the store's syncs, and calls `tick` before it when a timer is due.
 """
 
 from __future__ import annotations
@@ -331,10 +331,9 @@ class Broker:
     # -- rare ------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Timers that are due, then a turn."""
+        """What is due; the turn is the caller's."""
         self.read_clock()
         self.timers.run(self.now_ms)
-        self.turn()
 
     def expire_unused(self, queue: Queue) -> None:
         """x-expires: delete the queue once it has been without consumers, gets and declarations for that long."""
@@ -347,7 +346,7 @@ class Broker:
         if due <= self.now_ms:
             queue.vhost.delete_queue(queue)
         else:
-            self.timers.at(due, lambda: self.expire_unused(queue))
+            self.timers.at(due, self.expire_unused, queue)
 
     @staticmethod
     def with_delivery_count(props: bytes, count: int) -> bytes:

@@ -1,25 +1,60 @@
-"""Things to be done at a wall time: expiring messages and queues, retries. The server asks when to call `run`."""
+"""Things to be done at a wall time: expiring messages and queues, retries. The server asks when to call `run`.
+
+There is one timer for a callback and its arguments: whoever sets it again moves it. The heap holds nothing but numbers, so what is
+cancelled is forgotten at once, whenever it would have been due; its number goes when it comes up, or when most numbers are dead.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
 from itertools import count
+from typing import Any
+
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+
+DEAD_MAX = 64
+"""Dead numbers that are not worth a sweep."""
 
 
 class Timers:
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._heap: list[tuple[int, int]] = []
+        self._numbers: dict[Call, int] = {}
+        self._calls: dict[int, Call] = {}
         self._order = count()
 
-    def at(self, when_ms: int, callback: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (when_ms, next(self._order), callback))
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def at(self, when_ms: int, callback: Callable[..., None], *args: Any) -> None:
+        """Call it then, and not when it was to be called before."""
+        self.cancel(callback, *args)
+        number = next(self._order)
+        self._numbers[callback, args] = number
+        self._calls[number] = (callback, args)
+        heapq.heappush(self._heap, (when_ms, number))
+
+    def cancel(self, callback: Callable[..., None], *args: Any) -> None:
+        """A timer that is not set is fine."""
+        number = self._numbers.pop((callback, args), None)
+        if number is not None:
+            del self._calls[number]
+            if len(self._heap) > 2 * len(self._calls) + DEAD_MAX:
+                self._heap = [entry for entry in self._heap if entry[1] in self._calls]
+                heapq.heapify(self._heap)
 
     @property
     def next_ms(self) -> int | None:
-        return self._heap[0][0] if self._heap else None
+        heap = self._heap
+        while heap and heap[0][1] not in self._calls:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
 
     def run(self, now_ms: int) -> None:
         """Call what is due."""
-        while self._heap and self._heap[0][0] <= now_ms:
-            heapq.heappop(self._heap)[2]()
+        while (due := self.next_ms) is not None and due <= now_ms:
+            call = self._calls.pop(heapq.heappop(self._heap)[1])
+            del self._numbers[call]
+            callback, args = call
+            callback(*args)

@@ -268,6 +268,8 @@ class VHost:
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
         self.broker.parked_queues.pop(queue, None)
+        self.broker.timers.cancel(queue._expiry_due)
+        self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
         self._unbind_everywhere(queue)
         self.changed()

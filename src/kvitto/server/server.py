@@ -290,8 +290,7 @@ class Server:
         self.guard(self._run_timers)
 
     def _run_timers(self) -> None:
-        self.broker.now_ms = self.clock.now_ms()
-        self.broker.timers.run(self.broker.now_ms)
+        self.broker.tick()
         self._do_turn()
 
     # -- once a second ---------------------------------------------------------------------------------------

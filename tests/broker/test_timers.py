@@ -1,0 +1,75 @@
+"""Timers: each once, in order; what is cancelled is neither called nor kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvitto.broker.timers import DEAD_MAX, Timers
+from tests.support.rig import Rig
+
+
+@given(st.lists(st.tuples(st.sampled_from(["at", "at", "cancel", "run"]), st.integers(0, 5), st.integers(0, 30))))
+def test_timers_do_what_a_dict_of_times_does(steps: list[tuple[str, int, int]]) -> None:
+    timers, due, called, now = Timers(), dict[int, int](), list[int](), 0
+    for what, name, time in steps:
+        if what == "at":
+            timers.at(time, called.append, name)
+            due.pop(name, None)
+            due[name] = time
+        elif what == "cancel":
+            timers.cancel(called.append, name)
+            due.pop(name, None)
+        else:
+            now = max(now, time)
+            called.clear()
+            timers.run(now)
+            expected = [n for n, t in sorted(due.items(), key=lambda item: item[1]) if t <= now]
+            assert called == expected
+            due = {n: t for n, t in due.items() if t > now}
+        assert timers.next_ms == min(due.values(), default=None)
+        assert len(timers) == len(due)
+
+
+def test_the_heap_does_not_grow_with_what_is_moved() -> None:
+    timers = Timers()
+    for i in range(10_000):
+        timers.at(i, timers.run, i % 3)
+        assert len(timers._heap) <= 2 * 3 + DEAD_MAX + 1
+
+
+def test_deleted_queues_are_forgotten_whenever_they_would_have_expired() -> None:
+    """They stayed in memory until their time was up, a day with x-expires of a day."""
+    rig = Rig()
+    seen: list[weakref.ref[Any]] = []
+    for i in range(3):
+        queue = rig.declare(f"q{i}", durable=False, x_expires=86_400_000, x_message_ttl=86_400_000)
+        rig.publish(f"q{i}", b"x")
+        rig.turn()
+        seen.append(weakref.ref(queue))
+        rig.delete(f"q{i}")
+    del queue
+    rig.settle_down()
+    gc.collect()
+    assert len(rig.broker.timers) == 0 and [ref() for ref in seen] == [None] * 3
+
+
+def test_a_queue_has_one_timer_for_its_messages() -> None:
+    """Each earlier expiry at the head had set one more."""
+    rig = Rig()
+    queue = rig.declare("q")
+    for ttl_ms in (5000, 4000, 3000):
+        rig.publish("q", b"x", ttl_ms=ttl_ms)
+        rig.turn()
+        rig.drain("q")
+    assert len(rig.broker.timers) <= 1
+    rig.publish("q", b"x", ttl_ms=1000)
+    rig.turn()
+    rig.clock.advance(1.0)
+    rig.broker.tick()
+    rig.turn()
+    assert queue.ready == 0
