@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,8 @@ from tests.support.clock import ManualClock
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import SimDisk
 
-FILE = f"journal/{1:016d}.jnl"
+SALT = 0xFEED
+FILE = f"journal/{1:016d}-{SALT:016x}.jnl"
 queue_ids = st.binary(min_size=16, max_size=16).map(bytes.hex)
 appends = st.builds(
     Append,
@@ -30,6 +33,12 @@ appends = st.builds(
 )
 settles = st.builds(Settle, queue_ids, st.integers(0, (1 << 64) - 1), st.integers(1, (1 << 32) - 1), st.integers(1, 7))
 records = st.builds(Record, st.just(0), st.lists(appends, max_size=5), st.lists(settles, max_size=5))
+
+
+@pytest.fixture(autouse=True)
+def known_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the file's name is known; those who forge records do not know it."""
+    monkeypatch.setattr(journals.secrets, "randbits", lambda n: SALT)
 
 
 def open_store(disk: SimDisk) -> Store:
@@ -287,3 +296,54 @@ def test_a_queue_deleted_between_the_record_and_its_application() -> None:
         assert rig.queue(other).messages == len(left)
         rig.kill()
         assert rig.peek(other) == left
+
+
+@pytest.mark.parametrize("salt", [0, 1])
+def test_a_body_that_is_a_record_is_a_body(salt: int) -> None:
+    """T4, W8: the record around it was torn, and the start said that the journal was damaged, or applied what the body held."""
+    disk = SimDisk()
+    store = open_store(disk)
+    store.started()
+    first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
+    store.journal.write(first)
+    sync(store)
+    start = len(disk.files()[FILE])
+    inner = Record(5, [], [Settle("ab" * 16, 0, 1, 1)], durable=1 << 30)
+    body = b"".join(inner.encode(salt)) + b"".join(raw_record(3, b"\x01abc", salt)) + b"z" * 50
+    store.journal.write(Record(appends=[Append("ab" * 16, b"key", b"\0\0", body)]))
+    whole = disk.files()[FILE]
+    for length in range(start, len(whole)):
+        torn = disk.copy()
+        torn._names[FILE].live[:] = whole[:length]
+        assert replayed(torn) == [first]
+    for seed in range(40):
+        assert replayed(disk.copy().crash(Random(seed), hostile=True))[:1] == [first]
+
+
+def raw_record(operations: int, body: bytes, salt: int) -> list[bytes]:
+    """Any body under a checksum that is right."""
+    rest = struct.pack("<QII", 2, operations, 0)
+    digest = xxhash.xxh3_64_intdigest(rest + body, salt)
+    return [b"KVJ1" + struct.pack("<IQ", 32 + len(body), digest) + rest, body]
+
+
+@given(st.integers(0, 5), st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda b: b"\x01" + b)))
+def test_a_record_that_is_not_what_it_says_is_none(operations: int, body: bytes) -> None:
+    """D3: a start ended in an IndexError."""
+    found = Record.decode(b"".join(raw_record(operations, body, SALT)), 0, SALT)
+    assert found is None or len(found[0].appends) + len(found[0].settles) == operations
+
+
+def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: each was verified as far as it said, which is the square of the body's length."""
+    monkeypatch.setattr(journals, "RESYNC_BYTES", 1 << 20)
+    decoded = []
+    decode = Record.decode
+    monkeypatch.setattr(Record, "decode", lambda data, at, salt: decoded.append(at) or decode(data, at, salt))
+    body = b"".join(b"KVJ1" + (64 * (2000 - i)).to_bytes(4, "little") + bytes(56) for i in range(2000)) + b"z"
+    disk = SimDisk()
+    store = open_store(disk)
+    store.journal.write(Record(appends=[Append("ab" * 16, b"key", b"\0\0", body)]))
+    disk._names[FILE].live[-1:] = b""
+    assert replayed(disk.kill()) == []
+    assert len(decoded) < 20

@@ -6,6 +6,7 @@ queues in the order of sequences and says so with `applied_to`. `replay` gives b
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
 from kvitto.store.batch import EXPIRES
+from kvitto.store.segment import RESYNC_BYTES
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File
@@ -53,7 +55,7 @@ class Record:
     settles: list[Settle] = field(default_factory=list)
     durable: int = 0
 
-    def encode(self) -> list[bytes]:
+    def encode(self, salt: int) -> list[bytes]:
         parts: list[bytes] = []
         for a in self.appends:
             flags, ttl = (a.flags | EXPIRES, a.ttl_ms) if a.ttl_ms >= 0 else (a.flags, 0)
@@ -63,39 +65,50 @@ class Record:
         for s in self.settles:
             parts.append(_SETTLE.pack(2, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome))
         rest = struct.pack("<QII", self.sequence, len(self.appends) + len(self.settles), self.durable)
-        digest = xxhash.xxh3_64(rest)
+        digest = xxhash.xxh3_64(rest, salt)
         for part in parts:
             digest.update(part)
         length = _HEAD.size + sum(map(len, parts))
         return [MAGIC + struct.pack("<IQ", length, digest.intdigest()) + rest, *parts]
 
     @classmethod
-    def decode(cls, data: bytes, at: int) -> tuple[Record, int] | None:
+    def decode(cls, data: bytes, at: int, salt: int) -> tuple[Record, int] | None:
         """The record at `at` and where it ends, None if none that is whole begins there."""
         if at + _HEAD.size > len(data):
             return None
         magic, length, checksum, sequence, operations, durable = _HEAD.unpack_from(data, at)
         if magic != MAGIC or length < _HEAD.size or at + length > len(data):
             return None
-        if xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length]) != checksum:
+        if xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length], salt) != checksum:
             return None
-        record, end = cls(sequence, durable=durable), at + length
-        at += _HEAD.size
+        record = cls(sequence, durable=durable)
+        try:
+            whole = record._take(data[at : at + length], operations)
+        except (struct.error, IndexError):
+            return None
+        return (record, at + length) if whole else None
+
+    def _take(self, data: bytes, operations: int) -> bool:
+        """Read the operations of a record; whether they are what it holds."""
+        at = _HEAD.size
         for _ in range(operations):
-            if data[at] == 1:
+            kind = data[at]
+            if kind == 1:
                 _, queue, key_len, flags, ttl, props_len, body_len = _APPEND.unpack_from(data, at)
                 at += _APPEND.size
                 key, props = data[at : at + key_len], data[at + key_len : at + key_len + props_len]
                 at += key_len + props_len
                 body = data[at : at + body_len]
                 own_ttl = ttl if flags & EXPIRES else -1
-                record.appends.append(Append(queue.hex(), key, props, body, own_ttl, flags & ~EXPIRES))
+                self.appends.append(Append(queue.hex(), key, props, body, own_ttl, flags & ~EXPIRES))
                 at += body_len
-            else:
+            elif kind == 2:
                 _, queue, offset, count, outcome = _SETTLE.unpack_from(data, at)
-                record.settles.append(Settle(queue.hex(), offset, count, outcome))
+                self.settles.append(Settle(queue.hex(), offset, count, outcome))
                 at += _SETTLE.size
-        return record, end
+            else:
+                return False
+        return at == len(data)
 
 
 class Journal:
@@ -109,6 +122,8 @@ class Journal:
         self.oldest = 1
         self._file: File | None = None
         self._number = 0
+        self._salt = 0
+        self._names: dict[int, str] = {}
         self._size = 0
         self._durable = 0
         self._files: dict[int, File] = {}
@@ -118,26 +133,25 @@ class Journal:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
         self.sequence = self.applied = self.written_out = floor
         self.oldest = floor + 1
-        for number in sorted(
-            filter(lambda n: n >= 0, map(paths.journal_number, self.store.disk.listdir(paths.JOURNALS)))
-        ):
-            data, at = self._found(number), 0
-            while found := Record.decode(data, at):
+        for number, salt in sorted(filter(None, map(paths.journal_of, self.store.disk.listdir(paths.JOURNALS)))):
+            data, at = self._found(number, salt), 0
+            while found := Record.decode(data, at, salt):
                 record, at = found
                 self.oldest = min(self.oldest, record.sequence)
                 self.sequence = self._last[number] = max(self.sequence, record.sequence)
                 yield record
-            if self._was_durable(data, at):
+            if self._was_durable(data, at, salt):
                 raise StoreError(
-                    f"{paths.journal(number)} is damaged at byte {at}, before later valid records: restore the file from a copy, "
+                    f"{paths.journal(number, salt)} is damaged at byte {at}, before later valid records: restore the file from a copy, "
                     "or remove it to lose the unapplied transactions in it"
                 )
 
-    def _found(self, number: int) -> bytes:
+    def _found(self, number: int, salt: int) -> bytes:
         """What a killed process wrote must be durable before any of it is applied: else half of it could be, and the rest lost."""
         self._number = max(self._number, number)
         self._last[number] = self.sequence
-        file = self.store.disk.open(paths.journal(number))
+        self._names[number] = paths.journal(number, salt)
+        file = self.store.disk.open(self._names[number])
         data = file.read_at(0, file.size())
         if self.store.syncing:
             file.sync()
@@ -145,11 +159,12 @@ class Journal:
         file.close()
         return data
 
-    def _was_durable(self, data: bytes, position: int) -> bool:
+    def _was_durable(self, data: bytes, position: int, salt: int) -> bool:
         """Whether a later valid record shows that `position` had been synced, or no power cut: then it is damage, not a torn tail."""
-        at = position
-        while (at := data.find(MAGIC, at + 1)) >= 0:
-            found = Record.decode(data, at)
+        at, left = position, RESYNC_BYTES
+        while (at := data.find(MAGIC, at + 1)) >= 0 and left > 0:
+            left -= min(int.from_bytes(data[at + 4 : at + 8], "little"), len(data) - at)
+            found = Record.decode(data, at, salt)
             if found and (found[0].durable > position or not self.store.doubt):
                 return True
         return False
@@ -166,18 +181,28 @@ class Journal:
     def write(self, record: Record) -> None:
         """Append a record; raises StoreFull or StoreError, then it never happened."""
         record.sequence = self.sequence + 1
-        record.durable = min(self._durable, 0xFFFFFFFF)
-        data = record.encode()
-        self.store.take_room(sum(map(len, data)), paths.JOURNALS)
         if self._file is None or self._size >= ROTATE_BYTES:
-            self._number += 1
-            self._last[self._number] = self.sequence
-            self._file = self._files[self._number] = self.store.disk.open(paths.journal(self._number), create=True)
-            self._size = self._durable = 0
-            self.store.renamed(paths.JOURNALS)
-        self._size += self._file.write_at(self._size, data)
+            self._file = self._next_file()
+        record.durable = min(self._durable, 0xFFFFFFFF)
+        data = record.encode(self._salt)
+        self.store.take_room(sum(map(len, data)), paths.JOURNALS)
+        try:
+            self._size += self._file.write_at(self._size, data)
+        except StoreFull:
+            self._file.truncate(self._size)
+            raise
         self.sequence = self._last[self._number] = record.sequence
         self.store.wrote_file(self._file)
+
+    def _next_file(self) -> File:
+        salt = secrets.randbits(64)
+        name = paths.journal(self._number + 1, salt)
+        file = self.store.disk.open(name, create=True)
+        self._number, self._salt = self._number + 1, salt
+        self._names[self._number], self._files[self._number], self._last[self._number] = name, file, self.sequence
+        self._size = self._durable = 0
+        self.store.renamed(paths.JOURNALS)
+        return file
 
     def applied_to(self, sequence: int) -> None:
         """Every record up to `sequence` has been applied (not yet synced)."""
@@ -202,7 +227,7 @@ class Journal:
         oldest = max(self._last.pop(number) for number in gone) + 1
         for number in gone:
             self.store.close(self._files.pop(number, None))
-            self.store.disk.unlink(paths.journal(number))
+            self.store.disk.unlink(self._names.pop(number))
         if self._number not in self._last:
             self._file = None
         self.store.renamed(paths.JOURNALS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 LOCK = "lock"
 BOOT = "boot"
 FORMAT = "format"
@@ -36,8 +38,8 @@ def quarantine_owed(path: str) -> str:
     return path + ".new"
 
 
-def journal(number: int) -> str:
-    return f"{JOURNALS}/{number:016d}.jnl"
+def journal(number: int, salt: int) -> str:
+    return f"{JOURNALS}/{number:016d}-{salt:016x}.jnl"
 
 
 def base_of(name: str) -> int:
@@ -46,6 +48,7 @@ def base_of(name: str) -> int:
     return int(stem) if dot and len(stem) == 20 and stem.isdigit() else -1
 
 
-def journal_number(name: str) -> int:
-    stem, dot, suffix = name.partition(".")
-    return int(stem) if dot and suffix == "jnl" and stem.isdigit() else -1
+def journal_of(name: str) -> tuple[int, int] | None:
+    """(number, salt) in a journal file's name, None if it is another."""
+    found = re.fullmatch(r"(\d{16})-([0-9a-f]{16})\.jnl", name)
+    return (int(found[1]), int(found[2], 16)) if found else None
