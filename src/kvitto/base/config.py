@@ -25,7 +25,8 @@ class Config:
     """0 picks a free port."""
     http_port: int | None = 15672
     """None = no HTTP listener; 0 picks a free port."""
-    http_host: str = "127.0.0.1"
+    http_host: str = ""
+    """Empty: `host`."""
     tls_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -34,6 +35,8 @@ class Config:
     log_json: bool = False
 
     def __post_init__(self) -> None:
+        if not self.http_host:
+            object.__setattr__(self, "http_host", self.host)
         for name in PORTS:
             port = getattr(self, name)
             if port is not None and not 0 <= port <= PORT_MAX:

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     add("--data-dir", type=Path, metavar="DIR", help="where everything is kept (default: kvitto-data)")
     add("--host", help="address to listen on for AMQP (default: 127.0.0.1)")
     add("--port", type=port, help="AMQP port, 0 picks one (default: 5672)")
-    add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: 127.0.0.1)")
+    add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: as --host)")
     add("--http-port", type=http_port, metavar="PORT", help="HTTP port, 0 picks one, off: no HTTP (default: 15672)")
     add("--tls-port", type=port, help="AMQP over TLS, with --tls-cert and --tls-key")
     add("--tls-cert", type=Path, metavar="PEM")

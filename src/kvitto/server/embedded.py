@@ -32,7 +32,7 @@ class Broker:
     ) -> None:
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary = data_dir is None
-        self._config = Config(host=host, port=port, http_host=host, http_port=http_port, sync=sync)
+        self._config = Config(host=host, port=port, http_port=http_port, sync=sync)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
