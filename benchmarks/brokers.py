@@ -30,7 +30,7 @@ STOP_S = 300.0
 INSTALL_RABBITMQ = "sudo apt-get install -y rabbitmq-server"
 RABBITMQ_PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
 """Debian's own script first: the one in the path is a wrapper that insists on the system's directories."""
-READY = re.compile(r"^kvitto ready amqp=(?P<amqp>\S+) http=\S+ data=.* pid=(?P<pid>\d+)$")
+READY = re.compile(r"^kvitto ready amqp=(?P<amqp>\S+) http=\S+ data=.* pid=(?P<pid>\d+)(?: tls=\S+)?$")
 
 
 class BrokerFailed(Exception):
