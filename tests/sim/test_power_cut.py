@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from kvitto.store import journal, log
+from kvitto.store import definitions, journal, log
 from tests.protocol.sansio import House
 from tests.sim.ledger import Ledger
-from tests.sim.workload import Client, day
+from tests.sim.workload import Client, churn, day
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import PowerCut, SimDisk
 
@@ -28,7 +29,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "ROTATE_BYTES", 500)
 
 
-def run(cut_at: int | None) -> tuple[SimDisk, Ledger]:
+def run(cut_at: int | None, day: Callable[[Client], None] = day) -> tuple[SimDisk, Ledger]:
     """The day up to operation `cut_at`."""
     disk, ledger = SimDisk(), Ledger()
     disk.cut_at = cut_at
@@ -59,6 +60,7 @@ def contents(rig: Rig) -> Found:
 def look(disk: SimDisk, ends: dict[str, int] | None = None) -> Found:
     """What a start from this disk would serve; the disk itself is left alone. `ends`: no offset below these is used again."""
     rig = Rig(copy.deepcopy(disk))
+    assert not rig.store.alarms
     for incarnation, end in (ends or {}).items():
         queue = rig.broker.queues.get(incarnation)
         assert queue is None or queue.next >= queue.log.durable_end >= end, f"{queue.name}: {queue.next} is told again"
@@ -88,6 +90,25 @@ def test_nothing_confirmed_is_lost_and_nothing_is_half_wherever_the_power_goes()
             found = copy.deepcopy(disk).crash(rng, hostile=seed % 2 == 1)
             try:
                 ledger.check(look(found, ledger.ends))
+            except BaseException as error:
+                raise AssertionError(f"cut at {cut_at}, seed {seed}") from error
+
+
+def test_no_definition_is_lost_wherever_the_power_goes_while_their_log_is_written_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D2, P2."""
+    monkeypatch.setattr(definitions, "COMPACT_BYTES", 1000)
+    compacted: list[int] = []
+    compact = definitions.Definitions.compact
+    monkeypatch.setattr(definitions.Definitions, "compact", lambda self: compacted.append(1) or compact(self))
+    disk, _ = run(None, churn)
+    assert len(compacted) > 2, "the start does one"
+    for cut_at in range(1, disk.operations + 1):
+        disk, ledger = run(cut_at, churn)
+        for seed in range(SEEDS):
+            try:
+                ledger.check(look(copy.deepcopy(disk).crash(Random(seed), hostile=seed % 2 == 1), ledger.ends))
             except BaseException as error:
                 raise AssertionError(f"cut at {cut_at}, seed {seed}") from error
 

@@ -298,3 +298,19 @@ def day(client: Client) -> None:
     client.full_sync()
     client.full_sync()
     client.full_sync()
+
+
+def churn(client: Client) -> None:
+    """Queues come and go while others stay."""
+    client.declare("left")
+    client.publish("left", *bodies("l", 0, 2))
+    client.rest()
+    for i in range(14):
+        client.declare("right", {"x-max-length": i + 10})
+        client.publish("right", *bodies(f"r{i}", 0, 2))
+        client.rest()
+        client.delete("right")
+    client.declare("right")
+    client.publish("left", *bodies("l", 2, 4))
+    client.full_sync()
+    client.full_sync()

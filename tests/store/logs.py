@@ -7,7 +7,6 @@ from random import Random
 
 from kvitto.broker.queue import Queue
 from kvitto.store.batch import Batch
-from kvitto.store.definitions import Definitions
 from kvitto.store.log import Log, Recovered, Window
 from kvitto.store.settlements import ACKED, REDELIVERED, Settlements
 from kvitto.store.store import Store
@@ -54,8 +53,7 @@ class Shelf:
     def start(self) -> None:
         self.store = Store(self.disk, self.clock)
         self.store.open()
-        self.store.definitions = Definitions(self.disk)
-        self.store.definitions.load()
+        self.store.load_definitions()
         self.log = Log(self.store, QUEUE, True)
         self.found: Recovered = self.log.recover()
         for _ in self.store.journal.replay(self.log.journal):

@@ -44,7 +44,7 @@ def known_salt(monkeypatch: pytest.MonkeyPatch) -> None:
 def open_store(disk: SimDisk) -> Store:
     store = Store(disk, ManualClock())
     store.open()
-    store.definitions.load()
+    store.load_definitions()
     return store
 
 

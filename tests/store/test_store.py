@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.store import definitions
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import FORMAT, Store
 from tests.store.logs import DIRECTORY, Shelf
@@ -174,7 +175,7 @@ def test_without_syncing_everything_is_durable_at_once() -> None:
     disk = SimDisk()
     store = Store(disk, ManualClock(), sync=False)
     store.open()
-    store.definitions.load()
+    store.load_definitions()
     told: list[str] = []
     store.when_durable(lambda: told.append("x"))
     job = store.begin_sync(everything=False)
@@ -253,3 +254,136 @@ def test_a_copy_of_a_damaged_segment_is_whole_or_not_there_wherever_it_fails() -
             copies = [d for n, d in found.disk.files().items() if n.endswith(".bad")]
             assert all(copy == whole for copy in copies)
             assert copies or whole == found.disk.files()[f"{DIRECTORY}/{0:020d}.log"]
+
+
+def with_a_queue() -> Rig:
+    """The last line of the definitions declares the queue, and nothing behind it says that it was synced."""
+    rig = Rig()
+    rig.settle_down()
+    rig.declare("q")
+    for body in (b"a", b"b"):
+        rig.publish("q", body)
+    rig.settle_down()
+    return rig
+
+
+def test_a_damaged_last_definition_does_not_delete_a_queue_with_its_messages() -> None:
+    """D3: the line was cut like a torn one, and then the messages went as those of a deleted queue, without an alarm."""
+    data = with_a_queue().disk.files()["definitions.log"]
+    start = data.rindex(b"\n", 0, -1) + 1
+    for position in range(start, len(data), 5):
+        rig = with_a_queue()
+        rig.disk.flip("definitions.log", position)
+        if position % 2:
+            rig.kill()
+        else:
+            rig.cut(Random(position), hostile=True)
+        for _ in range(2):
+            assert "q" not in rig.broker.vhosts["/"].queues
+            (alarm,) = rig.store.alarms
+            assert "not defined" in alarm
+            rig.restart()
+        (kept,) = rig.disk.listdir("queues")
+        rig.declare("q")
+        rig.restart()
+        fresh = rig.queue("q").log.queue_id
+        disk = rig.disk
+        rig.store.shut()
+        disk.makedirs(f"queues/{fresh}")
+        for name in disk.listdir(f"queues/{kept}"):
+            if name != "orphan":
+                disk.rename(f"queues/{kept}/{name}", f"queues/{fresh}/{name}")
+        rig.disk = disk.kill()
+        rig.start()
+        assert rig.peek("q") == [b"a", b"b"]
+
+
+def test_damaged_definitions_stop_the_start_after_an_end_in_order() -> None:
+    """D3: nothing can be torn then."""
+    rig = with_a_queue()
+    rig.store.shut()
+    disk = rig.disk.kill()
+    disk.flip("definitions.log", len(disk.files()["definitions.log"]) - 2)
+    before = disk.files()["definitions.log"]
+    for _ in range(2):
+        with pytest.raises(StoreError, match="stopped in order"):
+            Rig(disk)
+        disk = disk.kill()
+    assert disk.files()["definitions.log"] == before
+
+
+def test_a_torn_definition_keeps_no_messages_of_deleted_queues() -> None:
+    """D2: those that a power cut has brought back, or never removed."""
+    rig = with_a_queue()
+    old = rig.queue("q").log.queue_id
+    segment = rig.disk.files()[f"queues/{old}/{0:020d}.log"]
+    rig.delete("q")
+    rig.settle_down()
+    disk = rig.disk.kill()
+    disk.makedirs(f"queues/{old}")
+    disk.open(f"queues/{old}/{0:020d}.log", create=True).write_at(0, [segment])
+    log = disk.open("definitions.log")
+    log.write_at(log.size(), [b"0123456789abcdef {half"])
+    left = Rig(disk)
+    assert left.disk.listdir("queues") == []
+    assert not left.store.alarms
+
+
+def test_definitions_that_come_and_go_do_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue declared and deleted a thousand times a second took 24 GB a day; what stays is found by the next start."""
+    monkeypatch.setattr(definitions, "COMPACT_BYTES", 5000)
+    rig = Rig()
+    rig.declare("stays")
+    sizes = set()
+    for i in range(100):
+        rig.declare(f"q{i}")
+        rig.turn()
+        job = rig.store.begin_sync(everything=i % 2 == 0)
+        rig.declare(f"while{i}")  # while the sync runs
+        if i:
+            rig.delete(f"while{i - 1}")
+        job.run()
+        rig.store.end_sync(job)
+        rig.delete(f"q{i}")
+        sizes.add(len(rig.disk.files()["definitions.log"]))
+        if i % 10 == 9:
+            queues = set(rig.broker.vhosts["/"].queues)
+            assert set(Rig(rig.disk.copy().kill()).broker.vhosts["/"].queues) == queues
+    assert max(sizes) < 8000
+    rig.restart()
+    assert set(rig.broker.vhosts["/"].queues) == {"stays", "while99"}
+
+
+def test_a_compaction_without_room_is_not_tried_at_each_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
+    rig = Rig()
+    tried: list[int] = []
+
+    def no_room() -> None:
+        rig.store.definitions._tried = rig.store.definitions.file.end
+        tried.append(1)
+        raise StoreFull("no room")
+
+    monkeypatch.setattr(rig.store.definitions, "compact", no_room)
+    for i in range(50):
+        rig.declare(f"q{i}")
+        rig.delete(f"q{i}")
+        rig.settle_down()
+    assert 1 <= len(tried) <= 6
+
+
+def test_a_sync_that_fails_in_a_compaction_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8."""
+    monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
+    rig = Rig()
+
+    def gone() -> None:
+        raise StoreError("gone")
+
+    monkeypatch.setattr(rig.store.definitions, "compact", gone)
+    for i in range(20):
+        rig.declare(f"q{i}")
+        rig.delete(f"q{i}")
+    with pytest.raises(StoreError, match="gone"):
+        rig.settle_down()
+    assert rig.store.failed is not None

@@ -17,6 +17,7 @@ from kvitto.broker.deadletter import RETRY_MS, DeadLetters
 from kvitto.broker.queue import Queue
 from kvitto.broker.timers import Timers
 from kvitto.broker.vhost import VHost
+from kvitto.store import paths
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Record
 from kvitto.store.log import Log
@@ -62,11 +63,7 @@ class Broker:
 
     def start(self) -> None:
         """Take everything from the data directory; a new one gets vhost "/" and guest."""
-        definitions = self.store.definitions.load()
-        try:
-            self.store.definitions.compact()
-        except StoreFull as error:
-            log.warning("%s; the definitions stay as they are", error)
+        definitions = self.store.load_definitions()
         self._defining = False
         self.users = Users(self._define_user)
         for kind, key, value in sorted(definitions, key=lambda d: ORDER.index(d[0])):
@@ -77,6 +74,7 @@ class Broker:
             self.users.add_guest()
             self.define(INITIALISED, (), {})
         self._drop_orphans()
+        self.store.compact_definitions()
         for queue in self.queues.values():
             queue.recover()
         self._replay()
@@ -113,11 +111,9 @@ class Broker:
 
     def _drop_orphans(self) -> None:
         """Directories of queues whose deletion was durable before their files were gone."""
-        from kvitto.store import paths
-
         for name in self.store.disk.listdir(paths.QUEUES):
             if name not in self.queues:
-                self.store.disk.rmtree(paths.queue_dir(name, True))
+                self.store.drop_orphan(name)
 
     def _replay(self) -> None:
         """Apply what the journal has and the queues have not, durably: an old record must not meet new messages."""

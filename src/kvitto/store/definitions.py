@@ -8,7 +8,7 @@ some unsynced lines and lost others, a torn tail (nobody was told, it is cut) fr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import xxhash
@@ -18,10 +18,13 @@ from kvitto.store import paths
 from kvitto.store.disk import Bytes, Disk, File
 
 Key = tuple[str, ...]
+Defined = list[tuple[str, Key, Any]]
 
 DIGITS = 16
 DURABLE_WIDTH = 12
 """Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
+COMPACT_BYTES = 4 << 20
+"""Bytes of lines that mean nothing any more, above which the log is worth writing anew."""
 
 
 class Tracked:
@@ -34,8 +37,12 @@ class Tracked:
         self._file = file
 
     def append(self, data: bytes) -> None:
-        """A write that fails leaves the end where it was: the next one goes over what is left of it."""
-        self.write_at(self.end, [data])
+        """A write that fails leaves the end where it was."""
+        try:
+            self.write_at(self.end, [data])
+        except StoreFull:
+            self.truncate(self.end)  # half a line would be damage to a start after an end in order
+            raise
         self.end += len(data)
 
     def sync(self) -> None:
@@ -68,6 +75,9 @@ class Definitions:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._entries: dict[tuple[str, Key], Any] = {}
+        self._lengths: dict[tuple[str, Key], int] = {}
+        self._live = 0
+        self._tried = 0
         self._file: Tracked | None = None
         self.unwritten: list[bytes] = []
 
@@ -81,18 +91,32 @@ class Definitions:
         """There are lines that no sync has covered."""
         return self._file is not None and self._file.end > self._file.durable
 
-    def load(self) -> list[tuple[str, Key, Any]]:
-        """What is defined, in the order in which it was first put. Cuts a torn tail; StoreError on damage."""
+    @property
+    def bloated(self) -> bool:
+        """So much of the log means nothing any more that `compact` is worth its time, spread over what has been written since."""
+        if self._file is None or self.unwritten:
+            return False
+        dead = self._file.end - self._live
+        return dead > max(COMPACT_BYTES, 2 * self._live) and self._file.end >= self._tried + COMPACT_BYTES
+
+    def load(self, in_order: bool = False, before_cut: Callable[[Defined], None] = lambda said: None) -> Defined:
+        """What is defined, in the order in which it was first put. Cuts a torn tail; StoreError on damage.
+
+        `in_order`: the last owner has ended so, and nothing can be torn. `before_cut` gets all that the lines in front of a torn tail
+        have ever defined, what was deleted since too.
+        """
         file = self._file = Tracked(self._disk.open(paths.DEFINITIONS, create=True))
         self._disk.sync_dir("")
         data = file.read_at(0, file.size())
-        end, durable = self._replay(data, file.path)
-        if end < durable:
+        end, durable, said = self._replay(data, file.path)
+        if end < durable or (in_order and end < len(data)):
+            known = f"it had been synced up to byte {durable}" if end < durable else "the broker had stopped in order"
             raise StoreError(
-                f"{file.path} is damaged at byte {end}, although it had been synced up to byte {durable}: what is "
+                f"{file.path} is damaged at byte {end}, although {known}: what is "
                 "behind that cannot be trusted. Restore the data directory, or this file, from a backup"
             )
         if end < len(data):
+            before_cut(said)
             file.truncate(end)
         # What is on disk but was never synced counts from here on, so it must not be lost after all.
         file.end = end
@@ -101,14 +125,15 @@ class Definitions:
 
     def put(self, kind: str, key: Key, value: Any) -> None:
         """Define or replace; `value` is anything that JSON can express."""
-        self._append(_line("put", kind, key, value, self.file.durable))
-        self._entries[kind, key] = value
+        line = _line("put", kind, key, value, self.file.durable)
+        self._append(line)
+        self._set((kind, key), value, len(line))
 
     def delete(self, kind: str, key: Key) -> None:
         """One that is not there is fine."""
         if (kind, key) in self._entries:
             self._append(_line("delete", kind, key, None, self.file.durable))
-            del self._entries[kind, key]
+            self._unset((kind, key))
 
     def _append(self, line: bytes) -> None:
         """Without room the line waits for `flush`, and those behind it too."""
@@ -134,6 +159,7 @@ class Definitions:
 
         StoreFull if there is no room; then the old one stays.
         """
+        self._tried = self.file.end
         total = len(self._render(0))
         name = paths.DEFINITIONS + ".new"
         fresh = Tracked(self._disk.open(name, create=True))
@@ -148,22 +174,23 @@ class Definitions:
         self._disk.rename(name, paths.DEFINITIONS)
         self._disk.sync_dir("")
         self.file.close()
-        self._file = fresh
+        self._file, self._live, self._tried = fresh, total, 0
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
-    def _list(self) -> list[tuple[str, Key, Any]]:
+    def _list(self) -> Defined:
         return [(kind, key, value) for (kind, key), value in self._entries.items()]
 
     def _render(self, durable: int) -> bytes:
         """In a compact log each line vouches for the whole file: it was synced before it got its name."""
         return b"".join(_line("put", kind, key, value, durable) for kind, key, value in self._list())
 
-    def _replay(self, data: bytes, path: str) -> tuple[int, int]:
-        """(end of the valid lines, the greatest `durable` that any valid line of the file claims)."""
+    def _replay(self, data: bytes, path: str) -> tuple[int, int, Defined]:
+        """(end of the valid lines, the greatest `durable` that any valid line of the file claims, all that was ever put)."""
         end, durable, whole = 0, 0, True
+        said: Defined = []
         at = 0
         while at < len(data):
             newline = data.find(b"\n", at)
@@ -173,17 +200,23 @@ class Definitions:
             if change is not None:
                 durable = max(durable, change["durable"])
                 if whole:
-                    self._apply(change)
+                    entry = (change["kind"], tuple(change["key"]))
+                    if change["op"] == "put":
+                        self._set(entry, change["value"], after - at)
+                        said.append((*entry, change["value"]))
+                    else:
+                        self._unset(entry)
                     end = after
             at = after
-        return end, durable
+        return end, durable, said
 
-    def _apply(self, change: dict[str, Any]) -> None:
-        entry = (change["kind"], tuple(change["key"]))
-        if change["op"] == "put":
-            self._entries[entry] = change["value"]
-        else:
-            self._entries.pop(entry, None)
+    def _set(self, entry: tuple[str, Key], value: Any, length: int) -> None:
+        self._live += length - self._lengths.get(entry, 0)
+        self._entries[entry], self._lengths[entry] = value, length
+
+    def _unset(self, entry: tuple[str, Key]) -> None:
+        self._entries.pop(entry, None)
+        self._live -= self._lengths.pop(entry, 0)
 
 
 def _line(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:

@@ -233,7 +233,7 @@ class Log:
             self.store.dropped(part)
         if self.segments and self.durable:
             # Not before the definition is durably gone: the queue must not come back empty after a power cut.
-            self.store.when_defined(lambda: self.store.disk.rmtree(self.directory))
+            self.store.when_defined(lambda: self.store.remove_queue(self.directory))
         elif self.segments:
             self.store.disk.rmtree(self.directory)
         self.segments.clear()

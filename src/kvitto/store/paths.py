@@ -33,6 +33,10 @@ def quarantine(directory: str, base: int) -> str:
     return f"{directory}/{base:020d}{QUARANTINE_SUFFIX}"
 
 
+def orphan(directory: str) -> str:
+    return f"{directory}/orphan"
+
+
 def quarantine_owed(path: str) -> str:
     """What the copy of a damaged segment is called until it is whole."""
     return path + ".new"

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
-from kvitto.store.definitions import Definitions
+from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
 from kvitto.store.journal import Journal
 from kvitto.store.log import Log
-from kvitto.store.segment import Segment
+from kvitto.store.segment import HEADER, Segment
 
 FORMAT = b"kvitto 1\n"
 STARTING = b"starting"
@@ -110,8 +110,13 @@ class Store:
         disk.sync_dir("")
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
+
+    def load_definitions(self) -> Defined:
+        """What is defined. A start that is refused here leaves the directory as it was."""
+        found = self.definitions.load(self.in_order, self._keep_orphans)
         if self.in_order:
             self._write_boot(STARTING)
+        return found
 
     def started(self) -> None:
         """All that a start has found, doubt included, is durable again: forget how the last owner ended."""
@@ -243,6 +248,38 @@ class Store:
         self.disk.sync_dir(directory)
         return True
 
+    def _keep_orphans(self, said: Defined) -> None:
+        """The end of the definitions is about to be cut: directories with messages of a queue of which nothing else tells are kept."""
+        known = {value["id"] for kind, _, value in said if kind == "queue"}
+        for name in self.disk.listdir(paths.QUEUES):
+            directory = paths.queue_dir(name, True)
+            if name not in known and any(self._has_messages(f"{directory}/{n}") for n in self.disk.listdir(directory)):
+                self._write_small(paths.orphan(directory), b"")
+                self.disk.sync_dir(directory)
+
+    def _has_messages(self, path: str) -> bool:
+        if not path.endswith(paths.SEGMENT_SUFFIX):
+            return False
+        file = self.disk.open(path)
+        size = file.size()
+        file.close()
+        return size > HEADER
+
+    def drop_orphan(self, name: str) -> None:
+        """The directory of a queue that is not defined."""
+        directory = paths.queue_dir(name, True)
+        if self.disk.exists(paths.orphan(directory)):
+            self.alarm(
+                f"{directory} holds messages of a queue that is not defined: the end of {paths.DEFINITIONS} could not be read. If one of "
+                "your queues is missing, docs/reliability.md says how to get its messages back; if none is, remove the directory"
+            )
+        else:
+            self.remove_queue(directory)
+
+    def remove_queue(self, directory: str) -> None:
+        self.disk.rmtree(directory)
+        self._dirs[paths.QUEUES] = None
+
     def set_aside(self, directory: str, base: int) -> str:
         """A damaged segment of which there is no copy leaves its queue under another name. Gives that."""
         name = first = paths.quarantine(directory, base)
@@ -357,6 +394,22 @@ class Store:
             self.journal.retire(job.journal_applied)
         for callback in job.callbacks:
             callback()
+        if self.definitions.bloated:  # the loop waits for it, once in some megabytes of definitions that came and went
+            try:
+                self.compact_definitions()
+            except StoreError as error:
+                self.failed = error
+
+    def compact_definitions(self) -> None:
+        """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
+        self.disk.sync_dir(paths.QUEUES)
+        old = self.definitions.file
+        try:
+            self.definitions.compact()
+        except StoreFull as error:
+            log.warning("%s; the definitions stay as they are", error)
+        else:
+            self._others.pop(old, None)
 
     def _seal(self, log_: Log, part: Segment) -> None:
         if part not in log_.segments or part.file is None:
