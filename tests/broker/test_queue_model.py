@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import deadletter, vhost
+from kvitto.broker import deadletter, queue, vhost
 from kvitto.broker.queue import Queue
 from kvitto.store import journal, log
 from tests.support.rig import Delivery, Rig, Taker
@@ -75,6 +75,7 @@ class QueueModel(RuleBasedStateMachine):
         self.patch.setattr(journal, "ROTATE_BYTES", 600)
         for name, value in (("LETTERS_PER_TURN", 3), ("SLICE", 2), ("RECORD_BYTES", 500), ("IN_FLIGHT_BYTES", 900)):
             self.patch.setattr(deadletter, name, value)
+        self.patch.setattr(queue, "LEAVING_PER_TURN", 2)
         ids = count(1)  # the same run must be the same again
         self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.rig = Rig()
@@ -169,8 +170,9 @@ class QueueModel(RuleBasedStateMachine):
         self.seen.clear()
 
     def turn(self) -> None:
-        """The end of every rule: one turn, and what it must have done."""
+        """The end of every rule: one turn with those that it asks for, and what they must have done."""
         self.rig.turn()
+        self.more_turns()
         self.watch()
         ready = self.at(READY)
         while ready and self.leaves_unseen(ready[0]):
@@ -184,6 +186,11 @@ class QueueModel(RuleBasedStateMachine):
         if not self.rig.broker.unwritten:
             told = [m for m in self.messages if not m.confirmed]
             self.rig.store.when_durable(lambda: [setattr(m, "confirmed", True) for m in told] and None)
+
+    def more_turns(self) -> None:
+        while (due := self.rig.broker.timers.next_ms) is not None and due <= self.now:
+            self.rig.broker.tick()
+            self.rig.turn()
 
     def runs(self, chosen: list[Message]) -> list[tuple[int, list[Message]]]:
         """Neighbours together, as the protocol settles them."""
@@ -237,7 +244,8 @@ class QueueModel(RuleBasedStateMachine):
     @rule()
     def get(self) -> None:
         ready = [m for m in self.at(READY) if not self.leaves_unseen(m)]
-        got = self.q.get(self.getter)
+        while not (got := self.q.get(self.getter)) and self.q.ready:
+            self.rig.turn()  # what has expired leaves in portions
         assert got == any(not self.over_limit(m) for m in ready) or (got and any(m.vague for m in ready))
         for m in [] if got else ready:
             self.leave(m)
@@ -497,7 +505,7 @@ class QueueModel(RuleBasedStateMachine):
         q, ready = self.q, self.at(READY)
         assert q.ready == len(ready) == q.next - q.cursor + len(q.requeued)
         assert q.unacked == len(self.at(UNACKED)) == sum(len(c.holds) for c in [*self.consumers, self.getter])
-        if not ready:
+        if not ready and not self.rig.broker.unwritten:
             self.estimate = False
         assert self.estimate or q.ready_bytes == sum(len(m.body) for m in ready)
         assert not self.rig.store.alarms

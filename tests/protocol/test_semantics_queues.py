@@ -8,6 +8,8 @@ from typing import Any
 import pika
 import pytest
 
+from kvitto.base.errors import ConnectionError_
+from kvitto.broker import queue as queue_module
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
@@ -347,6 +349,52 @@ def test_a_clock_that_is_set_back_does_not_make_messages_live_for_ever(house: Ho
     house.settle()
     pass_time(house, 61.0)
     assert ready(house, "q") == 0
+
+
+def test_get_finds_what_is_behind_very_many_that_have_expired(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A14: they leave over several turns; until then nobody is told that the queue is empty."""
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 3)
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    for props in (NO_PROPERTIES, *[b"\x01\x00\x0210"] * 20, NO_PROPERTIES):
+        wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
+    house.settle()
+    house.clock.advance(1.0)
+    wire.frames()
+    wire.put(1, m.BasicGet("q", True), m.BasicGet("q", True), m.BasicGet("q", True), m.BasicQos(0, 1))
+    for _ in range(10):
+        pass_time(house, 0.001)
+    assert [type(method) for method in wire.methods()] == [m.BasicGetOk, m.BasicGetOk, m.BasicGetEmpty, m.BasicQosOk]
+
+
+@pytest.mark.parametrize("end", ["delete", "close", "lost"])
+def test_a_get_that_waits_ends_with_its_queue_or_connection(
+    house: House, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 1)
+    wire, other = house.wire(), house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    for props in (*[b"\x01\x00\x0210"] * 20, NO_PROPERTIES):
+        wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
+    house.settle()
+    house.clock.advance(1.0)
+    house.turn()
+    wire.frames()
+    wire.put(1, m.BasicGet("q"))
+    assert wire.methods() == [] and not wire.reading
+    if end == "delete":
+        other.put(1, m.QueueDelete("q"))
+    elif end == "close":
+        wire.connection.close(ConnectionError_(320, "enough"))
+    else:
+        wire.connection.lost()
+    for _ in range(30):
+        pass_time(house, 0.002)
+    assert wire.reading or end == "lost"
+    answers = {"delete": [m.BasicGetEmpty], "close": [m.ConnectionClose], "lost": []}
+    assert [type(method) for method in wire.methods()] == answers[end]
 
 
 def test_expiry_counts_over_a_restart(house: House) -> None:

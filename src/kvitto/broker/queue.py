@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 TAIL_BYTES = 1 << 20
-EXPIRED_PER_TURN = 2000
+LEAVING_PER_TURN = 10_000
+"""Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
@@ -109,6 +110,8 @@ class Queue:
         self.delivery_limit = settings.delivery_limit
         self.may_expire = settings.ttl_ms >= 0
         self.expiry_timer = -1
+        self.leaving = 0
+        self.leaving_turn = -1
 
         self.published = 0
         self.delivered = 0
@@ -215,7 +218,8 @@ class Queue:
             if self.ranked:
                 self.admit()
             if self.requeued_ready:
-                self.deliver_requeued(c)
+                if not self.deliver_requeued(c):
+                    return
                 continue
             w = self.window()
             if w is None:
@@ -227,7 +231,8 @@ class Queue:
             if self.may_expire and w is not self.tail:
                 n = w.live_run(i, n, self.broker.now_ms)
                 if n == 0:
-                    self._leave_head("expired", EXPIRED)
+                    if not self._leave_expired():
+                        return
                     continue
             if self.cursor < self.doubt:
                 k = c.deliver(w, i, 1, 1)
@@ -347,20 +352,24 @@ class Queue:
         """How often a message that is in `requeued` was delivered before."""
         return self.redeliveries.get(offset, 0 if self.ranked and offset >= self.doubt else 1)
 
-    def deliver_requeued(self, c: Consumer) -> None:
-        """Deliver the first of the messages that came back, with its number of earlier deliveries (A8)."""
+    def deliver_requeued(self, c: Consumer) -> bool:
+        """Deliver the first of the messages that came back, with its number of earlier deliveries (A8), or have it leave.
+
+        False if that has to wait for the next turn.
+        """
         offset = self.requeued.first()
         message = self.read(offset)
         if message is None:
             self._forget_unreadable(offset)
-            return
+            return True
         key, props, body, _ = message
         if self.may_expire and self._expired(offset):
-            self._leave_head("expired", EXPIRED)
-            return
+            return self._leave_expired()
         if 0 <= self.delivery_limit < self.redeliveries.get(offset, 0):  # it was unacked when the broker went down
+            if not self._may_leave():
+                return False
             self._leave_head("delivery_limit", DROPPED)
-            return
+            return True
         count = self._earlier(offset)
         if count:
             c.deliver_again(key, self.broker.with_delivery_count(props, count), body, offset)
@@ -380,6 +389,7 @@ class Queue:
             self.unacked += 1
             c.unacked += 1
             self.mark_dirty()
+        return True
 
     def _pop_requeued(self) -> int:
         offset = self.requeued.pop_first()
@@ -388,21 +398,23 @@ class Queue:
         return offset
 
     def get(self, c: Consumer) -> bool:
-        """Deliver one ready message to c, whatever its credit; False if there is none."""
+        """Deliver one ready message to c, whatever its credit; False if there is none, or none in this turn: then some are `ready`."""
         self.used_ms = self.broker.now_ms
         before = self.delivered
         while self.ready > 0 and self.delivered == before:
             if self.ranked:
                 self.admit()
             if self.requeued_ready:
-                self.deliver_requeued(c)
+                if not self.deliver_requeued(c):
+                    break
                 continue
             w = self.window()
             if w is None:
                 continue
             i = self.cursor - w.first
             if self.may_expire and not w.live_run(i, 1, self.broker.now_ms):
-                self._leave_head("expired", EXPIRED)
+                if not self._leave_expired():
+                    break
                 continue
             self.took(c, w, i, c.deliver(w, i, 1, 1 if self.cursor < self.doubt else 0))
         return self.delivered > before
@@ -492,27 +504,47 @@ class Queue:
         found = self._find(offset)
         return found is not None and 0 <= found[0].expires_at(found[1]) <= self.broker.now_ms
 
-    def _leave_head(self, reason: str, outcome: int) -> None:
-        """The first ready message expires or gives way: dead-letter or drop it."""
-        if self.ranked:
-            self.admit()
+    def _leave_head(self, reason: str, outcome: int, most: int = 1) -> None:
+        """The first ready message expires or gives way, with those right behind it up to `most`: dead-letter or drop them."""
+        found = self._head()
+        if found is None:
+            return
+        w, i = found
+        offset = w.first + i
         if self.requeued_ready:
-            offset = self.requeued.first()
-            message = self.read(offset)
-            if message is None:
-                self._forget_unreadable(offset)
-                return
+            n = 1
             self._pop_requeued()
         else:
+            n = most
+            self.cursor += n
+            self.ready -= n
+        size = w.body_bytes(i, n)
+        self.ready_bytes -= size
+        self.leaving -= n + (size >> 10)
+        self.dead_letter(offset, n, reason, outcome)
+
+    def _may_leave(self) -> bool:
+        """Whether messages may still leave in this turn; if not, the next one goes on."""
+        if self.leaving_turn != self.broker.turns:
+            self.leaving_turn, self.leaving = self.broker.turns, LEAVING_PER_TURN
+        if self.leaving <= 0:
+            self._wake_at(self.broker.now_ms)
+        return self.leaving > 0
+
+    def _leave_expired(self) -> bool:
+        """The first ready message has expired: it leaves, and so do those right behind it. False if it has to wait for the next turn."""
+        if not self._may_leave():
+            return False
+        n = 1
+        if not self.requeued_ready:
             w = self.window()
-            if w is None:
-                return
-            offset = self.cursor
-            message = w.message(offset - w.first)
-            self.cursor += 1
-            self.ready -= 1
-        self.ready_bytes -= len(message[2])
-        self.dead_letter(offset, 1, reason, outcome)
+            if w is not None:
+                i = self.cursor - w.first
+                most = min(w.count - i, self.leaving)
+                while n < most and 0 <= w.expires_at(i + n) <= self.broker.now_ms:
+                    n += 1
+        self._leave_head("expired", EXPIRED, n)
+        return True
 
     def dead_letter(self, offset: int, n: int, reason: str, outcome: int) -> None:
         """Move n messages that are out of reach of consumers to the dead-letter exchange, or settle them with `outcome`."""
@@ -542,22 +574,23 @@ class Queue:
 
     def expire(self) -> None:
         """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""
-        left = EXPIRED_PER_TURN
         while self.ready > 0:
-            if not left:
-                self.broker.timers.at(self.broker.now_ms, self._expiry_due)
-                return
-            left -= 1
             found = self._head()
             if found is None:
                 continue
             at = found[0].expires_at(found[1])
             if at < 0 or at > self.broker.now_ms:
-                if at >= 0 and (self.expiry_timer < 0 or at < self.expiry_timer):
-                    self.expiry_timer = at
-                    self.broker.timers.at(at, self._expiry_due)
+                if at >= 0:
+                    self._wake_at(at)
                 return
-            self._leave_head("expired", EXPIRED)
+            if not self._leave_expired():
+                return
+
+    def _wake_at(self, at: int) -> None:
+        """Have the turn at that time look at this queue."""
+        if self.expiry_timer < 0 or at < self.expiry_timer:
+            self.expiry_timer = at
+            self.broker.timers.at(at, self._expiry_due)
 
     def _head(self) -> tuple[Batch, int] | None:
         """Where the first ready message is; None if it was lost to damage, then there is another first one."""

@@ -18,6 +18,7 @@ from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
 from kvitto.protocol.methods.queue import named
+from kvitto.protocol.states import RUNNING
 from kvitto.wire.methods import (
     BasicAck,
     BasicCancel,
@@ -120,11 +121,24 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
     _check_group(queue)
-    getter = GetConsumer(chan, queue, m.no_ack)
-    if not queue.get(getter):
+    _get(conn, chan, queue, GetConsumer(chan, queue, m.no_ack))
+
+
+def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> None:
+    """Answer, or wait: where very many messages in front have expired, they leave some per turn."""
+    if not chan.closing and conn.state == RUNNING and (queue.deleted or not queue.get(getter)):
+        if queue.ready and not queue.deleted:
+            if not conn.answering:
+                conn.answering = True
+                conn.stall()
+            queue.broker.timers.at(queue.broker.now_ms + 1, _get, conn, chan, queue, getter)
+            return
         conn.send(chan.number, BasicGetEmpty())
         if getter.slot:
             chan.free_slot(getter.slot)
+    if conn.answering:
+        conn.answering = False
+        conn.unstall()
 
 
 def ack(_conn: Connection, chan: Channel, m: BasicAck) -> None:

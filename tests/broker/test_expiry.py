@@ -1,0 +1,97 @@
+"""Messages that leave because they have expired: how many in a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvitto.broker import queue as queue_module
+from kvitto.broker.queue import Queue
+from tests.support.rig import Rig, Taker
+
+DEAD = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+
+
+def expired(rig: Rig, count: int, size: int = 10, **arguments: object) -> Queue:
+    """A live message, many that have expired, another live one."""
+    queue = rig.declare("q", **arguments)
+    rig.publish("q", b"first")
+    for _ in range(count):
+        rig.publish("q", bytes(size), ttl_ms=10)
+    rig.publish("q", b"last")
+    rig.settle_down()
+    rig.clock.advance(1)
+    rig.turn()
+    assert queue.ready == count + 2
+    return queue
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, DEAD, {"x_max_priority": 3}], ids=["dropped", "dead-lettered", "by priority"]
+)
+def test_a_delivery_has_so_many_expired_messages_leave_and_asks_for_another_turn(
+    arguments: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W8: all that were behind the message went in one turn."""
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
+    rig = Rig()
+    dead = rig.declare("dead")
+    queue = expired(rig, 30, **arguments)
+    taker = Taker(queue)
+    queue.add_consumer(taker)
+    for left in (24, 17, 10, 3, 0):
+        rig.turn()
+        assert queue.ready == left
+        assert not left or rig.broker.timers.next_ms == rig.clock.now_ms()
+        rig.broker.tick()
+    assert [delivery.body for delivery in taker.got] == [b"first", b"last"]
+    rig.settle_down()
+    assert dead.ready == (30 if arguments == DEAD else 0)
+
+
+def test_large_messages_leave_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read when they come to the head."""
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 100)
+    rig = Rig()
+    queue = expired(rig, 50, 20_000)
+    for _ in range(20):
+        rig.publish("q", bytes(20_000), ttl_ms=10)
+        rig.settle_down()
+    queue.get(Taker(queue))
+    before = queue.ready
+    rig.turn()
+    assert before - queue.ready == 50  # those in one batch are read together
+
+
+def test_get_says_what_it_has_not_seen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
+    rig = Rig()
+    queue = expired(rig, 10)
+    taker = Taker(queue)
+    assert queue.get(taker)
+    rig.turn()
+    assert not queue.get(taker) and queue.ready == 4
+    rig.turn()
+    assert queue.get(taker) and queue.ready == 0
+    assert [delivery.body for delivery in taker.got] == [b"first", b"last"]
+
+
+def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A8."""
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
+    rig = Rig()
+    queue = rig.declare("q", x_delivery_limit=0)
+    for _ in range(20):
+        rig.publish("q", b"poison")
+    rig.settle_down()
+    taker = Taker(queue)
+    while queue.get(taker):
+        pass
+    rig.turn()
+    rig.kill()
+    queue = rig.queue("q")
+    queue.redeliveries = dict.fromkeys(range(20), 1)
+    queue.add_consumer(Taker(queue))
+    for left in (13, 6, 0):
+        rig.turn()
+        assert queue.ready == left
+        rig.broker.tick()
