@@ -90,7 +90,8 @@ def test_an_end_in_order_while_the_disk_is_full_leaves_nothing_that_looks_like_d
         client.patience = 3
         with suppress(AssertionError):  # it waits for ever
             day(client)
-        stop_in_order(house)
+        house.broker.finish()
+        house.store.shut()
         rig = Rig(house.disk.kill())
         try:
             assert rig.store.in_order
@@ -101,20 +102,6 @@ def test_an_end_in_order_while_the_disk_is_full_leaves_nothing_that_looks_like_d
                 assert told.exists is None or told.confirmed - told.settled <= here
         except BaseException as error:
             raise AssertionError(f"full from operation {start} on") from error
-
-
-def stop_in_order(house: House) -> None:
-    """As the server does."""
-    if house.broker.full:
-        house.broker.retry_writes()
-    house.turn()
-    for _ in range(4):
-        if house.store.dirty:
-            job = house.store.begin_sync(everything=True)
-            job.run()
-            house.store.end_sync(job)
-            house.turn()
-    house.store.shut()
 
 
 def test_acks_work_while_the_disk_is_full_and_a_durable_queue_declared_then_is_answered_later() -> None:

@@ -44,7 +44,7 @@ class Shelf:
     """One durable log. `written` is what should be in it: offset -> body."""
 
     def __init__(self, disk: SimDisk | None = None) -> None:
-        self.disk = disk or SimDisk()
+        self.disk = disk or SimDisk(reserving=False)
         self.clock = ManualClock()
         self.written: dict[int, bytes] = {}
         self.settled: set[int] = set()

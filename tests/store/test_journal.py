@@ -58,7 +58,7 @@ def replayed(disk: SimDisk, floor: int = 0) -> list[Record]:
 @given(st.lists(records, min_size=1, max_size=5))
 def test_records_come_back(written: list[Record]) -> None:
     """T4."""
-    disk = SimDisk()
+    disk = SimDisk(reserving=False)
     store = open_store(disk)
     for record in written:
         store.journal.write(record)
@@ -68,7 +68,7 @@ def test_records_come_back(written: list[Record]) -> None:
 
 def three() -> tuple[SimDisk, list[Record], list[int]]:
     """Three records, each synced before the next, and where they end."""
-    disk = SimDisk()
+    disk = SimDisk(reserving=False)
     store = open_store(disk)
     written, ends = [], []
     for i in range(3):
@@ -112,7 +112,7 @@ def test_a_flipped_bit_is_a_torn_end_or_stops_the_start() -> None:
 def test_unsynced_records_that_a_power_cut_reorders_are_a_torn_end() -> None:
     """A later record may survive without an earlier one: neither had been told to anybody."""
     for seed in range(60):
-        disk = SimDisk()
+        disk = SimDisk(reserving=False)
         store = open_store(disk)
         store.started()
         first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
@@ -301,7 +301,7 @@ def test_a_queue_deleted_between_the_record_and_its_application() -> None:
 @pytest.mark.parametrize("salt", [0, 1])
 def test_a_body_that_is_a_record_is_a_body(salt: int) -> None:
     """T4, W8: the record around it was torn, and the start said that the journal was damaged, or applied what the body held."""
-    disk = SimDisk()
+    disk = SimDisk(reserving=False)
     store = open_store(disk)
     store.started()
     first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
@@ -341,7 +341,7 @@ def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytes
     decode = Record.decode
     monkeypatch.setattr(Record, "decode", lambda data, at, salt: decoded.append(at) or decode(data, at, salt))
     body = b"".join(b"KVJ1" + (64 * (2000 - i)).to_bytes(4, "little") + bytes(56) for i in range(2000)) + b"z"
-    disk = SimDisk()
+    disk = SimDisk(reserving=False)
     store = open_store(disk)
     store.journal.write(Record(appends=[Append("ab" * 16, b"key", b"\0\0", body)]))
     disk._names[FILE].live[-1:] = b""

@@ -13,6 +13,7 @@ from kvitto.store import segment as segments
 from kvitto.store.batch import verify
 from kvitto.store.segment import FOOTER_MAGIC, HEADER
 from tests.store.logs import DIRECTORY, Shelf, forged
+from tests.support.rig import Rig, Taker
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEGMENT = f"{DIRECTORY}/{0:020d}.log"
@@ -131,7 +132,7 @@ def test_a_footer_is_written_only_over_synced_batches(monkeypatch: pytest.Monkey
     monkeypatch.setattr(logs, "SEGMENT_BYTES", 600)
     for cut_at in range(1, 60):
         for seed in range(6):
-            disk = SimDisk()
+            disk = SimDisk(reserving=False)
             shelf = Shelf(disk)
             disk.cut_at = disk.operations + cut_at
             durable: set[int] = set()
@@ -251,6 +252,43 @@ def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_ag
             assert damaged.log.next == damaged.log.durable_end == 4
             damaged.again()
             assert not damaged.store.alarms
+
+
+def test_the_books_of_a_queue_that_has_lost_a_segment_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets that nobody can read lay in front of the cursor and were counted as ready by some."""
+    monkeypatch.setattr(logs, "SEGMENT_BYTES", 600)
+    for lost in range(4):
+        for taken in (0, 2, 5):
+            for power_cut in (False, True):
+                rig = Rig()
+                rig.declare("q")
+                for i in range(8):
+                    rig.publish("q", f"{i}".encode() * 200)
+                    rig.turn()
+                rig.settle_down()
+                taker = Taker(rig.queue("q"))
+                for _ in range(taken):
+                    rig.queue("q").get(taker)
+                rig.settle_down()
+                parts = [(p.base, p.end) for p in rig.queue("q").log.segments]
+                first, end = parts[lost]
+                path = f"{rig.queue('q').log.directory}/{first:020d}.log"
+                for position in (50, 70):
+                    rig.disk.flip(path, position)
+                if power_cut:
+                    rig.cut(Random(lost), hostile=True)
+                else:
+                    rig.kill()
+                for _ in range(2):
+                    queue = rig.queue("q")
+                    assert queue.ready == queue.next - queue.cursor + len(queue.requeued) == 8 - (end - first)
+                    assert queue.next == 8
+                    rig.kill()
+                queue = rig.queue("q")
+                queue.settle_until(3)
+                left = [i for i in range(3, 8) if not first <= i < end]
+                assert queue.ready == len(left)
+                assert [body[:1] for body in rig.drain("q")] == [f"{i}".encode() for i in left]
 
 
 def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ class Rig:
     def restart(self) -> None:
         """In order: everything is synced."""
         self.settle_down()
+        self.broker.finish()
         self.store.shut()
         self.disk = self.disk.kill()
         self.start()

@@ -136,6 +136,11 @@ class SimFile:
         inode = self._open()
         self._disk.change(lambda: inode.change(Write(n, None)))
 
+    def reserve(self, start: int, end: int) -> None:
+        inode = self._open()
+        if self._disk.reserving and not self._disk.full and end > len(inode.live):
+            self._disk.change(lambda: inode.change(Write(len(inode.live), bytes(end - len(inode.live)))))
+
     def sync(self) -> None:
         inode = self._open()
 
@@ -170,10 +175,12 @@ class SimDisk:
     change of names has reached the pending ones by then, a sync has not happened.
     `fail_at`: operation -> the error that it raises; a failed write leaves half of its bytes, after a failed sync
     what it should have synced stays uncertain for good.
+    `reserving`: whether files get the room that is asked for; without, they end behind what was written.
     `full`: writes that make a file longer raise StoreFull. `free`: what free_bytes says.
     """
 
-    def __init__(self, boot: int = 1) -> None:
+    def __init__(self, boot: int = 1, *, reserving: bool = True) -> None:
+        self.reserving = reserving
         self.operations = 0
         self.cut_at: int | None = None
         self.fail_at: dict[int, Exception] = {}
@@ -247,10 +254,15 @@ class SimDisk:
         self._no_file(path)
 
         def sync() -> None:
+            waiting: list[NameChange] = []
             for change in self._pending:
-                if path in change.dirs:
-                    change.apply(self._certain)
-            self._pending = [change for change in self._pending if path not in change.dirs]
+                if path not in change.dirs:
+                    waiting.append(change)
+                    continue
+                change.apply(self._certain)
+                if not change.made:  # what was below it is gone with it
+                    waiting = [c for c in waiting if not c.path.startswith(f"{change.path}/")]
+            self._pending = waiting
 
         self.sync(sync)
 
@@ -283,7 +295,7 @@ class SimDisk:
         names the first few survive in order, or, if hostile, any of them.
         """
         self._dead = True
-        found = SimDisk(self._boot + 1)
+        found = SimDisk(self._boot + 1, reserving=self.reserving)
         survivors = self._surviving_names(rng, hostile)
         for path in sorted(survivors):
             above, inode = parent(path), survivors[path]
@@ -297,7 +309,7 @@ class SimDisk:
     def kill(self) -> SimDisk:
         """The disk that the next process finds after kill -9: nothing is lost, nothing became certain by it."""
         self._dead = True
-        found = SimDisk(self._boot)
+        found = SimDisk(self._boot, reserving=self.reserving)
         found._names, found._certain, found._pending = self._names, self._certain, self._pending
         return found
 

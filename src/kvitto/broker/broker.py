@@ -249,6 +249,23 @@ class Broker:
             log.warning("there is room on the disk again")
             self.on_full(False)
 
+    def finish(self) -> None:
+        """Write and sync everything: the end in order. StoreError if that cannot be."""
+        if self.full:
+            self.retry_writes()
+        self.turn()
+        for _ in range(4):  # a sync may seal segments or retire the journal, which writes again
+            for queue in self.queues.values():
+                queue.log.trim()
+            if not self.store.dirty:
+                break
+            job = self.store.begin_sync(everything=True)
+            job.run()
+            self.store.end_sync(job)
+            if self.store.failed is not None:
+                raise self.store.failed
+            self.turn()
+
     def take_batch(self) -> Batch:
         return self._pool.pop() if self._pool else Batch()
 

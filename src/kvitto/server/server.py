@@ -163,11 +163,11 @@ class Server:
             self._syncer.stop()
         try:
             if self._error is None:
-                self._last_sync()
+                self.broker.finish()
             self.store.shut()
         except StoreError as error:
             self._error = self._error or error
-            log.critical("%s; the data directory is not left in order", error)
+            log.critical("%s; the data directory is not left in order, the last settlements may be missing in it", error)
         finally:
             self._ended.set()
 
@@ -180,24 +180,6 @@ class Server:
             connection.transport.abort()
         while self.store.busy:
             await asyncio.sleep(0.001)
-
-    def _last_sync(self) -> None:
-        try:
-            if self.broker.full:
-                self.broker.retry_writes()
-            self.broker.turn()
-            for _ in range(4):  # a sync may seal segments or retire the journal, which writes again
-                if not self.store.dirty:
-                    break
-                job = self.store.begin_sync(everything=True)
-                job.run()
-                self.store.end_sync(job)
-                if self.store.failed is not None:
-                    raise self.store.failed
-                self.broker.turn()
-        except StoreError as error:
-            self._error = error
-            log.critical("%s; the last settlements may be missing on disk", error)
 
     # -- turn and sync ---------------------------------------------------------------------------------------
 

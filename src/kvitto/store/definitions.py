@@ -65,6 +65,9 @@ class Tracked:
     def truncate(self, n: int) -> None:
         self._file.truncate(n)
 
+    def reserve(self, start: int, end: int) -> None:
+        self._file.reserve(start, end)
+
     def close(self) -> None:
         self._file.close()
 

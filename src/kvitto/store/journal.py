@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"KVJ1"
 ROTATE_BYTES = 4 << 20
+RESERVE_BYTES = 256 << 10
 _HEAD = struct.Struct("<4sIQQII")
 _APPEND = struct.Struct("<B16sHHIII")
 _SETTLE = struct.Struct("<B16sQIB")
@@ -125,6 +126,7 @@ class Journal:
         self._salt = 0
         self._names: dict[int, str] = {}
         self._size = 0
+        self._reserved = 0
         self._durable = 0
         self._files: dict[int, File] = {}
         self._last: dict[int, int] = {}
@@ -185,11 +187,16 @@ class Journal:
             self._file = self._next_file()
         record.durable = min(self._durable, 0xFFFFFFFF)
         data = record.encode(self._salt)
-        self.store.take_room(sum(map(len, data)), paths.JOURNALS)
+        size = sum(map(len, data))
+        self.store.take_room(size, paths.JOURNALS)
+        if self.store.syncing and self._size + size > self._reserved:
+            self._reserved = self._size + size + RESERVE_BYTES
+            self._file.reserve(self._size, self._reserved)
         try:
             self._size += self._file.write_at(self._size, data)
         except StoreFull:
             self._file.truncate(self._size)
+            self._reserved = 0
             raise
         self.sequence = self._last[self._number] = record.sequence
         self.store.wrote_file(self._file)
@@ -200,7 +207,7 @@ class Journal:
         file = self.store.disk.open(name, create=True)
         self._number, self._salt = self._number + 1, salt
         self._names[self._number], self._files[self._number], self._last[self._number] = name, file, self.sequence
-        self._size = self._durable = 0
+        self._size = self._durable = self._reserved = 0
         self.store.renamed(paths.JOURNALS)
         return file
 

@@ -79,7 +79,7 @@ class Log:
         """Append a batch; it is durable after the next sync. Raises StoreFull or StoreError: then nothing was appended."""
         self.store.take_room(batch.size(), self.directory)
         current = self._writable(batch)
-        current.write(batch)
+        current.write(batch, reserve=self.durable and self.store.syncing)
         self.next = batch.first + batch.count
         self.journal = max(self.journal, batch.journal)
         if self.durable:
@@ -239,6 +239,12 @@ class Log:
         self.segments.clear()
         self.store.forget(self)
 
+    def trim(self) -> None:
+        """Give back the room ahead: the log is about to be left in order, and what follows its last batch would be damage."""
+        for part in self.segments:
+            if part.trim():
+                self.store.wrote(self, part)
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     @property
@@ -376,6 +382,8 @@ class Log:
         orphans = acks - {s.base for s in self.segments}
         for orphan in orphans:
             self._recover_orphan(orphan)
+        if self.next > told:  # what was never written, or is lost, lies below the cursor
+            self.mark, self._marked = self.next, None
         for part in self.segments:
             if part.settled and part.end > self.mark:
                 # Only what was delivered and settled at once is never written, and first deliveries are in order.
@@ -469,7 +477,7 @@ class Log:
                 self._write_header(part)
             return True
         part.file.close()
-        self.next = max(self.next, end)
+        self.next = max(self.next, end if damaged else part.base)
         if damaged:
             kept = self.store.set_aside(self.directory, part.base)
             self.store.alarm(

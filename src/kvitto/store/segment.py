@@ -23,6 +23,9 @@ VERSION = 1
 FOOTER_MAGIC = b"KVITFOOT"
 FOOTER_FIXED = 56
 SPARSE_BYTES = 64 * 1024
+RESERVE_LEAST = 16 * 1024
+RESERVE_MOST = 1024 * 1024
+"""Room ahead of the last batch: as much as there is already, within these."""
 GAP_MAX = 1 << 40
 """Offsets that recovery believes to be missing behind damage: more were never given away while a segment was the last."""
 RESYNC_BYTES = 8 << 30
@@ -63,6 +66,7 @@ class Segment:
         self.end = base
         self.settled = 0
         self.size = HEADER
+        self.reserved = 0
         self.durable = 0
         self.durable_end = base
         self.count = 0
@@ -87,13 +91,17 @@ class Segment:
         """Every offset is settled."""
         return self.settled == self.end - self.base
 
-    def write(self, batch: Batch) -> None:
-        """Append a batch that begins at or after `end`; an offset between was never written."""
+    def write(self, batch: Batch, reserve: bool = False) -> None:
+        """Append a batch that begins at or after `end`; an offset between was never written. `reserve`: it will be synced soon."""
         assert self.file is not None and batch.first >= self.end
+        if reserve and self.size + batch.size() > self.reserved:
+            self.reserved = self.size + batch.size() + min(max(self.size, RESERVE_LEAST), RESERVE_MOST)
+            self.file.reserve(self.size, self.reserved)
         try:
             written = self.file.write_at(self.size, batch.seal(self.durable, self.salt))
         except StoreFull:
             self.file.truncate(self.size)  # what found room of it is needed for settlements
+            self.reserved = 0
             raise
         self.note(batch.first, batch.count, batch.body.n, batch.journal, self.size)
         self.size += written
@@ -121,6 +129,7 @@ class Segment:
     def write_footer(self) -> None:
         """Seal the segment; the caller has synced all batches."""
         assert self.file is not None
+        self.trim()
         body = FOOTER_MAGIC
         body += (FOOTER_FIXED + 8 * len(self.sparse) + 16).to_bytes(4, "little")
         body += (len(self.sparse) // 2).to_bytes(4, "little")
@@ -134,6 +143,15 @@ class Segment:
             self.file.truncate(self.size)
             raise
         self.forget_index()
+
+    def trim(self) -> bool:
+        """End the file behind its last batch; whether it went on. To be synced before the directory is left in order."""
+        if not self.reserved:
+            return False
+        assert self.file is not None
+        self.file.truncate(self.size)
+        self.reserved = 0
+        return True
 
     def forget_index(self) -> None:
         self.sealed = True

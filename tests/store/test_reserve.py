@@ -1,0 +1,53 @@
+"""Room ahead of what is written: a sync need not make a new size durable; no start may take it for anything."""
+
+from __future__ import annotations
+
+from random import Random
+
+from kvitto.store.segment import RESERVE_LEAST
+from tests.store.logs import DIRECTORY, Shelf
+from tests.support.rig import Rig
+from tests.support.simdisk import SimDisk
+
+SEGMENT = f"{DIRECTORY}/{0:020d}.log"
+
+
+def test_a_segment_has_room_ahead_until_it_is_left_in_order() -> None:
+    """D3, P4: zeros behind the last batch are no damage, and after an end in order there are none."""
+    rig = Rig()
+    rig.declare("q")
+    rig.publish("q", b"a")
+    rig.settle_down()
+    (path,) = (path for path in rig.disk.files() if path.endswith(".log") and path.startswith("queues/"))
+    assert rig.disk.files()[path].endswith(bytes(RESERVE_LEAST))
+    rig.kill()
+    assert not rig.store.alarms and rig.peek("q") == [b"a"]
+    rig.publish("q", b"b")
+    rig.restart()
+    assert not rig.store.alarms and rig.store.in_order
+    assert rig.disk.files()[path].endswith(b"b") and rig.peek("q") == [b"a", b"b"]
+
+
+def test_a_power_cut_in_the_room_ahead_is_a_torn_end() -> None:
+    """D3: any mixture of old zeros and new bytes."""
+    for seed in range(200):
+        shelf = Shelf(SimDisk())
+        shelf.write(b"kept")
+        shelf.rest()
+        shelf.write(b"one", b"two")
+        shelf.write(b"three")
+        after = Shelf(shelf.disk.crash(Random(seed)))
+        assert not after.store.alarms
+        assert after.served()[0] == b"kept"
+        assert set(after.served().values()) <= {b"kept", b"one", b"two", b"three"}
+
+
+def test_a_full_disk_gives_no_room_ahead() -> None:
+    """D4: what is asked for in advance must not fail what is written."""
+    shelf = Shelf(SimDisk())
+    shelf.write(b"a")
+    shelf.disk.full = True
+    room = len(shelf.disk.files()[SEGMENT])
+    assert shelf.log.segments[0].reserved == room
+    shelf.write(b"b")
+    assert len(shelf.disk.files()[SEGMENT]) == room
