@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.wire import methods as m
+from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_HEADER
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
 from tests.protocol.sansio import House, Wire
@@ -561,6 +563,21 @@ def headers_of(wire: Wire) -> list[bytes]:
     return [payload for kind, _, payload in frames if kind == FRAME_HEADER]
 
 
+@pytest.mark.parametrize("room", [0, 21, 22, 100])
+def test_the_count_is_left_out_where_it_does_not_fit(room: int) -> None:
+    """A8: the redelivered message was larger than a frame, and the consumer was cut off again and again."""
+    props = Properties(headers={"own": b"x" * (PROPERTIES_MAX - room - 15)}).encode()
+    assert len(props) == PROPERTIES_MAX - room
+    house, wire = house_with(props)
+    for _ in range(2):
+        wire.put(1, m.BasicGet("q"))
+        house.settle()
+        last = headers_of(wire)[-1]
+        wire.put(1, m.BasicNack(0, True, True))
+    assert last.startswith(b"\0\x3c\0\0" + b"\0" * 7 + b"\x01" + props[:2])
+    assert (b"x-delivery-count" in last) == (room >= 22)
+
+
 def test_a_redelivered_message_keeps_the_types_of_its_headers() -> None:
     """A8: an array of bytes became one of 32-bit numbers."""
     small = b"\x01hA\0\0\x01\0" + b"b\x01" * 128
@@ -570,3 +587,45 @@ def test_a_redelivered_message_keeps_the_types_of_its_headers() -> None:
     house.settle()
     first, again = headers_of(wire)
     assert small in first and small in again and b"x-delivery-countI\0\0\0\x01" in again
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_properties_that_do_not_fit_its_frames_cancel_the_consumer(redelivered: bool) -> None:
+    """W8: sent all the same, they ended its connection, and the next one. The message waits for somebody else."""
+    house, wire = house_with(Properties(headers={"own": b"x" * 5000}).encode())
+    if redelivered:
+        wire.put(1, m.BasicGet("q"), m.BasicNack(0, True, True))
+        house.settle()
+        wire.frames()
+    small = house.wire(login=False)
+    small.login(frame_max=4096, consumer_cancel_notify=True)
+    small.put(1, m.BasicConsume("q", "tag"))
+    house.settle()
+    queue = house.broker.vhosts["/"].queues["q"]
+    assert small.methods() == [m.BasicConsumeOk("tag"), m.BasicCancel("tag", True)]
+    assert (queue.ready, queue.unacked, queue.consumers) == (1, 0, [])
+    small.put(1, m.BasicGet("q"))
+    house.settle()
+    (close,) = small.methods()
+    assert isinstance(close, m.ChannelClose) and close.reply_code == 406
+    assert (queue.ready, queue.unacked) == (1, 0)
+    wire.put(1, m.BasicConsume("q", "large", False, True))
+    house.settle()
+    assert len(headers_of(wire)) == 1 and queue.messages == 0
+
+
+def test_others_go_on_when_a_consumer_is_turned_away() -> None:
+    """A12."""
+    house, wire = house_with(NO_PROPERTIES)
+    small = house.wire(login=False)
+    small.login(frame_max=4096, consumer_cancel_notify=True)
+    for peer in (small, wire):
+        peer.put(1, m.BasicConsume("q", "tag", False, True))
+    house.settle()
+    large = Properties(headers={"own": b"x" * 5000}).encode()
+    for props in (large, large, NO_PROPERTIES, large):
+        wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
+    house.settle()
+    queue = house.broker.vhosts["/"].queues["q"]
+    assert (queue.ready, len(queue.consumers), queue.delivered) == (0, 1, 5)
+    assert isinstance(small.methods()[-1], m.BasicCancel)

@@ -32,11 +32,19 @@ class Consumer:
         raise NotImplementedError
 
     def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
-        """Deliver up to n messages from index i on; return how many (at least one)."""
+        """Deliver up to n messages from index i on; return how many: 0 only if the peer does not take the first one's properties."""
         raise NotImplementedError
 
     def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
         """Deliver one message with properties that the queue has changed; always redelivered."""
+        raise NotImplementedError
+
+    def takes(self, props_len: int) -> bool:
+        """Whether so many bytes of properties fit into a frame of the peer."""
+        return True
+
+    def turned_away(self) -> None:
+        """It has not taken what is at the head of the queue, and gets nothing more; or ChannelError says so."""
         raise NotImplementedError
 
     def belongs_to(self, channel: object) -> bool:

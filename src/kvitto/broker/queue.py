@@ -238,7 +238,10 @@ class Queue:
                 k = c.deliver(w, i, 1, 1)
             else:
                 k = c.deliver(w, i, n, 0)
-            self.took(c, w, i, k)
+            if k:
+                self.took(c, w, i, k)
+            else:
+                self.turn_away(c)
 
     def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
         """k messages from index i of window w on have gone to c."""
@@ -254,6 +257,14 @@ class Queue:
             c.unacked += k
             if not self.dirty:
                 self.mark_dirty()
+
+    def turn_away(self, c: Consumer) -> None:
+        """The properties of the message at the head do not fit into its frames: that consumer ends, the message waits for another.
+
+        Also in a queue that deletes itself: it stays, since the message is in it.
+        """
+        self.remove_consumer(c)
+        c.turned_away()
 
     def pick(self):  # type: ignore[no-untyped-def]
         """The consumer whose turn it is, None if none has credit; `burst` says how many messages it may get at once."""
@@ -372,12 +383,20 @@ class Queue:
             return True
         count = self._earlier(offset)
         if count:
-            c.deliver_again(key, self.broker.with_delivery_count(props, count), body, offset)
+            counted = self.broker.with_delivery_count(props, count)
+            if c.takes(len(counted)):
+                props = counted
+            elif not c.takes(len(props)):
+                self.turn_away(c)
+                return True
+            c.deliver_again(key, props, body, offset)
             self.redelivered += 1
         else:
             found = self._find(offset)
             assert found is not None  # it was read a moment ago
-            c.deliver(found[0], found[1], 1, 0)
+            if not c.deliver(found[0], found[1], 1, 0):
+                self.turn_away(c)
+                return True
         self._pop_requeued()
         self.ready_bytes -= len(body)
         self.delivered += 1
@@ -416,7 +435,10 @@ class Queue:
                 if not self._leave_expired():
                     break
                 continue
-            self.took(c, w, i, c.deliver(w, i, 1, 1 if self.cursor < self.doubt else 0))
+            if c.deliver(w, i, 1, 1 if self.cursor < self.doubt else 0):
+                self.took(c, w, i, 1)
+            else:
+                self.turn_away(c)
         return self.delivered > before
 
     # -- settle ----------------------------------------------------------------------------------------------

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.consumer import Consumer
 from kvitto.protocol.channel import Channel
 from kvitto.protocol.output import LIMIT
@@ -17,6 +19,8 @@ from kvitto.wire.methods import BasicCancel, BasicGetOk
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
     from kvitto.store.batch import Batch
+
+log = logging.getLogger("kvitto.amqp")
 
 _ENTRY = 24  # C variables when compiled; a batch's index entry
 _LIMIT = LIMIT
@@ -70,6 +74,8 @@ class ChannelConsumer(Consumer):
             body_len = bits.le32(p, e + 8)
             props_len = bits.le32(p, e + 12)
             key_len = bits.le16(p, e + 16)
+            if props_len > out.properties_max:
+                break
             if self.no_ack:
                 tag = c.next_tag
                 c.next_tag = tag + 1
@@ -95,6 +101,17 @@ class ChannelConsumer(Consumer):
         out.put_content(c.number, props, 0, len(props), body, 0, len(body))
         self.delivered += 1
 
+    def takes(self, props_len: int) -> bool:
+        return bool(props_len <= self.output.properties_max)
+
+    def turned_away(self) -> None:
+        """The connection would end, and the next one too, if it got a frame larger than it has agreed to."""
+        text = (
+            "%s: consumer %r of queue %r is cancelled: the next message's properties do not fit into frames of %d bytes"
+        )
+        log.warning(text, self.channel.connection.peer, self.tag, self.queue.name, self.output.frame_max)
+        self.queue_gone()
+
     def queue_gone(self):  # type: ignore[no-untyped-def]
         """basic.cancel to a client that can take it (A14)."""
         self.active = False
@@ -117,8 +134,17 @@ class GetConsumer(Consumer):
     def credit(self) -> int:
         return 1
 
+    def takes(self, props_len: int) -> bool:
+        return bool(props_len <= self.channel.output.properties_max)
+
+    def turned_away(self) -> None:
+        text = f"the message's properties do not fit into frames of {self.channel.output.frame_max} bytes"
+        raise ChannelError(PRECONDITION_FAILED, text)
+
     def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
         key, props, body, _ = batch.message(i)
+        if not self.takes(len(props)):
+            return 0
         self._put(key, props, body, batch.first + i, bool(redelivered))
         return 1
 

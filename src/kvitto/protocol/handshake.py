@@ -183,7 +183,8 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
     if channel_max > limits.CHANNEL_MAX:
         text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed value ({limits.CHANNEL_MAX})"
         raise ConnectionError_(NOT_ALLOWED, text)
-    connection.frame_max = connection.output.frame_max = frame_max
+    connection.frame_max = frame_max
+    connection.output.limit_frames(frame_max)
     connection.channel_max = channel_max
     connection.heartbeat = method.heartbeat
 

@@ -128,7 +128,13 @@ class Hub:
     def deliver_reply(self, route: Route, props: bytes, body: bytes) -> bool:
         """Hand a message for a direct reply-to name to the channel that waits for it."""
         channel = None if route.exchange else self._repliers.get(route.routing_key)
-        if channel is None or channel.closing or channel.reply_tag is None or channel.output.backlog() > REPLIES_MAX:
+        if (
+            channel is None
+            or channel.closing
+            or channel.reply_tag is None
+            or channel.output.backlog() > REPLIES_MAX
+            or len(props) > channel.output.properties_max
+        ):
             self.unroutable += 1
             return False
         tag, channel.next_tag = channel.next_tag, channel.next_tag + 1

@@ -6,7 +6,7 @@ cdef class Output:
     cdef public object hub, owner
     cdef public Buf buf
     cdef public bint paused, full, dirty
-    cdef public Py_ssize_t frame_max
+    cdef public Py_ssize_t frame_max, properties_max
     cpdef mark(self)
     @cython.locals(size=Py_ssize_t, buf=Buf, q="unsigned char*", o=Py_ssize_t)
     cdef int put_delivery(self, unsigned int channel, const unsigned char* tag_p, Py_ssize_t tag_len, unsigned long long delivery_tag, int redelivered, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len) except -1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvitto.base import limits
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 
@@ -25,7 +26,12 @@ class Output:
         self.paused = False
         self.full = False
         self.dirty = False
-        self.frame_max = 131072
+        self.limit_frames(limits.FRAME_MAX)
+
+    def limit_frames(self, frame_max: int) -> None:
+        """What was negotiated; a content header is one frame, so it limits properties too."""
+        self.frame_max = frame_max
+        self.properties_max = frame_max - limits.HEADER_BYTES
 
     def mark(self) -> None:
         """Have the end of this turn hand `buf` to the socket."""
