@@ -198,7 +198,7 @@ def test_moves_that_find_no_room_are_parked_and_arrive_later() -> None:
     rig.disk.full = True
     queue.reject(0, 1)
     rig.turn()
-    assert list(queue.parked) == [0]
+    assert list(queue.parked) == [(0, 1)]
     rig.disk.full = False
     rig.broker.retry_writes()
     rig.clock.advance(2)

@@ -306,7 +306,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        parked = list(self.q.parked)
+        parked = [o for start, n in self.q.parked for o in range(start, start + n)]
         assert self.q.purge() == len(self.at(READY))
         for m in self.messages:
             if m.place == READY or (m.place == MOVING and m.offset in parked):

@@ -113,8 +113,8 @@ class Rig:
     def peek(self, name: str) -> list[bytes]:
         """The messages that are ready or wait for a dead-letter queue, in order; nothing is changed."""
         queue = self.queue(name)
-        offsets = [o for start, n in queue.requeued for o in range(start, start + n)]
-        found = (queue.read(o) for o in sorted([*offsets, *queue.parked, *range(queue.cursor, queue.next)]))
+        offsets = [o for start, n in [*queue.requeued, *queue.parked] for o in range(start, start + n)]
+        found = (queue.read(o) for o in sorted([*offsets, *range(queue.cursor, queue.next)]))
         return [message[2] for message in found if message is not None]
 
     def bodies(self, name: str) -> list[bytes]:

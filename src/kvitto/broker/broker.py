@@ -13,7 +13,8 @@ from kvitto.base.clock import Clock
 from kvitto.base.errors import ConnectionError_, StoreFull
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
-from kvitto.broker.deadletter import RETRY_MS, DeadLetters
+from kvitto.broker.deadletter import DeadLetters
+from kvitto.broker.parked import Parking
 from kvitto.broker.queue import Queue
 from kvitto.broker.timers import Timers
 from kvitto.broker.vhost import VHost
@@ -45,7 +46,7 @@ class Broker:
         self.users: Users
         self.timers = Timers()
         self.dead_letters = DeadLetters(self)
-        self.parked_queues: dict[Queue, None] = {}
+        self.parking = Parking(self)
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
         self.turns = 0
@@ -326,20 +327,6 @@ class Broker:
             if queue is not None and queue.tail is not None and queue.tail.size() > LARGE:
                 self.flush(queue)  # a batch has to hold a whole record, not several large ones
         self.store.journal.applied_to(record.sequence)
-
-    def park(self, queue: Queue, offset: int, reason: str) -> None:
-        """A dead letter that nobody can take stays in its queue and is tried again (X4)."""
-        if not self.parked_queues:
-            self.timers.at(self.now_ms + RETRY_MS, self._unpark)
-        if not queue.parked:
-            target = queue.settings.dead_letter_exchange
-            log.warning("queue %r: dead letters stay: no queue behind exchange %r takes them", queue.name, target)
-        queue.park(offset, reason)
-
-    def _unpark(self) -> None:
-        queues, self.parked_queues = self.parked_queues, {}
-        for queue in queues:
-            queue.unpark()
 
     # -- rare ------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
@@ -33,7 +34,6 @@ LETTER_MAX = 2 << 30
 """All copies of one letter are in one record; nobody takes one that would be larger."""
 COPY = 64
 """What a copy takes in a record beside its bytes, or more."""
-RETRY_MS = 1000
 OUR_HEADERS = (
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
@@ -129,8 +129,8 @@ class DeadLetters:
         key, props, body, targets = self.address(queue, reason, message)
         if targets is None:
             queue.moved(offset, DROPPED)
-        elif not self._taken(targets, key, props, body):
-            self.broker.park(queue, offset, reason)
+        elif (obstacle := self._obstacle(targets, key, props, body)) is not None:
+            self.broker.parking.park(queue, offset, reason, obstacle)
         elif queue.log.durable:
             parcel.put(queue, offset, key, props, body, targets)
             parcel.letters.append((queue, offset, reason))
@@ -141,10 +141,11 @@ class DeadLetters:
         return weight(key, props, body) * max(len(targets or ()), 1)
 
     @staticmethod
-    def _taken(targets: list[Queue], key: bytes, props: bytes, body: bytes) -> bool:
+    def _obstacle(targets: list[Queue], key: bytes, props: bytes, body: bytes) -> Obstacle | None:
+        """What keeps the letter where it is; None: it can go."""
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX:
-            return False
-        return not any(t.rejects and t.is_full(len(body)) for t in targets)
+            return NOBODY
+        return next((t for t in targets if t.rejects and t.is_full(len(body))), None)
 
     def join(self, parcel: Parcel, queue: Queue, offset: int) -> bool:
         """Make the move of a rejected message part of a transaction's record. False if nobody takes it (or it was a cycle)."""
@@ -152,7 +153,7 @@ class DeadLetters:
         if message is None:
             return False
         key, props, body, targets = self.address(queue, "rejected", message)
-        if targets is None or not self._taken(targets, key, props, body):
+        if targets is None or self._obstacle(targets, key, props, body) is not None:
             return False
         parcel.put(queue, offset, key, props, body, targets)
         return True
@@ -180,7 +181,7 @@ class DeadLetters:
             parcel.room.give_back()
             for queue, offset, reason in parcel.letters:
                 if not queue.deleted:
-                    self.broker.park(queue, offset, reason)
+                    self.broker.parking.park(queue, offset, reason, DISK)
 
         self.broker.journal(parcel.record, apply, full)
 

@@ -8,9 +8,9 @@ cdef int _ACKED
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, owner, group, requeued, _ahead, _behind
+    cdef public object broker, vhost, log, settings, owner, group, requeued, parked, _ahead, _behind
     cdef public str name
-    cdef public dict arguments, redeliveries, parked
+    cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, deleted, prioritised, had_consumer, dirty
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import StoreFull
 from kvitto.broker.arguments import MS_MAX
 from kvitto.broker.consumer import Consumer
+from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
 from kvitto.store.batch import Batch
@@ -35,6 +36,7 @@ from kvitto.wire.properties import priority_of
 if TYPE_CHECKING:
     from kvitto.broker.arguments import QueueSettings
     from kvitto.broker.broker import Broker
+    from kvitto.broker.parked import Obstacle
     from kvitto.broker.vhost import VHost
 
 TAIL_BYTES = 1 << 20
@@ -91,7 +93,7 @@ class Queue:
         self.moving = 0
         self.coming = 0
         self.coming_bytes = 0
-        self.parked: dict[int, str] = {}
+        self.parked = Parked()
 
         self.tail: Batch | None = None
         self.tail_first = 0
@@ -581,18 +583,10 @@ class Queue:
         self.moving -= 1
         self.settle(offset, 1, outcome)
 
-    def park(self, offset: int, reason: str) -> None:
-        """The dead-letter target is missing or full: the message stays, out of reach, and is tried again (X4)."""
+    def park(self, offset: int, reason: str, obstacle: Obstacle) -> None:
+        """The dead-letter target is missing or full: the message stays, out of reach (X4)."""
         self.moving -= 1
-        if not self.parked:
-            self.broker.parked_queues[self] = None
-        self.parked[offset] = reason
-
-    def unpark(self) -> None:
-        """Try the parked messages again."""
-        parked, self.parked = self.parked, {}
-        for offset, reason in parked.items():
-            self.dead_letter(offset, 1, reason, DEAD_LETTERED)
+        self.parked.add(offset, reason, obstacle, self.vhost.epoch.value)
 
     def expire(self) -> None:
         """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""
@@ -641,8 +635,8 @@ class Queue:
         self.requeued_ready = False
         self.ready = 0
         self.ready_bytes = 0
-        for offset in list(self.parked):
-            self.settle(offset, 1, PURGED)
+        for start, n in self.parked:
+            self.settle(start, n, PURGED)
         self.parked.clear()
         return count
 

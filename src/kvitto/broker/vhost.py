@@ -267,7 +267,7 @@ class VHost:
         del self.broker.queues[queue.log.queue_id]
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
-        self.broker.parked_queues.pop(queue, None)
+        self.broker.parking.forget(queue)
         self.broker.timers.cancel(queue._expiry_due)
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
