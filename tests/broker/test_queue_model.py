@@ -23,7 +23,7 @@ from kvitto.store import journal, log
 from tests.support.rig import Delivery, Rig, Taker
 
 READY, UNACKED, MOVING, DEAD, GONE = "ready", "unacked", "moving", "dead", "gone"
-"""MOVING: to the dead-letter queue, or parked since that is not there. GONE: settled, wherever it was."""
+"""MOVING: to the dead-letter queue, or parked since that is not there or full. GONE: settled, wherever it was."""
 
 
 @dataclass
@@ -91,14 +91,18 @@ class QueueModel(RuleBasedStateMachine):
 
     @initialize(
         dead=st.booleans(),
+        dead_length=st.sampled_from([-1, -1, 0, 2]),
         limit=st.sampled_from([-1, -1, 0, 1]),
         length=st.sampled_from([-1, -1, 3, 8]),
         overflow=st.sampled_from(["drop-head", "reject-publish"]),
         ttl=st.sampled_from([-1, -1, 3000]),
         count_bytes=st.booleans(),
     )
-    def declare(self, dead: bool, limit: int, length: int, overflow: str, ttl: int, count_bytes: bool) -> None:
+    def declare(
+        self, dead: bool, dead_length: int, limit: int, length: int, overflow: str, ttl: int, count_bytes: bool
+    ) -> None:
         self.dead, self.limit, self.length, self.ttl = dead, limit, length, ttl
+        self.dead_length = dead_length
         self.rejects = overflow != "drop-head"
         self.arguments: dict[str, object] = {"x_overflow": overflow}
         if dead:
@@ -116,8 +120,9 @@ class QueueModel(RuleBasedStateMachine):
 
     def make_dead(self) -> None:
         if self.dead and not self.dead_exists:
-            self.rig.declare("dead")
-            self.dead_exists = True
+            full = {"x_max_length": self.dead_length, "x_overflow": "reject-publish"} if self.dead_length >= 0 else {}
+            self.rig.declare("dead", **full)
+            self.dead_exists, self.dead_most = True, self.dead_length
 
     # -- the model -------------------------------------------------------------------------------------------
 
@@ -348,19 +353,30 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule()
     def come_to_rest(self) -> None:
-        """Every move has arrived, if the target is there."""
+        """Every move has arrived that has a target with room for it (X4)."""
         self.space()
         if self.dead_exists:
-            self.rig.clock.advance(1.0)
-            self.rig.broker.tick()
-            self.rig.settle_down()
+            for _ in range(60):
+                self.rig.clock.advance(1.0)
+                self.rig.broker.tick()
+                self.rig.settle_down()
+                if not self.q.parked or self.dead_is_full:
+                    break
             self.turn()
             self.rig.settle_down()
             for m in self.at(GONE):
                 m.forgotten = True
+            arrived = self.rig.peek("dead")
             for m in self.at(MOVING):
-                m.place, m.died = DEAD, True
+                if m.body in arrived:
+                    m.place, m.died = DEAD, True
+                else:
+                    assert m.offset in self.q.parked and self.dead_is_full, f"{m} has not arrived"
             self.check_dead()
+
+    @property
+    def dead_is_full(self) -> bool:
+        return 0 <= self.dead_length <= self.rig.queue("dead").ready
 
     def check_dead(self) -> None:
         expected = sorted(m.body for m in self.at(DEAD))
@@ -461,6 +477,7 @@ class QueueModel(RuleBasedStateMachine):
         self.rig.settle_down()
         self.seen.clear()
         main, dead = self.rig.peek("main"), self.rig.peek("dead") if self.dead_exists else []
+        self.dead_most = max(self.dead_length, len(dead))  # what was drained may have come back
         known = {m.body: m for m in self.messages}
         assert set(main) | set(dead) <= set(known), "a message that never was, or of another queue"
         order = [known[body].offset for body in main]
@@ -508,6 +525,12 @@ class QueueModel(RuleBasedStateMachine):
         if not ready and not self.rig.broker.unwritten:
             self.estimate = False
         assert self.estimate or q.ready_bytes == sum(len(m.body) for m in ready)
+        assert q.moving + len(q.parked) <= len(self.at(MOVING))
+        if self.dead_exists and self.dead_length >= 0:
+            dead = self.rig.queue("dead")
+            assert dead.ready <= self.dead_most, "a dead letter went past the limit of its queue"
+            self.dead_most = max(self.dead_length, dead.ready)
+            assert q.moving or not dead.coming
         assert not self.rig.store.alarms
 
 
