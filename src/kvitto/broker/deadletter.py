@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.broker.queue import Queue
 
-LETTERS_PER_TURN = 1000
+LETTERS_PER_TURN = 500
 SLICE = 100
 """Letters of one queue before the next queue has its turn."""
 RECORD_BYTES = 4 << 20
