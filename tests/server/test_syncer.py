@@ -1,0 +1,77 @@
+"""Which sync runs where (adr/0009)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvitto.client import Connection
+from kvitto.server.embedded import Broker
+from kvitto.server.syncer import SHORT_S, Syncer
+from kvitto.store.store import SyncJob
+
+
+class Job:
+    """As long as it is told."""
+
+    def __init__(self, small: bool = True) -> None:
+        self.small = small
+        self.ran_in: int | None = None
+
+    def run(self) -> None:
+        self.ran_in = threading.get_ident()
+
+
+def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    took = SHORT_S / 10
+
+    def clock() -> float:
+        nonlocal now
+        now += took
+        return now
+
+    monkeypatch.setattr("kvitto.server.syncer.time.perf_counter", clock)
+    loop = asyncio.new_event_loop()
+    syncer = Syncer(loop, lambda job: None)
+
+    def after(jobs: int) -> bool:
+        for _ in range(jobs):
+            syncer.run(Job())  # type: ignore[arg-type]
+        return syncer.is_short(Job())  # type: ignore[arg-type]
+
+    assert not after(1), "nothing is known of this disk yet"
+    assert after(100) and not syncer.is_short(Job(small=False))  # type: ignore[arg-type]
+    took = SHORT_S * 2
+    assert not after(1)
+    took = SHORT_S / 10
+    assert not after(1), "one slow sync is remembered"
+    assert after(20)
+    syncer.stop()
+    loop.close()
+
+
+def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C2: one message at a time, until syncs run in the loop."""
+    places: set[str] = set()
+    original = SyncJob.run
+
+    def run(job: SyncJob) -> None:
+        places.add(threading.current_thread().name)
+        original(job)
+
+    monkeypatch.setattr(SyncJob, "run", run)
+    monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)
+    with Broker(tmp_path) as broker, Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_select()
+        for n in range(200):
+            channel.publish(b"%d" % n, "", "q")
+            assert channel.wait_for_confirms(10)
+    assert places == {"kvitto-sync", "kvitto-broker"}
+    with Broker(tmp_path) as broker, Connection(broker.url) as connection:
+        assert connection.channel().queue_declare("q", passive=True).message_count == 200
