@@ -228,8 +228,9 @@ class Log:
             self.store.unlink_later(self.directory, acks)
 
     def delete(self) -> None:
-        """Unlink everything; the queue's definition is gone already."""
+        """Unlink everything; the queue's definition is gone already. Without room it is not, and the queue may come back."""
         for part in self.segments:
+            part.trim()
             self.store.dropped(part)
         if self.segments and self.durable:
             # Not before the definition is durably gone: the queue must not come back empty after a power cut.
