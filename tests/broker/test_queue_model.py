@@ -305,7 +305,7 @@ class QueueModel(RuleBasedStateMachine):
             self.q.requeue(offset, len(run), sum(len(m.body) for m in run))
             for m in run:
                 m.place = READY
-                if 0 <= self.limit < m.deliveries:
+                if 0 <= self.limit < m.deliveries and not (m.vague and m.offset in self.q.requeued):
                     self.leave(m)
         self.q.mark_dirty()
 
