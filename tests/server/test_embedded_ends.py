@@ -21,9 +21,10 @@ from tests.support.wait import wait_until
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where temporary directories are made; at the end nothing is in it, and no thread of a broker runs."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(threading.enumerate())
     yield tmp_path
     assert list(tmp_path.glob("kvitto-*")) == []
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("kvitto")])
+    wait_until(lambda: not [t for t in {*threading.enumerate()} - before if t.name.startswith("kvitto")])
 
 
 def test_a_start_that_fails_leaves_nothing_and_can_be_tried_again() -> None:
