@@ -133,12 +133,7 @@ class Broker:
         if replayed:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
-            job = self.store.begin_sync(everything=True)
-            job.run()
-            self.store.end_sync(job)
-            if self.store.failed is not None:
-                raise self.store.failed
-            self.turn()
+            self._sync_all()
         for queue in self.queues.values():
             queue.release_windows()
 
@@ -260,12 +255,16 @@ class Broker:
                 queue.log.trim()
             if not self.store.dirty:
                 break
-            job = self.store.begin_sync(everything=True)
-            job.run()
-            self.store.end_sync(job)
-            if self.store.failed is not None:
-                raise self.store.failed
-            self.turn()
+            self._sync_all()
+
+    def _sync_all(self) -> None:
+        """Where there is no loop yet, or none any more."""
+        job = self.store.begin_sync(everything=True)
+        job.run()
+        self.store.end_sync(job)
+        if self.store.failed is not None:
+            raise self.store.failed
+        self.turn()
 
     def take_batch(self) -> Batch:
         return self._pool.pop() if self._pool else Batch()
