@@ -186,7 +186,7 @@ class QueueModel(RuleBasedStateMachine):
             self.leave(ready.pop(0))
         if any(c.credit() > 0 for c in self.consumers):
             for m in ready:
-                assert self.over_limit(m), "a consumer has credit, and messages wait"
+                assert self.over_limit(m) or self.leaves_unseen(m), "a consumer has credit, and messages wait"
                 self.leave(m)
         if not self.rig.broker.unwritten:
             told = [m for m in self.messages if not m.confirmed]
@@ -510,7 +510,10 @@ class QueueModel(RuleBasedStateMachine):
             assert in_main or (may_die and (in_dead or not self.dead)), f"{where}: it was confirmed"
         assert not in_dead or may_die or m.died or m.place in (DEAD, GONE), where
         if in_main:
-            m.place, m.vague = MOVING if m.offset in self.q.parked else READY, m.vague or not exact
+            m.vague = (
+                m.vague or not exact or m.place == MOVING
+            )  # what had left the head comes back as if it had been delivered
+            m.place = MOVING if m.offset in self.q.parked else READY
         elif in_dead:
             m.place, m.died = DEAD, True
         else:
