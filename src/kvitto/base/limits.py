@@ -21,7 +21,11 @@ BODY_MAX = 128 * MIB
 UNFINISHED_MAX = 2 * BODY_MAX
 """Bytes of bodies that one connection may have begun on all its channels and not ended."""
 TX_MAX = 256 * MIB
-"""Bytes that one transaction may publish; it is held in memory and becomes one record of the journal."""
+"""Bytes that one transaction may hold; it is in memory until its commit and becomes one record of the journal."""
+STAGED_BYTES = 256
+"""What a publish or a settlement in a transaction counts beside the bytes of its message."""
+STAGED_MAX = 2 * TX_MAX
+"""Bytes that all open transactions of one connection may hold."""
 SHORTSTR_MAX = 255
 """Bytes in a short string: names, routing keys."""
 TABLE_DEPTH_MAX = 32

@@ -15,7 +15,7 @@ cdef class Connection:
     cdef public bint loopback, tls, can_cancel, can_block, stalled, answering, choked, publisher, blocked, failed
     cdef public Output output
     cdef public int state
-    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, beats, unfinished
+    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, beats, unfinished, staged
     cdef public dict client, channels, queues
     cdef public bytes rest
     cdef public Channel _last

@@ -108,6 +108,7 @@ class Connection:
         self.quiet_out = 0
         self.beats = 0
         self.unfinished = 0
+        self.staged = 0
         self.started_ms = hub.broker.now_ms
         hub.connections[self] = None
         hub.connections_made += 1

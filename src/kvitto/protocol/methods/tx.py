@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.deadletter import Parcel
+from kvitto.broker.deadletter import Parcel, weight
 from kvitto.broker.queue import Queue
-from kvitto.broker.room import Room
 from kvitto.broker.route import Route
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE, STAGE
 from kvitto.store.journal import Append, Settle
@@ -21,8 +20,12 @@ if TYPE_CHECKING:
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
 
+    Settlement = tuple[int, Consumer, int, int, int, int]
+    """Kind, consumer, first offset, how many, bytes of their bodies, slot."""
+
 COPIES_MAX = 4
 """How often all of the largest transaction may be copied to queues."""
+OFTEN = "commit more often"
 MOVE = 4
 """A reject whose dead-letter move is in the transaction's own record."""
 
@@ -31,14 +34,11 @@ class Transaction:
     def __init__(self, chan: Channel) -> None:
         self.chan = chan
         self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
-        self.settles: list[tuple[int, Consumer, int, int, int, int]] = []
+        self.settles: list[Settlement] = []
         self.size = 0
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
-        self.size += len(key) + len(props) + len(body)
-        if self.size > limits.TX_MAX:
-            text = f"a transaction may publish {limits.TX_MAX} bytes at most: commit more often"
-            raise ChannelError(PRECONDITION_FAILED, text, 60, 40)
+        self._hold(limits.STAGED_BYTES + len(key) + len(props) + len(body))
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
     def settle(self, tag: int, multiple: bool, kind: int) -> bool:
@@ -46,14 +46,32 @@ class Transaction:
         self.chan.held.clear()
         if not self.chan.settle_tags(tag, multiple, STAGE):
             return False
-        self.settles += [(kind, *run) for run in self.chan.held]
+        for consumer, offset, n, size, slot in self.chan.held:
+            self._hold(limits.STAGED_BYTES * (n if kind == REJECT and moves(consumer.queue) else 1))
+            self.settles.append((kind, consumer, offset, n, size, slot))
         return True
+
+    def _hold(self, size: int) -> None:
+        """Count what is held now; ChannelError 406 if it is too much (W8)."""
+        conn = self.chan.connection
+        self.size += size
+        conn.staged += size
+        if self.size > limits.TX_MAX:
+            raise ChannelError(
+                PRECONDITION_FAILED, f"a transaction may hold {limits.TX_MAX} bytes at most: {OFTEN}", 60, 40
+            )
+        if conn.staged > limits.STAGED_MAX:
+            text = f"the transactions of a connection may hold {limits.STAGED_MAX} bytes at most: {OFTEN}"
+            raise ChannelError(PRECONDITION_FAILED, text, 60, 40)
+
+    def _clear(self) -> None:
+        self.publishes, self.settles = [], []
+        self.chan.connection.staged -= self.size
+        self.size = 0
 
     def rollback(self) -> None:
         """Publishes are gone, held deliveries are unacked as before (T6)."""
-        self.publishes.clear()
-        self.settles.clear()
-        self.size = 0
+        self._clear()
         self.chan.let_go(False)
 
     def commit(self, done: Callable[[], None], full: Callable[[], None]) -> None:
@@ -64,8 +82,13 @@ class Transaction:
         chan, broker = self.chan, self.chan.connection.hub.broker
         publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
         parcel = Parcel()
-        self._check_refusals(publishes, parcel.room)
         record, transient = parcel.record, parcel.transient
+        self._check_refusals(publishes, parcel)
+        try:
+            settles = self._settlements(parcel)
+        except ChannelError:
+            parcel.room.give_back()
+            raise
         returned = []
         for route, key, mandatory, props, body, ttl_ms in publishes:
             if not route.count and not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
@@ -75,21 +98,8 @@ class Transaction:
                     record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
                 else:
                     transient.append((queue, key, props, body, ttl_ms, 0))
-        settles: list[tuple[int, Consumer, int, int, int, int]] = []
-        for kind, consumer, offset, n, size, slot in self.settles:
-            queue = consumer.queue
-            if kind == REQUEUE or not queue.log.durable or queue.deleted:
-                settles.append((kind, consumer, offset, n, size, slot))
-            elif kind == ACK or queue.settings.dead_letter_exchange is None:
-                record.settles.append(Settle(queue.log.queue_id, offset, n, ACKED if kind == ACK else REJECTED))
-                settles.append((kind, consumer, offset, n, size, slot))
-            else:
-                for o in range(offset, offset + n):
-                    moves = broker.dead_letters.join(parcel, queue, o)
-                    settles.append((MOVE if moves else REJECT, consumer, o, 1, 0, slot))
-        held, self.settles = self.settles, []
-        self.publishes = []
-        self.size = 0
+        held = self.settles
+        self._clear()
 
         def apply() -> None:
             parcel.apply(broker)
@@ -118,23 +128,54 @@ class Transaction:
             return Route(route.exchange, route.routing_key, [q for q in route.queues if not q.deleted], True)
         return self.chan.vhost.route(publish[1])
 
-    def _check_refusals(self, publishes: list[Any], kept: Room) -> None:
+    def _settlements(self, parcel: Parcel) -> list[Settlement]:
+        """Put them into the record, rejects with their moves; return what is to be done with each once that is durable."""
+        settles: list[Settlement] = []
+        dead_letters = self.chan.connection.hub.broker.dead_letters
+        check_copies(parcel.size + sum(run[4] for run in self.settles if run[0] == REJECT and moves(run[1].queue)))
+        for kind, consumer, offset, n, size, slot in self.settles:
+            queue = consumer.queue
+            if kind == REQUEUE or not queue.log.durable or queue.deleted:
+                settles.append((kind, consumer, offset, n, size, slot))
+            elif kind == ACK or not moves(queue):
+                outcome = ACKED if kind == ACK else REJECTED
+                parcel.record.settles.append(Settle(queue.log.queue_id, offset, n, outcome))
+                settles.append((kind, consumer, offset, n, size, slot))
+            else:
+                for o in range(offset, offset + n):
+                    joined = dead_letters.join(parcel, queue, o)
+                    settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
+                    check_copies(parcel.size)
+        return settles
+
+    def _check_refusals(self, publishes: list[Any], parcel: Parcel) -> None:
         """ChannelError 406 if a queue has no room for all of them (T5); else they have it."""
         room: dict[Queue, tuple[int, int]] = {}
-        for route, _, _, _, body, _ in publishes:
+        for route, key, _, props, body, _ in publishes:
+            parcel.size += weight(key, props, body) * route.count
             for queue in route.queues:
                 n, size = room.get(queue, (0, 0))
                 room[queue] = (n + 1, size + len(body))
-        if sum(size for _, size in room.values()) > COPIES_MAX * limits.TX_MAX:
-            text = f"the copies of this transaction's messages are more than {COPIES_MAX * limits.TX_MAX} bytes: commit more often"
-            raise ChannelError(PRECONDITION_FAILED, text)
+        check_copies(parcel.size)
         for queue, (n, size) in room.items():
             if queue.limited and queue.rejects and queue.refuses(n, size):
                 raise ChannelError(
                     PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed"
                 )
         for queue, (n, size) in room.items():
-            kept.keep(queue, n, size)
+            parcel.room.keep(queue, n, size)
+
+
+def moves(queue: Queue) -> bool:
+    """Whether a reject is a dead-letter move that becomes part of the record."""
+    return queue.log.durable and not queue.deleted and queue.settings.dead_letter_exchange is not None
+
+
+def check_copies(size: int) -> None:
+    """ChannelError 406 if that is too much for one record."""
+    if size > COPIES_MAX * limits.TX_MAX:
+        text = f"the copies of this transaction's messages are more than {COPIES_MAX * limits.TX_MAX} bytes: {OFTEN}"
+        raise ChannelError(PRECONDITION_FAILED, text)
 
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
