@@ -280,6 +280,120 @@ def test_the_copies_of_a_transaction_have_a_limit(tx: Raw, name: str, monkeypatc
     assert [tx.count(queue, 2) for queue in queues] == [0] * 5
 
 
+def test_empty_messages_and_settlements_count_too(tx: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: each takes memory."""
+    monkeypatch.setattr(limits, "TX_MAX", 100_000)
+    for _ in range(250):
+        tx.publish(1, "", name, b"")
+    tx.call(1, m.TxRollback(), m.TxRollbackOk)
+    tx.put_in(name, *[b"x"] * 250)
+    for _ in range(250):
+        tx.get(name)
+    tx.put(1, m.BasicNack(0, True, False))
+    for _ in range(50):
+        tx.publish(1, "", name, b"")
+    commit(tx)
+    for _ in range(400):
+        tx.publish(1, "", name, b"")
+    assert "commit more often" in tx.channel_error(406).reply_text
+    assert tx.count(name, 2) == 50
+
+
+def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: 2047 channels may hold one each. What is committed, rolled back or closed is out of it."""
+    monkeypatch.setattr(limits, "STAGED_MAX", 2_500)
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    for channel in range(2, 6):
+        wire.put(channel, m.ChannelOpen(), m.TxSelect())
+
+    def publish(channel: int) -> None:
+        wire.feed(content(channel, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(700)))
+
+    for end in (m.TxCommit(), m.TxRollback(), m.ChannelClose(200, "bye")):
+        for channel in (2, 3):
+            publish(channel)
+        assert wire.connection.staged > 1_400
+        for channel in (2, 3):
+            wire.put(channel, end)
+            house.settle()
+        assert wire.connection.staged == 0
+    wire.put(2, m.ChannelOpen(), m.TxSelect())
+    wire.put(3, m.ChannelOpen(), m.TxSelect())
+    house.settle()
+    wire.frames()
+    for channel in (2, 3, 4):
+        publish(channel)
+    house.settle()
+    (close,) = wire.methods()
+    assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "commit more often" in close.reply_text
+    for channel in (2, 3):
+        wire.put(channel, m.TxCommit())
+        house.settle()
+    assert wire.methods() == [m.TxCommitOk()] * 2 and wire.connection.staged == 0
+    publish(5)
+    wire.connection.lost()
+    assert wire.connection.staged == 0
+
+
+@pytest.mark.parametrize(("size", "count"), [(30_000, 20), (0, 700)])
+def test_rejects_with_their_dead_letters_have_a_limit(size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8, T5: all their copies are in one record, and were not counted. Nothing is applied if it would be too large."""
+    house = House()
+    wire = house.wire()
+    vhost = house.broker.vhosts["/"]
+    vhost.declare_exchange("x", "fanout", True, False, False, {})
+    targets = [vhost.declare_queue(f"dead{i}", True, False, False, {}, None) for i in range(4)]
+    for target in targets:
+        vhost.bind("x", target, "", {})
+    queue = vhost.declare_queue("q", True, False, False, {"x-dead-letter-exchange": "x"}, None)
+    for _ in range(count):
+        queue.append_bytes(b"\0\1q", b"\0\0", bytes(size), -1, 0)
+    house.settle()
+    wire.put(1, m.TxSelect(), *[m.BasicGet("q")] * count)
+    house.settle()
+    wire.frames()
+    monkeypatch.setattr(limits, "TX_MAX", 200_000)
+    wire.put(1, m.BasicNack(2, True, False), m.TxCommit())
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()] and [t.ready for t in targets] == [2] * 4
+    reads = []
+    address = house.broker.dead_letters.address
+    monkeypatch.setattr(house.broker.dead_letters, "address", lambda *args: reads.append(args[2]) or address(*args))
+    wire.put(1, m.BasicNack(0, True, False), m.TxCommit())
+    house.settle()
+    (close,) = wire.methods()
+    assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "commit more often" in close.reply_text
+    assert len(reads) * size <= 800_000
+    assert [t.ready for t in targets] == [2] * 4 and queue.ready == count - 2
+    assert all(t.coming == 0 for t in targets) and wire.connection.staged == 0
+
+
+def test_rejects_of_a_transaction_keep_to_the_limit_of_their_dead_letter_queue() -> None:
+    """X4, T5: those that find no room in it stay where they are; its own publishes come first."""
+    house = House()
+    wire = house.wire()
+    vhost = house.broker.vhosts["/"]
+    full = {"x-max-length": 3, "x-overflow": "reject-publish"}
+    dead = vhost.declare_queue("dead", True, False, False, full, None)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    queue = vhost.declare_queue("q", True, False, False, arguments, None)
+    for _ in range(5):
+        queue.append_bytes(b"\0\1q", b"\0\0", b"x", -1, 0)
+    house.settle()
+    wire.put(1, m.TxSelect(), *[m.BasicGet("q")] * 5)
+    house.settle()
+    wire.frames()
+    wire.put(1, m.BasicNack(0, True, False))
+    wire.feed(content(1, m.BasicPublish("", "dead"), NO_PROPERTIES, b"published"))
+    wire.put(1, m.TxCommit())
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()]
+    assert (dead.ready, dead.coming, queue.messages) == (3, 0, 3)
+
+
 def test_large_transactions_of_one_sync_are_batches_of_their_own() -> None:
     """T4: what is read back is one transaction at a time."""
     house = House()
