@@ -167,7 +167,9 @@ class Server:
             self.store.shut()
         except StoreError as error:
             self._error = self._error or error
-            log.critical("%s; the data directory is not left in order, the last settlements may be missing in it", error)
+            log.critical(
+                "%s; the data directory is not left in order, the last settlements may be missing in it", error
+            )
         finally:
             self._ended.set()
 
