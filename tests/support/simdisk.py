@@ -255,8 +255,9 @@ class SimDisk:
 
         def sync() -> None:
             waiting: list[NameChange] = []
+            chosen = self._certain_with(path)
             for change in self._pending:
-                if path not in change.dirs:
+                if id(change) not in chosen:
                     waiting.append(change)
                     continue
                 change.apply(self._certain)
@@ -265,6 +266,16 @@ class SimDisk:
             self._pending = waiting
 
         self.sync(sync)
+
+    def _certain_with(self, directory: str) -> set[int]:
+        """Ids of the changes that a sync of the directory makes certain: its own, and what gave a file the name it is moved from."""
+        chosen, sources = set(), set()
+        for change in reversed(self._pending):
+            if directory in change.dirs or change.path in sources:
+                chosen.add(id(change))
+                if change.moved_from is not None:
+                    sources.add(change.moved_from)
+        return chosen
 
     def free_bytes(self) -> int:
         self.alive()

@@ -295,3 +295,13 @@ def test_closed_files_and_unknown_paths_are_refused() -> None:
     for call in (lambda: file.read_at(0, 1), lambda: file.write_at(0, [b""]), file.size, file.sync):
         with pytest.raises(StoreError):
             call()
+
+
+def test_a_file_that_is_moved_out_of_an_unsynced_directory_is_not_in_both() -> None:
+    disk = SimDisk()
+    disk.makedirs("d")
+    disk.open("d/a", create=True)
+    disk.rename("d/a", "a")
+    disk.sync_dir("")
+    disk.sync_dir("d")
+    assert disk.certain and set(disk.crash(Random(0)).files()) == {"a"}
