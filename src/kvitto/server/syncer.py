@@ -12,8 +12,8 @@ from kvitto.store.store import SyncJob
 
 SHORT_S = 0.0005
 """A sync that takes longer goes to the thread: waking it and being woken costs about 0.1 ms."""
-SLOW_FORGOTTEN = 0.9
-"""How much of a slow sync is remembered at the next one."""
+WEIGHT = 1 / 8
+"""Of the latest sync in the usual time of one."""
 
 
 class Syncer:
@@ -21,13 +21,13 @@ class Syncer:
         self._loop = loop
         self._done = done
         self._jobs: SimpleQueue[SyncJob | None] = SimpleQueue()
-        self._took = 1.0
+        self._usual = 1.0
         self._thread = threading.Thread(target=self._work, name="kvitto-sync", daemon=True)
         self._thread.start()
 
     def is_short(self, job: SyncJob) -> bool:
         """Whether the job is small and this disk has been quick lately."""
-        return job.small and self._took < SHORT_S
+        return job.small and self._usual < SHORT_S
 
     def submit(self, job: SyncJob) -> None:
         """Have the thread run the job, and `done` called in the loop."""
@@ -36,7 +36,7 @@ class Syncer:
     def run(self, job: SyncJob) -> None:
         begin = time.perf_counter()
         job.run()
-        self._took = max(time.perf_counter() - begin, SLOW_FORGOTTEN * self._took)
+        self._usual += (time.perf_counter() - begin - self._usual) * WEIGHT
 
     def stop(self) -> None:
         self._jobs.put(None)
