@@ -109,15 +109,21 @@ def test_a_flipped_bit_is_a_torn_end_or_stops_the_start() -> None:
                 replayed(damaged)
 
 
+def one_synced() -> tuple[SimDisk, Store, Record]:
+    """A store that runs, with one record that is certain."""
+    disk = SimDisk(reserving=False)
+    store = open_store(disk)
+    store.started()
+    first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
+    store.journal.write(first)
+    sync(store)
+    return disk, store, first
+
+
 def test_unsynced_records_that_a_power_cut_reorders_are_a_torn_end() -> None:
     """A later record may survive without an earlier one: neither had been told to anybody."""
     for seed in range(60):
-        disk = SimDisk(reserving=False)
-        store = open_store(disk)
-        store.started()
-        first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
-        store.journal.write(first)
-        sync(store)
+        disk, store, first = one_synced()
         later = [Record(settles=[Settle("ab" * 16, i, 1, 1)]) for i in (2, 3, 4)]
         for record in later:
             store.journal.write(record)
@@ -301,12 +307,7 @@ def test_a_queue_deleted_between_the_record_and_its_application() -> None:
 @pytest.mark.parametrize("salt", [0, 1])
 def test_a_body_that_is_a_record_is_a_body(salt: int) -> None:
     """T4, W8: the record around it was torn, and the start said that the journal was damaged, or applied what the body held."""
-    disk = SimDisk(reserving=False)
-    store = open_store(disk)
-    store.started()
-    first = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
-    store.journal.write(first)
-    sync(store)
+    disk, store, first = one_synced()
     start = len(disk.files()[FILE])
     inner = Record(5, [], [Settle("ab" * 16, 0, 1, 1)], durable=1 << 30)
     body = b"".join(inner.encode(salt)) + b"".join(raw_record(3, b"\x01abc", salt)) + b"z" * 50

@@ -66,7 +66,6 @@ class Server:
         self.received = 0
         """Bytes since the last turn."""
         self._beat: asyncio.TimerHandle | None = None
-        self._half_beats = 0.0
         self._stopping = False
         self._slow = ThreadPoolExecutor(1, "kvitto-login")
         self._ended: asyncio.Event
@@ -239,6 +238,7 @@ class Server:
             return False
         self._syncer.run(job)
         self._end_sync(job)
+        self.hub.turn()
         return True
 
     def _synced(self, job: SyncJob) -> None:
@@ -249,7 +249,6 @@ class Server:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
-        self.hub.turn()
 
     def _in_thread(self, work: Callable[[], User | None], done: Callable[[User | None], None]) -> None:
         """One at a time: whoever guesses passwords must not take the processor from those who are in."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
+from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.store import paths, segment, settlements
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import Batch, BatchHeader, verify
@@ -25,7 +26,6 @@ from kvitto.wire.buf import Buf
 if TYPE_CHECKING:
     from kvitto.store.store import Store
 
-SEGMENT_BYTES = 64 << 20
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
 CHUNK_BYTES = 256 * 1024
 
