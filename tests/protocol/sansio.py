@@ -30,9 +30,10 @@ class Wire:
 
     # -- what a connection asks of its transport -------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: memoryview) -> bool:
         if not self.closed:
             self.written += data
+        return True
 
     def close(self) -> None:
         self.closed = True

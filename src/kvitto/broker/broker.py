@@ -6,7 +6,7 @@ Sans-IO: the server calls `turn` after it has fed connections, drives the store'
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.clock import Clock
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kvitto.broker.reader import Reader
 
 log = logging.getLogger("kvitto.broker")
+
+Direct = tuple[Queue, bytes, bytes, bytes, int, int]
+"""A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
 LARGE = 64 << 20
 POOL_MAX = 64
 POOL_LARGE = 4
@@ -190,6 +193,11 @@ class Broker:
         """For whoever takes input, once for all that has come: a message's time to live begins now, not with the last turn."""
         self.now_ms = self.clock.now_ms()
 
+    @property
+    def idle(self) -> bool:
+        """Nothing has changed since the last turn."""
+        return not (self.dirty or self.readers or self.dead_letters.moves)
+
     def turn(self) -> None:
         """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
         self.read_clock()
@@ -311,8 +319,8 @@ class Broker:
         ends = {queue_id: queue.log.durable_end for queue_id, queue in queues.items() if queue is not None}
         return all(s.offset + s.count <= ends.get(s.queue_id, s.offset + s.count) for s in record.settles)
 
-    def apply(self, record: Record, recovering: bool = False) -> None:
-        """Append a record's messages to their queues, each record of a queue in one batch."""
+    def apply(self, record: Record, direct: Sequence[Direct] = (), recovering: bool = False) -> None:
+        """Append a record's messages, and those that need none, to their queues: what goes to one queue is in one batch."""
         self.applying = True
         try:
             for op in record.appends:
@@ -320,9 +328,12 @@ class Broker:
                 if queue is None or (recovering and queue.log.journal >= record.sequence):
                     continue
                 queue.append_journaled(op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
+            for queue, key, props, body, ttl_ms, flags in direct:
+                queue.append_journaled(key, props, body, ttl_ms, flags, 0)
         finally:
             self.applying = False
-        for queue in {self.queues.get(op.queue_id) for op in record.appends}:
+        queues = {self.queues.get(op.queue_id) for op in record.appends}
+        for queue in queues.union(to[0] for to in direct):
             if queue is not None and queue.tail is not None and queue.tail.size() > LARGE:
                 self.flush(queue)  # a batch has to hold a whole record, not several large ones
         self.store.journal.applied_to(record.sequence)

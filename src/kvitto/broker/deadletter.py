@@ -21,7 +21,7 @@ from kvitto.wire import tables
 from kvitto.wire.properties import Properties, edit_headers, join, split
 
 if TYPE_CHECKING:
-    from kvitto.broker.broker import Broker
+    from kvitto.broker.broker import Broker, Direct
     from kvitto.broker.queue import Queue
 
 LETTERS_PER_TURN = 500
@@ -42,11 +42,11 @@ OUR_HEADERS = (
 
 
 class Parcel:
-    """The moves of one record, with what goes to queues that are not durable, and whose letters they are."""
+    """The moves of one record, with what goes to its queues without one, and whose letters they are."""
 
     def __init__(self) -> None:
         self.record = Record()
-        self.transient: list[tuple[Queue, bytes, bytes, bytes, int, int]] = []
+        self.direct: list[Direct] = []
         self.letters: list[tuple[Queue, int, str]] = []
         self.room = Room()
         self.size = 0
@@ -58,15 +58,13 @@ class Parcel:
             if target.log.durable:
                 self.record.appends.append(Append(target.log.queue_id, key, props, body, flags=DEAD))
             else:
-                self.transient.append((target, key, props, body, -1, DEAD))
+                self.direct.append((target, key, props, body, -1, DEAD))
         self.size += weight(key, props, body) * len(targets)
 
     def apply(self, broker: Broker) -> None:
         """The record is durable: give the messages to their queues."""
         self.room.give_back()
-        broker.apply(self.record)
-        for target, key, props, body, ttl_ms, flags in self.transient:
-            target.append_journaled(key, props, body, ttl_ms, flags, 0)
+        broker.apply(self.record, self.direct)
 
 
 class DeadLetters:

@@ -68,7 +68,7 @@ class Engine:
                         raise worker.connection.closed
                     if worker.channel.closed is not None:
                         raise worker.channel.closed
-                if events & select.EPOLLOUT:
+                if events & select.EPOLLOUT or not self._masks[fd] & select.EPOLLOUT:
                     worker.writable(now)
             now = time.monotonic()
             self._set_masks(now)

@@ -30,7 +30,6 @@ cdef class Channel:
 
     @cython.locals(route=Route, inside=int, refused=list, k=Py_ssize_t, q=Queue)
     cdef int publish(self, const unsigned char* p, Py_ssize_t key, Py_ssize_t key_len, int options, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except -1
-    cpdef publish_bytes(self, bytes key, int options, bytes props, bytes body)
     cpdef Route find_route(self, bytes key)
     cpdef touch(self)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")

@@ -139,10 +139,6 @@ class Channel:
             )
         return 0
 
-    def publish_bytes(self, key: bytes, options: int, props: bytes, body: bytes) -> None:
-        """`publish` for a message whose frames came one by one."""
-        self.publish(key, 0, len(key), options, props, 0, len(props), body, 0, len(body))
-
     def find_route(self, key: bytes) -> Route:
         """The route for a key that is not the last one, and whether this user may publish there (W5)."""
         try:
@@ -416,12 +412,12 @@ class Channel:
 class Content:
     """A message whose frames come one by one: after the method, the header, then the body until `size` is reached."""
 
-    def __init__(self, key: bytes, options: int) -> None:
+    def __init__(self, key: bytes, options: int, body: Buf) -> None:
         self.key = key
         self.options = options
+        self.body = body
         self.props: bytes | None = None
         self.size = 0
-        self.body = bytearray()
 
 
 __all__ = ["ACK", "REJECT", "REQUEUE", "STAGE", "Channel", "Content", "Queue"]

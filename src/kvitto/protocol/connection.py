@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.amqp")
 
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+KEPT_BYTES = 4 << 20
+"""What a buffer of a connection may keep for its next use; one that is quiet gives it back."""
+BODY_AHEAD = 8
+"""Room for a body that is put together: so many times what has come of it."""
 INPUT_PAUSE = 8 << 20
 """Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
 
@@ -64,7 +68,10 @@ _CLOSING = CLOSING
 class Transport(Protocol):
     """What the server gives a connection to act on its socket."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: memoryview) -> bool:
+        """Send it; False if some of it waits: then its bytes must stay as they are."""
+        ...
+
     def close(self) -> None: ...
     def abort(self) -> None: ...
     def pause(self) -> None: ...
@@ -108,6 +115,7 @@ class Connection:
         self.quiet_out = 0
         self.beats = 0
         self.unfinished = 0
+        self._spare: Buf | None = None
         self.staged = 0
         self.started_ms = hub.broker.now_ms
         hub.connections[self] = None
@@ -190,7 +198,7 @@ class Connection:
             elif kind == 2:
                 self._header(number, bytes(p[pos + 7 : end - 1]))
             elif kind == 3:
-                self._body(number, bytes(p[pos + 7 : end - 1]))
+                self._body(number, p, pos + 7, size)
             else:
                 self._at = n
                 raise ConnectionError_(FRAME_ERROR, f"unknown frame type {kind}")
@@ -232,7 +240,8 @@ class Connection:
                     self._at = b + 8 + body_len
                     c.publish(p, key, key_len, options, p, end + 19, size - 12, p, b + 7, body_len)
                     return self._at
-        c.content = Content(bytes(p[key:k]), options)
+        body, self._spare = self._spare or Buf(0), None
+        c.content = Content(bytes(p[key:k]), options, body)
         return end
 
     def _find_channel(self, number: int) -> None:
@@ -321,21 +330,25 @@ class Connection:
         if not content.size:
             self._publish_whole(c)
 
-    def _body(self, number: int, payload: bytes) -> None:
+    def _body(self, number, p, at, n):  # type: ignore[no-untyped-def]
         c = self._content_channel(number)
         if c is None:
             return
         content = c.content
         if content is None or content.props is None:
             raise ConnectionError_(UNEXPECTED_FRAME, "expected method or header frame, got content body frame instead")
-        content.body += payload
-        self.unfinished += len(payload)
+        body = content.body
+        self.unfinished += n
         if self.unfinished > limits.UNFINISHED_MAX:
             text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40)
-        if len(content.body) > content.size:
+        if body.n + n > content.size:
             raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
-        if len(content.body) == content.size:
+        if body.n + n > body.cap:
+            body.grow(min(content.size, BODY_AHEAD * (body.n + n)))
+        bits.copy(body.p, body.n, p, at, n)
+        body.n += n
+        if body.n == content.size:
             self._publish_whole(c)
 
     def _content_channel(self, number: int) -> Channel | None:
@@ -346,11 +359,13 @@ class Connection:
             raise ConnectionError_(CHANNEL_ERROR, f"channel {number} is not open")
         return None if c.closing or self.state == CLOSING else c
 
-    def _publish_whole(self, c: Channel) -> None:
+    def _publish_whole(self, c):  # type: ignore[no-untyped-def]
         content, c.content = c.content, None
-        assert content is not None and content.props is not None
-        self.unfinished -= len(content.body)
-        c.publish_bytes(content.key, content.options, content.props, bytes(content.body))
+        key, props, body = content.key, content.props, content.body
+        self.unfinished -= body.n
+        c.publish(key, 0, len(key), content.options, props, 0, len(props), body.p, 0, body.n)
+        body.clear(KEPT_BYTES)
+        self._spare = body
 
     # -- mistakes --------------------------------------------------------------------------------------------
 
@@ -392,7 +407,7 @@ class Connection:
         """Consumers go, unacked messages go back, a transaction is rolled back."""
         c.closing = True
         if c.content is not None:
-            self.unfinished -= len(c.content.body)
+            self.unfinished -= c.content.body.n
             c.content = None
         consumers, c.consumers = list(c.consumers.values()), {}
         for consumer in consumers:
@@ -450,9 +465,10 @@ class Connection:
         if buf.n and self.state >= START:
             self.quiet_out = 0
             self.sent_bytes += buf.n
-            data = buf.tobytes()
-            buf.clear()
-            self.transport.write(data)
+            if self.transport.write(buf.view()):
+                buf.clear(KEPT_BYTES)
+            else:
+                buf.detach()
         if self.output.full:
             self.output.full = False
             if not self.output.paused:
@@ -510,6 +526,7 @@ class Connection:
         self.quiet_out += 1
         if self.quiet_out > 1 and not self.output.buf.n:
             self.output.buf.clear(1 << 16)
+            self._spare = None
         if self.quiet_in > 4:
             return False
         if self.quiet_out > 1 and not self.output.paused:

@@ -56,7 +56,7 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
             if n - at < 8 and PROTOCOL_HEADER.startswith(box.tobytes(at, n)):
                 return at
             if box.tobytes(at, at + 8) != PROTOCOL_HEADER:
-                connection.transport.write(PROTOCOL_HEADER)
+                connection.transport.write(memoryview(PROTOCOL_HEADER))
                 connection.state = CLOSED
                 connection.transport.close()
                 return n

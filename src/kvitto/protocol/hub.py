@@ -38,6 +38,7 @@ class Hub:
         self.outputs: list[Output] = []
         self.touched: list[Channel] = []
         self._durable: dict[Channel, int] = {}
+        self._unwritten: list[Callable[[], None]] = []
         self.blocked: str | None = None
         self.schedule: Callable[[], None] = lambda: None
         self.in_thread: InThread | None = None
@@ -56,6 +57,18 @@ class Hub:
         self.broker.turn()
         self.confirm()
         self.flush()
+
+    def after_sync(self) -> None:
+        """Answer who has waited; a whole turn only if that has moved anything."""
+        if self.broker.idle:
+            self.confirm()
+            self.flush()
+        else:
+            self.turn()
+
+    def when_written(self, done: Callable[[], None]) -> None:
+        """Call back once what has been appended in this turn is durable; a full disk puts that off."""
+        self._unwritten.append(done)
 
     def confirm(self) -> None:
         """Channels that have published: acknowledge at once, or once the next sync is done (C2, C3, C4)."""
@@ -77,6 +90,9 @@ class Hub:
                 self._answer(channel, channel.sequence)
         if waiting:
             self.broker.store.when_durable(lambda: self._synced(waiting))
+        written, self._unwritten = self._unwritten, []
+        for done in written:
+            self.broker.store.when_durable(done)
 
     def _synced(self, waiting: list[tuple[Channel, int]]) -> None:
         """One sync may cover several turns of a channel: they get one ack."""

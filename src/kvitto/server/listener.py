@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
@@ -20,6 +21,8 @@ log = logging.getLogger("kvitto.amqp")
 INBOX = 512 * 1024
 LEAST_READ = 64 * 1024
 WRITE_HIGH = 1 << 20
+COPIES = sys.version_info < (3, 12)
+"""asyncio's plain transport takes a copy of what it cannot send yet; later ones, and TLS, keep what they were given."""
 
 
 class Peer(asyncio.BufferedProtocol):
@@ -33,6 +36,8 @@ class Peer(asyncio.BufferedProtocol):
         self._box = server.inbox
         self._at = 0
         self._done = False
+        self._paused = False
+        self._copies = COPIES and not tls
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
 
@@ -50,11 +55,12 @@ class Peer(asyncio.BufferedProtocol):
         assert self.connection is not None
         rest = self.connection.rest
         self._box, self._at = self.server.inbox, len(rest)
+        if len(rest) + LEAST_READ > INBOX:
+            self._box = Buf(len(rest) + LEAST_READ)
+        view = memoryview(self._box.data)
         if rest:
-            if len(rest) + LEAST_READ > INBOX:
-                self._box = Buf(len(rest) + LEAST_READ)
-            self._box.data[: len(rest)] = rest
-        return memoryview(self._box.data)[self._at :]
+            view[: self._at] = rest
+        return view[self._at :]
 
     def buffer_updated(self, nbytes: int) -> None:
         assert self.connection is not None
@@ -62,6 +68,7 @@ class Peer(asyncio.BufferedProtocol):
             return
         self.connection.received_bytes += nbytes
         self.server.received += nbytes
+        paused = self._paused
         try:
             self.connection.receive(self._box, self._at + nbytes)
         except StoreError as error:
@@ -70,6 +77,8 @@ class Peer(asyncio.BufferedProtocol):
             log.exception("%s: internal error, the connection is closed", self.connection.peer)
             self.connection.rest = b""
             self.connection.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
+        if paused and self._paused and self.socket is not None:
+            self.socket.pause_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -90,9 +99,11 @@ class Peer(asyncio.BufferedProtocol):
 
     # -- the connection's calls ------------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
-        if self.socket is not None and not self._done and not self.socket.is_closing():
-            self.socket.write(data)
+    def write(self, data: memoryview) -> bool:
+        if self.socket is None or self._done or self.socket.is_closing():
+            return True
+        self.socket.write(data)
+        return self._copies or not self.socket.get_write_buffer_size()
 
     def close(self) -> None:
         """Send what is left and end our side. What the peer still sends is read and dropped until it closes too.
@@ -117,10 +128,11 @@ class Peer(asyncio.BufferedProtocol):
             self.socket.abort()
 
     def pause(self) -> None:
-        if self.socket is not None and self.socket.is_reading():
-            self.socket.pause_reading()
+        """Take no more input; the socket itself stops with the next that comes, for a peer that waits for an answer sends none."""
+        self._paused = True
 
     def resume(self) -> None:
+        self._paused = False
         if self.socket is not None and not self.socket.is_reading() and not self.socket.is_closing():
             self.socket.resume_reading()
 

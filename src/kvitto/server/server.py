@@ -238,7 +238,7 @@ class Server:
             return False
         self._syncer.run(job)
         self._end_sync(job)
-        self.hub.turn()
+        self.hub.after_sync()
         return True
 
     def _synced(self, job: SyncJob) -> None:

@@ -14,3 +14,5 @@ cdef class Buf:
     @cython.locals(rest=Py_ssize_t)
     cpdef drop(self, Py_ssize_t k)
     cpdef clear(self, Py_ssize_t keep=*)
+    cpdef detach(self)
+    cdef _renew(self, Py_ssize_t capacity)

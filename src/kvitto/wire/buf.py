@@ -6,9 +6,12 @@ refreshed on every change of capacity, so nobody may keep `p` across a call of `
 
 from __future__ import annotations
 
+FRESH = 4096
+DETACHED_MAX = 1 << 20
+
 
 class Buf:
-    def __init__(self, capacity: int = 4096) -> None:
+    def __init__(self, capacity: int = FRESH) -> None:
         self.data = bytearray(capacity)
         self.p = self.data
         self.cap = capacity
@@ -25,7 +28,7 @@ class Buf:
         while cap < need:
             cap += cap >> 1 if cap > 1 << 20 else cap + 64
         fresh = bytearray(cap)
-        fresh[: self.n] = memoryview(self.data)[: self.n]
+        memoryview(fresh)[: self.n] = memoryview(self.data)[: self.n]
         self.data = fresh
         self.p = self.data
         self.cap = cap
@@ -33,7 +36,9 @@ class Buf:
     def add(self, source: bytes | bytearray | memoryview) -> None:
         k = len(source)
         self.reserve(k)
-        self.data[self.n : self.n + k] = source
+        memoryview(self.data)[self.n : self.n + k] = (
+            source  # a slice of the bytearray itself would take a copy of a copy
+        )
         self.n += k
 
     def drop(self, k: int) -> None:
@@ -47,9 +52,17 @@ class Buf:
         """Forget all; a buffer that has grown past `keep` bytes gives its memory back."""
         self.n = 0
         if self.cap > keep:
-            self.data = bytearray(4096)
-            self.p = self.data
-            self.cap = 4096
+            self._renew(FRESH)
+
+    def detach(self) -> None:
+        """Forget all, and leave the bytes to whoever has a view of them."""
+        self.n = 0
+        self._renew(min(self.cap, DETACHED_MAX))
+
+    def _renew(self, capacity: int) -> None:
+        self.data = bytearray(capacity)
+        self.p = self.data
+        self.cap = capacity
 
     def view(self, start: int = 0, end: int = -1) -> memoryview:
         return memoryview(self.data)[start : self.n if end < 0 else end]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.deadletter import Parcel, weight
-from kvitto.broker.queue import Queue
+from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.route import Route
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE, STAGE
 from kvitto.store.journal import Append, Settle
@@ -75,34 +75,38 @@ class Transaction:
         self.chan.let_go(False)
 
     def commit(self, done: Callable[[], None], full: Callable[[], None]) -> None:
-        """Make all of it durable, then apply it, then `done`.
+        """Make all of it durable, then apply it, then `done`. What goes to one queue alone needs no journal: one batch is all or nothing.
 
         ChannelError 406 if a queue refuses; then nothing is applied (T5). If the disk is full: `full`, the settlements are undone.
         """
         chan, broker = self.chan, self.chan.connection.hub.broker
         publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
         parcel = Parcel()
-        record, transient = parcel.record, parcel.transient
-        self._check_refusals(publishes, parcel)
+        record = parcel.record
+        durable = self._check_refusals(publishes, parcel)
         try:
             settles = self._settlements(parcel)
         except ChannelError:
             parcel.room.give_back()
             raise
+        alone = len(durable) == 1 and not record.settles and parcel.size <= TAIL_BYTES and not broker.full
         returned = []
         for route, key, mandatory, props, body, ttl_ms in publishes:
             if not route.count and not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
                 returned.append((route, props, body))
             for queue in route.queues:
-                if queue.log.durable:
+                if queue.log.durable and not alone:
                     record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
                 else:
-                    transient.append((queue, key, props, body, ttl_ms, 0))
+                    parcel.direct.append((queue, key, props, body, ttl_ms, 0))
         held = self.settles
         self._clear()
 
         def apply() -> None:
             parcel.apply(broker)
+            finish_all()
+
+        def finish_all() -> None:
             for kind, consumer, offset, n, size, slot in settles:
                 finish(chan, kind, consumer, offset, n, size, slot)
             for route, props, body in returned:
@@ -118,6 +122,9 @@ class Transaction:
         chan.let_go(True)
         if record.appends or record.settles:
             broker.journal(record, apply, undo)
+        elif alone:
+            parcel.apply(broker)
+            chan.connection.hub.when_written(finish_all)
         else:
             apply()
 
@@ -148,8 +155,8 @@ class Transaction:
                     check_copies(parcel.size)
         return settles
 
-    def _check_refusals(self, publishes: list[Any], parcel: Parcel) -> None:
-        """ChannelError 406 if a queue has no room for all of them (T5); else they have it."""
+    def _check_refusals(self, publishes: list[Any], parcel: Parcel) -> list[Queue]:
+        """ChannelError 406 if a queue has no room for all of them (T5); else they have it. Returns the durable queues among theirs."""
         room: dict[Queue, tuple[int, int]] = {}
         for route, key, _, props, body, _ in publishes:
             parcel.size += weight(key, props, body) * route.count
@@ -164,6 +171,7 @@ class Transaction:
                 )
         for queue, (n, size) in room.items():
             parcel.room.keep(queue, n, size)
+        return [queue for queue in room if queue.log.durable]
 
 
 def moves(queue: Queue) -> bool:
