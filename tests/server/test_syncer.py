@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kvitto.base.errors import StoreError
 from kvitto.client import Connection
 from kvitto.server.embedded import Broker
 from kvitto.server.syncer import SHORT_S, Syncer
-from kvitto.store.store import SyncJob
+from kvitto.store.disk import File, RealDisk
+from kvitto.store.store import LANES, MANY_FILES, SyncJob
 
 
 class Job:
@@ -21,7 +24,7 @@ class Job:
         self.small = small
         self.ran_in: int | None = None
 
-    def run(self) -> None:
+    def run(self, pool: Executor | None = None) -> None:
         self.ran_in = threading.get_ident()
 
 
@@ -56,14 +59,45 @@ def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPat
     loop.close()
 
 
+def test_many_files_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C2, C8: all of them before anybody is told, and one that fails fails the sync, once nothing syncs any more (adr/0010)."""
+    disk = RealDisk(str(tmp_path))
+    files: list[File] = [disk.open(f"f{n}", create=True) for n in range(MANY_FILES + 3)]
+    synced: dict[str, str] = {}
+    bad = ""
+
+    def sync(file: File) -> None:
+        if file.path == bad:
+            raise StoreError(f"cannot sync {bad}")
+        synced[file.path] = threading.current_thread().name
+
+    monkeypatch.setattr("kvitto.store.disk.RealFile.sync", sync)
+    with ThreadPoolExecutor(LANES) as pool:
+        job = SyncJob(disk, files, [])
+        job.run(pool)
+        assert job.error is None and set(synced) == {f.path for f in files}
+        assert threading.current_thread().name not in synced.values()
+        synced.clear()
+        bad = files[0].path
+        job = SyncJob(disk, files, [""])
+        job.run(pool)
+        assert str(job.error) == f"cannot sync {bad}"
+        assert {f.path for f in files} - set(synced) == {f.path for f in files[::LANES]}, "the other lanes have ended"
+    few = SyncJob(disk, files[1:MANY_FILES], [])
+    few.run(None)
+    assert set(synced.values()) >= {threading.current_thread().name}
+    for file in files:
+        file.close()
+
+
 def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C2: one message at a time, until syncs run in the loop."""
     places: set[str] = set()
     original = SyncJob.run
 
-    def run(job: SyncJob) -> None:
+    def run(job: SyncJob, pool: Executor | None = None) -> None:
         places.add(threading.current_thread().name)
-        original(job)
+        original(job, pool)
 
     monkeypatch.setattr(SyncJob, "run", run)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)

@@ -1,4 +1,4 @@
-"""Runs sync jobs, one at a time: in a thread of its own, or at once when that is sooner done (docs/adr/0009)."""
+"""Runs sync jobs, one at a time: in a thread of its own, or at once when that is sooner done (docs/adr/0009, 0010)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from kvitto.store.store import SyncJob
+from kvitto.store.store import LANES, SyncJob
 
 SHORT_S = 0.0005
 """A sync that takes longer goes to the thread: waking it and being woken costs about 0.1 ms."""
@@ -22,6 +23,7 @@ class Syncer:
         self._done = done
         self._jobs: SimpleQueue[SyncJob | None] = SimpleQueue()
         self._usual = 1.0
+        self._pool = ThreadPoolExecutor(LANES, "kvitto-sync")
         self._thread = threading.Thread(target=self._work, name="kvitto-sync", daemon=True)
         self._thread.start()
 
@@ -35,12 +37,13 @@ class Syncer:
 
     def run(self, job: SyncJob) -> None:
         begin = time.perf_counter()
-        job.run()
+        job.run(self._pool)
         self._usual += (time.perf_counter() - begin - self._usual) * WEIGHT
 
     def stop(self) -> None:
         self._jobs.put(None)
         self._thread.join()
+        self._pool.shutdown()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
