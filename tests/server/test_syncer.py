@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from kvitto.client import Connection
 from kvitto.server.embedded import Broker
 from kvitto.server.syncer import SHORT_S, Syncer
 from kvitto.store.disk import File, RealDisk
-from kvitto.store.store import LANES, MANY_FILES, SyncJob
+from kvitto.store.store import LANES, MANY_FILES, SyncJob, Together
 
 
 class Job:
@@ -24,7 +23,7 @@ class Job:
         self.small = small
         self.ran_in: int | None = None
 
-    def run(self, pool: Executor | None = None) -> None:
+    def run(self, together: Together | None = None) -> None:
         self.ran_in = threading.get_ident()
 
 
@@ -72,20 +71,23 @@ def test_many_files_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.
         synced[file.path] = threading.current_thread().name
 
     monkeypatch.setattr("kvitto.store.disk.RealFile.sync", sync)
-    with ThreadPoolExecutor(LANES) as pool:
-        job = SyncJob(disk, files, [])
-        job.run(pool)
-        assert job.error is None and set(synced) == {f.path for f in files}
-        assert threading.current_thread().name not in synced.values()
-        synced.clear()
-        bad = files[0].path
-        job = SyncJob(disk, files, [""])
-        job.run(pool)
-        assert str(job.error) == f"cannot sync {bad}"
-        assert {f.path for f in files} - set(synced) == {f.path for f in files[::LANES]}, "the other lanes have ended"
+    loop = asyncio.new_event_loop()
+    syncer = Syncer(loop, lambda job: None)
+    job = SyncJob(disk, files, [])
+    syncer.run(job)
+    assert job.error is None and set(synced) == {f.path for f in files}
+    assert threading.current_thread().name not in synced.values()
+    synced.clear()
+    bad = files[0].path
+    job = SyncJob(disk, files, [""])
+    syncer.run(job)
+    assert str(job.error) == f"cannot sync {bad}"
+    assert {f.path for f in files} - set(synced) == {f.path for f in files[::LANES]}, "the other lanes have ended"
     few = SyncJob(disk, files[1:MANY_FILES], [])
-    few.run(None)
+    syncer.run(few)
     assert set(synced.values()) >= {threading.current_thread().name}
+    syncer.stop()
+    loop.close()
     for file in files:
         file.close()
 
@@ -95,9 +97,9 @@ def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     places: set[str] = set()
     original = SyncJob.run
 
-    def run(job: SyncJob, pool: Executor | None = None) -> None:
+    def run(job: SyncJob, together: Together | None = None) -> None:
         places.add(threading.current_thread().name)
-        original(job, pool)
+        original(job, together)
 
     monkeypatch.setattr(SyncJob, "run", run)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)

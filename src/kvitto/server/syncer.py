@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from queue import SimpleQueue
 
 from kvitto.store.store import LANES, SyncJob
@@ -37,13 +37,19 @@ class Syncer:
 
     def run(self, job: SyncJob) -> None:
         begin = time.perf_counter()
-        job.run(self._pool)
+        job.run(self._together)
         self._usual += (time.perf_counter() - begin - self._usual) * WEIGHT
 
     def stop(self) -> None:
         self._jobs.put(None)
         self._thread.join()
         self._pool.shutdown()
+
+    def _together(self, calls: list[Callable[[], None]]) -> None:
+        running = [self._pool.submit(call) for call in calls]
+        wait(running)
+        for call in running:
+            call.result()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

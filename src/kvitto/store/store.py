@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, wait
+from functools import partial
 
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull
@@ -27,6 +27,8 @@ SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
 MANY_FILES = 16
 LANES = 8
+Together = Callable[[list[Callable[[], None]]], None]
+"""Makes the calls, in other threads perhaps; returns when all have ended, or raises what one of them has raised."""
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 ROOM_STEP = 16 << 20
@@ -55,16 +57,13 @@ class SyncJob:
         waiting = sum(size - part.durable for _, part, size, _ in self.segments)
         return len(self.files) <= SMALL_FILES and not self.dirs and waiting <= SMALL_BYTES
 
-    def run(self, pool: Executor | None = None) -> None:
-        """Sync all of it; many files side by side, if there is a pool of LANES threads (docs/adr/0010)."""
+    def run(self, together: Together | None = None) -> None:
+        """Sync all of it; many files by LANES calls that `together` makes side by side (docs/adr/0010)."""
         try:
-            if pool is None or len(self.files) < MANY_FILES:
+            if together is None or len(self.files) < MANY_FILES:
                 self._sync_files()
             else:
-                lanes = [pool.submit(self._sync_files, lane, LANES) for lane in range(LANES)]
-                wait(lanes)
-                for lane in lanes:
-                    lane.result()
+                together([partial(self._sync_files, lane, LANES) for lane in range(LANES)])
             for path in self.dirs:
                 self.disk.sync_dir(path)
         except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
