@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.instructions
 
-Needs `make build` and valgrind (Debian: apt install valgrind). The broker's start is measured apart and taken off. What the kernel does is not
-counted. Prints the table of docs/performance.md.
+Needs `make build` and valgrind (Debian: apt install valgrind). The broker's start is measured apart and taken off. What the
+kernel does is not counted. Prints the table of docs/performance.md.
 """
 
 from __future__ import annotations
