@@ -12,10 +12,11 @@ from pyspark.sql import SparkSession
 
 from kvitto.client import Connection, Properties
 from kvitto.demo import data, query, table
-from kvitto.demo.children import java_missing, session_members
+from kvitto.demo.children import session_members
 from kvitto.demo.flights import main, prepare
 from kvitto.demo.publisher import Publisher
 from kvitto.demo.reconcile import Result, judge, reconcile
+from kvitto.pipeline.session import java_missing
 from tests.support.wait import wait_until
 
 from .conftest import BrokerProcess, HasUrl

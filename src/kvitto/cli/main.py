@@ -33,7 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-COMMANDS = {"serve": "kvitto.cli.serve", "ctl": "kvitto.cli.ctl", "perf": "kvitto.perf.cli"}
+COMMANDS = {
+    "serve": "kvitto.cli.serve",
+    "ctl": "kvitto.cli.ctl",
+    "perf": "kvitto.perf.cli",
+    "pipeline": "kvitto.pipeline.cli",
+}
 
 if __name__ == "__main__":
     sys.exit(main())

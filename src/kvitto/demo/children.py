@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 
 LINES_KEPT = 1000
 STOP_S = 20.0
-JAVA_MIN = 17
 
 
 class Child:
@@ -125,20 +123,3 @@ def session_members(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] != "Z":
             members.append(int(entry.parent.name))
     return members
-
-
-def java_missing() -> str | None:
-    """Why Spark will not start here, or None."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    hint = f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (or your system's package)"
-    if java is None:
-        return f"there is no java on PATH. {hint}"
-    try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    except OSError as error:
-        return f"{java} does not run ({error.strerror}); is JAVA_HOME right? {hint}"
-    match = re.search(r'version "(\d+)', said)
-    if match is None or int(match[1]) < JAVA_MIN:
-        return f"{java} is version {match[1] if match else 'unknown'}. {hint}"
-    return None

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from kvitto.demo.children import Child, java_missing
+from kvitto.demo.children import Child
 from kvitto.demo.show import Display
+from kvitto.pipeline.session import java_missing
 
 OURS = ("data", "table", "checkpoint", "logs")
 """What a run leaves in its directory, and what the next one removes first."""

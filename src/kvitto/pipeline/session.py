@@ -1,0 +1,91 @@
+"""What all jobs share: a quiet Spark session, the check that there can be one, and errors as one line for people."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN: Final = 17
+COULD_NOT_RUN: Final = 2
+"""Exit code of a job that could not do its work; argparse gives the same for wrong arguments."""
+
+
+class JobError(Exception):
+    """The job cannot be done; the text says what happened, where, and what to do."""
+
+
+def java_missing() -> str | None:
+    """Why Spark will not start here, or None."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    hint = f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (or your system's package)"
+    if java is None:
+        return f"there is no java on PATH. {hint}"
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        return f"{java} does not run ({error.strerror}); is JAVA_HOME right? {hint}"
+    match = re.search(r'version "(\d+)', said)
+    if match is None or int(match[1]) < JAVA_MIN:
+        return f"{java} is version {match[1] if match else 'unknown'}. {hint}"
+    return None
+
+
+def open_session(name: str, master: str, settings: dict[str, str] | None = None) -> SparkSession:
+    """A quiet session with this Python for its workers. JobError if Spark or Java is missing or does not start."""
+    for package in ("pyspark", "pyarrow", "numpy"):
+        if importlib.util.find_spec(package) is None:
+            raise JobError(f"the package {package} is not installed: pip install 'kvitto[spark]'")
+    if problem := java_missing():
+        raise JobError(problem)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(f"kvitto {name}")
+    defaults = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+    }
+    if master.startswith("local"):
+        defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for key, value in (defaults | (settings or {})).items():
+        builder = builder.config(key, value)
+    try:
+        spark: SparkSession = builder.getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as error:
+        raise JobError(f"Spark did not start with --master {master}: {first_line(error)}") from None
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def run_job(name: str, job: Callable[[], int]) -> int:
+    """Run a job's command; what goes wrong becomes one line on stderr and exit code COULD_NOT_RUN."""
+    try:
+        return job()
+    except JobError as error:
+        print(f"kvitto pipeline {name}: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - top of a command: py4j and Spark raise many kinds
+        print(f"kvitto pipeline {name}: {first_line(error)}", file=sys.stderr)
+    return COULD_NOT_RUN
+
+
+def first_line(error: BaseException) -> str:
+    """What a person needs of Spark's error: the line that a Kvitto source raised, or the first one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if re.match(r"kvitto\.[\w.]+(Error|Exception): ", line)]
+    if ours:
+        return ours[-1].partition(": ")[2]
+    return lines[0] if lines else type(error).__name__
