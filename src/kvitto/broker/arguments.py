@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ MS_MAX = (1 << 32) - 1
 
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 QUEUE_TYPES = ("classic", "quorum")
+DAY_MS = 86_400_000
+AGE_UNITS_MS = {"Y": 365 * DAY_MS, "M": 30 * DAY_MS, "D": DAY_MS, "h": 3_600_000, "m": 60_000, "s": 1000}
+ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,22 @@ class QueueSettings:
     dead_letter_routing_key: str | None = None
     delivery_limit: int = -1
     max_priority: int = -1
+    archive: bool = False
+    archive_max_age_ms: int = -1
+    archive_max_bytes: int = -1
 
 
-def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSettings:
-    """Check the known arguments; ChannelError 406 names the wrong one. Unknown ones are kept and ignored."""
+def age_ms(text: str) -> int:
+    """An interval as stream arguments have it: `7D`, units Y M D h m s. -1 if it is none."""
+    found = re.fullmatch(r"([0-9]{1,9})([YMDhms])", text)
+    return int(found[1]) * AGE_UNITS_MS[found[2]] if found else -1
+
+
+def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
+    """Check the known arguments; ChannelError 406 names the wrong one. Unknown ones are kept and ignored.
+
+    `lasting`: the queue is durable, and not exclusive.
+    """
 
     def refuse(name: str, why: str) -> ChannelError:
         text = f"invalid arg '{name}' for queue '{queue}' in vhost '{vhost}': {why}"
@@ -54,6 +70,12 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
             raise refuse(name, f"longer than {SHORTSTR_MAX} bytes")
         return value
 
+    def flag(name: str) -> bool:
+        value = arguments.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise refuse(name, f"expected a boolean, got {value!r}")
+        return bool(value)
+
     overflow = text("x-overflow") or "drop-head"
     if overflow not in OVERFLOWS:
         raise refuse("x-overflow", f"{overflow!r} is none of {', '.join(OVERFLOWS)}")
@@ -64,9 +86,18 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
     if routing_key is not None and exchange is None:
         raise refuse("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
     number("x-consumer-timeout", 0)
-    single = arguments.get("x-single-active-consumer")
-    if single is not None and not isinstance(single, bool):
-        raise refuse("x-single-active-consumer", f"expected a boolean, got {single!r}")
+    flag("x-single-active-consumer")
+    archive = flag("x-archive")
+    if archive and not lasting:
+        raise refuse("x-archive", "only a durable queue that is not exclusive has an archive")
+    if archive and kind == "stream":
+        raise refuse("x-archive", "a stream has none: it keeps its messages itself")
+    max_age = text("x-archive-max-age")
+    if max_age is not None and age_ms(max_age) < 0:
+        raise refuse("x-archive-max-age", f"expected a number and one of the units Y, M, D, h, m, s, got {max_age!r}")
+    for name in ARCHIVE_BOUNDS:
+        if arguments.get(name) is not None and not archive:
+            raise refuse(name, "it needs x-archive")
     return QueueSettings(
         ttl_ms=number("x-message-ttl", 0, MS_MAX),
         expires_ms=number("x-expires", 1, MS_MAX),
@@ -77,6 +108,9 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any]) -> QueueSe
         dead_letter_routing_key=routing_key,
         delivery_limit=number("x-delivery-limit", 0),
         max_priority=number("x-max-priority", 0, 255),
+        archive=archive,
+        archive_max_age_ms=-1 if max_age is None else age_ms(max_age),
+        archive_max_bytes=number("x-archive-max-length-bytes", 0),
     )
 
 
@@ -93,4 +127,6 @@ EQUIVALENCE_ARGUMENTS = (
     "x-queue-type",
     "x-single-active-consumer",
     "x-consumer-timeout",
+    "x-archive",
+    *ARCHIVE_BOUNDS,
 )

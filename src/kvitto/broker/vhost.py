@@ -226,7 +226,7 @@ class VHost:
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> Queue:
         """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
-        settings = queue_settings(name, self.name, arguments)
+        settings = queue_settings(name, self.name, arguments, durable and not exclusive)
         log = self.broker.open_log(queue_id, durable and not exclusive)
         made = Queue(self.broker, self, name, log, settings, arguments, durable, exclusive, auto_delete)
         self.queues[name] = made
