@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import journal as journals
 from kvitto.store import log
-from kvitto.store.journal import Append, Record, Settle
+from kvitto.store.batch import Batch
+from kvitto.store.journal import Append, Record, Run, Settle
 from kvitto.store.store import Store
 from tests.support.clock import ManualClock
 from tests.support.rig import Rig, Taker
@@ -53,6 +54,26 @@ def replayed(disk: SimDisk, floor: int = 0) -> list[Record]:
     found = list(store.journal.replay(floor))
     store.started()
     return found
+
+
+message = st.tuples(st.binary(min_size=2, max_size=30), st.binary(min_size=2, max_size=30), st.binary(max_size=50))
+
+
+@given(st.lists(st.tuples(queue_ids, st.lists(message, min_size=1, max_size=5)), min_size=1, max_size=3), settles)
+def test_runs_come_back(runs: list[tuple[str, list[tuple[bytes, bytes, bytes]]]], settle: Settle) -> None:
+    record = Record(settles=[settle])
+    for queue_id, messages in runs:
+        rig = Rig()
+        queue = rig.declare("q")
+        for key, props, body in messages:
+            queue.append_bytes(key, props, body, -1, 0)
+        assert queue.tail is not None
+        batch = Batch()
+        queue.tail.copy_to(batch, 0, len(messages))
+        record.runs.append(Run(queue_id, batch))
+    found = Record.decode(b"".join(record.encode(SALT)), 0, SALT)
+    assert found is not None and found[0].settles == [settle]
+    assert [(run.queue_id, [run.batch.message(i)[:3] for i in range(run.batch.count)]) for run in found[0].runs] == runs
 
 
 @given(st.lists(records, min_size=1, max_size=5))

@@ -16,6 +16,7 @@ from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.parked import Parking
 from kvitto.broker.queue import Queue
+from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
 from kvitto.broker.vhost import VHost
 from kvitto.store import paths
@@ -50,6 +51,7 @@ class Broker:
         self.timers = Timers()
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
+        self.stages = Stages(self)
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
         self.turns = 0
@@ -83,6 +85,7 @@ class Broker:
             queue.recover()
         self._replay()
         self.store.started()
+        self.stages.started()
         self.definitions_pending = False
 
     def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
@@ -105,6 +108,12 @@ class Broker:
             if dest is None or key[1] not in vhost.exchanges:
                 return False
             vhost.bind(key[1], dest, key[4], unpack(key[5]))
+            return True
+        if kind == "stage":
+            vhost.broker.stages.restore_stage(vhost, (key[0], key[1], int(key[2]), key[3]), value["id"])
+            return True
+        if kind == "writer":
+            vhost.broker.stages.restore_writer((key[0], key[1]), value)
             return True
         arguments = unpack(value["arguments"])
         if kind == "exchange":
@@ -180,7 +189,9 @@ class Broker:
         return self.vhosts[name]
 
     def delete_vhost(self, name: str) -> None:
-        self.vhosts.pop(name).clear()
+        vhost = self.vhosts.pop(name)
+        self.stages.forget_vhost(vhost)
+        vhost.clear()
         self.users.forget_vhost(name)
         self.undefine("vhost", (name,))
 
@@ -196,7 +207,7 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Nothing has changed since the last turn."""
-        return not (self.dirty or self.readers or self.dead_letters.moves)
+        return not (self.dirty or self.readers or self.dead_letters.moves or self.stages.due)
 
     def turn(self) -> None:
         """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
@@ -214,6 +225,8 @@ class Broker:
                 self.flush(queue)
             if self.dead_letters.moves:
                 self.dead_letters.run()
+            if self.stages.due:
+                self.stages.run()
             if not self.dirty:
                 break
         if self.dead_letters.moves and not self.dead_letters.held_up:
@@ -328,11 +341,16 @@ class Broker:
                 if queue is None or (recovering and queue.log.journal >= record.sequence):
                     continue
                 queue.append_journaled(op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
+            for run in record.runs:
+                queue = self.queues.get(run.queue_id)
+                if queue is not None and not (recovering and queue.log.journal >= record.sequence):
+                    queue.append_journaled_run(run.batch, record.sequence)
             for queue, key, props, body, ttl_ms, flags in direct:
                 queue.append_journaled(key, props, body, ttl_ms, flags, 0)
         finally:
             self.applying = False
         queues = {self.queues.get(op.queue_id) for op in record.appends}
+        queues |= {self.queues.get(run.queue_id) for run in record.runs}
         for queue in queues.union(to[0] for to in direct):
             if queue is not None and queue.tail is not None and queue.tail.size() > LARGE:
                 self.flush(queue)  # a batch has to hold a whole record, not several large ones
@@ -371,7 +389,7 @@ class Broker:
 
 INITIALISED = "initialised"
 """The definition that says: this directory has got its first vhost and guest. What is deleted afterwards stays deleted."""
-ORDER = [INITIALISED, "vhost", "user", "permission", "exchange", "queue", "binding"]
+ORDER = [INITIALISED, "vhost", "user", "permission", "exchange", "queue", "binding", "stage", "writer"]
 
 
 def nothing() -> None:

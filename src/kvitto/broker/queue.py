@@ -18,7 +18,7 @@ from kvitto.broker.consumer import Consumer
 from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
-from kvitto.store.batch import Batch
+from kvitto.store.batch import ENTRY, EXPIRES, Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
     ACKED,
@@ -31,6 +31,7 @@ from kvitto.store.settlements import (
     REJECTED,
     Settlements,
 )
+from kvitto.wire import bits
 from kvitto.wire.properties import priority_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ LEAVING_PER_TURN = 10_000
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
+_ENTRY = ENTRY
+_EXPIRES = EXPIRES
 
 
 class Queue:
@@ -153,6 +156,31 @@ class Queue:
     def append_bytes(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> int:
         """`append` for those who hold bytes objects."""
         return self.append(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)  # type: ignore[no-any-return]
+
+    def append_run(self, b, i, n):  # type: ignore[no-untyped-def]
+        """Add the messages i .. i+n-1 of another batch."""
+        for k in range(i, i + n):
+            e = b.index_at + _ENTRY * k
+            m = b.meta_at + bits.le32(b.index.p, e)
+            props_len = bits.le32(b.index.p, e + 12)
+            key_len = bits.le16(b.index.p, e + 16)
+            flags = bits.le16(b.index.p, e + 18)
+            ttl_ms = -1
+            if flags & _EXPIRES:
+                ttl_ms = bits.le32(b.index.p, e + 20)
+                flags -= _EXPIRES
+            body = b.body_at + bits.le32(b.index.p, e + 4)
+            body_len = bits.le32(b.index.p, e + 8)
+            self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
+
+    def append_journaled_run(self, batch: Batch, sequence: int) -> None:
+        """`append_journaled` for all messages of a batch."""
+        rejects, self.rejects = self.rejects, False
+        limited, self.limited = self.limited, self.limited and not rejects
+        self.append_run(batch, 0, batch.count)
+        self.rejects, self.limited = rejects, limited
+        if self.tail is not None and sequence:
+            self.tail.journal = sequence
 
     def append_journaled(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int, sequence: int) -> None:
         """Add a message of a journal record; limits that refuse were asked before the record was written."""

@@ -7,7 +7,7 @@ batch. Confirms are streamed: `publish` returns the message's tag at once and th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from kvitto.client.codec import CONFIRM, CONTENT, Sink, Template, put_publish, put_settle
@@ -323,6 +323,24 @@ class Channel:
                 self._take_batch()
         self.last_read = self._reply((m.LogReadOk,))
 
+    # --- Kvitto's class `stage`: many publishers, one commit
+
+    def stage_open(self, writer: str, batch: int, task: str) -> int:
+        """From now on what this channel publishes is put aside; the writer's last committed batch, -1 if there is none."""
+        return _last(self.call(m.StageOpen(writer, batch, task), m.StageOpenOk).last)
+
+    def stage_commit(self, writer: str, batch: int, tasks: Sequence[str]) -> bool:
+        """Publish what these tasks have put aside, once and for all; False if this batch was committed before."""
+        return self.call(m.StageCommit(writer, batch, "\n".join(tasks).encode()), m.StageCommitOk).fresh
+
+    def stage_last(self, writer: str) -> int:
+        """The writer's last committed batch, -1 if there is none."""
+        return _last(self.call(m.StageLast(writer), m.StageLastOk).last)
+
+    def stage_forget(self, writer: str) -> None:
+        """The writer will not come back."""
+        self.call(m.StageForget(writer), m.StageForgetOk)
+
     # --- machinery
 
     def call(self, request: m.Method, *answers: type[M]) -> M:
@@ -398,3 +416,7 @@ class Channel:
         """Until the condition holds or the channel is closed, which raises."""
         self.connection.wait_until(lambda: self.closed is not None or condition(), timeout_s, what)
         self._check()
+
+
+def _last(batch: int) -> int:
+    return -1 if batch == (1 << 64) - 1 else batch

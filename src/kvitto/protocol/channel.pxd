@@ -13,7 +13,7 @@ cdef int _ACK, _REJECT, _STAGE
 
 cdef class Channel:
     cdef object __weakref__
-    cdef public object connection, tx, content, vhost, reply_tag
+    cdef public object connection, tx, stage, content, vhost, reply_tag
     cdef public unsigned int number
     cdef public Output output
     cdef public bint closing, flow, confirm, unsynced, touched, reading

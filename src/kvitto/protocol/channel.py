@@ -14,6 +14,7 @@ from kvitto.base.errors import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
     NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
     ChannelError,
     ConnectionError_,
 )
@@ -22,6 +23,7 @@ from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Route
 from kvitto.protocol.output import Output
+from kvitto.store.batch import SPECIAL
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicAck, BasicNack, BasicReturn
@@ -29,6 +31,7 @@ from kvitto.wire.properties import Properties, edit_headers, join, split
 from kvitto.wire.tables import encode_shortstr
 
 if TYPE_CHECKING:
+    from kvitto.broker.stages import Stage
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
 
@@ -78,6 +81,7 @@ class Channel:
         self.touched = False
         self.reading = False
 
+        self.stage: Stage | None = None
         self.route: Route | None = None
         self._key = Buf(256)
         self._epoch = connection.vhost.epoch
@@ -112,7 +116,7 @@ class Channel:
             self.sequence += 1
             if not self.touched:
                 self.touch()
-        if inside or options or route.count == 0 or route.dynamic or self.tx is not None:
+        if inside or options & 2 or route.count == 0 or route.dynamic or self.tx is not None:
             self.publish_special(
                 bytes(p[key : key + key_len]),
                 options,
@@ -147,11 +151,27 @@ class Channel:
             text = "exchange and routing key of basic.publish must be UTF-8"
             raise ConnectionError_(COMMAND_INVALID, text, 60, 40) from None
         self.may_publish(route.exchange)
+        if self.stage is not None and (route.count or route.dynamic):
+            route = Route(route.exchange, route.routing_key, [self.open_stage().queue], route.dynamic)
         self._key.n = 0
         self._key.add(key)
         self._generation = self._epoch.value
         self.route = route
         return route
+
+    def put_aside_in(self, stage: Stage) -> None:
+        """From now on nothing that is published here goes to its queues: all waits for the stage's commit."""
+        self.stage = stage
+        self._generation = -1
+
+    def open_stage(self) -> Stage:
+        """ChannelError 406 if it is no longer there to be published into."""
+        assert self.stage is not None
+        if self.stage.closed:
+            raise ChannelError(
+                PRECONDITION_FAILED, f"the {self.stage.queue.name} was committed or dropped: open another"
+            )
+        return self.stage
 
     def may_publish(self, exchange: str) -> None:
         """ChannelError 403 for an internal exchange or one that the user may not write to."""
@@ -166,7 +186,7 @@ class Channel:
     def publish_special(self, key: bytes, options: int, props: bytes, body: bytes, inside: int) -> None:
         """A message that needs a look: its properties matter, it has no queue, headers route it, or a transaction holds it."""
         assert self.route is not None
-        route, ttl_ms = self.route, -1
+        route, ttl_ms, published = self.route, -1, props
         if options & 2:
             raise ConnectionError_(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         if inside == check.MALFORMED:
@@ -185,6 +205,10 @@ class Channel:
                 route = self.vhost.route_by_headers(route.exchange, route.routing_key, headers)
             if inside & (check.COPIES | check.REPLY_TO):
                 props = self.as_consumers_see(props, properties.reply_to, headers)
+        if self.stage is not None and route.count:
+            self.unsynced = True
+            self.open_stage().queue.append_bytes(key, published, body, -1, SPECIAL)
+            return
         if self.tx is not None:
             self.tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
             return

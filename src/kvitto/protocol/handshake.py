@@ -45,6 +45,7 @@ CAPABILITIES = {
     "per_consumer_qos": True,
     "direct_reply_to": True,
     "kvitto_log": True,
+    "kvitto_stage": True,
 }
 FRAME_BEFORE_TUNE = 64 * 1024
 

@@ -15,6 +15,8 @@ HEADER = 64
 ENTRY = 24
 EXPIRES = 1
 DEAD = 2
+SPECIAL = 4
+"""Only in a stage: where the message goes, or for how long, is to be asked of its properties."""
 MAGIC = int.from_bytes(b"KVB1", "little")
 
 _ENTRY = ENTRY  # C variables when compiled
@@ -84,6 +86,54 @@ class Batch:
             bits.copy(self.body.p, b, body_p, body, body_len)
             self.body.n = b + body_len
         self.count += 1
+
+    def same_key(self, i: int, n: int) -> int:
+        """How many of the messages i .. i+n-1 have the key of the first of them, and no flags."""
+        e = self.index_at + _ENTRY * i
+        first = self.meta_at + bits.le32(self.index.p, e)
+        key_len = bits.le16(self.index.p, e + 16)
+        k = 0
+        while k < n:
+            e = self.index_at + _ENTRY * (i + k)
+            if bits.le16(self.index.p, e + 18) or bits.le16(self.index.p, e + 16) != key_len:
+                break
+            if not bits.same(self.meta.p, first, self.meta.p, self.meta_at + bits.le32(self.index.p, e), key_len):
+                break
+            k += 1
+        return k
+
+    def copy_to(self, other: Batch, i: int, n: int) -> None:
+        """Add the messages i .. i+n-1 to another tail."""
+        for k in range(i, i + n):
+            e = self.index_at + _ENTRY * k
+            m = self.meta_at + bits.le32(self.index.p, e)
+            props_len = bits.le32(self.index.p, e + 12)
+            key_len = bits.le16(self.index.p, e + 16)
+            flags = bits.le16(self.index.p, e + 18)
+            ttl_ms = -1
+            if flags & _EXPIRES:
+                ttl_ms = bits.le32(self.index.p, e + 20)
+                flags -= _EXPIRES
+            other.add(
+                self.meta.p,
+                m,
+                key_len,
+                self.meta.p,
+                m + key_len,
+                props_len,
+                self.body.p,
+                self.body_at + bits.le32(self.index.p, e + 4),
+                bits.le32(self.index.p, e + 8),
+                ttl_ms,
+                flags,
+            )
+
+    def take(self, count: int, index: bytes, meta: bytes, body: bytes) -> None:
+        """Become a tail with these areas, as a record of the journal has them."""
+        self.index.add(index)
+        self.meta.add(meta)
+        self.body.add(body)
+        self.count = count
 
     def size(self) -> int:
         """Bytes that this tail takes on disk."""

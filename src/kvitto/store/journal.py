@@ -16,7 +16,7 @@ import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
-from kvitto.store.batch import EXPIRES
+from kvitto.store.batch import ENTRY, EXPIRES, Batch
 from kvitto.store.segment import RESYNC_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ RESERVE_BYTES = 256 << 10
 _HEAD = struct.Struct("<4sIQQII")
 _APPEND = struct.Struct("<B16sHHIII")
 _SETTLE = struct.Struct("<B16sQIB")
+_RUN = struct.Struct("<B16sIII")
 
 
 @dataclass
@@ -50,22 +51,36 @@ class Settle:
 
 
 @dataclass
+class Run:
+    """Many appends to one queue; the batch has no offset yet."""
+
+    queue_id: str
+    batch: Batch
+
+
+@dataclass
 class Record:
     sequence: int = 0
     appends: list[Append] = field(default_factory=list)
     settles: list[Settle] = field(default_factory=list)
     durable: int = 0
+    runs: list[Run] = field(default_factory=list)
 
-    def encode(self, salt: int) -> list[bytes]:
-        parts: list[bytes] = []
+    def encode(self, salt: int) -> list[bytes | memoryview]:
+        parts: list[bytes | memoryview] = []
         for a in self.appends:
             flags, ttl = (a.flags | EXPIRES, a.ttl_ms) if a.ttl_ms >= 0 else (a.flags, 0)
             queue = bytes.fromhex(a.queue_id)
             parts.append(_APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)))
             parts += (a.key, a.props, a.body)
+        for r in self.runs:
+            b = r.batch
+            parts.append(_RUN.pack(3, bytes.fromhex(r.queue_id), b.count, b.meta.n, b.body.n))
+            parts += (b.index.view(), b.meta.view(), b.body.view())
         for s in self.settles:
             parts.append(_SETTLE.pack(2, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome))
-        rest = struct.pack("<QII", self.sequence, len(self.appends) + len(self.settles), self.durable)
+        operations = len(self.appends) + len(self.runs) + len(self.settles)
+        rest = struct.pack("<QII", self.sequence, operations, self.durable)
         digest = xxhash.xxh3_64(rest, salt)
         for part in parts:
             digest.update(part)
@@ -107,6 +122,16 @@ class Record:
                 _, queue, offset, count, outcome = _SETTLE.unpack_from(data, at)
                 self.settles.append(Settle(queue.hex(), offset, count, outcome))
                 at += _SETTLE.size
+            elif kind == 3:
+                _, queue, count, meta_len, body_len = _RUN.unpack_from(data, at)
+                areas = []
+                at += _RUN.size
+                for size in (ENTRY * count, meta_len, body_len):
+                    areas.append(data[at : at + size])
+                    at += size
+                batch = Batch()
+                batch.take(count, *areas)
+                self.runs.append(Run(queue.hex(), batch))
             else:
                 return False
         return at == len(data)

@@ -262,7 +262,7 @@ class Store:
 
     def _keep_orphans(self, said: Defined) -> None:
         """The end of the definitions is about to be cut: directories with messages of a queue of which nothing else tells are kept."""
-        known = {value["id"] for kind, _, value in said if kind == "queue"}
+        known = {value["id"] for kind, _, value in said if kind in ("queue", "stage")}
         for name in self.disk.listdir(paths.QUEUES):
             directory = paths.queue_dir(name, True)
             if name not in known and any(self._has_messages(f"{directory}/{n}") for n in self.disk.listdir(directory)):

@@ -105,6 +105,14 @@ __all__ = [
     "QueuePurgeOk",
     "QueueUnbind",
     "QueueUnbindOk",
+    "StageCommit",
+    "StageCommitOk",
+    "StageForget",
+    "StageForgetOk",
+    "StageLast",
+    "StageLastOk",
+    "StageOpen",
+    "StageOpenOk",
     "TxCommit",
     "TxCommitOk",
     "TxRollback",
@@ -2178,3 +2186,190 @@ class LogInspectOk(Method):
         first, next, settled = _QQQ.unpack_from(data, at)
         at += 24
         return cls(incarnation, first, next, settled), at
+
+
+@register
+class StageOpen(Method):
+    __slots__ = ("writer", "batch", "task")
+    CLASS_ID = 19287
+    METHOD_ID = 10
+    NAME = "stage.open"
+
+    def __init__(
+        self,
+        writer: str = "",
+        batch: int = 0,
+        task: str = "",
+    ) -> None:
+        self.writer = writer
+        self.batch = batch
+        self.task = task
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00\n", encode_shortstr(self.writer), _Q.pack(self.batch), encode_shortstr(self.task)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageOpen", int]:
+        writer, at = read_shortstr(data, at)
+        (batch,) = _Q.unpack_from(data, at)
+        at += 8
+        task, at = read_shortstr(data, at)
+        return cls(writer, batch, task), at
+
+
+@register
+class StageOpenOk(Method):
+    __slots__ = ("last",)
+    CLASS_ID = 19287
+    METHOD_ID = 11
+    NAME = "stage.open-ok"
+
+    def __init__(
+        self,
+        last: int = 0,
+    ) -> None:
+        self.last = last
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00\x0b", _Q.pack(self.last)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageOpenOk", int]:
+        (last,) = _Q.unpack_from(data, at)
+        at += 8
+        return cls(last), at
+
+
+@register
+class StageCommit(Method):
+    __slots__ = ("writer", "batch", "tasks")
+    CLASS_ID = 19287
+    METHOD_ID = 20
+    NAME = "stage.commit"
+
+    def __init__(
+        self,
+        writer: str = "",
+        batch: int = 0,
+        tasks: bytes = b"",
+    ) -> None:
+        self.writer = writer
+        self.batch = batch
+        self.tasks = tasks
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00\x14", encode_shortstr(self.writer), _Q.pack(self.batch), encode_longstr(self.tasks)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageCommit", int]:
+        writer, at = read_shortstr(data, at)
+        (batch,) = _Q.unpack_from(data, at)
+        at += 8
+        tasks, at = read_longstr(data, at)
+        return cls(writer, batch, tasks), at
+
+
+@register
+class StageCommitOk(Method):
+    __slots__ = ("fresh",)
+    CLASS_ID = 19287
+    METHOD_ID = 21
+    NAME = "stage.commit-ok"
+
+    def __init__(
+        self,
+        fresh: bool = False,
+    ) -> None:
+        self.fresh = fresh
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00\x15", _B.pack(self.fresh)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageCommitOk", int]:
+        (bits,) = _B.unpack_from(data, at)
+        at += 1
+        fresh = bits & 1 != 0
+        return cls(fresh), at
+
+
+@register
+class StageLast(Method):
+    __slots__ = ("writer",)
+    CLASS_ID = 19287
+    METHOD_ID = 30
+    NAME = "stage.last"
+
+    def __init__(
+        self,
+        writer: str = "",
+    ) -> None:
+        self.writer = writer
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00\x1e", encode_shortstr(self.writer)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageLast", int]:
+        writer, at = read_shortstr(data, at)
+        return cls(writer), at
+
+
+@register
+class StageLastOk(Method):
+    __slots__ = ("last",)
+    CLASS_ID = 19287
+    METHOD_ID = 31
+    NAME = "stage.last-ok"
+
+    def __init__(
+        self,
+        last: int = 0,
+    ) -> None:
+        self.last = last
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00\x1f", _Q.pack(self.last)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageLastOk", int]:
+        (last,) = _Q.unpack_from(data, at)
+        at += 8
+        return cls(last), at
+
+
+@register
+class StageForget(Method):
+    __slots__ = ("writer",)
+    CLASS_ID = 19287
+    METHOD_ID = 40
+    NAME = "stage.forget"
+
+    def __init__(
+        self,
+        writer: str = "",
+    ) -> None:
+        self.writer = writer
+
+    def encode(self) -> bytes:
+        return b"".join((b"KW\x00(", encode_shortstr(self.writer)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageForget", int]:
+        writer, at = read_shortstr(data, at)
+        return cls(writer), at
+
+
+@register
+class StageForgetOk(Method):
+    __slots__ = ()
+    CLASS_ID = 19287
+    METHOD_ID = 41
+    NAME = "stage.forget-ok"
+
+    def encode(self) -> bytes:
+        return b"KW\x00)"
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["StageForgetOk", int]:
+        return cls(), at

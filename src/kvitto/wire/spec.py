@@ -1,4 +1,4 @@
-"""Every method that Kvitto speaks, as one table: AMQP 0-9-1, RabbitMQ's extensions, and Kvitto's class `log`.
+"""Every method that Kvitto speaks, as one table: AMQP 0-9-1, RabbitMQ's extensions, and Kvitto's classes `log` and `stage`.
 
 `generate.py` turns it into `methods.py`. A line without indent opens a class (`id name`); an indented line is a
 method (`id name: fields`), each field `name/type`; `-` is a reserved field, written as zero, read and ignored.
@@ -7,6 +7,9 @@ Types: octet, short, long, longlong (unsigned), bit, str (short string, UTF-8), 
 Class `log` (19286 = "KV") is Kvitto's extension: reading a queue by offset without consuming it, settling by range.
 `log.read` is answered by `basic.deliver` for every unsettled message in [start, end), delivery tag = offset + 1, then
 by `log.read-ok`; `first`, `next` and `settled` of attach-ok are offsets, `incarnation` names one life of the queue.
+
+Class `stage` (19287) is another: publishers put messages aside, one commit publishes them. `last` is the writer's last committed batch,
+2^64 - 1 if there is none.
 """
 
 FRAME_METHOD = 1
@@ -105,4 +108,13 @@ METHOD_TABLE = """
     41 detach-ok:
     50 inspect: queue/str
     51 inspect-ok: incarnation/str first/longlong next/longlong settled/longlong
+19287 stage
+    10 open: writer/str batch/longlong task/str
+    11 open-ok: last/longlong
+    20 commit: writer/str batch/longlong tasks/bytes
+    21 commit-ok: fresh/bit
+    30 last: writer/str
+    31 last-ok: last/longlong
+    40 forget: writer/str
+    41 forget-ok:
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import CHANNEL_ERROR, COMMAND_INVALID, ConnectionError_
-from kvitto.protocol.methods import basic, channel, connection, exchange, log, queue, tx
+from kvitto.protocol.methods import basic, channel, connection, exchange, log, queue, stage, tx
 from kvitto.wire.methods import ChannelCloseOk, ChannelOpen, Method
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ HANDLERS: dict[type[Method], Handler] = {
     **basic.HANDLERS,
     **tx.HANDLERS,
     **log.HANDLERS,
+    **stage.HANDLERS,
 }
 
 

@@ -207,6 +207,8 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
 
 
 def select(conn: Connection, chan: Channel, _method: TxSelect) -> None:
+    if chan.stage is not None:
+        raise ChannelError(PRECONDITION_FAILED, "cannot hold in a transaction what is put aside")
     if chan.confirm:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if chan.tx is None:

@@ -1,0 +1,64 @@
+"""Kvitto's class `stage`: publishes are put aside, and one commit publishes them (docs/protocol-extensions.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.wire.methods import (
+    Method,
+    StageCommit,
+    StageCommitOk,
+    StageForget,
+    StageForgetOk,
+    StageLast,
+    StageLastOk,
+    StageOpen,
+    StageOpenOk,
+)
+
+if TYPE_CHECKING:
+    from kvitto.protocol.channel import Channel
+    from kvitto.protocol.connection import Connection
+
+
+def open_(conn: Connection, chan: Channel, m: StageOpen) -> None:
+    if chan.tx is not None:
+        raise ChannelError(PRECONDITION_FAILED, "cannot put aside what a transaction holds")
+    stages = conn.hub.broker.stages
+    last = stages.last(conn.vhost, m.writer)
+    chan.put_aside_in(stages.open(conn.vhost, m.writer, m.batch, m.task))
+    conn.send(chan.number, StageOpenOk(last))
+
+
+def commit(conn: Connection, chan: Channel, m: StageCommit) -> None:
+    tasks = m.tasks.decode("utf-8", "surrogateescape").split("\n") if m.tasks else []
+    broker = conn.hub.broker
+
+    def done(fresh: bool) -> None:
+        conn.send(chan.number, StageCommitOk(fresh))
+        conn.answering = False
+        conn.unstall()
+
+    broker.stages.commit(conn.vhost, m.writer, m.batch, tasks, done)
+    broker.definitions_pending = False  # `done` waits for them
+    conn.answering = True
+    conn.stall()
+
+
+def last(conn: Connection, chan: Channel, m: StageLast) -> None:
+    conn.send(chan.number, StageLastOk(conn.hub.broker.stages.last(conn.vhost, m.writer)))
+
+
+def forget(conn: Connection, chan: Channel, m: StageForget) -> None:
+    conn.hub.broker.stages.forget(conn.vhost, m.writer)
+    conn.send(chan.number, StageForgetOk())
+
+
+HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
+    StageOpen: open_,
+    StageCommit: commit,
+    StageLast: last,
+    StageForget: forget,
+}

@@ -1,0 +1,226 @@
+"""Class `stage` on the wire: what is put aside, what a commit publishes, and what is refused (docs/protocol-extensions.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvitto.wire import methods as m
+from kvitto.wire.methods import BasicDeliver, BasicReturn, ChannelClose, Method, decode, frame
+from kvitto.wire.properties import Properties
+from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
+from tests.protocol.sansio import House, Wire
+
+NONE = (1 << 64) - 1
+
+
+def publish(
+    wire: Wire, channel: int, exchange: str, key: str, body: bytes, mandatory: bool = False, **properties: Any
+) -> None:
+    method = m.BasicPublish(exchange, key, mandatory, False)
+    header = b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + Properties(**properties).encode()
+    wire.feed(
+        frame(FRAME_METHOD, channel, method.encode())
+        + frame(FRAME_HEADER, channel, header)
+        + frame(FRAME_BODY, channel, body)
+    )
+
+
+def answers(wire: Wire, channel: int, *methods: Method) -> list[Method]:
+    wire.put(channel, *methods)
+    for _ in range(5):
+        wire.house.settle()
+    return [decode(p) for kind, c, p in wire.frames() if kind == FRAME_METHOD and c == channel]
+
+
+def ask(wire: Wire, channel: int, method: Method) -> Method:
+    return [answer for answer in answers(wire, channel, method) if not isinstance(answer, m.BasicAck)][-1]
+
+
+def bodies(wire: Wire, channel: int, queue: str) -> list[bytes]:
+    """All that is in a queue, taken."""
+    wire.put(channel, m.BasicConsume(queue, f"take-{queue}", False, True))
+    wire.house.settle()
+    found = [p for kind, c, p in wire.frames() if kind == FRAME_BODY and c == channel]
+    ask(wire, channel, m.BasicCancel(f"take-{queue}"))
+    return found
+
+
+def opened(house: House, **arguments: Any) -> Wire:
+    wire = house.wire()
+    ask(wire, 1, m.ConfirmSelect(False))
+    wire.put(2, m.ChannelOpen())
+    ask(wire, 2, m.QueueDeclare("q", durable=True, arguments=arguments))
+    return wire
+
+
+def stage(wire: Wire, batch: int = 0, task: str = "t", channel: int = 1) -> None:
+    assert isinstance(ask(wire, channel, m.StageOpen("w", batch, task)), m.StageOpenOk)
+
+
+def commit(wire: Wire, batch: int = 0, *tasks: str) -> Method:
+    answer = ask(wire, 2, m.StageCommit("w", batch, "\n".join(tasks or ("t",)).encode()))
+    for _ in range(5):
+        wire.house.clock.advance(1.0)
+        wire.house.broker.tick()
+        wire.house.settle()
+    return answer
+
+
+def test_nothing_is_published_before_the_commit_and_all_of_it_after() -> None:
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    for n in range(50):
+        publish(wire, 1, "", "q", b"%d" % n)
+    house.settle()
+    assert any(isinstance(method, m.BasicAck) for method in wire.methods()), "confirmed as ever"
+    assert bodies(wire, 2, "q") == []
+    answer = commit(wire)
+    assert isinstance(answer, m.StageCommitOk) and answer.fresh
+    assert bodies(wire, 2, "q") == [b"%d" % n for n in range(50)]
+    last = ask(wire, 2, m.StageLast("w"))
+    assert isinstance(last, m.StageLastOk) and last.last == 0
+    again = commit(wire)
+    assert isinstance(again, m.StageCommitOk) and not again.fresh
+    assert not [q for q in house.broker.queues.values() if q.name.startswith("stage")]
+
+
+def test_stages_are_published_in_the_order_of_the_commit_and_the_others_are_dropped() -> None:
+    house = House()
+    wire = opened(house)
+    wire.put(3, m.ChannelOpen())
+    wire.put(4, m.ChannelOpen())
+    for channel, task in ((1, "one"), (3, "two"), (4, "lost")):
+        stage(wire, 7, task, channel)
+        publish(wire, channel, "", "q", task.encode())
+    assert isinstance(commit(wire, 7, "two", "one"), m.StageCommitOk)
+    assert bodies(wire, 2, "q") == [b"two", b"one"]
+    publish(wire, 4, "", "q", b"late")
+    house.settle()
+    closed = wire.methods()[-1]
+    assert isinstance(closed, ChannelClose) and closed.reply_code == 406 and "committed or dropped" in closed.reply_text
+
+
+def test_what_is_opened_again_is_empty() -> None:
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    publish(wire, 1, "", "q", b"first attempt")
+    stage(wire)
+    publish(wire, 1, "", "q", b"second")
+    commit(wire)
+    assert bodies(wire, 2, "q") == [b"second"]
+
+
+def test_properties_that_decide_where_and_how_long_are_looked_at_when_messages_move() -> None:
+    """CC and BCC, headers exchanges, expiration."""
+    house = House()
+    wire = opened(house)
+    for queue in ("cc", "bcc", "headers"):
+        ask(wire, 2, m.QueueDeclare(queue, durable=True))
+    ask(wire, 2, m.QueueBind("headers", "amq.headers", "", arguments={"kind": "h", "x-match": "all"}))
+    stage(wire)
+    publish(wire, 1, "", "q", b"1", headers={"CC": ["cc"], "BCC": ["bcc"]})
+    publish(wire, 1, "", "q", b"2")
+    publish(wire, 1, "amq.headers", "", b"3", headers={"kind": "h"})
+    publish(wire, 1, "amq.headers", "", b"nowhere", headers={"kind": "other"})
+    publish(wire, 1, "", "q", b"4")
+    publish(wire, 1, "", "q", b"gone", expiration="10000")
+    commit(wire)
+    queue = house.broker.vhosts["/"].queues["bcc"]
+    message = queue.read(0)
+    assert message is not None and b"BCC" not in message[1]
+    assert bodies(wire, 2, "cc") == bodies(wire, 2, "bcc") == [b"1"]
+    assert bodies(wire, 2, "headers") == [b"3"]
+    house.clock.advance(60.0)
+    house.broker.tick()
+    house.settle()
+    assert bodies(wire, 2, "q") == [b"1", b"2", b"4"]
+
+
+def test_a_message_for_nobody_is_returned_at_once() -> None:
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    publish(wire, 1, "", "nobody", b"x", mandatory=True)
+    publish(wire, 1, "", "q", b"y", mandatory=True)
+    house.settle()
+    returned = [method for method in wire.methods() if isinstance(method, BasicReturn)]
+    assert [r.routing_key for r in returned] == ["nobody"]
+    commit(wire)
+    assert bodies(wire, 2, "q") == [b"y"]
+
+
+def test_a_full_queue_holds_up_what_is_behind_it_and_loses_nothing() -> None:
+    """C6: reject-publish was asked when the messages were put aside, and is asked again when they move."""
+    house = House()
+    wire = opened(house, **{"x-max-length": 2, "x-overflow": "reject-publish"})
+    stage(wire)
+    for n in range(5):
+        publish(wire, 1, "", "q", b"%d" % n)
+    commit(wire)
+    found: list[bytes] = []
+    for _ in range(4):
+        found += bodies(wire, 2, "q")
+        for _ in range(5):
+            house.clock.advance(1.0)
+            house.broker.tick()
+            house.settle()
+    assert found == [b"%d" % n for n in range(5)]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    house = House()
+    wire = opened(house)
+
+    def refused(channel: int, method: Method, code: int, text: str) -> None:
+        closed = ask(wire, channel, method)
+        assert isinstance(closed, ChannelClose) and closed.reply_code == code and text in closed.reply_text
+        wire.put(channel, m.ChannelCloseOk(), m.ChannelOpen())
+
+    wire.put(3, m.ChannelOpen())
+    refused(3, m.StageCommit("w", 1, b"t"), 404, "no stage of task 't' for batch 1")
+    refused(3, m.StageOpen("", 1, "t"), 406, "names")
+    stage(wire, 4)
+    commit(wire, 4)
+    refused(3, m.StageOpen("w", 4, "t"), 406, "was committed already")
+    ask(wire, 3, m.TxSelect())
+    refused(3, m.StageOpen("w", 5, "t"), 406, "transaction")
+    stage(wire, 5, channel=3)
+    refused(3, m.TxSelect(), 406, "put aside")
+    wire.methods()
+    assert isinstance(ask(wire, 2, m.StageForget("w")), m.StageForgetOk)
+    last = ask(wire, 2, m.StageLast("w"))
+    assert isinstance(last, m.StageLastOk) and last.last == NONE
+    assert not house.broker.stages.open_stages and not house.broker.stages.writers
+
+
+def test_deliveries_are_those_of_any_message() -> None:
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    publish(wire, 1, "amq.direct", "k", b"unbound by then")
+    ask(wire, 2, m.QueueBind("q", "amq.direct", "k"))
+    publish(wire, 1, "amq.direct", "k", b"bound", message_id="m1")
+    commit(wire)
+    wire.put(2, m.BasicConsume("q", "c"))
+    house.settle()
+    frames = wire.frames()
+    delivery = next(decode(p) for kind, _, p in frames if kind == FRAME_METHOD and isinstance(decode(p), BasicDeliver))
+    assert isinstance(delivery, BasicDeliver)
+    assert (delivery.exchange, delivery.routing_key, delivery.redelivered) == ("amq.direct", "k", False)
+    header = next(p for kind, _, p in frames if kind == FRAME_HEADER)
+    assert Properties.decode(header[12:]).message_id == "m1"
+
+
+def test_a_stage_that_nobody_commits_goes_after_a_day() -> None:
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    publish(wire, 1, "", "q", b"x")
+    house.settle()
+    for _ in range(24 * 6 + 12):
+        house.clock.advance(600.0)
+        house.broker.tick()
+        house.settle()
+    assert not house.broker.stages.open_stages
