@@ -174,7 +174,7 @@ def _depth(scale: Scale) -> list[Scenario]:
     Published with confirms: a publisher that waits for none is done when the sockets hold the rest.
     """
     found: list[Scenario] = []
-    some = scale.of(1_000_000)
+    some = scale.of(4_000_000)
     for depth in (scale.of(1000), scale.of(100_000), scale.of(1_000_000), scale.of(10_000_000)):
         large = depth > scale.of(1_000_000)
         publish = Load(
