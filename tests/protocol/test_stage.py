@@ -85,6 +85,17 @@ def test_nothing_is_published_before_the_commit_and_all_of_it_after() -> None:
     assert not [q for q in house.broker.queues.values() if q.name.startswith("stage")]
 
 
+def test_a_stage_may_be_empty() -> None:
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    answer = commit(wire)
+    assert isinstance(answer, m.StageCommitOk) and answer.fresh
+    none = ask(wire, 2, m.StageCommit("w", 1, b""))
+    assert isinstance(none, m.StageCommitOk) and none.fresh, "a batch without rows"
+    assert not house.broker.stages.open_stages
+
+
 def test_stages_are_published_in_the_order_of_the_commit_and_the_others_are_dropped() -> None:
     house = House()
     wire = opened(house)
@@ -183,7 +194,13 @@ def test_what_cannot_be_is_refused() -> None:
     refused(3, m.StageOpen("", 1, "t"), 406, "names")
     stage(wire, 4)
     commit(wire, 4)
-    refused(3, m.StageOpen("w", 4, "t"), 406, "was committed already")
+    late = ask(wire, 3, m.StageOpen("w", 4, "t"))
+    assert isinstance(late, m.StageOpenOk) and late.last == 4
+    publish(wire, 3, "", "q", b"late")
+    house.settle()
+    closed = wire.methods()[-1]
+    assert isinstance(closed, ChannelClose) and "was committed or dropped" in closed.reply_text
+    wire.put(3, m.ChannelCloseOk(), m.ChannelOpen())
     ask(wire, 3, m.TxSelect())
     refused(3, m.StageOpen("w", 5, "t"), 406, "transaction")
     stage(wire, 5, channel=3)

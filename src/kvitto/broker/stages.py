@@ -41,9 +41,20 @@ FULL_MS = 100
 log = logging.getLogger("kvitto.broker")
 
 
+Key = tuple[str, str, int, str]
+"""Vhost, writer, batch, task."""
+
+
+def name_of(key: Key) -> str:
+    return f"stage of task '{key[3]}' for batch {key[2]} of writer '{key[1]}'"
+
+
 class Stage:
-    def __init__(self, key: tuple[str, str, int, str], queue: Queue, now_ms: int) -> None:
+    """`closed`: nothing more can be put into it."""
+
+    def __init__(self, key: Key, queue: Queue, now_ms: int) -> None:
         self.key = key
+        self.name = name_of(key)
         self.queue = queue
         self.window = Window()
         self.closed = False
@@ -70,7 +81,7 @@ class Stages:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.writers: dict[tuple[str, str], Writer] = {}
-        self.open_stages: dict[tuple[str, str, int, str], Stage] = {}
+        self.open_stages: dict[Key, Stage] = {}
         self.due: dict[tuple[str, str], None] = {}
         """Writers with messages to move, of which no record is on its way."""
         self._looking = False
@@ -78,16 +89,15 @@ class Stages:
     # -- what a peer asks for --------------------------------------------------------------------------------
 
     def open(self, vhost: VHost, writer: str, batch: int, task: str) -> Stage:
-        """A new, empty stage; one of that name that is there already goes. ChannelError 406."""
+        """A new, empty stage; one of that name that is there already goes. If the batch was committed it is closed. ChannelError 406."""
         if not writer or not task or "\n" in task:
             raise ChannelError(
                 PRECONDITION_FAILED, "a stage needs the names of a writer and of a task, without newlines"
             )
+        key = (vhost.name, writer, batch, task)
         last = self.last(vhost, writer)
         if last != NONE and batch <= last:
-            text = f"batch {batch} of writer '{writer}' in vhost '{vhost.name}' cannot be written: {last} was committed already"
-            raise ChannelError(PRECONDITION_FAILED, text)
-        key = (vhost.name, writer, batch, task)
+            return self._closed(vhost, key)
         if key in self.open_stages:
             self._drop(self.open_stages[key])
         elif len(self._of(vhost, writer)) >= STAGES_MAX:
@@ -150,20 +160,28 @@ class Stages:
     def _stage(self, vhost: VHost, writer: str, batch: int, task: str) -> Stage:
         stage = self.open_stages.get((vhost.name, writer, batch, task))
         if stage is None:
-            text = f"no stage of task '{task}' for batch {batch} of writer '{writer}' in vhost '{vhost.name}'"
-            raise ChannelError(NOT_FOUND, text)
+            raise ChannelError(NOT_FOUND, f"no {name_of((vhost.name, writer, batch, task))} in vhost '{vhost.name}'")
         return stage
 
     def _of(self, vhost: VHost, writer: str) -> list[Stage]:
         return [stage for key, stage in self.open_stages.items() if key[:2] == (vhost.name, writer)]
 
-    def _make(self, vhost: VHost, key: tuple[str, str, int, str], queue_id: str) -> Stage:
-        opened = self.broker.open_log(queue_id, True)
-        name = f"stage {key[1]}/{key[2]}/{key[3]}"
-        queue = Queue(self.broker, vhost, name, opened, QueueSettings(), {}, True, False, False)
-        self.broker.queues[queue_id] = queue
-        stage = self.open_stages[key] = Stage(key, queue, self.broker.now_ms)
+    def _make(self, vhost: VHost, key: Key, queue_id: str) -> Stage:
+        stage = self._stage_of(vhost, key, queue_id)
+        self.broker.queues[queue_id] = stage.queue
+        self.open_stages[key] = stage
         return stage
+
+    def _closed(self, vhost: VHost, key: Key) -> Stage:
+        """For a task that is late: its publishes are refused."""
+        stage = self._stage_of(vhost, key, secrets.token_hex(16))
+        stage.closed = stage.queue.deleted = True
+        return stage
+
+    def _stage_of(self, vhost: VHost, key: Key, queue_id: str) -> Stage:
+        opened = self.broker.open_log(queue_id, True)
+        queue = Queue(self.broker, vhost, name_of(key), opened, QueueSettings(), {}, True, False, False)
+        return Stage(key, queue, self.broker.now_ms)
 
     def _drop(self, stage: Stage) -> None:
         stage.closed = True
@@ -205,7 +223,7 @@ class Stages:
 
     # -- start -----------------------------------------------------------------------------------------------
 
-    def restore_stage(self, vhost: VHost, key: tuple[str, str, int, str], queue_id: str) -> None:
+    def restore_stage(self, vhost: VHost, key: Key, queue_id: str) -> None:
         self._make(vhost, key, queue_id)
 
     def restore_writer(self, name: tuple[str, str], value: dict[str, Any]) -> None:
@@ -285,6 +303,8 @@ class Stages:
     def _next(self, stage: Stage, at: int) -> tuple[Batch, int, int] | None:
         """(batch, offset, how many): the first messages from `at` on that have not moved."""
         queue, window = stage.queue, stage.window
+        if queue.deleted:
+            return None
         offset, end = self._unmoved(queue, at)
         while offset < end:
             batch = window.batch
@@ -389,7 +409,7 @@ class Stages:
             if stage.queue.published != stage.seen:
                 stage.seen, stage.used_ms = stage.queue.published, now_ms
             elif now_ms - stage.used_ms > FORGOTTEN_MS:
-                log.warning("'%s' has not been committed for a day, it is dropped", stage.queue.name)
+                log.warning("%s has not been committed for a day, it is dropped", stage.name)
                 self._drop(stage)
         if self.open_stages:
             self._look_later()

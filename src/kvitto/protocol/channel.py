@@ -168,9 +168,7 @@ class Channel:
         """ChannelError 406 if it is no longer there to be published into."""
         assert self.stage is not None
         if self.stage.closed:
-            raise ChannelError(
-                PRECONDITION_FAILED, f"the {self.stage.queue.name} was committed or dropped: open another"
-            )
+            raise ChannelError(PRECONDITION_FAILED, f"the {self.stage.name} was committed or dropped: open another")
         return self.stage
 
     def may_publish(self, exchange: str) -> None:
