@@ -10,6 +10,8 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.base.limits import SHORTSTR_MAX
 
 MS_MAX = (1 << 32) - 1
+RETRY_MAX_MS = 3_600_000
+"""Where only x-retry-delay-min is given."""
 
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 QUEUE_TYPES = ("classic", "quorum")
@@ -31,6 +33,8 @@ class QueueSettings:
     dead_letter_routing_key: str | None = None
     delivery_limit: int = -1
     max_priority: int = -1
+    retry_min_ms: int = -1
+    retry_max_ms: int = -1
     archive: bool = False
     archive_max_age_ms: int = -1
     archive_max_bytes: int = -1
@@ -86,6 +90,9 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
     if routing_key is not None and exchange is None:
         raise refuse("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
     number("x-consumer-timeout", 0)
+    retry_min, retry_max = number("x-retry-delay-min", 0, MS_MAX), number("x-retry-delay-max", 0, MS_MAX)
+    if retry_max >= 0 and not 0 <= retry_min <= retry_max:
+        raise refuse("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
     flag("x-single-active-consumer")
     archive = flag("x-archive")
     if archive and not lasting:
@@ -108,6 +115,8 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
         dead_letter_routing_key=routing_key,
         delivery_limit=number("x-delivery-limit", 0),
         max_priority=number("x-max-priority", 0, 255),
+        retry_min_ms=retry_min,
+        retry_max_ms=retry_max if retry_max >= 0 else max(retry_min, RETRY_MAX_MS),
         archive=archive,
         archive_max_age_ms=-1 if max_age is None else age_ms(max_age),
         archive_max_bytes=number("x-archive-max-length-bytes", 0),
@@ -124,6 +133,8 @@ EQUIVALENCE_ARGUMENTS = (
     "x-dead-letter-routing-key",
     "x-delivery-limit",
     "x-max-priority",
+    "x-retry-delay-min",
+    "x-retry-delay-max",
     "x-queue-type",
     "x-single-active-consumer",
     "x-consumer-timeout",

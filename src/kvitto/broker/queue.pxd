@@ -10,7 +10,7 @@ cdef unsigned int _EXPIRES
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, owner, group, requeued, parked, _ahead, _behind
+    cdef public object broker, vhost, log, settings, owner, group, requeued, parked, delays, _ahead, _behind
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import StoreFull
 from kvitto.broker.arguments import MS_MAX
 from kvitto.broker.consumer import Consumer
+from kvitto.broker.delays import Delays
 from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
@@ -97,6 +98,7 @@ class Queue:
         self.coming = 0
         self.coming_bytes = 0
         self.parked = Parked()
+        self.delays = Delays(settings.retry_min_ms, settings.retry_max_ms)
 
         self.tail: Batch | None = None
         self.tail_first = 0
@@ -508,7 +510,38 @@ class Queue:
         else:
             self.dead_letter(offset, n, "rejected", REJECTED)
 
-    def requeue(self, offset: int, n: int, body_bytes: int) -> None:
+    def retry(self, offset: int, n: int, body_bytes: int) -> None:
+        """A consumer could not do with n unacked messages: they come back, later if the queue has x-retry-delay-min (A15)."""
+        if self.settings.retry_min_ms < 0 or self.deleted:
+            self.requeue(offset, n, body_bytes)
+            return
+        for o in range(offset, offset + n):
+            self.requeue(o, 1, 0, True)
+        self._wake_retries()
+
+    def _delay(self, offset: int) -> None:
+        message = self.read(offset)
+        if message is None:
+            self.settle(offset, 1, DROPPED)
+        else:
+            self.delays.add(self.broker.now_ms, offset, len(message[2]), self.redeliveries.get(offset, 1))
+
+    def _wake_retries(self) -> None:
+        if len(self.delays):
+            self.broker.timers.at(self.delays.next_ms, self._retries_due)
+
+    def _retries_due(self) -> None:
+        for offset, size in self.delays.take(self.broker.now_ms):
+            self._back(offset, 1, size)
+        self._wake_retries()
+
+    def end_delays(self) -> None:
+        """Whoever is delayed is due now."""
+        for offset, size in self.delays.take():
+            self._back(offset, 1, size)
+        self.broker.timers.cancel(self._retries_due)
+
+    def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
         """n unacked messages come back to their original position (A5)."""
         self.unacked -= n
         if self.deleted:
@@ -525,7 +558,10 @@ class Queue:
                     else:
                         self._back(o, 1, len(message[2]))
                 return
-        self._back(offset, n, body_bytes)
+        if later:
+            self._delay(offset)
+        else:
+            self._back(offset, n, body_bytes)
 
     def _back(self, offset: int, n: int, body_bytes: int) -> None:
         self.requeued.add(offset, n)
@@ -654,8 +690,10 @@ class Queue:
         self.mark_dirty()
 
     def purge(self) -> int:
-        """Remove all ready messages; return how many."""
+        """Remove all ready messages, and those that wait to be tried again; return how many were ready."""
         count = self.ready
+        for offset, _ in self.delays.take():
+            self.settle(offset, 1, PURGED)
         for start, n in self.requeued:
             self.settle(start, n, PURGED)
         self._clear_ready(self.next, PURGED)
@@ -777,8 +815,8 @@ class Queue:
 
     @property
     def messages(self) -> int:
-        """Ready, unacked, and those on their way to a dead-letter queue."""
-        return self.ready + self.unacked + self.moving + len(self.parked)
+        """Ready, unacked, those on their way to a dead-letter queue, and those that wait to be tried again."""
+        return self.ready + self.unacked + self.moving + len(self.parked) + len(self.delays)
 
     def recover(self) -> None:
         """Take the books from what is on disk."""

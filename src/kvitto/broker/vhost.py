@@ -269,6 +269,7 @@ class VHost:
             queue.owner.queues.pop(queue, None)
         self.broker.parking.forget(queue)
         self.broker.timers.cancel(queue._expiry_due)
+        self.broker.timers.cancel(queue._retries_due)
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
         self._unbind_everywhere(queue)

@@ -9,7 +9,7 @@ from kvitto.protocol.output cimport Output
 
 cdef Py_ssize_t _ENTRY
 cdef unsigned int _HELD
-cdef int _ACK, _REJECT, _STAGE
+cdef int _ACK, _REJECT, _STAGE, _RETRY
 
 cdef class Channel:
     cdef object __weakref__

@@ -39,6 +39,8 @@ ACK = 0
 REJECT = 1
 REQUEUE = 2
 STAGE = 3
+RETRY = 4
+"""REQUEUE, because the consumer said so: later, if the queue has it (A15)."""
 
 ENTRY = 24
 HELD = 0x80000000
@@ -48,6 +50,7 @@ _HELD = HELD
 _ACK = ACK
 _REJECT = REJECT
 _STAGE = STAGE
+_RETRY = RETRY
 
 
 class Channel:
@@ -389,6 +392,8 @@ class Channel:
             q.ack(offset, n)
         elif kind == _REJECT:
             q.reject(offset, n)
+        elif kind == _RETRY:
+            q.retry(offset, n, body_bytes)
         else:
             q.requeue(offset, n, body_bytes)
         if not q.dirty:
@@ -442,4 +447,4 @@ class Content:
         self.size = 0
 
 
-__all__ = ["ACK", "REJECT", "REQUEUE", "STAGE", "Channel", "Content", "Queue"]
+__all__ = ["ACK", "REJECT", "REQUEUE", "RETRY", "STAGE", "Channel", "Content", "Queue"]

@@ -15,7 +15,7 @@ from kvitto.base.errors import (
     ConnectionError_,
 )
 from kvitto.broker.admission import DIRECT_REPLY_TO
-from kvitto.protocol.channel import ACK, REJECT, REQUEUE
+from kvitto.protocol.channel import ACK, REJECT, RETRY
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
 from kvitto.protocol.methods.queue import named
 from kvitto.protocol.states import RUNNING
@@ -146,11 +146,11 @@ def ack(_conn: Connection, chan: Channel, m: BasicAck) -> None:
 
 
 def nack(_conn: Connection, chan: Channel, m: BasicNack) -> None:
-    _settle(chan, m.delivery_tag, m.multiple, REQUEUE if m.requeue else REJECT)
+    _settle(chan, m.delivery_tag, m.multiple, RETRY if m.requeue else REJECT)
 
 
 def reject(_conn: Connection, chan: Channel, m: BasicReject) -> None:
-    _settle(chan, m.delivery_tag, False, REQUEUE if m.requeue else REJECT)
+    _settle(chan, m.delivery_tag, False, RETRY if m.requeue else REJECT)
 
 
 def _settle(chan: Channel, tag: int, multiple: bool, kind: int) -> None:

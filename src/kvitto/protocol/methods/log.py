@@ -53,6 +53,7 @@ def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
         raise ChannelError(ACCESS_REFUSED, text)
     if queue.group is not None and queue.group != m.group:
         raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
+    queue.end_delays()
     queue.group = m.group
     if conn not in queue.group_holders:
         queue.group_holders.append(conn)

@@ -10,7 +10,7 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.deadletter import Parcel, weight
 from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.route import Route
-from kvitto.protocol.channel import ACK, REJECT, REQUEUE, STAGE
+from kvitto.protocol.channel import ACK, REJECT, REQUEUE, RETRY, STAGE
 from kvitto.store.journal import Append, Settle
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COPIES_MAX = 4
 """How often all of the largest transaction may be copied to queues."""
 OFTEN = "commit more often"
-MOVE = 4
+MOVE = 5
 """A reject whose dead-letter move is in the transaction's own record."""
 
 
@@ -142,7 +142,7 @@ class Transaction:
         check_copies(parcel.size + sum(run[4] for run in self.settles if run[0] == REJECT and moves(run[1].queue)))
         for kind, consumer, offset, n, size, slot in self.settles:
             queue = consumer.queue
-            if kind == REQUEUE or not queue.log.durable or queue.deleted:
+            if kind == RETRY or not queue.log.durable or queue.deleted:
                 settles.append((kind, consumer, offset, n, size, slot))
             elif kind == ACK or not moves(queue):
                 outcome = ACKED if kind == ACK else REJECTED
@@ -194,6 +194,8 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
         queue.ack(offset, n)
     elif kind == REJECT:
         queue.reject(offset, n)
+    elif kind == RETRY:
+        queue.retry(offset, n, size)
     elif kind == MOVE:
         queue.unacked -= n
         queue.settle(offset, n, DEAD_LETTERED)

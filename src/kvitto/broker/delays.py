@@ -1,0 +1,48 @@
+"""Messages that came back and are due again later (A15): out of reach until then, and nothing behind them waits.
+
+In memory only, a few dozen bytes each: after a restart they are due at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+
+JITTER = 0.1
+"""Of the delay, at most, on top of it: those that failed together do not all come back together."""
+DOUBLINGS_MAX = 40
+
+
+class Delays:
+    def __init__(self, least_ms: int, most_ms: int) -> None:
+        self.least_ms = least_ms
+        self.most_ms = most_ms
+        self._heap: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[int]:
+        """Their offsets, in no order."""
+        return (offset for _, offset, _ in self._heap)
+
+    def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
+        """A message of `size` bytes failed after so many deliveries."""
+        delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
+        heapq.heappush(self._heap, (now_ms + int(delay * (1 + JITTER * random.random())), offset, size))
+
+    @property
+    def next_ms(self) -> int:
+        """When the first of them is due; there is one."""
+        return self._heap[0][0]
+
+    def take(self, now_ms: int | None = None) -> list[tuple[int, int]]:
+        """(offset, size) of all that are due, or of all."""
+        if now_ms is None:
+            taken, self._heap = self._heap, []
+        else:
+            taken = []
+            while self._heap and self._heap[0][0] <= now_ms:
+                taken.append(heapq.heappop(self._heap))
+        return [(offset, size) for _, offset, size in taken]

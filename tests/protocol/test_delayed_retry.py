@@ -1,0 +1,142 @@
+"""A15: a nacked message is due again after min(least * 2^(count-1), most) with jitter, and holds nothing up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvitto.wire import methods as m
+from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode, frame
+from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
+from tests.protocol.sansio import House, Wire
+
+
+def publish(wire: Wire, *bodies: bytes) -> None:
+    for body in bodies:
+        wire.feed(
+            frame(FRAME_METHOD, 1, m.BasicPublish("", "q").encode())
+            + frame(FRAME_HEADER, 1, b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + b"\0\0")
+            + frame(FRAME_BODY, 1, body)
+        )
+    wire.house.settle()
+
+
+def opened(house: House, **arguments: Any) -> Wire:
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True, arguments={"x-retry-delay-min": 1000} | arguments))
+    house.settle()
+    wire.put(1, m.BasicConsume("q", "c"))
+    house.settle()
+    wire.frames()
+    return wire
+
+
+def came(wire: Wire) -> list[tuple[bytes, int, bool]]:
+    """(body, tag, redelivered) of what was delivered since the last call."""
+    wire.house.settle()
+    found: list[tuple[bytes, int, bool]] = []
+    last: BasicDeliver | None = None
+    for kind, _, payload in wire.frames():
+        if kind == FRAME_METHOD:
+            method = decode(payload)
+            last = method if isinstance(method, BasicDeliver) else None
+        elif kind == FRAME_BODY and last is not None:
+            found.append((payload, last.delivery_tag, last.redelivered))
+    return found
+
+
+def wait(house: House, seconds: float) -> None:
+    house.clock.advance(seconds)
+    house.broker.tick()
+    house.settle()
+
+
+@pytest.mark.parametrize("back", [m.BasicNack(1, False, True), m.BasicReject(1, True)])
+def test_it_comes_again_later_and_what_is_behind_it_does_not_wait(back: Method) -> None:
+    house = House()
+    wire = opened(house)
+    publish(wire, b"bad", b"good")
+    assert [body for body, _, _ in came(wire)] == [b"bad", b"good"]
+    wire.put(1, back)
+    publish(wire, b"next")
+    assert came(wire) == [(b"next", 3, False)]
+    assert house.broker.vhosts["/"].queues["q"].messages == 3
+    wait(house, 0.99)
+    assert came(wire) == []
+    wait(house, 0.12)
+    assert came(wire) == [(b"bad", 4, True)]
+
+
+def test_each_failure_doubles_the_delay_up_to_the_most() -> None:
+    house = House()
+    wire = opened(house, **{"x-retry-delay-max": 5000})
+    publish(wire, b"bad")
+    (_, tag, _) = came(wire)[0]
+    for seconds in (1, 2, 4, 5, 5):
+        wire.put(1, m.BasicNack(tag, False, True))
+        wait(house, seconds - 0.01)
+        assert came(wire) == []
+        wait(house, seconds * 0.1 + 0.02)
+        (_, tag, again) = came(wire)[0]
+        assert again
+
+
+def test_a_lost_channel_and_recover_give_back_at_once() -> None:
+    """A6, A13."""
+    house = House()
+    wire = opened(house)
+    publish(wire, b"x")
+    came(wire)
+    wire.put(1, m.BasicRecover(True))
+    assert [body for body, _, _ in came(wire)] == [b"x"]
+    wire.put(1, m.ChannelClose(200, ""))
+    other = house.wire()
+    other.put(1, m.BasicConsume("q", "c"))
+    assert [body for body, _, _ in came(other)] == [b"x"]
+
+
+def test_the_delivery_limit_counts_and_a_transaction_delays_too() -> None:
+    """A8, T2."""
+    house = House()
+    wire = opened(house, **{"x-delivery-limit": 1})
+    publish(wire, b"x")
+    came(wire)
+    wire.put(1, m.TxSelect(), m.BasicNack(1, False, True), m.TxCommit())
+    assert came(wire) == []
+    wait(house, 1.2)
+    assert came(wire) == [(b"x", 2, True)]
+    wire.put(1, m.BasicNack(2, False, True), m.TxCommit())
+    wait(house, 10)
+    assert came(wire) == [] and house.broker.vhosts["/"].queues["q"].messages == 0
+
+
+def test_after_a_restart_it_is_due_and_a_purge_takes_it() -> None:
+    house = House()
+    wire = opened(house)
+    publish(wire, b"x", b"y")
+    came(wire)
+    wire.put(1, m.BasicNack(2, True, True))
+    house.settle()
+    again = House(house.disk.kill())
+    taker = again.wire()
+    taker.put(1, m.BasicConsume("q", "c"))
+    assert [(body, redelivered) for body, _, redelivered in came(taker)] == [(b"x", True), (b"y", True)]
+    taker.put(1, m.BasicNack(2, True, True), m.QueuePurge("q"))
+    again.settle()
+    assert again.broker.vhosts["/"].queues["q"].messages == 0
+    wait(again, 10)
+    assert came(taker) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"x-retry-delay-min": -1}, {"x-retry-delay-min": "1"}, {"x-retry-delay-max": 10}],
+)
+def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None:
+    house = House()
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments))
+    house.settle()
+    closed = wire.methods()[-1]
+    assert isinstance(closed, ChannelClose) and closed.reply_code == 406 and "x-retry-delay" in closed.reply_text
