@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from kvitto.base.table import printable, table
 from kvitto.cli.lists import IN_VHOST, LISTS, Shown, listing
 from kvitto.cli.management import REFUSED, USAGE, Failure, Management
-from kvitto.cli.table import printable, table
 
 URL = "http://guest:guest@127.0.0.1:15672"
 Command = Callable[[Management, argparse.Namespace], str | Shown]

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from kvitto.base.table import table
 from kvitto.cli.management import Management
-from kvitto.cli.table import table
 
 Shown = tuple[Any, str, int]
 """What --json prints, what is printed otherwise, exit code."""

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from kvitto.cli.table import printable
+from kvitto.base.table import printable
 
 LINE_MAX = 2000
 """Characters of a message, and of each line of a traceback."""

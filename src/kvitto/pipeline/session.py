@@ -85,7 +85,5 @@ def run_job(name: str, job: Callable[[], int]) -> int:
 def first_line(error: BaseException) -> str:
     """What a person needs of Spark's error: the line that a Kvitto source raised, or the first one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if re.match(r"kvitto\.[\w.]+(Error|Exception): ", line)]
-    if ours:
-        return ours[-1].partition(": ")[2]
-    return lines[0] if lines else type(error).__name__
+    ours = [match[1] for line in lines if (match := re.match(r"kvitto\.[\w.]+: (.+)", line))]
+    return ours[-1] if ours else lines[0] if lines else type(error).__name__

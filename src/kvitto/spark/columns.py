@@ -19,12 +19,13 @@ from pyspark.sql.types import StructType
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.client import Batch, Column
-from kvitto.spark.properties import Slices, gather, locate, unsigned
+from kvitto.spark.properties import Bytes, Ints, Slices, gather, locate, unsigned
 from kvitto.spark.schema import HEADERS, PROPERTIES
 from kvitto.wire import tables
 
 ARROW_BYTES_MAX: Final = 8 << 20
 """Larger Arrow batches are handed over in pieces: Spark copies each as a whole."""
+PROPERTY_COLUMNS: Final = {*PROPERTIES, HEADERS, "timestamp"}
 _SECONDS_MAX = 253_402_300_800
 """The year 10000: a later timestamp property is somebody's mistake and becomes null."""
 
@@ -38,7 +39,10 @@ def to_arrow(batch: Batch, queue: str, schema: pa.Schema) -> Iterator[pa.RecordB
     """The messages of a log.read (delivery tag = offset + 1), in pieces of at most ARROW_BYTES_MAX."""
     if batch.count == 0:
         return
-    properties = _Properties(batch, set(schema.names))
+    wanted = set(schema.names) & PROPERTY_COLUMNS
+    ends, data = batch.properties.buffers()
+    borders = np.frombuffer(ends, dtype="<u4").astype(np.int64) if wanted else None
+    properties = Properties(batch.count, np.frombuffer(data, dtype=np.uint8), borders, wanted)
     arrays = [_column(batch, queue, field, properties) for field in schema]
     whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
     pieces = max(1, -(-whole.nbytes // ARROW_BYTES_MAX))
@@ -47,7 +51,7 @@ def to_arrow(batch: Batch, queue: str, schema: pa.Schema) -> Iterator[pa.RecordB
         yield whole.slice(start, rows)
 
 
-def _column(batch: Batch, queue: str, field: pa.Field, properties: _Properties) -> pa.Array:
+def _column(batch: Batch, queue: str, field: pa.Field, properties: Properties) -> pa.Array:
     make = _MAKERS.get(field.name)
     if make is not None:
         return make(batch)
@@ -84,10 +88,10 @@ def _binary(column: Column) -> pa.Array:
 
 def _text(column: Column) -> pa.Array:
     ends, data = column.buffers()
-    return _string([None, pa.py_buffer(ends), pa.py_buffer(data)], len(column))
+    return string_array([None, pa.py_buffer(ends), pa.py_buffer(data)], len(column))
 
 
-def _string(buffers: list[pa.Buffer | None], count: int) -> pa.Array:
+def string_array(buffers: list[pa.Buffer | None], count: int) -> pa.Array:
     """A string array over these buffers; bytes that are not UTF-8 become replacement characters."""
     array = pa.Array.from_buffers(pa.string(), count, buffers)
     try:
@@ -98,17 +102,13 @@ def _string(buffers: list[pa.Buffer | None], count: int) -> pa.Array:
     return array
 
 
-class _Properties:
-    """The columns that come out of the property list; nothing is decoded if none of them is asked for."""
+class Properties:
+    """The wanted ones of PROPERTY_COLUMNS, out of `count` property lists that begin at borders[:-1] in `data`."""
 
-    def __init__(self, batch: Batch, names: set[str]) -> None:
-        self.count = batch.count
-        wanted = names & {*PROPERTIES, HEADERS, "timestamp"}
-        self.found: dict[str, Slices] = {}
-        if wanted:
-            ends, data = batch.properties.buffers()
-            self.data = np.frombuffer(data, dtype=np.uint8)
-            self.found = locate(self.data, np.frombuffer(ends, dtype="<u4").astype(np.int64), wanted)
+    def __init__(self, count: int, data: Bytes, borders: Ints | None, wanted: set[str]) -> None:
+        self.count = count
+        self.data = data
+        self.found: dict[str, Slices] = locate(data, borders, wanted) if borders is not None else {}
 
     def column(self, field: pa.Field) -> pa.Array:
         """One of them as an array of the field's type."""
@@ -125,7 +125,7 @@ class _Properties:
             return pa.array(unsigned(self.data, where, 1).astype(np.int32), mask=~where.present)
         values, borders = gather(self.data, where)
         bits = None if where.present.all() else pa.py_buffer(np.packbits(where.present, bitorder="little").tobytes())
-        return _string([bits, pa.py_buffer(borders), pa.py_buffer(values)], self.count)
+        return string_array([bits, pa.py_buffer(borders), pa.py_buffer(values)], self.count)
 
     def _headers(self, where: Slices, kind: pa.DataType) -> pa.Array:
         data = self.data.tobytes()

@@ -1,0 +1,110 @@
+"""The options of `format("kvitto-archive")`: read once, checked, and then a plain frozen object."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from kvitto.spark.errors import OptionError
+
+MESSAGES: Final = "messages"
+SETTLEMENTS: Final = "settlements"
+KNOWN: Final = (
+    "path",
+    "table",
+    "queue",
+    "startingTimestamp",
+    "endingTimestamp",
+    "ignoreDamage",
+    "includeHeaders",
+    "pushFilters",
+)
+ALWAYS: Final = (-(1 << 62), 1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options with their defaults applied. `queues` empty: all; times in ms since 1970, [start, end)."""
+
+    path: Path
+    table: str
+    queues: frozenset[str]
+    start_ms: int
+    end_ms: int
+    ignore_damage: bool
+    include_headers: bool
+    push_filters: bool
+
+
+def read_options(given: Mapping[str, str]) -> Options:
+    """Check what was given; OptionError says which option is wrong and what it may be."""
+    values = {name.lower(): value for name, value in given.items()}
+    names = {name.lower(): name for name in KNOWN}
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(KNOWN)}"
+            raise OptionError(f"format 'kvitto-archive' has no option {name!r}; {hint}")
+    if "path" not in values:
+        raise OptionError(
+            "say what to read: .load(DIR), a broker's data directory or an archive directory, one at a time"
+        )
+    table = values.get("table", MESSAGES).strip().lower()
+    if table not in (MESSAGES, SETTLEMENTS):
+        raise OptionError(f"option table is {MESSAGES} or {SETTLEMENTS}, not {values['table']!r}")
+    start = _time_ms("startingTimestamp", values.get("startingtimestamp"), ALWAYS[0])
+    end = _time_ms("endingTimestamp", values.get("endingtimestamp"), ALWAYS[1])
+    if start > end:
+        raise OptionError("option startingTimestamp is after endingTimestamp")
+    return Options(
+        path=_local("path", values["path"]),
+        table=table,
+        queues=frozenset([values["queue"]] if "queue" in values else ()),
+        start_ms=start,
+        end_ms=end,
+        ignore_damage=_flag("ignoreDamage", values.get("ignoredamage", "false")),
+        include_headers=_flag("includeHeaders", values.get("includeheaders", "false")),
+        push_filters=_flag("pushFilters", values.get("pushfilters", "false")),
+    )
+
+
+def _local(option: str, text: str) -> Path:
+    """A path of this machine; `file:` in front is fine."""
+    scheme = re.match(r"([a-z][a-z0-9+.-]+):", text)
+    if scheme is None:
+        return Path(text)
+    if scheme[1] != "file":
+        raise OptionError(f"option {option} is {text!r}: the files are read directly, so give a local or mounted path")
+    return Path(unquote(urlsplit(text).path))
+
+
+def _flag(option: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise OptionError(f"option {option} is true or false, not {text!r}")
+    return text.strip().lower() == "true"
+
+
+def _time_ms(option: str, text: str | None, default: int) -> int:
+    """Milliseconds since 1970, or a date and time of ISO 8601 (UTC if it names no zone)."""
+    if text is None:
+        return default
+    if re.fullmatch(r"\d+", text.strip()):
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise OptionError(
+            f"option {option} is ms since 1970 or a time such as 2026-03-01T12:00:00Z, not {text!r}"
+        ) from None
+    return to_ms(time)
+
+
+def to_ms(time: datetime) -> int:
+    """Rounded down; UTC if it has no zone."""
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000 // 1)

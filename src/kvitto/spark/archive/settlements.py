@@ -1,0 +1,171 @@
+"""A settlement log as arrays, and what it says of given offsets: outcome, when, and how often delivered."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvitto.spark.archive.segment import HEADER, Damage
+
+log = logging.getLogger("kvitto.spark")
+
+BLOCK: Final = struct.Struct("<4sIQQQII")
+BLOCK_MAGIC: Final = b"KVS1"
+ENTRY: Final = np.dtype([("offset", "<u8"), ("word", "<u4"), ("deliveries", "<u4")])
+COUNT_MAX: Final = (1 << 24) - 1
+
+WAITING: Final = 0
+ACKED: Final = 1
+REJECTED: Final = 2
+RANGE_SETTLED: Final = 7
+REDELIVERED: Final = 16
+OUTCOMES: Final = {
+    ACKED: "acked",
+    REJECTED: "rejected",
+    3: "dead-lettered",
+    4: "expired",
+    5: "dropped",
+    6: "purged",
+    RANGE_SETTLED: "range-settled",
+    REDELIVERED: "redelivered",
+    17: "in doubt",
+}
+"""As docs/formats.md names them. The last two settle nothing."""
+UNKNOWN: Final = -1
+"""How often a message was delivered, where the log does not tell."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Entries:
+    """The entries of a settlement log in the order in which they were written; `mark`: all offsets below it were delivered."""
+
+    offset: Ints
+    count: Ints
+    outcome: NDArray[np.uint8]
+    deliveries: Ints
+    time_ms: Ints
+    mark: int
+
+
+def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> Entries:
+    """`whole`: nothing is written to it any more. Otherwise an end that does not verify is one that is being written."""
+    parts: list[memoryview] = []
+    times: list[int] = []
+    counts: list[int] = []
+    view, at, mark, bad = memoryview(data), HEADER, 0, -1
+    while at < len(data):
+        head = _block(view, at)
+        if head is None:
+            bad = at if bad < 0 else bad
+            if (at := data.find(BLOCK_MAGIC, at + 1)) < 0:
+                break
+            continue
+        length, time_ms, marked, count, durable = head
+        if bad >= 0 and (whole or durable > bad):
+            _damaged(path, bad, ignore_damage)
+            bad = -1
+        elif bad >= 0:
+            break  # a torn end, which no start has cut off yet
+        parts.append(view[at + BLOCK.size : at + length])
+        times.append(time_ms)
+        counts.append(count)
+        mark = max(mark, marked)
+        at += length
+    if bad >= 0 and whole:
+        _damaged(path, bad, ignore_damage)
+    entries = np.frombuffer(b"".join(parts), ENTRY)
+    word = entries["word"].astype(np.int64)
+    return Entries(
+        offset=entries["offset"].astype(np.int64),
+        count=word & COUNT_MAX,
+        outcome=(word >> 24).astype(np.uint8),
+        deliveries=entries["deliveries"].astype(np.int64),
+        time_ms=np.repeat(np.array(times, np.int64), np.array(counts, np.int64)),
+        mark=mark,
+    )
+
+
+def _block(data: memoryview, at: int) -> tuple[int, int, int, int, int] | None:
+    """(length, time, mark, count, durable) of the block at `at`, None if there is none that verifies."""
+    if len(data) - at < BLOCK.size:
+        return None
+    magic, length, checksum, time_ms, mark, count, durable = BLOCK.unpack_from(data, at)
+    if magic != BLOCK_MAGIC or length != BLOCK.size + ENTRY.itemsize * count or length > len(data) - at:
+        return None
+    if xxhash.xxh3_64_intdigest(data[at + 16 : at + length]) != checksum:
+        return None
+    return length, time_ms, mark, count, durable
+
+
+def _damaged(path: str, position: int, ignore_damage: bool) -> None:
+    what = f"the settlements at byte {position:,} are damaged"
+    if not ignore_damage:
+        raise Damage(path, what)
+    log.warning("%s: %s; what they settled counts as waiting (ignoreDamage)", path, what)
+
+
+class Outcomes:
+    """Looks up offsets of one segment. `mark`: the queue's delivered mark, which may be in another segment's log."""
+
+    def __init__(self, entries: Entries, mark: int) -> None:
+        self.mark = max(mark, entries.mark)
+        settling = np.flatnonzero(entries.outcome < REDELIVERED)
+        order = settling[np.argsort(entries.offset[settling], kind="stable")]
+        self.start = entries.offset[order]
+        self.end = self.start + entries.count[order]
+        if len(order) and (self.end[:-1] > self.start[1:]).any():
+            # settled twice: damage had hidden the first. Ranges must not overlap to be searched; the lower one stays whole.
+            self.start[1:] = np.maximum(self.start[1:], np.maximum.accumulate(self.end)[:-1])
+        self.outcome = entries.outcome[order]
+        self.time_ms = entries.time_ms[order]
+        self.deliveries = entries.deliveries[order]
+        self._count_redeliveries(entries)
+
+    def find(self, offsets: Ints) -> tuple[NDArray[np.bool_], Ints]:
+        """(whether each is settled, by which range) for offsets in ascending order."""
+        if not len(self.start):
+            return np.zeros(len(offsets), np.bool_), np.zeros(len(offsets), np.int64)
+        first, last = np.searchsorted(self.start, offsets[[0, -1]], "right")
+        begin = max(int(first) - 1, 0)
+        # where each range begins among the offsets: fewer searches than offsets, if ranges are long
+        places = np.searchsorted(offsets, self.start[begin : int(last)])
+        runs = np.diff(places, prepend=0, append=len(offsets))
+        at = np.repeat(np.arange(begin - 1, int(last)), runs)
+        found = (at >= begin) & (offsets < self.end[np.maximum(at, 0)])
+        return found, np.maximum(at, 0)
+
+    def delivered(self, offsets: Ints, found: NDArray[np.bool_], at: Ints) -> Ints:
+        """How often each was delivered; UNKNOWN for what left the queue in a way that does not tell whether it was at all."""
+        counts = np.where(offsets < self.mark, 1, 0)
+        if found.any():
+            outcome = self.outcome[at]
+            left = np.select(
+                [(outcome == ACKED) | (outcome == REJECTED), outcome == RANGE_SETTLED], [1, 0], default=UNKNOWN
+            )
+            counts = np.where(
+                found, np.maximum(left, np.where(self.deliveries[at] > 0, self.deliveries[at], UNKNOWN)), counts
+            )
+        if len(self.redelivered):
+            k = np.minimum(np.searchsorted(self.redelivered, offsets), len(self.redelivered) - 1)
+            counts = np.where(self.redelivered[k] == offsets, np.maximum(counts, self.times[k]), counts)
+        return counts
+
+    def _count_redeliveries(self, entries: Entries) -> None:
+        """`redelivered`: the offsets with records of their own, ascending; `times`: deliveries by the last record of each."""
+        chosen = np.flatnonzero(entries.outcome == REDELIVERED)
+        counts = entries.count[chosen]
+        step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        offsets = np.repeat(entries.offset[chosen], counts) + step
+        times = np.repeat(entries.deliveries[chosen], counts)
+        order = np.lexsort((times, offsets))
+        offsets, times = offsets[order], times[order]
+        last = np.append(offsets[1:] != offsets[:-1], True)[: len(offsets)]
+        self.redelivered, self.times = offsets[last], times[last]
