@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from kvitto.client.codec import CONFIRM, CONTENT, Sink, Template, put_publish, put_settle
-from kvitto.client.columns import Batch, Delivery, Window
+from kvitto.client.codec import CONFIRM, CONTENT, Sink, Template, put_publish, put_rows, put_settle
+from kvitto.client.columns import Batch, Column, Delivery, Window
 from kvitto.client.errors import AMQPError, ChannelClosed, ConsumerCancelled
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
@@ -178,6 +178,27 @@ class Channel:
         template.fill(self.connection.out, count, now_ns)
         return self._published(count)
 
+    def publish_rows(
+        self,
+        bodies: Column,
+        exchanges: Column,
+        routing_keys: Column,
+        properties: Column,
+        start: int,
+        end: int,
+        *,
+        mandatory: bool = False,
+    ) -> int:
+        """Publish rows start..end-1 of these columns (one of one string is for all rows); the first one's number.
+
+        They go out with the next flush or wait.
+        """
+        self._check()
+        connection = self.connection
+        columns = (exchanges, routing_keys, properties, bodies)
+        put_rows(connection.out, self.number, *columns, start, end, int(mandatory), connection.frame_max)
+        return self._window.sent(end - start) if self._window is not None else 0
+
     def _published(self, count: int) -> int:
         tag = self._window.sent(count) if self._window is not None else 0
         if self.connection.out.n > self.connection.buffer_bytes:
@@ -189,9 +210,30 @@ class Channel:
         """Publishes that are not confirmed yet."""
         return self._window.outstanding if self._window is not None else 0
 
+    @property
+    def confirmed(self) -> int:
+        """Publishes that were acked so far."""
+        return self._window.acked if self._window is not None else 0
+
+    @property
+    def settled_below(self) -> int:
+        """Every publish with a lower number has its receipt, ack or nack."""
+        return self._window.low if self._window is not None else 0
+
     def unconfirmed(self) -> list[int]:
         """Their tags; after ConnectionLost, the messages to publish again."""
         return self._window.unconfirmed() if self._window is not None else []
+
+    def gather_refused(self) -> list[int]:
+        """From now on the tags of nacked publishes are put into the list that this returns."""
+        if self._window is None:
+            raise AMQPError("confirms are off on this channel; call confirm_select first")
+        self._window.refused = []
+        return self._window.refused
+
+    def wait_until_outstanding(self, most: int, timeout_s: float | None = None) -> None:
+        """Until at most so many publishes are unconfirmed, else TimeoutError."""
+        self._wait(lambda: self.outstanding <= most, timeout_s, "for confirms")
 
     def wait_for_confirms(self, timeout_s: float | None = None) -> bool:
         """Until nothing is unconfirmed, else TimeoutError; False if any was nacked since the last call."""

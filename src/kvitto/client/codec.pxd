@@ -1,5 +1,5 @@
 cimport cython
-from kvitto.client.columns cimport Batch, Latencies, Window
+from kvitto.client.columns cimport Batch, Column, Latencies, Window
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
@@ -13,8 +13,13 @@ cdef class Template:
     @cython.locals(size=Py_ssize_t, p="unsigned char*", source="unsigned char*", at=Py_ssize_t, stamp=Py_ssize_t, k=Py_ssize_t)
     cpdef fill(self, Buf out, Py_ssize_t count, unsigned long long now)
 
-@cython.locals(e=Py_ssize_t, r=Py_ssize_t, n=Py_ssize_t, size=Py_ssize_t, step=Py_ssize_t, p="unsigned char*", i=Py_ssize_t, k=Py_ssize_t)
+@cython.locals(e=Py_ssize_t, r=Py_ssize_t, n=Py_ssize_t, size=Py_ssize_t, step=Py_ssize_t)
 cpdef put_publish(Buf out, unsigned int channel, bytes exchange, bytes routing_key, unsigned int flags, bytes properties, bytes body, Py_ssize_t frame_max)
+@cython.locals(step=Py_ssize_t, e_step=Py_ssize_t, r_step=Py_ssize_t, p_step=Py_ssize_t, b_step=Py_ssize_t, e_ends="const unsigned char*", r_ends="const unsigned char*", p_ends="const unsigned char*", b_ends="const unsigned char*", k=Py_ssize_t, i=Py_ssize_t, e_at=Py_ssize_t, e=Py_ssize_t, r_at=Py_ssize_t, r=Py_ssize_t, p_at=Py_ssize_t, n=Py_ssize_t, b_at=Py_ssize_t, size=Py_ssize_t)
+cpdef put_rows(Buf out, unsigned int channel, Column exchanges, Column routing_keys, Column properties, Column bodies, Py_ssize_t start, Py_ssize_t end, unsigned int flags, Py_ssize_t frame_max)
+cdef Py_ssize_t column_step(Column column, Py_ssize_t rows) except -1
+@cython.locals(k=Py_ssize_t)
+cdef Py_ssize_t put_frames(unsigned char* p, Py_ssize_t i, unsigned int channel, const unsigned char* exchange, Py_ssize_t e_at, Py_ssize_t e, const unsigned char* routing_key, Py_ssize_t r_at, Py_ssize_t r, unsigned int flags, const unsigned char* properties, Py_ssize_t p_at, Py_ssize_t n, const unsigned char* body, Py_ssize_t b_at, Py_ssize_t size, Py_ssize_t step) noexcept
 cdef int start_frame(unsigned char* p, Py_ssize_t i, unsigned int kind, unsigned int channel, unsigned int size) noexcept
 @cython.locals(p="unsigned char*", i=Py_ssize_t)
 cpdef put_settle(Buf out, unsigned int channel, unsigned int method, unsigned long long tag, unsigned int flags)

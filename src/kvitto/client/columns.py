@@ -1,7 +1,8 @@
-"""Received messages as columns, and the two counters that a fast client needs: unconfirmed publishes, latencies.
+"""Messages as columns, and the two counters that a fast client needs: unconfirmed publishes, latencies.
 
 A column of byte strings is one buffer and an array of end offsets, the form that Arrow takes without a copy. No Python
-object is made per message until somebody asks for one. Filled by `codec.Scanner`.
+object is made per message until somebody asks for one. Received ones are filled by `codec.Scanner`; to send, columns
+are made of Arrow's buffers, property lists out of a column for each field.
 """
 
 from __future__ import annotations
@@ -40,6 +41,36 @@ class Column:
         self.data = Buf(4096)
         self.ends = Buf(1024)
         self.ends.add(b"\0\0\0\0")
+
+    @classmethod
+    def of(cls, ends: bytes | bytearray | memoryview, data: bytes | bytearray | memoryview) -> Column:
+        """A column with a copy of these borders (little-endian u32) and data; ValueError if they do not fit together."""
+        column = cls()
+        column.data.add(data)
+        column.ends.clear()
+        column.ends.add(ends)
+        column.check()
+        return column
+
+    @classmethod
+    def one(cls, text: bytes) -> Column:
+        """A column of one string, which stands for all rows where columns are sent."""
+        return cls.of(bytes(4) + len(text).to_bytes(4, "little"), text)
+
+    def check(self) -> None:
+        """ValueError unless the borders rise from 0 to the end of the data: nothing that is sent lies outside of it."""
+        p = self.ends.p
+        n = self.ends.n
+        last = 0
+        k = 4
+        wrong = n < 4 or n % 4 != 0 or bits.le32(p, 0) != 0
+        while not wrong and k < n:
+            end = bits.le32(p, k)
+            wrong = end < last
+            last = end
+            k += 4
+        if wrong or last != self.data.n:
+            raise ValueError(f"{n} bytes of borders do not divide {self.data.n} bytes of data")
 
     def put(self, p: bytearray, i: int, n: int) -> int:
         """Append p[i:i+n] as the next string."""
@@ -138,6 +169,120 @@ class Batch:
         return (self.delivery(k) for k in range(self.count))
 
 
+class Field:
+    """One property of many messages: a string for each, or one for all. `present`: a byte each, empty = it is in all."""
+
+    def __init__(self, bit: int, column: Column, present: bytes = b"", prefixed: bool = True) -> None:
+        self.bit = bit
+        self.column = column
+        self.present = present
+        self.prefixed = prefixed
+        """Whether the list has a byte with the length before it: short strings have, numbers and tables not."""
+
+
+def pack_fields(count: int, fields: list[Field]) -> Column:
+    """The property lists of `count` messages; `fields` in the order of the list. ValueError if a string is too long."""
+    out = Column()
+    size = 2 * count
+    for field in fields:
+        column = field.column
+        if len(column) != 1 and len(column) < count:
+            raise ValueError(f"{count} messages, but a property with {len(column)} values")
+        if field.present and len(field.present) < count:
+            raise ValueError(f"{count} messages, but {len(field.present)} marks")
+        size += count + (column.data.n * count if len(column) == 1 else column.data.n)
+    if size > COLUMN_BYTES_MAX:
+        raise ValueError(f"{count} messages have {size} bytes of properties; give fewer at a time")
+    out.data.reserve(size)
+    out.ends.reserve(4 * count)
+    p = out.data.p
+    borders = out.ends.p
+    at = 0
+    row = 0
+    while row < count:
+        flags = 0
+        i = at + 2
+        for field in fields:
+            present = field.present
+            if present:
+                marks = present
+                if marks[row] == 0:
+                    continue
+            column = field.column
+            k = 0 if column.ends.n == 8 else 4 * row
+            start = bits.le32(column.ends.p, k)
+            n = bits.le32(column.ends.p, k + 4) - start
+            flags |= field.bit
+            if field.prefixed:
+                if n > 255:
+                    raise ValueError(f"row {row}: a property has {n} bytes, at most 255 fit")
+                p[i] = n
+                i += 1
+            bits.copy(p, i, column.data.p, start, n)
+            i += n
+        bits.put16(p, at, flags)
+        at = i
+        row += 1
+        bits.put_le32(borders, 4 * row, at)
+    out.data.n = at
+    out.ends.n = 4 * count + 4
+    return out
+
+
+def pack_tables(borders: bytes, keys: Column, values: Column, present: bytes = b"") -> Column:
+    """Encoded tables of strings: table k has the pairs borders[k] to borders[k + 1] (little-endian u32).
+
+    `present`: a byte for each value, 0 = void; empty = all are there.
+    """
+    out = Column()
+    b = borders
+    marks = present
+    pairs = len(keys)
+    count = len(borders) // 4 - 1
+    if len(values) != pairs or (present and len(present) < pairs):
+        raise ValueError(f"{pairs} keys, {len(values)} values")
+    size = 4 * count + 6 * pairs + keys.data.n + values.data.n
+    if size > COLUMN_BYTES_MAX:
+        raise ValueError(f"{count} messages have {size} bytes of headers; give fewer at a time")
+    out.data.reserve(size)
+    out.ends.reserve(4 * count)
+    p = out.data.p
+    i = 0
+    k = 0
+    row = 0
+    while row < count:
+        at = i
+        i += 4
+        last = bits.le32(b, 4 * row + 4)
+        if bits.le32(b, 4 * row) != k or last < k or last > pairs:
+            raise ValueError(f"row {row}: the borders of its headers are not in order")
+        while k < last:
+            start = bits.le32(keys.ends.p, 4 * k)
+            n = bits.le32(keys.ends.p, 4 * k + 4) - start
+            if n > 255:
+                raise ValueError(f"row {row}: the name of a header has {n} bytes, at most 255 fit")
+            p[i] = n
+            bits.copy(p, i + 1, keys.data.p, start, n)
+            i += 1 + n
+            if present and marks[k] == 0:
+                p[i] = 86  # V
+                i += 1
+            else:
+                start = bits.le32(values.ends.p, 4 * k)
+                n = bits.le32(values.ends.p, 4 * k + 4) - start
+                p[i] = 83  # S
+                bits.put32(p, i + 1, n)
+                bits.copy(p, i + 5, values.data.p, start, n)
+                i += 5 + n
+            k += 1
+        bits.put32(p, at, i - at - 4)
+        row += 1
+        bits.put_le32(out.ends.p, 4 * row, i)
+    out.data.n = i
+    out.ends.n = 4 * count + 4
+    return out
+
+
 class Window:
     """Which publishes of a channel wait for their confirm. Cost per message is flat in the number outstanding (C9)."""
 
@@ -153,6 +298,8 @@ class Window:
         self.nacked = 0
         self.unexpected = 0
         """Confirms for a tag that was not waiting: a broker's mistake."""
+        self.refused: list[int] | None = None
+        """Where the tags of nacked publishes go, if somebody wants to know them."""
 
     def sent(self, count: int) -> int:
         """Note `count` more publishes; the tag of the first of them."""
@@ -182,6 +329,8 @@ class Window:
         if tag >= self.next or (tag < self.low and not (multiple and tag == 0)):
             self.unexpected += 1
             return 0
+        if not ok and self.refused is not None:
+            self.refuse(tag, multiple)
         if multiple:
             last = tag if tag else self.next - 1
             k = self.low
@@ -209,6 +358,14 @@ class Window:
         else:
             self.nacked += settled
         return settled
+
+    def refuse(self, tag: int, multiple: int) -> None:
+        """Note what a nack is about, before it is settled."""
+        first = self.low if multiple else tag
+        last = tag if tag else self.next - 1
+        data, mask = self.ring.data, self.mask
+        assert self.refused is not None
+        self.refused += [k for k in range(first, last + 1) if not data[k & mask]]
 
     def unconfirmed(self) -> list[int]:
         """The tags that wait, ascending: what has to be published again after a lost connection."""

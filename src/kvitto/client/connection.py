@@ -92,12 +92,12 @@ class Connection:
             self.read()
         self.push()
 
-    def flush(self) -> None:
-        """Wait until all publishes and acks are handed to the operating system."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all publishes and acks are handed to the operating system; TimeoutError if it takes longer."""
         self._check()
         if self.push():
             return
-        self.wait_until(lambda: self.transport.out.n == 0, None, "for the broker to take what is published")
+        self.wait_until(lambda: self.transport.out.n == 0, timeout_s, "for the broker to take what is published")
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         """Until `condition()`; TimeoutError names `what` was waited for, ConnectionLost if it can no longer come."""

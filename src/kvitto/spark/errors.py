@@ -15,3 +15,7 @@ class TakenError(SourceError):
 
 class DataLossError(SourceError):
     """Messages between the offsets that Spark asks for are gone, and failOnDataLoss is true."""
+
+
+class SinkError(Exception):
+    """Rows cannot be written as they are, or to where they are to go; trying again would not help."""

@@ -20,6 +20,7 @@ PAUSE_S_MAX = 2.0
 TAKEN_S = 5.0
 """How long a queue that another query has is asked for again."""
 LOST = (ConnectionLost, TimeoutError, OSError)
+QUERY_ADVICE = "Start the broker; the query goes on from its checkpoint when it is started again"
 NO_USE = {403, 404, 501, 502, 503, 504, 505, 530, 540}
 """Reasons of a server to close a connection that will be the same the next time."""
 
@@ -27,8 +28,10 @@ NO_USE = {403, 404, 501, 502, 503, 504, 505, 530, 540}
 class Patience:
     """Decides whether to try again. `progress()` starts the time anew."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, error: type[Exception] = SourceError, advice: str = QUERY_ADVICE) -> None:
         self.timeout_s = timeout_s
+        self.error = error
+        self.advice = advice
         self.progress()
 
     def progress(self) -> None:
@@ -36,18 +39,17 @@ class Patience:
         self._pause_s = PAUSE_S
 
     def wait(self, error: Exception) -> None:
-        """Pause before the next attempt; SourceError once the time is over or if another attempt is no use."""
+        """Pause before the next attempt; an error once the time is over or if another attempt is no use."""
         if isinstance(error, ConnectFailed) and error.code in NO_USE:
-            raise SourceError(f"{error} (option uri)") from None
+            raise self.error(f"{error} (option uri)") from None
         if isinstance(error, ConnectionLost) and error.code in NO_USE:
-            raise SourceError(f"the broker ended the connection: {error}") from None
+            raise self.error(f"the broker ended the connection: {error}") from None
         now = time.monotonic()
         if self._since is None:
             self._since = now
         if now - self._since >= self.timeout_s:
-            raise SourceError(
-                f"{error}; tried again for {self.timeout_s:g} s (option reconnectTimeout). Start the broker; the query"
-                " goes on from its checkpoint when it is started again"
+            raise self.error(
+                f"{error}; tried again for {self.timeout_s:g} s (option reconnectTimeout). {self.advice}"
             ) from None
         time.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)

@@ -1,4 +1,4 @@
-"""`format("amqp")`: what Spark calls. The driver side plans and settles, the executors read (reading.py).
+"""`format("amqp")`: what Spark calls. The driver side plans and settles, the executors read (reading.py); the sink is in sink.py.
 
 Settling follows Spark's commit log: `latestOffset(start)` is only called with a `start` whose batch is committed, at once
 when it is and also when nothing new has come, so that is where messages are settled. `commit` alone would leave the last
@@ -7,7 +7,8 @@ batch unsettled as long as nothing new comes. Settling again is harmless, so a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -17,20 +18,23 @@ from pyspark.sql.types import StructType
 from kvitto.spark.offsets import Offsets
 from kvitto.spark.options import Options, read_options
 from kvitto.spark.schema import check_schema, full_schema
+from kvitto.spark.sink_options import read_sink_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kvitto.spark.driver import Driver
     from kvitto.spark.reading import RangePartition
+    from kvitto.spark.sink import AmqpStreamWriter, AmqpWriter
 
 
 class AmqpDataSource(DataSource):
     """Queues of an AMQP broker, read by range of offsets and settled once Spark has committed. See docs/spark.md."""
 
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        self.checked: Options = read_options(dict(options))
+    @cached_property
+    def checked(self) -> Options:
+        """The options of the source; those of the sink are others."""
+        return read_options(dict(self.options))
 
     @classmethod
     def name(cls) -> str:
@@ -46,6 +50,17 @@ class AmqpDataSource(DataSource):
     def streamReader(self, schema: StructType) -> AmqpStreamReader:
         check_schema(schema, self.checked.include_headers)
         return AmqpStreamReader(self.checked, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> AmqpWriter:
+        from kvitto.spark.sink import AmqpWriter
+
+        return AmqpWriter(schema, read_sink_options(dict(self.options)), overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> AmqpStreamWriter:
+        from kvitto.spark.sink import AmqpStreamWriter
+
+        # output mode `complete` says overwrite: the rows of the whole result are published with each batch
+        return AmqpStreamWriter(schema, read_sink_options(dict(self.options)))
 
 
 class AmqpReader(DataSourceReader):

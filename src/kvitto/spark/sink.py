@@ -1,0 +1,93 @@
+"""`df.write.format("amqp")` and `df.writeStream.format("amqp")`: what Spark calls. Executors write (writing.py), the driver commits.
+
+A writer object is pickled for the executors, and a streaming commit is told to a fresh one, so all that the driver needs
+comes back in the tasks' messages. Which batch it is stands in the task's local properties, under Spark's own names; a
+batch write in `foreachBatch` has them too.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from kvitto.spark.errors import SinkError
+from kvitto.spark.rows import Layout, layout_of
+from kvitto.spark.sink_options import SinkOptions
+from kvitto.spark.writing import Part, Written, check_broker, commit, forget, write_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+FIRST_CONTACT_S: Final = 5.0
+"""A job whose broker does not answer has a wrong uri, most likely: it is told soon."""
+
+
+class AmqpWriter(DataSourceArrowWriter):
+    """A batch job. With option writerId it is written once however often it is run; else each run is a writer of its own."""
+
+    def __init__(self, schema: StructType, options: SinkOptions, overwrite: bool) -> None:
+        if overwrite:
+            raise SinkError("messages in a queue cannot be overwritten; say mode('append')")
+        self.options = options
+        self.layout = layout_of(schema, options)
+        self.writer = options.writer_id or f"spark-{uuid.uuid4().hex}"
+        check_broker(options, min(FIRST_CONTACT_S, options.reconnect_timeout_s))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        batch = _context().getLocalProperty(BATCH_ID) if self.options.writer_id else None
+        return _write(self.options, self.layout, self.writer, int(batch or 0), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        commit(self.options, _written(messages))
+        self._forget()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        if not self.options.writer_id:
+            forget(self.options, self.writer)
+
+
+class AmqpStreamWriter(DataSourceStreamArrowWriter):
+    """A streaming query: its id is the writer's name, unless option writerId says another."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        self.options = options
+        self.layout = layout_of(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = _context()
+        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        writer = self.options.writer_id or query
+        if not writer or batch is None:
+            raise SinkError(f"Spark has not told this task its query and batch ({QUERY_ID}, {BATCH_ID}); use Spark 4.3")
+        return _write(self.options, self.layout, writer, int(batch), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        commit(self.options, _written(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """The batch comes again; its stages go with the next commit."""
+
+
+def _write(options: SinkOptions, layout: Layout, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    part = Part(writer, batch, _context().partitionId(), uuid.uuid4().hex[:8])
+    return write_rows(options, layout, part, batches)
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    return context

@@ -1,0 +1,74 @@
+"""The options of `df.write.format("amqp")` and `df.writeStream.format("amqp")`, checked as those of the source are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvitto.base import limits
+from kvitto.client.uri import DEFAULT_URI, parse_uri
+from kvitto.spark.errors import OptionError
+from kvitto.spark.options import _flag, _seconds
+
+KNOWN: Final = ("uri", "exchange", "routingKey", "value", "mandatory", "writerId", "reconnectTimeout")
+OF_SPARK: Final = {"checkpointlocation", "queryname"}
+"""Spark's own, which it hands to every streaming sink."""
+WRITER_BYTES_MAX: Final = 120
+"""Leaves room for batch, partition and row in a message_id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """All options with their defaults applied. `exchange` and `routing_key` are for rows that do not name their own."""
+
+    uri: str
+    exchange: str
+    routing_key: str | None
+    json: bool
+    mandatory: bool
+    writer_id: str
+    reconnect_timeout_s: float
+
+
+def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """Check what was given; OptionError says which option is wrong and what it may be."""
+    values = {name.lower(): value for name, value in given.items() if name.lower() not in OF_SPARK}
+    _refuse_unknown(values)
+    uri = values.get("uri", DEFAULT_URI)
+    try:
+        parse_uri(uri)
+    except ValueError as error:
+        raise OptionError(f"option uri: {error}") from None
+    value = values.get("value", "body").strip().lower()
+    if value not in ("body", "json"):
+        raise OptionError(
+            f"option value is {value!r}; say json to make the body of all other columns, or leave it out to send column body"
+        )
+    for option in ("exchange", "routingKey"):
+        if len(values.get(option.lower(), "").encode()) > limits.SHORTSTR_MAX:
+            raise OptionError(f"option {option} is longer than {limits.SHORTSTR_MAX} bytes, AMQP's limit")
+    writer = values.get("writerid", "")
+    if len(writer.encode()) > WRITER_BYTES_MAX or "\n" in writer:
+        raise OptionError(f"option writerId is one line of at most {WRITER_BYTES_MAX} bytes")
+    return SinkOptions(
+        uri=uri,
+        exchange=values.get("exchange", ""),
+        routing_key=values.get("routingkey"),
+        json=value == "json",
+        mandatory=_flag("mandatory", values.get("mandatory", "true")),
+        writer_id=writer,
+        reconnect_timeout_s=_seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
+    )
+
+
+def _refuse_unknown(values: Mapping[str, str]) -> None:
+    names = {name.lower(): name for name in KNOWN}
+    for name in values:
+        if name == "path":
+            raise OptionError("format 'amqp' has no path: call save() or start() without one; see option routingKey")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(KNOWN)}"
+            raise OptionError(f"the sink of format 'amqp' has no option {name!r}; {hint}")

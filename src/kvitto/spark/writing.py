@@ -1,0 +1,386 @@
+"""What an executor does to write: publish the rows of a task, each confirmed, through lost connections and nacks.
+
+On a broker with class `stage` (Kvitto) the rows are put aside, in stages of some MiB: if a connection is lost, only the
+stage that was being filled is filled anew, under another name, and nobody ever sees what the old one holds. The driver
+commits the stages that count. On other brokers rows are published directly; what has no receipt when a connection is
+lost is published again, with the same message_id. One connection per worker process is kept from task to task.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from kvitto.client import AMQPError, Channel, ChannelClosed, ConnectFailed, Connection, Returned
+from kvitto.spark.errors import SinkError
+from kvitto.spark.link import LOST, Patience
+from kvitto.spark.rows import Layout, to_messages, with_ids
+from kvitto.spark.sink_options import SinkOptions
+
+STAGE_BYTES: Final = 32 << 20
+"""What a task keeps in memory to publish it again; the size of a stage."""
+WINDOW_ROWS: Final = 20_000
+"""Rows without a receipt: enough to keep a disk busy, and few to publish again."""
+SLICE_ROWS: Final = 4_000
+SLICE_BYTES: Final = 512 << 10
+"""What is handed to the socket at once."""
+ADVICE: Final = "Start the broker, and the job or query again"
+T = TypeVar("T")
+
+_connections: dict[tuple[int, str], Connection] = {}
+"""By process and URI. Spark's workers are forked: a child must not use its parent's socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has done. `stages`: the names that the driver has to commit, none if all is published already."""
+
+    writer: str
+    batch: int
+    stages: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which rows a task writes. `attempt` differs between two attempts at the same partition."""
+
+    writer: str
+    batch: int
+    partition: int
+    attempt: str
+
+
+class _Repeated(Exception):
+    """The broker has this batch already."""
+
+
+class _Refused(Exception):
+    """Some rows were nacked, all others have their receipts."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A batch of rows on its way: the first row's number on the channel, and how many rows went out."""
+
+    batch: pa.RecordBatch
+    first: int = 0
+    published: int = 0
+
+
+def write_rows(options: SinkOptions, layout: Layout, part: Part, batches: Iterable[pa.RecordBatch]) -> Written:
+    """Publish all rows; returns when each has its receipt. SinkError says which could not be delivered, and why."""
+    task = _Task(options, layout, part)
+    try:
+        for batch in batches:
+            if batch.num_rows:
+                task.add(batch)
+        task.finish()
+    except _Repeated:
+        task.leave()
+        return Written(part.writer, part.batch, (), 0)
+    except BaseException:
+        disconnect(options.uri)  # what is under way there is not for the next task
+        raise
+    return Written(part.writer, part.batch, tuple(task.stages), task.rows)
+
+
+class _Task:
+    """One attempt at one partition. Rows go from `_todo` over `_sent` to confirmed, and back if that fails."""
+
+    def __init__(self, options: SinkOptions, layout: Layout, part: Part) -> None:
+        self.options = options
+        self.layout = layout
+        self.part = part
+        self.rows = 0
+        self.stages: list[str] = []
+        """Those that are full and confirmed."""
+        self._staged: bool | None = None
+        self._opened = 0
+        self._channel: Channel | None = None
+        self._todo: deque[pa.RecordBatch] = deque()
+        self._sent: deque[_Sent] = deque()
+        self._held = 0
+        """Bytes of the batches in `_sent`."""
+        self._refused: list[int] = []
+        self._returned: Returned | None = None
+        self._confirmed = 0
+        self._patience = Patience(options.reconnect_timeout_s, SinkError, ADVICE)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Publish these rows, as far as memory and window allow without waiting for the last receipts."""
+        if self._staged is None:
+            self._persist(lambda: self._open() is not None)
+        if not self._staged:
+            batch = with_ids(batch, f"{self.part.writer}-{self.part.batch}-{self.part.partition}-", self.rows)
+        self.rows += batch.num_rows
+        self._todo.append(batch)
+        self._persist(self._publish_all)
+
+    def finish(self) -> None:
+        """Wait for the last receipts."""
+        self._persist(self._confirm_all)
+        self.leave()
+
+    def leave(self) -> None:
+        """Give the channel back; its connection stays for the next task."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            try:
+                channel.close()
+            except (AMQPError, *LOST):
+                disconnect(self.options.uri)
+
+    # --- in the face of failures
+
+    def _persist(self, action: Callable[[], object]) -> None:
+        """Do it, and what became undone by a failure, until it succeeds or patience is at its end."""
+        while True:
+            try:
+                action()
+            except ChannelClosed as error:
+                raise explain(error) from None
+            except _Refused as error:
+                self._again(self._refused)
+                self._patience.wait(error)
+            except (ConnectFailed, *LOST) as error:
+                unconfirmed = self._channel.unconfirmed() if self._channel is not None else []
+                self._again([*unconfirmed, *self._refused])
+                disconnect(self.options.uri)
+                self._patience.wait(error)
+            else:
+                return
+
+    def _again(self, missing: Sequence[int]) -> None:
+        """What may not have arrived goes back to `_todo`, in order: rows with these numbers, or the stage as a whole."""
+        tags = np.sort(np.array(missing, dtype=np.int64))
+        back: list[pa.RecordBatch] = []
+        for sent in self._sent:
+            if self._staged:
+                back.append(sent.batch)
+                continue
+            start, end = np.searchsorted(tags, (sent.first, sent.first + sent.published))
+            lost = np.append(tags[start:end] - sent.first, np.arange(sent.published, sent.batch.num_rows))
+            if len(lost):
+                back.append(sent.batch.take(pa.array(lost)))
+        self._todo.extendleft(reversed(back))
+        self._sent.clear()
+        self._held = 0
+        self.leave()
+
+    def _look(self) -> None:
+        """Take notice of what the broker has said about rows."""
+        channel = self._channel
+        assert channel is not None
+        if channel.confirmed > self._confirmed:
+            self._confirmed = channel.confirmed
+            self._patience.progress()
+        if self._refused:
+            self._wait(0)
+        if self._returned is not None:
+            back = self._returned
+            where = f"exchange {back.exchange!r}" if back.exchange else "the default exchange"
+            raise SinkError(
+                f"no queue took a message with routing key {back.routing_key!r} on {where} ({back.reply_text}): declare"
+                " or bind the queue first, correct the key, or set mandatory = false to drop such rows"
+            )
+        if self._refused:
+            raise _Refused(
+                f"the broker refused {len(self._refused)} messages (nack): a queue with x-overflow = reject-publish is"
+                " full, or the broker could not store them"
+            )
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many rows are without a receipt."""
+        channel = self._channel
+        assert channel is not None
+        self._in_time(lambda: channel.wait_until_outstanding(most, self.options.reconnect_timeout_s))
+
+    def _in_time(self, wait: Callable[[], None]) -> None:
+        channel = self._channel
+        assert channel is not None
+        try:
+            wait()
+        except TimeoutError as error:
+            why = channel.connection.blocked
+            reason = f"the broker takes no messages at the moment ({why})" if why else str(error)
+            raise SinkError(f"{reason}; waited as long as option reconnectTimeout says") from None
+
+    # --- publishing
+
+    def _open(self) -> Channel:
+        """The channel, with a stage of its own if the broker has them."""
+        if self._channel is not None:
+            return self._channel
+        connection = connect(self.options.uri)
+        channel = connection.channel()
+        channel.confirm_select(on_return=self._take_return)
+        self._refused = channel.gather_refused()
+        self._confirmed = 0
+        staged = has_stages(connection)
+        if staged:
+            self._opened += 1
+            last = channel.stage_open(self.part.writer, self.part.batch, self._stage)
+            if last >= self.part.batch:
+                self._channel = channel
+                raise_if_newer(self.part.writer, self.part.batch, last)
+                raise _Repeated
+        self._staged = staged
+        self._channel = channel
+        return channel
+
+    @property
+    def _stage(self) -> str:
+        """Short: a commit names all stages of a batch in one frame."""
+        return f"{self.part.partition}-{self.part.attempt}-{self._opened}"
+
+    def _take_return(self, returned: Returned) -> None:
+        self._returned = self._returned or returned
+
+    def _publish_all(self) -> None:
+        while self._todo:
+            self._publish(self._open(), self._todo[0])
+            self._make_room()
+
+    def _publish(self, channel: Channel, batch: pa.RecordBatch) -> None:
+        """All rows of `_todo[0]`, which moves to `_sent`."""
+        messages = to_messages(batch, self.layout)
+        *columns, borders = messages
+        sent = _Sent(self._todo.popleft())
+        self._sent.append(sent)
+        self._held += batch.nbytes
+        mandatory = self.options.mandatory
+        while sent.published < batch.num_rows:
+            if channel.outstanding + SLICE_ROWS > WINDOW_ROWS:
+                self._wait(WINDOW_ROWS - SLICE_ROWS)
+            at = sent.published
+            end = int(np.searchsorted(borders, borders[at] + SLICE_BYTES))
+            end = min(max(end, at + 1), at + SLICE_ROWS, batch.num_rows)
+            tag = channel.publish_rows(*columns, at, end, mandatory=mandatory)
+            sent.first = sent.first or tag
+            sent.published = end
+            self._in_time(lambda: channel.connection.flush(self.options.reconnect_timeout_s))
+            self._look()
+
+    def _make_room(self) -> None:
+        """Let go of what need not be published again; a stage that is full is left."""
+        channel = self._channel
+        assert channel is not None
+        if self._staged:
+            if self._held >= STAGE_BYTES:
+                self._end_stage()
+            return
+        if self._held >= STAGE_BYTES:
+            self._wait(0)
+            self._look()
+        settled = channel.settled_below
+        while self._sent and self._sent[0].first + self._sent[0].batch.num_rows <= settled:
+            self._held -= self._sent.popleft().batch.nbytes
+
+    def _end_stage(self) -> None:
+        self._wait(0)
+        self._look()
+        self.stages.append(self._stage)
+        self._sent.clear()
+        self._held = 0
+        self.leave()
+
+    def _confirm_all(self) -> None:
+        self._publish_all()
+        if not self._sent:
+            return
+        if self._staged:
+            self._end_stage()
+        else:
+            self._wait(0)
+            self._look()
+            self._sent.clear()
+
+
+# --- the driver
+
+
+def commit(options: SinkOptions, written: Sequence[Written]) -> None:
+    """Publish what the tasks have put aside, once; nothing to do where they published directly."""
+    names = [name for one in written for name in one.stages]
+    if names:
+        writer, batch = written[0].writer, written[0].batch
+        call(options, lambda channel: channel.stage_commit(writer, batch, names))
+
+
+def forget(options: SinkOptions, writer: str) -> None:
+    """The writer's name will not be used again; best effort: the broker drops old stages itself."""
+    try:
+        with Connection(options.uri, name="kvitto spark sink") as connection:
+            if has_stages(connection):
+                connection.channel().stage_forget(writer)
+    except (AMQPError, *LOST):
+        return
+
+
+def check_broker(options: SinkOptions, timeout_s: float) -> None:
+    """SinkError unless the broker can be reached, before any task is started."""
+    call(options, lambda channel: None, timeout_s)
+
+
+def call(options: SinkOptions, action: Callable[[Channel], T], timeout_s: float | None = None) -> T:
+    """The result of an action that may be repeated, on a channel of its own."""
+    patience = Patience(options.reconnect_timeout_s if timeout_s is None else timeout_s, SinkError, ADVICE)
+    while True:
+        try:
+            with connect(options.uri).channel() as channel:
+                return action(channel)
+        except ChannelClosed as error:
+            raise explain(error) from None
+        except (ConnectFailed, *LOST) as error:
+            disconnect(options.uri)
+            patience.wait(error)
+
+
+def connect(uri: str) -> Connection:
+    """This process's connection to that broker."""
+    key = (os.getpid(), uri)
+    found = _connections.get(key)
+    if found is None or found.closed is not None:
+        found = _connections[key] = Connection(uri, name="kvitto spark sink", buffer_bytes=1 << 20)
+    return found
+
+
+def disconnect(uri: str) -> None:
+    """Close it; the next `connect` opens another."""
+    found = _connections.pop((os.getpid(), uri), None)
+    if found is not None:
+        found.close()
+
+
+def has_stages(connection: Connection) -> bool:
+    capabilities = connection.server_properties.get("capabilities")
+    return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_stage"))
+
+
+def raise_if_newer(writer: str, batch: int, last: int) -> None:
+    """Spark repeats the last batch only: that an older one comes again means that the broker knows of another life."""
+    if last > batch:
+        raise SinkError(
+            f"writer {writer!r} has written batch {last} already, this is batch {batch}: the checkpoint was set back or"
+            " deleted, or two queries use one writerId. Restore the checkpoint; to write these rows, set another writerId"
+        )
+
+
+def explain(error: ChannelClosed) -> SinkError:
+    """The server's no in the words of a query."""
+    hint = "see docs/spark.md"
+    if error.code == 404:
+        hint = "declare the exchange first, or correct option exchange or column exchange"
+    elif error.code == 403:
+        hint = "give the user of option uri the permission to write there"
+    elif error.code == 406:
+        hint = "correct the column that it names"
+    return SinkError(f"{error}; {hint}")
