@@ -46,9 +46,9 @@ def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One local Spark for all tests; silent, for many queries fail on purpose."""
+    """One local Spark for all tests, which tries a task twice; silent, for many queries fail on purpose."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("kvitto tests")
+    builder = SparkSession.builder.master("local[2, 2]").appName("kvitto tests")
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",

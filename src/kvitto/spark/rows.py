@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -196,7 +196,8 @@ def _marks(array: pa.Array) -> bytes:
     """A byte per value, 1 = not null; empty if none is null."""
     if array.null_count == 0:
         return b""
-    return array.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
+    marks: NDArray[np.uint8] = array.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    return marks.tobytes()
 
 
 def _column(array: pa.Array) -> tuple[Column, NDArray[np.int64]]:
@@ -208,7 +209,7 @@ def _column(array: pa.Array) -> tuple[Column, NDArray[np.int64]]:
     first, last = int(ends[0]), int(ends[-1])
     borders = (ends - first).astype("<u4")
     bytes_ = memoryview(data)[first:last] if data is not None else b""
-    return Column.of(memoryview(borders).cast("B"), bytes_), borders.astype(np.int64)
+    return Column.of(borders.tobytes(), bytes_), borders.astype(np.int64)
 
 
 def _short(name: str, array: pa.Array) -> Column:
@@ -235,7 +236,7 @@ def _seconds(array: pa.Array) -> pa.Array:
     return pa.array(micros.fill_null(0).to_numpy() // 1_000_000)
 
 
-def _numbers(values: NDArray[np.unsignedinteger]) -> Column:  # type: ignore[type-arg]
+def _numbers(values: NDArray[Any]) -> Column:
     """Each number as its bytes in order of the wire."""
     size = values.dtype.itemsize
     ends = (np.arange(len(values) + 1) * size).astype("<u4")

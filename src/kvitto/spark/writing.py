@@ -8,6 +8,7 @@ lost is published again, with the same message_id. One connection per worker pro
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from kvitto.base import limits
 from kvitto.client import AMQPError, Channel, ChannelClosed, ConnectFailed, Connection, Returned
 from kvitto.spark.errors import SinkError
 from kvitto.spark.link import LOST, Patience
@@ -32,6 +34,7 @@ SLICE_ROWS: Final = 4_000
 SLICE_BYTES: Final = 512 << 10
 """What is handed to the socket at once."""
 ADVICE: Final = "Start the broker, and the job or query again"
+log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
 
 _connections: dict[tuple[int, str], Connection] = {}
@@ -226,12 +229,13 @@ class _Task:
         self._confirmed = 0
         staged = has_stages(connection)
         if staged:
-            self._opened += 1
-            last = channel.stage_open(self.part.writer, self.part.batch, self._stage)
+            last = channel.stage_last(self.part.writer)
             if last >= self.part.batch:
                 self._channel = channel
                 raise_if_newer(self.part.writer, self.part.batch, last)
                 raise _Repeated
+            self._opened += 1
+            channel.stage_open(self.part.writer, self.part.batch, self._stage)
         self._staged = staged
         self._channel = channel
         return channel
@@ -251,8 +255,8 @@ class _Task:
 
     def _publish(self, channel: Channel, batch: pa.RecordBatch) -> None:
         """All rows of `_todo[0]`, which moves to `_sent`."""
-        messages = to_messages(batch, self.layout)
-        *columns, borders = messages
+        rows = to_messages(batch, self.layout)
+        columns = (rows.bodies, rows.exchanges, rows.routing_keys, rows.properties)
         sent = _Sent(self._todo.popleft())
         self._sent.append(sent)
         self._held += batch.nbytes
@@ -261,7 +265,7 @@ class _Task:
             if channel.outstanding + SLICE_ROWS > WINDOW_ROWS:
                 self._wait(WINDOW_ROWS - SLICE_ROWS)
             at = sent.published
-            end = int(np.searchsorted(borders, borders[at] + SLICE_BYTES))
+            end = int(np.searchsorted(rows.borders, rows.borders[at] + SLICE_BYTES))
             end = min(max(end, at + 1), at + SLICE_ROWS, batch.num_rows)
             tag = channel.publish_rows(*columns, at, end, mandatory=mandatory)
             sent.first = sent.first or tag
@@ -310,9 +314,19 @@ class _Task:
 def commit(options: SinkOptions, written: Sequence[Written]) -> None:
     """Publish what the tasks have put aside, once; nothing to do where they published directly."""
     names = [name for one in written for name in one.stages]
-    if names:
-        writer, batch = written[0].writer, written[0].batch
-        call(options, lambda channel: channel.stage_commit(writer, batch, names))
+    if not names:
+        return
+    writer, batch = written[0].writer, written[0].batch
+
+    def commit_once(channel: Channel) -> None:
+        if len("\n".join(names)) + limits.KIB > channel.connection.frame_max:
+            raise SinkError(
+                f"{len(names)} stages do not fit into one commit; write fewer partitions (coalesce) at a time"
+            )
+        if not channel.stage_commit(writer, batch, names):
+            log.info("batch %d of writer %s was committed before", batch, writer)
+
+    call(options, commit_once)
 
 
 def forget(options: SinkOptions, writer: str) -> None:
