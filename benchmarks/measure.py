@@ -132,7 +132,20 @@ def prepare(scenario: Load, broker: Broker, settings: Settings) -> None:
     """An empty queue, or one with as many messages as the scenario wants to find."""
     delete_queue(broker.uri)
     if scenario.fill:
-        fill = ("perf", "throughput", "-y", "0", "-c", "10000", "-C", str(scenario.fill), "-s", str(scenario.size), "-u", QUEUE)
+        fill = (
+            "perf",
+            "throughput",
+            "-y",
+            "0",
+            "-c",
+            "10000",
+            "-C",
+            str(scenario.fill),
+            "-s",
+            str(scenario.size),
+            "-u",
+            QUEUE,
+        )
         generate([*program(fill), "--uri", broker.uri, "-j"], settings.pins.generator)
         standing.wait_depth(broker.uri, QUEUE, scenario.fill)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from benchmarks import brokers
 from kvitto import Broker
@@ -21,7 +21,7 @@ from tests.support.wait import wait_until
 
 from .conftest import BrokerProcess
 
-BODY = StructType.fromDDL("body string")
+BODY = StructType([StructField("body", StringType())])
 
 
 def options(url: str, **given: str) -> SinkOptions:
@@ -162,9 +162,9 @@ def test_a_broker_that_is_killed_in_the_middle_costs_no_row(
     written = write(given, part(), batches())
     thread.join()
     commit(given, [written])
-    wait_until(lambda: depth(url) >= 20_000)
     with Connection(url) as connection:
         channel = connection.channel()
+        wait_until(lambda: channel.log_inspect("q").next >= 20_000)
         got = [delivery for batch in channel.log_batches("q", 0, 1 << 40) for delivery in batch]
     disconnect(url)
     found = [delivery.body.decode() for delivery in got]

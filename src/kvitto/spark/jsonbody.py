@@ -25,27 +25,28 @@ def json_bodies(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
     if not names:
         return pa.repeat(pa.scalar("{}"), batch.num_rows)
     fields = [_field(name, batch.column(name)) for name in names]
-    inner = pc.binary_join_element_wise(*fields, ",", null_handling="skip")
-    return pc.binary_join_element_wise("{", inner, "}", "")
+    # not null_handling="skip": that drops a row in which all are null
+    inner = pc.binary_join_element_wise("{", *fields, "", null_handling="replace", null_replacement="")
+    return _join(pc.ascii_rtrim(inner, ","), "}")
 
 
 def _field(name: str, array: pa.Array) -> pa.Array:
-    """`"name":value`, null where the value is."""
+    """`"name":value,`, null where the value is."""
     label = json.dumps(name, ensure_ascii=False) + ":"
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _join(label + '"', _escaped(array.cast(pa.string())), '"')
+        return _join(label + '"', _escaped(array.cast(pa.string())), '",')
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return _join(label, array.cast(pa.string()))
+        return _join(label, array.cast(pa.string()), ",")
     if pa.types.is_floating(kind) and pc.all(pc.is_finite(array)).as_py() is not False:
-        return _join(label, array.cast(pa.string()))
+        return _join(label, array.cast(pa.string()), ",")
     if pa.types.is_date32(kind):
-        return _join(label + '"', array.cast(pa.string()), '"')
+        return _join(label + '"', array.cast(pa.string()), '",')
     if pa.types.is_timestamp(kind):
         text = pc.replace_substring(array.cast(pa.timestamp("us")).cast(pa.string()), " ", "T")
-        return _join(label + '"', text, 'Z"' if kind.tz else '"')
+        return _join(label + '"', text, 'Z",' if kind.tz else '",')
     one_by_one = [None if value is None else _text(value, kind) for value in array.to_pylist()]
-    return _join(label, pa.array(one_by_one, pa.string()))
+    return _join(label, pa.array(one_by_one, pa.string()), ",")
 
 
 def _join(*parts: Any) -> pa.Array:

@@ -208,7 +208,7 @@ def _column(array: pa.Array) -> tuple[Column, NDArray[np.int64]]:
     ends = np.frombuffer(offsets, dtype=np.int32, count=len(array) + 1, offset=4 * array.offset)
     first, last = int(ends[0]), int(ends[-1])
     borders = (ends - first).astype("<u4")
-    bytes_ = memoryview(data)[first:last] if data is not None else b""
+    bytes_ = memoryview(data).cast("B")[first:last] if data is not None else b""
     return Column.of(borders.tobytes(), bytes_), borders.astype(np.int64)
 
 

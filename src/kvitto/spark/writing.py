@@ -229,13 +229,12 @@ class _Task:
         self._confirmed = 0
         staged = has_stages(connection)
         if staged:
-            last = channel.stage_last(self.part.writer)
+            self._opened += 1
+            last = channel.stage_open(self.part.writer, self.part.batch, self._stage)
             if last >= self.part.batch:
                 self._channel = channel
                 raise_if_newer(self.part.writer, self.part.batch, last)
                 raise _Repeated
-            self._opened += 1
-            channel.stage_open(self.part.writer, self.part.batch, self._stage)
         self._staged = staged
         self._channel = channel
         return channel
