@@ -176,11 +176,13 @@ class SimDisk:
     `fail_at`: operation -> the error that it raises; a failed write leaves half of its bytes, after a failed sync
     what it should have synced stays uncertain for good.
     `reserving`: whether files get the room that is asked for; without, they end behind what was written.
+    `linking`: whether a file may have two names.
     `full`: writes that make a file longer raise StoreFull. `free`: what free_bytes says.
     """
 
     def __init__(self, boot: int = 1, *, reserving: bool = True) -> None:
         self.reserving = reserving
+        self.linking = True
         self.operations = 0
         self.cut_at: int | None = None
         self.fail_at: dict[int, Exception] = {}
@@ -233,6 +235,17 @@ class SimDisk:
         self._directory(parent(b))
         if a != b:
             self._rename(NameChange(b, inode, made=True, moved_from=a))
+
+    def link(self, a: str, b: str) -> bool:
+        """Either name may be lost without the other."""
+        self.alive()
+        inode = self._names.get(a)
+        if inode is None or b in self._names:
+            raise StoreError(f"cannot link {a} to {b}: no such file, or there is one of that name")
+        self._directory(parent(b))
+        if self.linking:
+            self._rename(NameChange(b, inode, made=True))
+        return self.linking
 
     def unlink(self, path: str) -> None:
         self.alive()
@@ -307,13 +320,17 @@ class SimDisk:
         """
         self._dead = True
         found = SimDisk(self._boot + 1, reserving=self.reserving)
+        found.linking = self.linking
         survivors = self._surviving_names(rng, hostile)
+        files: dict[int, Inode] = {}
         for path in sorted(survivors):
             above, inode = parent(path), survivors[path]
             if above and (above not in found._names or found._names[above] is not None):
                 continue  # its directory did not survive
-            content = None if inode is None else surviving_content(inode, rng)
-            found._names[path] = None if content is None else Inode(content, bytearray(content))
+            if inode is not None and id(inode) not in files:
+                content = surviving_content(inode, rng)
+                files[id(inode)] = Inode(content, bytearray(content))
+            found._names[path] = None if inode is None else files[id(inode)]
         found._certain = dict(found._names)
         return found
 
@@ -321,6 +338,7 @@ class SimDisk:
         """The disk that the next process finds after kill -9: nothing is lost, nothing became certain by it."""
         self._dead = True
         found = SimDisk(self._boot, reserving=self.reserving)
+        found.linking = self.linking
         found._names, found._certain, found._pending = self._names, self._certain, self._pending
         return found
 

@@ -26,6 +26,7 @@ STEPS = st.lists(
         st.tuples(st.sampled_from(["makedirs", "unlink", "rmtree", "sync_dir"]), PATHS),
         st.tuples(st.sampled_from(["listdir", "read_file", "exists"]), PATHS),
         st.tuples(st.just("rename"), PATHS, PATHS),
+        st.tuples(st.just("link"), PATHS, PATHS),
     ),
     max_size=25,
 )  # fmt: skip
@@ -47,7 +48,7 @@ def step(disk: Disk, name: str, path: str, *rest: Any) -> object:
                 }[name]()
             finally:
                 file.close()
-        if name == "rename":  # of files only: Kvitto renames nothing else
+        if name in ("rename", "link"):  # of files only: Kvitto renames nothing else
             disk.open(path).close()
         return getattr(disk, name)(path, *rest)
     except StoreError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.clock import Clock
 from kvitto.base.errors import ConnectionError_, StoreFull
+from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
@@ -52,6 +53,7 @@ class Broker:
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
         self.stages = Stages(self)
+        self.archives = Archives(self)
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
         self.turns = 0
@@ -84,6 +86,7 @@ class Broker:
         for queue in self.queues.values():
             queue.recover()
         self._replay()
+        self.archives.start()
         self.store.started()
         self.stages.started()
         self.definitions_pending = False
@@ -125,7 +128,7 @@ class Broker:
     def _drop_orphans(self) -> None:
         """Directories of queues whose deletion was durable before their files were gone."""
         for name in self.store.disk.listdir(paths.QUEUES):
-            if name not in self.queues:
+            if name not in self.queues and not self.archives.finish(name):
                 self.store.drop_orphan(name)
 
     def _replay(self) -> None:
@@ -145,7 +148,7 @@ class Broker:
         if replayed:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
-            self._sync_all()
+            self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()
 
@@ -271,14 +274,16 @@ class Broker:
         if self.full:
             self.retry_writes()
         self.turn()
-        for _ in range(4):  # a sync may seal segments or retire the journal, which writes again
+        for _ in range(
+            STEPS
+        ):  # a sync may seal segments, bring them to an archive or retire the journal, which writes again
             for queue in self.queues.values():
                 queue.log.trim()
             if not self.store.dirty:
                 break
-            self._sync_all()
+            self.sync_all()
 
-    def _sync_all(self) -> None:
+    def sync_all(self) -> None:
         """Where there is no loop yet, or none any more."""
         job = self.store.begin_sync(everything=True)
         job.run()

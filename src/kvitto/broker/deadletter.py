@@ -122,11 +122,11 @@ class DeadLetters:
         """One letter; return the bytes that it has taken."""
         message = queue.read(offset)
         if message is None:
-            queue.moved(offset, DROPPED)
+            queue.moved(offset, reason, DROPPED)
             return 0
         key, props, body, targets = self.address(queue, reason, message)
         if targets is None:
-            queue.moved(offset, DROPPED)
+            queue.moved(offset, reason, DROPPED)
         elif (obstacle := self._obstacle(targets, key, props, body)) is not None:
             self.broker.parking.park(queue, offset, reason, obstacle)
         elif queue.log.durable:
@@ -135,7 +135,7 @@ class DeadLetters:
         else:
             for target in targets:
                 target.append_bytes(key, props, body, -1, DEAD)
-            queue.moved(offset)
+            queue.moved(offset, reason)
         return weight(key, props, body) * max(len(targets or ()), 1)
 
     @staticmethod
@@ -170,9 +170,9 @@ class DeadLetters:
         def apply() -> None:
             self.in_flight -= parcel.size
             parcel.apply(self.broker)
-            for queue, offset, _ in parcel.letters:
+            for queue, offset, reason in parcel.letters:
                 if not queue.deleted:
-                    queue.moved(offset)
+                    queue.moved(offset, reason)
 
         def full() -> None:
             self.in_flight -= parcel.size

@@ -77,6 +77,10 @@ class Parked:
         """Runs of offsets as (start, count)."""
         return (run for kind in self.kinds.values() for run in kind.offsets)
 
+    def runs(self) -> Iterator[tuple[str, int, int]]:
+        """Runs of offsets as (reason, start, count)."""
+        return ((reason, *run) for (reason, _), kind in self.kinds.items() for run in kind.offsets)
+
     def __contains__(self, offset: int) -> bool:
         return any(offset in kind.offsets for kind in self.kinds.values())
 

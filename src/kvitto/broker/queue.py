@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 TAIL_BYTES = 1 << 20
+AFTER_DELIVERY = ("rejected", "delivery_limit")
+"""Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
 
@@ -91,6 +93,7 @@ class Queue:
         self.unacked = 0
         self.doubt = 0
         self.ranked = settings.max_priority > 0
+        self.archives = settings.archive
         self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
         self.redeliveries: dict[int, int] = {}
@@ -475,11 +478,11 @@ class Queue:
 
     # -- settle ----------------------------------------------------------------------------------------------
 
-    def settle(self, offset, n, outcome):  # type: ignore[no-untyped-def]
-        """n messages from `offset` on are out of the queue."""
+    def settle(self, offset, n, outcome, deliveries=0):  # type: ignore[no-untyped-def]
+        """n messages from `offset` on are out of the queue. `deliveries`: as docs/formats.md has it for a settlement."""
         if self.deleted:
             return
-        self.settlements.add(offset, n, outcome, 0)
+        self.settlements.add(offset, n, outcome, deliveries)
         end = offset + n
         if end > self.tail_first:
             self.tail_settled += end - (offset if offset > self.tail_first else self.tail_first)
@@ -508,7 +511,7 @@ class Queue:
         if self.settings.dead_letter_exchange is None:
             self.settle(offset, n, REJECTED)
         else:
-            self.dead_letter(offset, n, "rejected", REJECTED)
+            self.dead_letter(offset, n, "rejected", REJECTED, 1)
 
     def retry(self, offset: int, n: int, body_bytes: int) -> None:
         """A consumer could not do with n unacked messages: they come back, later if the queue has x-retry-delay-min (A15)."""
@@ -554,7 +557,7 @@ class Queue:
                     if message is None:
                         self.settle(o, 1, DROPPED)
                     elif o in over:
-                        self.dead_letter(o, 1, "delivery_limit", DROPPED)
+                        self.dead_letter(o, 1, "delivery_limit", DROPPED, self.redeliveries.get(o, 1))
                     else:
                         self._back(o, 1, len(message[2]))
                 return
@@ -599,8 +602,10 @@ class Queue:
             return
         w, i = found
         offset = w.first + i
+        deliveries = 0
         if self.requeued_ready:
             n = 1
+            deliveries = self._earlier(offset)
             self._pop_requeued()
         else:
             n = most
@@ -609,7 +614,7 @@ class Queue:
         size = w.body_bytes(i, n)
         self.ready_bytes -= size
         self.leaving -= n + (size >> 10)
-        self.dead_letter(offset, n, reason, outcome)
+        self.dead_letter(offset, n, reason, outcome, deliveries)
 
     def _may_leave(self) -> bool:
         """Whether messages may still leave in this turn; if not, the next one goes on."""
@@ -634,18 +639,20 @@ class Queue:
         self._leave_head("expired", EXPIRED, n)
         return True
 
-    def dead_letter(self, offset: int, n: int, reason: str, outcome: int) -> None:
+    def dead_letter(self, offset: int, n: int, reason: str, outcome: int, deliveries: int = 0) -> None:
         """Move n messages that are out of reach of consumers to the dead-letter exchange, or settle them with `outcome`."""
         if self.settings.dead_letter_exchange is None:
-            self.settle(offset, n, outcome)
+            self.settle(offset, n, outcome, deliveries)
             return
+        if deliveries and reason not in AFTER_DELIVERY:
+            self.redeliveries.setdefault(offset, deliveries)
         self.moving += n
         self.broker.dead_letters.add(self, offset, n, reason)
 
-    def moved(self, offset: int, outcome: int = DEAD_LETTERED) -> None:
+    def moved(self, offset: int, reason: str, outcome: int = DEAD_LETTERED) -> None:
         """The dead-letter move of `offset` is done (or it was a cycle, and the message is dropped)."""
         self.moving -= 1
-        self.settle(offset, 1, outcome)
+        self.settle(offset, 1, outcome, self.redeliveries.get(offset, int(reason in AFTER_DELIVERY)))
 
     def park(self, offset: int, reason: str, obstacle: Obstacle) -> None:
         """The dead-letter target is missing or full: the message stays, out of reach (X4)."""
@@ -695,14 +702,14 @@ class Queue:
         for offset, _ in self.delays.take():
             self.settle(offset, 1, PURGED)
         for start, n in self.requeued:
-            self.settle(start, n, PURGED)
+            self.settle(start, n, PURGED, 0 if self.ranked else 1)
         self._clear_ready(self.next, PURGED)
         self.requeued.clear()
         self.requeued_ready = False
         self.ready = 0
         self.ready_bytes = 0
-        for start, n in self.parked:
-            self.settle(start, n, PURGED)
+        for reason, start, n in self.parked.runs():
+            self.settle(start, n, PURGED, int(reason in AFTER_DELIVERY))
         self.parked.clear()
         return count
 
@@ -717,7 +724,7 @@ class Queue:
         end = min(end, self.next)
         self._take_bytes_below(end)
         for start, n in self.requeued.remove_below(end):
-            self.settle(start, n, RANGE_SETTLED)
+            self.settle(start, n, RANGE_SETTLED, 0 if self.ranked else 1)
             self.ready -= n
         self.requeued_ready = self.requeued.count > 0
         if end > self.cursor:
@@ -755,7 +762,7 @@ class Queue:
             self.admit()  # while it is in memory
         tail = self.tail
         if tail is not None:
-            if self.tail_settled == tail.count and not tail.journal:
+            if self.tail_settled == tail.count and not tail.journal and not self.archives:
                 self.settlements.cut(tail.first)
                 self.log.skip(tail.first, tail.count)
             else:
@@ -842,6 +849,7 @@ class Queue:
     def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
         """A journal record of before the start settles these; those that are settled already are passed over."""
         for o in range(offset, min(offset + count, self.next)):
+            deliveries = 0 if o >= self.cursor else self._earlier(o)
             if o >= self.cursor:
                 if o > self.cursor:
                     self.requeued.add(self.cursor, o - self.cursor)
@@ -851,5 +859,5 @@ class Queue:
             message = self.read(o)
             self.ready -= 1
             self.ready_bytes -= len(message[2]) if message else 0
-            self.settle(o, 1, outcome)
+            self.settle(o, 1, outcome, deliveries)
         self.requeued_ready = self.requeued.count > 0

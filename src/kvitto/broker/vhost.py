@@ -231,6 +231,8 @@ class VHost:
         made = Queue(self.broker, self, name, log, settings, arguments, durable, exclusive, auto_delete)
         self.queues[name] = made
         self.broker.queues[queue_id] = made
+        if settings.archive:
+            self.broker.archives.add(made)
         self.exchanges[""].bind(made, name, {})
         self.changed()
         self.broker.expire_unused(made)
@@ -262,6 +264,8 @@ class VHost:
         if queue.deleted:
             return 0
         count = queue.ready
+        if queue.archives:
+            self.broker.flush(queue)  # what is settled is to be in its archive
         queue.deleted = True
         del self.queues[queue.name]
         del self.broker.queues[queue.log.queue_id]

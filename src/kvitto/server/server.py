@@ -227,7 +227,8 @@ class Server:
     def _sync_rest(self) -> None:
         if not self.store.busy and self.store.dirty:
             self._full_sync_at = self._loop.time()
-            self._begin(True, False)
+            if self._begin(True, False):
+                self.schedule()  # who wants the next sync now has not been asked
 
     def _begin(self, everything: bool, idle: bool) -> bool:
         """Sync; True if it is done already: in an idle loop a short one holds up nobody, and the thread is far away."""

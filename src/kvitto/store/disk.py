@@ -43,6 +43,8 @@ _ADVICE = {
     errno.EIO: "the device failed: see the system log before starting again",
 }
 
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
 
 class File(Protocol):
     """An open file. Reads and writes name their position; there is no current one."""
@@ -103,6 +105,10 @@ class Disk(Protocol):
 
     def rename(self, a: str, b: str) -> None:
         """Atomic; replaces b."""
+        ...
+
+    def link(self, a: str, b: str) -> bool:
+        """Have the file `a` under the name `b` too; False if this file system gives a file one name only."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -268,6 +274,15 @@ class RealDisk:
             os.replace(self._full(a), self._full(b))
         except OSError as error:
             fail(f"rename {self._full(a)} to", self._full(b), error)
+
+    def link(self, a: str, b: str) -> bool:
+        try:
+            os.link(self._full(a), self._full(b))
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                return False
+            fail(f"link {self._full(a)} to", self._full(b), error)
+        return True
 
     def unlink(self, path: str) -> None:
         try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.store import paths, segment, settlements
+from kvitto.store.archive import Archive
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.segment import DamagedSegment, Segment, find_batch, valid_at
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
+ROLL_WHEN_SETTLED_MS = 3_600_000
+"""Where there is an archive, small segments go there too, but not more often than this."""
 CHUNK_BYTES = 256 * 1024
 
 log = logging.getLogger("kvitto.store")
@@ -70,6 +73,8 @@ class Log:
         self.mark = 0
         self.journal = 0
         self.lost: list[tuple[int, int]] = []
+        self.archive: Archive | None = None
+        self.leaving = False
         self._scratch = Buf(0)
         self._marked: Segment | None = None
 
@@ -121,8 +126,8 @@ class Log:
 
     def _write_header(self, part: Segment) -> None:
         assert part.file is not None
-        now_ms = self.store.clock.now_ms()
-        part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, now_ms, part.salt)])
+        part.created_ms = self.store.clock.now_ms()
+        part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, part.created_ms, part.salt)])
 
     def _fill(self, current: Segment) -> None:
         """No further batch goes into this segment; its footer follows once it is durable."""
@@ -181,21 +186,33 @@ class Log:
             self.store.settled(part)
 
     def drop_settled(self) -> None:
-        """Unlink what holds no unsettled message, unless the journal still needs it to know what it has applied."""
+        """Unlink what holds no unsettled message, once the archive has it, unless the journal needs it to know what it has applied."""
         current = self.segments[-1] if self.segments else None
-        if current and current.done and not current.full and current.size > ROLL_WHEN_SETTLED_BYTES:
+        if current and current.done and not current.full and self._is_due(current):
             self._fill(current)
         for part in [s for s in self.segments if s.full and s.done]:
-            if self.durable and part.journal >= self.store.journal_needed:
+            if self.durable and part.journal >= self.store.journal_needed and not self.leaving:
                 self.store.blocked_drops.add(self)
                 continue
             try:
-                if not self._may_go(part):
+                if not self.leaving and not self._may_go(part):
                     continue
             except StoreFull:
                 return
+            if self.archive is not None and part.count and not self.archive.has(self, part):
+                continue
             self.segments.remove(part)
             self._unlink(part)
+        if self.leaving and not self.segments:
+            self._remove()
+
+    def _is_due(self, current: Segment) -> bool:
+        """Whether no more is written to a segment that is settled completely."""
+        if current.size > ROLL_WHEN_SETTLED_BYTES:
+            return True
+        if self.archive is None or not current.count:
+            return False
+        return self.store.clock.now_ms() - current.created_ms >= ROLL_WHEN_SETTLED_MS
 
     def _may_go(self, part: Segment) -> bool:
         """What only this segment's files say must be said elsewhere first: which offset is next, and the delivered mark."""
@@ -204,14 +221,14 @@ class Log:
         if self.durable and not self.segments[-1].durable:
             return False  # the sync that makes it durable asks again
         if part is self._marked:
-            rest = [s for s in self.segments if s is not part]
-            if self.mark > rest[0].base:
+            rest = [s for s in self.segments if s is not part and not s.linked]
+            if rest and self.mark > rest[0].base:
                 self._keep_mark(rest)
         return True
 
-    def _keep_mark(self, rest: list[Segment] | None = None) -> None:
+    def _keep_mark(self, rest: list[Segment]) -> None:
         """Write the delivered mark again, into the settlement log of a segment that stays."""
-        self._append_block([s for s in rest or self.segments if s.base < self.mark][-1], memoryview(b""), self.mark)
+        self._append_block([s for s in rest if s.base < self.mark][-1], memoryview(b""), self.mark)
 
     def _unlink(self, part: Segment) -> None:
         self.store.dropped(part)
@@ -229,6 +246,11 @@ class Log:
 
     def delete(self) -> None:
         """Unlink everything; the queue's definition is gone already. Without room it is not, and the queue may come back."""
+        if self.archive is not None:
+            self.trim()
+            self.store.leaving.add(self)
+            self.store.when_defined(self.leave)
+            return
         for part in self.segments:
             part.trim()
             self.store.dropped(part)
@@ -239,6 +261,22 @@ class Log:
             self.store.disk.rmtree(self.directory)
         self.segments.clear()
         self.store.forget(self)
+
+    def leave(self) -> None:
+        """The queue is gone for sure: what is settled completely goes to its archive, all else is unlinked."""
+        self.leaving = True
+        self.store.leaving.add(self)
+        for part in self.segments[:]:
+            if not part.done or not part.count:
+                self.segments.remove(part)
+                self.store.dropped(part)
+            elif not part.full:
+                self._fill(part)
+        self.drop_settled()
+
+    def _remove(self) -> None:
+        self.store.forget(self)
+        self.store.remove_queue(self.directory)
 
     def trim(self) -> None:
         """Give back the room ahead: the log is about to be left in order, and what follows its last batch would be damage."""
@@ -397,8 +435,10 @@ class Log:
             last.settled += told - last.end
             last.end = last.durable_end = told
         if self._marked is None and self.segments and self.mark > self.segments[0].base:
+            rest = [s for s in self.segments if not s.linked]
             with suppress(StoreFull):
-                self._keep_mark()  # it was in a settlement log whose segment is gone, or follows from gaps
+                if rest and self.mark > rest[0].base:
+                    self._keep_mark(rest)  # it was in a settlement log whose segment is gone, or follows from gaps
         if self.store.doubt:
             found.doubt = self.next
             self._note_doubt(found.cursor)
@@ -414,7 +454,7 @@ class Log:
     def _note_doubt(self, cursor: int) -> None:
         """After a power cut any message may have been delivered, the mark was lost: the next starts must know it too."""
         for part in self.segments:
-            if part.end > cursor and part.size > segment.HEADER:
+            if part.end > cursor and part.size > segment.HEADER and not part.linked:
                 doubt = Settlements()
                 doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
                 with suppress(StoreFull):
@@ -447,10 +487,12 @@ class Log:
         part.file = self.store.disk.open(path)
         head = part.file.read_at(0, segment.HEADER)
         part.salt = segment.salts(head)[0]
+        part.created_ms = segment.created_ms(head)
+        part.linked = self.archive is not None and base in self.archive.found
         if not segment.header_is_valid(head, segment.MAGIC) and not self._mend_header(part, head):
             return
         bad = paths.quarantine(self.directory, base)
-        owed = self.store.disk.exists(paths.quarantine_owed(bad)) and not self.store.disk.exists(bad)
+        owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
             self.store.quarantine(self, part, "damage had been found in it")
         if not part.read_footer():

@@ -11,6 +11,7 @@ DEFINITIONS = "definitions.log"
 JOURNALS = "journal"
 QUEUES = "queues"
 TRANSIENT = "transient"
+ARCHIVE = "archive"
 
 SEGMENT_SUFFIX = ".log"
 SETTLEMENTS_SUFFIX = ".ack"
@@ -19,6 +20,15 @@ QUARANTINE_SUFFIX = ".bad"
 
 def queue_dir(queue_id: str, durable: bool) -> str:
     return f"{QUEUES if durable else TRANSIENT}/{queue_id}"
+
+
+def archive_dir(queue_id: str) -> str:
+    return f"{ARCHIVE}/{queue_id}"
+
+
+def about(directory: str) -> str:
+    """Which queue the segments in a directory are of."""
+    return f"{directory}/queue.json"
 
 
 def segment(directory: str, base: int) -> str:
@@ -37,8 +47,8 @@ def orphan(directory: str) -> str:
     return f"{directory}/orphan"
 
 
-def quarantine_owed(path: str) -> str:
-    """What the copy of a damaged segment is called until it is whole."""
+def copying(path: str) -> str:
+    """What a copy is called until it is whole."""
     return path + ".new"
 
 

@@ -46,6 +46,10 @@ def salts(head: bytes) -> tuple[int, int]:
     return int.from_bytes(head[48:56], "little"), int.from_bytes(head[64:HEADER], "little")
 
 
+def created_ms(head: bytes) -> int:
+    return int.from_bytes(head[40:48], "little")
+
+
 def header_is_valid(data: bytes, magic: bytes) -> bool:
     return (
         len(data) >= HEADER
@@ -58,7 +62,8 @@ class Segment:
     """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps).
 
     `salt` is random and the seed of every checksum in the file: a message's body, which a peer chooses, cannot pose as a batch or a footer.
-    `evidence`: it is damaged, and there was no room for a copy.
+    `evidence`: it is damaged, and there was no room for a copy. `linked`: its files are in the archive or on their way there, and as they
+    are they stay; `archived`: they are there for sure.
     """
 
     def __init__(self, base: int) -> None:
@@ -78,6 +83,9 @@ class Segment:
         self.sealed = False
         self.full = False
         self.evidence = False
+        self.linked = False
+        self.archived = False
+        self.created_ms = 0
         self.file: File | None = None
         self.acks: File | None = None
         self.acks_size = 0

@@ -212,6 +212,15 @@ class Replay:
                 self.settled += set_bits(self.bitmap, self.span, offset - self.base, count)
 
 
+def newest_ms(data: bytes, at: int) -> int:
+    """The time of the last block of a settlement log whose blocks begin at `at`; 0 if there is none."""
+    newest = 0
+    while data[at : at + 4] == MAGIC and at + BLOCK_HEADER <= len(data):
+        newest = max(newest, int.from_bytes(data[at + 16 : at + 24], "little"))
+        at += max(int.from_bytes(data[at + 4 : at + 8], "little"), BLOCK_HEADER)
+    return newest
+
+
 def set_bits(bitmap: bytearray, span: int, start: int, count: int) -> int:
     """Set `count` bits from `start` on, within 0..span; return how many were clear before."""
     fresh = 0

@@ -46,6 +46,7 @@ class SyncJob:
         self.acks: list[tuple[Segment, int]] = []
         self.seals: list[tuple[Log, Segment]] = []
         self.unlinks: list[tuple[str, str]] = []
+        self.copies: list[tuple[str, str]] = []
         self.callbacks: list[Callable[[], None]] = []
         self.journal_applied = 0
         self.journal_written = (0, 0)
@@ -64,6 +65,10 @@ class SyncJob:
                 self._sync_files()
             else:
                 together([partial(self._sync_files, lane, LANES) for lane in range(LANES)])
+            for path, name in self.copies:
+                file = self.disk.open(path)
+                copied(self.disk, file, name)
+                file.close()
             for path in self.dirs:
                 self.disk.sync_dir(path)
         except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
@@ -72,6 +77,32 @@ class SyncJob:
     def _sync_files(self, first: int = 0, step: int = 1) -> None:
         for file in self.files[first::step]:
             file.sync()
+
+
+def copied(disk: Disk, file: File, path: str) -> bool:
+    """Make a durable copy; False if there is no room. The copy's first name says to a later start that there is to be one."""
+    name, directory = paths.copying(path), path.rpartition("/")[0]
+    try:
+        copy = disk.open(name, create=True)
+        copy.truncate(0)
+        disk.sync_dir(directory)
+        size = file.size()
+        if disk.free_bytes() - ROOM_KEPT < size:
+            copy.close()
+            return False
+        try:
+            copy.write_at(0, [file.read_at(0, size)])
+            copy.sync()
+        except StoreFull:
+            copy.truncate(0)
+            raise
+        finally:
+            copy.close()
+    except StoreFull:
+        return False
+    disk.rename(name, path)
+    disk.sync_dir(directory)
+    return True
 
 
 class Store:
@@ -92,6 +123,10 @@ class Store:
         self._others: dict[File, None] = {}
         self._seals: list[tuple[Log, Segment]] = []
         self._unlinks: list[tuple[str, str]] = []
+        self._copies: list[tuple[str, str]] = []
+        self._clean: dict[Segment, Callable[[], None]] = {}
+        self.leaving: set[Log] = set()
+        """Of deleted queues that have an archive, until all that is settled is in there."""
         self._closing: list[File] = []
         self._callbacks: list[Callable[[], None]] = []
         self._undefined: list[Callable[[], None]] = []
@@ -204,6 +239,7 @@ class Store:
         """A segment goes: close its files, and sync them no more."""
         self._segments.pop(part, None)
         self._acks.pop(part, None)
+        self._clean.pop(part, None)
         self.close(part.file)
         self.close(part.acks)
 
@@ -216,11 +252,36 @@ class Store:
         self._dirs[directory] = None
         self._unlinks.append((directory, path))
 
+    def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
+        """Call back once all that is in the files of a segment is durable, footer and settlements too."""
+        self._clean[part] = callback
+
+    def link(self, path: str, name: str) -> None:
+        """Have a file under a second name too; where that cannot be, the next sync makes a copy, if there is room."""
+        if not self.disk.exists(name) and not self.disk.link(path, name):
+            self._copies.append((path, name))
+        self._dirs[name.rpartition("/")[0]] = None
+
+    def put_file(self, path: str, content: bytes) -> None:
+        """Write a small file that is whole for whoever reads it; durable after the next sync."""
+        file = self.disk.open(path + ".new", create=True)
+        try:
+            file.truncate(0)
+            file.write_at(0, [content])
+        except StoreFull:
+            file.close()
+            raise
+        self.disk.rename(path + ".new", path)
+        self._dirs[path.rpartition("/")[0]] = None
+        self.wrote_file(file)
+        self.when_durable(lambda: self.close(file), messages=False)
+
     def forget(self, log_: Log) -> None:
         self._seals = [s for s in self._seals if s[0] is not log_]
         self._unlinks = [u for u in self._unlinks if u[0] != log_.directory]
         self._dirs.pop(log_.directory, None)
         self.blocked_drops.discard(log_)
+        self.leaving.discard(log_)
 
     def alarm(self, text: str) -> None:
         if text not in self.alarms:
@@ -231,34 +292,9 @@ class Store:
         """Keep a copy of a damaged segment as it is, and say so. Without room for one the segment itself is kept: `part.evidence`."""
         assert part.file is not None
         path = paths.quarantine(log_.directory, part.base)
-        part.evidence = not self.disk.exists(path) and not self._copied(part.file, path)
+        part.evidence = not self.disk.exists(path) and not copied(self.disk, part.file, path)
         where = f"there is no room for a copy, it will be kept as {path}" if part.evidence else f"a copy is in {path}"
         self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
-
-    def _copied(self, file: File, path: str) -> bool:
-        """The copy's first name says to a later start, which may not see the damage any more, that there is to be one."""
-        name, directory = paths.quarantine_owed(path), path.rpartition("/")[0]
-        try:
-            copy = self.disk.open(name, create=True)
-            copy.truncate(0)
-            self.disk.sync_dir(directory)
-            size = file.size()
-            if self.disk.free_bytes() - ROOM_KEPT < size:
-                copy.close()
-                return False
-            try:
-                copy.write_at(0, [file.read_at(0, size)])
-                copy.sync()
-            except StoreFull:
-                copy.truncate(0)
-                raise
-            finally:
-                copy.close()
-        except StoreFull:
-            return False
-        self.disk.rename(name, path)
-        self.disk.sync_dir(directory)
-        return True
 
     def _keep_orphans(self, said: Defined) -> None:
         """The end of the definitions is about to be cut: directories with messages of a queue of which nothing else tells are kept."""
@@ -299,8 +335,8 @@ class Store:
         while self.disk.exists(name):
             name, more = f"{first}.{more}", more + 1
         self.disk.rename(paths.segment(directory, base), name)
-        if self.disk.exists(paths.quarantine_owed(first)):
-            self.disk.unlink(paths.quarantine_owed(first))
+        if self.disk.exists(paths.copying(first)):
+            self.disk.unlink(paths.copying(first))
         self._dirs[directory] = None
         return name
 
@@ -313,7 +349,7 @@ class Store:
 
     @property
     def dirty(self) -> bool:
-        return bool(self._segments or self._others or self._acks or self._dirs or self._callbacks)
+        return bool(self._segments or self._others or self._acks or self._dirs or self._callbacks or self._clean)
 
     @property
     def waiting(self) -> bool:
@@ -371,6 +407,7 @@ class Store:
             job.journal_applied = self.journal.written_out
             self._acks = {}
         job.unlinks, self._unlinks = self._unlinks, []
+        job.copies, self._copies = self._copies, []
         job.callbacks, self._callbacks = self._callbacks, []
         job.journal_written = self.journal.written
         if not self.syncing:
@@ -406,6 +443,10 @@ class Store:
             self.journal.retire(job.journal_applied)
         for callback in job.callbacks:
             callback()
+        for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
+            callback = self._clean.pop(part, None)
+            if callback is not None:
+                callback()
         if self.definitions.bloated:  # the loop waits for it, once in some megabytes of definitions that came and went
             try:
                 self.compact_definitions()
@@ -414,6 +455,8 @@ class Store:
 
     def compact_definitions(self) -> None:
         """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
+        if self.leaving:
+            return
         self.disk.sync_dir(paths.QUEUES)
         old = self.definitions.file
         try:

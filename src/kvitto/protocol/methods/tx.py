@@ -198,7 +198,7 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
         queue.retry(offset, n, size)
     elif kind == MOVE:
         queue.unacked -= n
-        queue.settle(offset, n, DEAD_LETTERED)
+        queue.settle(offset, n, DEAD_LETTERED, 1)
     else:
         queue.requeue(offset, n, size)
     queue.mark_dirty()

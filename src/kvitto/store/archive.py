@@ -1,0 +1,171 @@
+"""The archive of one queue: segments that are settled completely, each with its settlement log (docs/formats.md, Archive).
+
+A segment comes in steps, each durable before the next: what is in its files, its settlement log's second name, its own. So a segment
+that is found here has all its settlements, and it leaves the queue's directory only once it is here for sure. What a crash has cut
+short is done again from the beginning. Called by the queue's log for each segment, and now and then by the broker; outlives the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import StoreFull
+from kvitto.store import paths, segment, settlements
+
+if TYPE_CHECKING:
+    from kvitto.store.log import Log
+    from kvitto.store.segment import Segment
+    from kvitto.store.store import Store
+
+TRIMMED_AT_ONCE = 100
+"""Segments that one call unlinks: the loop waits for it."""
+
+log = logging.getLogger("kvitto.store")
+
+
+@dataclass(order=True)
+class Kept:
+    """A segment in the archive. `size`: bytes of both files; `settled_ms`: time of its newest settlement, -1 until it is asked for."""
+
+    base: int
+    size: int = field(compare=False)
+    settled_ms: int = field(default=-1, compare=False)
+
+
+class Archive:
+    def __init__(self, store: Store, queue_id: str, about: bytes, max_age_ms: int = -1, max_bytes: int = -1) -> None:
+        self.store = store
+        self.queue_id = queue_id
+        self.about = about
+        """What is in queue.json."""
+        self.max_age_ms = max_age_ms
+        self.max_bytes = max_bytes
+        self.directory = paths.archive_dir(queue_id)
+        self.kept: list[Kept] = []
+        self.found: set[int] = set()
+        """Bases of which a start has found a file here."""
+        self._coming: set[Segment] = set()
+        self._find()
+
+    def _find(self) -> None:
+        disk, names = self.store.disk, self.store.disk.listdir(self.directory)
+        segments = {paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX)}
+        logs = {paths.base_of(n) for n in names if n.endswith(paths.SETTLEMENTS_SUFFIX)}
+        self.kept = [Kept(base, self._size(base)) for base in sorted(segments)]
+        self.found = segments | logs
+        for base in logs - segments:  # its segment has gone from here, unless it has not come yet
+            if not disk.exists(paths.segment(paths.queue_dir(self.queue_id, True), base)):
+                disk.unlink(paths.settlements(self.directory, base))
+        for name in names:
+            if name.endswith(paths.copying("")):
+                disk.unlink(f"{self.directory}/{name}")
+        if names:
+            self._describe(self.directory)
+
+    def _size(self, base: int) -> int:
+        size = 0
+        for path in (paths.segment(self.directory, base), paths.settlements(self.directory, base)):
+            if self.store.disk.exists(path):  # an archive is there to be used: somebody may have taken files out of it
+                file = self.store.disk.open(path)
+                size += file.size()
+                file.close()
+        return size
+
+    def _describe(self, directory: str) -> None:
+        path = paths.about(directory)
+        if not self.store.disk.exists(path) or self.store.disk.read_file(path) != self.about:
+            self.store.put_file(path, self.about)
+
+    def announce(self, directory: str) -> None:
+        """Put queue.json into the queue's own directory, so that its live segments can be named."""
+        try:
+            if not self.store.disk.exists(directory):
+                self.store.make_dir(directory, True)
+            self._describe(directory)
+        except StoreFull as error:  # it is tried again
+            log.warning("%s", error)
+
+    # -- in --------------------------------------------------------------------------------------------------
+
+    def has(self, log_: Log, part: Segment) -> bool:
+        """Whether a segment is in here for sure. If not it is brought, and then `log_.drop_settled` called."""
+        if not part.archived and part not in self._coming:
+            self._coming.add(part)
+            self.store.when_clean(part, partial(self._take_settlements, log_, part))
+        return part.archived
+
+    def _take_settlements(self, log_: Log, part: Segment) -> None:
+        part.linked = True
+        try:
+            if not self.store.disk.exists(self.directory):
+                self.store.disk.makedirs(self.directory)
+                self.store.renamed("")
+                self.store.renamed(paths.ARCHIVE)
+            self._describe(self.directory)
+            self.store.link(paths.settlements(log_.directory, part.base), paths.settlements(self.directory, part.base))
+        except StoreFull as error:
+            self._put_off(part, error)
+        else:
+            self.store.when_durable(partial(self._take_messages, log_, part), messages=False)
+
+    def _take_messages(self, log_: Log, part: Segment) -> None:
+        try:
+            if not self.store.disk.exists(paths.settlements(self.directory, part.base)):
+                raise StoreFull(f"there is no room for a copy in {self.directory}")
+            self.store.link(paths.segment(log_.directory, part.base), paths.segment(self.directory, part.base))
+        except StoreFull as error:
+            self._put_off(part, error)
+        else:
+            self.store.when_durable(partial(self._arrived, log_, part), messages=False)
+
+    def _arrived(self, log_: Log, part: Segment) -> None:
+        if not self.store.disk.exists(paths.segment(self.directory, part.base)):
+            self._put_off(part, StoreFull(f"there is no room for a copy in {self.directory}"))
+            return
+        self._coming.discard(part)
+        part.archived = True
+        if all(kept.base != part.base for kept in self.kept):
+            insort(self.kept, Kept(part.base, self._size(part.base)))
+        log_.drop_settled()
+        self.trim()
+
+    def _put_off(self, part: Segment, error: StoreFull) -> None:
+        """The segment stays in its queue; the next call of `has` begins again."""
+        self._coming.discard(part)
+        log.warning("%s: the segment stays in its queue", error)
+
+    # -- out -------------------------------------------------------------------------------------------------
+
+    def trim(self) -> bool:
+        """Unlink the oldest segments while a bound is exceeded, some at a time; whether there may be more.
+
+        A settlement log goes once its segment is durably gone.
+        """
+        left = sum(kept.size for kept in self.kept)
+        for kept in self.kept[:TRIMMED_AT_ONCE]:
+            if not (0 <= self.max_bytes < left or self._is_old(kept)):
+                return False
+            left -= kept.size
+            self.kept.remove(kept)
+            if self.store.disk.exists(paths.segment(self.directory, kept.base)):
+                self.store.disk.unlink(paths.segment(self.directory, kept.base))
+            self.store.unlink_later(self.directory, paths.settlements(self.directory, kept.base))
+        return bool(self.kept)
+
+    def remove(self) -> None:
+        """The queue is gone, and so are all its segments."""
+        self.store.disk.rmtree(self.directory)
+        self.store.renamed(paths.ARCHIVE)
+
+    def _is_old(self, kept: Kept) -> bool:
+        if self.max_age_ms < 0:
+            return False
+        if kept.settled_ms < 0:
+            path = paths.settlements(self.directory, kept.base)
+            data = self.store.disk.read_file(path) if self.store.disk.exists(path) else b""
+            kept.settled_ms = settlements.newest_ms(data, segment.HEADER) or segment.created_ms(data)
+        return kept.settled_ms + self.max_age_ms <= self.store.clock.now_ms()
