@@ -444,9 +444,8 @@ class Store:
         for callback in job.callbacks:
             callback()
         for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
-            callback = self._clean.pop(part, None)
-            if callback is not None:
-                callback()
+            if part in self._clean:  # the one before may have dropped it
+                self._clean.pop(part)()
         if self.definitions.bloated:  # the loop waits for it, once in some megabytes of definitions that came and went
             try:
                 self.compact_definitions()
