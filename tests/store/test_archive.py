@@ -1,0 +1,443 @@
+"""The archive: settled segments go there whole, with every outcome, and queues without one are as before."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvitto.store import archive as archives
+from kvitto.store import log as logs
+from kvitto.store.settlements import (
+    ACKED,
+    DEAD_LETTERED,
+    DROPPED,
+    EXPIRED,
+    PURGED,
+    RANGE_SETTLED,
+    REJECTED,
+)
+from tests.support.archived import ARCHIVE, QUEUES, about, bases, entries
+from tests.support.rig import Rig, Taker
+from tests.support.simdisk import SimDisk
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "SEGMENT_BYTES", 700)
+    monkeypatch.setattr(logs, "ROLL_WHEN_SETTLED_BYTES", 300)
+
+
+def bodies(start: int, end: int) -> list[bytes]:
+    return [f"message {i}".ljust(100, ".").encode() for i in range(start, end)]
+
+
+def put(rig: Rig, *messages: bytes, queue: str = "q") -> None:
+    """One batch for each."""
+    for body in messages:
+        rig.publish(queue, body)
+        rig.turn()
+
+
+def settled_rig(count: int = 12, disk: SimDisk | None = None, **arguments: object) -> tuple[Rig, str]:
+    """A queue that had `count` messages, all acked, at rest; and its id."""
+    rig = Rig(disk)
+    queue_id = rig.declare("q", x_archive=True, **arguments).log.queue_id
+    put(rig, *bodies(0, count))
+    rig.settle_down()
+    assert rig.drain("q") == bodies(0, count)
+    rig.settle_down()
+    return rig, queue_id
+
+
+def look(rig: Rig, seconds: float = 60.0) -> None:
+    """What the next look brings."""
+    rig.clock.advance(seconds)
+    rig.broker.tick()
+    rig.settle_down()
+
+
+# -- in ------------------------------------------------------------------------------------------------------
+
+
+def test_settled_segments_move_whole_with_their_settlements() -> None:
+    """Byte for byte, and the queue's directory has none of them any more."""
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, *bodies(0, 12))
+    rig.settle_down()
+    before = rig.disk.files()
+    waiting = bases(before, queue_id, QUEUES)
+    assert len(waiting) > 2 and bases(before, queue_id) == []
+    rig.drain("q")
+    rig.settle_down()
+    files = rig.disk.files()
+    moved = bases(files, queue_id)
+    assert moved == waiting and bases(files, queue_id, suffix=".ack") == moved
+    assert bases(files, queue_id, QUEUES) == [12], "the last one says which offset is next"
+    for base in moved[:-1]:
+        path = f"{queue_id}/{base:020d}.log"
+        assert files[f"{ARCHIVE}/{path}"] == before[f"{QUEUES}/{path}"]
+    found = entries(files, queue_id)
+    assert {o: e.body for o, e in found.items()} == dict(enumerate(bodies(0, 12)))
+    assert all(e.outcome == ACKED and e.place == ARCHIVE for e in found.values())
+    rig.kill()
+    assert rig.queue("q").next == 12 and rig.peek("q") == []
+
+
+def test_a_reader_learns_whose_segments_these_are() -> None:
+    """queue.json is beside the live segments from the declaration on."""
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True, x_archive_max_age="7D").log.queue_id
+    arguments = {"x-archive": True, "x-archive-max-age": "7D"}
+    expected = {"vhost": "/", "queue": "q", "id": queue_id, "arguments": arguments}
+    rig.settle_down()
+    assert about(rig.disk.crash(Random(1)).files(), queue_id, QUEUES) == expected
+    rig, queue_id = settled_rig()
+    assert about(rig.disk.files(), queue_id)["queue"] == "q"
+
+
+def test_what_a_power_cut_left_of_queue_json_is_written_anew() -> None:
+    rig, queue_id = settled_rig()
+    for place in (ARCHIVE, QUEUES):
+        rig.disk._names[f"{place}/{queue_id}/queue.json"].live[5:] = b""  # type: ignore[union-attr]
+    rig.kill()
+    rig.settle_down()
+    for place in (ARCHIVE, QUEUES):
+        assert about(rig.disk.crash(Random(1)).files(), queue_id, place)["id"] == queue_id
+        rig.disk._dead = False
+
+
+def test_a_message_that_is_consumed_at_once_is_written_only_for_an_archive() -> None:
+    """The shortcut of adr/0004 is for queues that have none: what is never written is in no archive."""
+    rig = Rig()
+    for name, arguments in (("kept", {"x_archive": True}), ("plain", {}), ("off", {"x_archive": False})):
+        queue = rig.declare(name, **arguments)
+        queue.add_consumer(Taker(queue, no_ack=True))
+        put(rig, b"gone", queue=name)
+        assert bool(queue.log.segments) == (name == "kept")
+    rig.settle_down()
+    queue_id = rig.queue("kept").log.queue_id
+    (entry,) = entries(rig.disk.files(), queue_id).values()
+    assert (entry.body, entry.outcome, entry.deliveries) == (b"gone", ACKED, 1)
+    rig.kill()
+    assert rig.peek("kept") == [] and rig.queue("kept").next == 1
+
+
+def test_a_queue_without_an_archive_unlinks_its_segments() -> None:
+    """As before: no directory, no queue.json, and a small segment stays however old it is."""
+    rig = Rig()
+    for name, arguments in (("plain", {}), ("off", {"x_archive": False})):
+        queue = rig.declare(name, **arguments)
+        put(rig, *bodies(0, 12), queue=name)
+        rig.settle_down()
+        rig.drain(name)
+        rig.settle_down()
+        put(rig, b"small", queue=name)
+        rig.drain(name)
+        look(rig, 2 * HOUR_S)
+        names = rig.disk.listdir(queue.log.directory)
+        assert [n for n in names if n.endswith(".log")] == [f"{12:020d}.log"]
+        assert "queue.json" not in names
+    assert not any(path.startswith(ARCHIVE) for path in rig.disk.files())
+    assert len(rig.broker.timers) == 0
+
+
+def test_a_small_segment_goes_after_an_hour_and_not_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few small files; what still waits holds up nothing but its own segment."""
+    monkeypatch.setattr(logs, "ROLL_WHEN_SETTLED_BYTES", 1 << 20)
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, b"a")
+    rig.drain("q")
+    look(rig, HOUR_S - 60)
+    assert bases(rig.disk.files(), queue_id) == []
+    look(rig)
+    assert bases(rig.disk.files(), queue_id) == [0]
+    for body in (b"b", b"c", b"d"):
+        put(rig, body)
+        rig.drain("q")
+        look(rig, HOUR_S / 4)
+    assert bases(rig.disk.files(), queue_id) == [0]
+    put(rig, b"e")
+    look(rig, HOUR_S / 4)
+    assert bases(rig.disk.files(), queue_id) == [0], "e still waits"
+    rig.drain("q")
+    rig.settle_down()
+    assert bases(rig.disk.files(), queue_id) == [0, 1]
+    assert [e.body for e in entries(rig.disk.files(), queue_id).values()] == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_an_hour_is_an_hour_however_often_the_broker_is_started() -> None:
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, b"a")
+    rig.drain("q")
+    rig.turn()
+    for i in range(4):
+        assert bases(rig.disk.files(), queue_id) == []
+        rig.clock.advance(HOUR_S / 4)
+        rig.restart() if i % 2 else rig.kill()
+    rig.settle_down()
+    assert bases(rig.disk.files(), queue_id) == [0]
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+def test_every_way_out_of_a_queue_has_its_own_outcome() -> None:
+    """Outcome, time, and number of deliveries, also of what came back first."""
+    rig = Rig()
+    rig.declare("dead", durable=False)
+    rig.declare("dlx", x_archive=True, x_dead_letter_exchange="", x_dead_letter_routing_key="dead", x_message_ttl=5000)
+    rig.declare("q", x_archive=True, x_max_length=4, x_delivery_limit=2)
+    queue, dlx = rig.queue("q"), rig.queue("dlx")
+    expected = {}
+
+    def leaves(body: bytes, outcome: int, deliveries: int) -> None:
+        expected[body] = (outcome, deliveries, rig.clock.now_ms())
+        rig.turn()
+        rig.clock.advance(1.0)
+
+    def take(body: bytes, times: int) -> int:
+        """Publish, deliver so many times, and give it back all but the last time."""
+        put(rig, body)
+        taker = Taker(queue)
+        for _ in range(times):
+            assert queue.get(taker)
+            if len(taker.got) < times:
+                queue.requeue(taker.got[-1].offset, 1, len(body))
+        return taker.got[-1].offset
+
+    queue.ack(take(b"acked", 1), 1)
+    leaves(b"acked", ACKED, 1)
+    queue.ack(take(b"acked late", 2), 1)
+    leaves(b"acked late", ACKED, 2)
+    queue.reject(take(b"rejected", 1), 1)
+    leaves(b"rejected", REJECTED, 1)
+    queue.requeue(take(b"limit", 3), 1, 5)
+    leaves(b"limit", DROPPED, 3)
+    rig.broker.read_clock()
+    rig.publish("q", b"expired", 500)
+    rig.turn()
+    rig.clock.advance(0.5)
+    queue.mark_dirty()
+    leaves(b"expired", EXPIRED, 0)
+    queue.requeue(take(b"purged late", 1), 1, 11)
+    put(rig, b"purged")
+    queue.purge()
+    leaves(b"purged late", PURGED, 1)
+    expected[b"purged"] = (PURGED, 0, expected[b"purged late"][2])
+    put(rig, b"range")
+    queue.settle_until(queue.next)
+    leaves(b"range", RANGE_SETTLED, 0)
+    queue.requeue(take(b"pushed out late", 1), 1, 15)
+    put(rig, *(f"waits {i}".encode() for i in range(4)))
+    leaves(b"pushed out late", DROPPED, 1)
+    put(rig, b"waits 4")
+    leaves(b"waits 0", DROPPED, 0)
+    put(rig, b"dead", b"dead late", b"dead of age", queue="dlx")
+    taker = Taker(dlx)
+    for _ in range(2):
+        dlx.get(taker)
+    dlx.reject(0, 1)
+    rig.settle_down()
+    leaves(b"dead", DEAD_LETTERED, 1)
+    dlx.requeue(1, 1, 9)
+    rig.clock.advance(10.0)
+    dlx.mark_dirty()
+    rig.settle_down()
+    leaves(b"dead late", DEAD_LETTERED, 1)
+    expected[b"dead of age"] = (DEAD_LETTERED, 0, expected[b"dead late"][2])
+    files = rig.disk.files()
+    found = [*entries(files, queue.log.queue_id).values(), *entries(files, dlx.log.queue_id).values()]
+    assert {e.body: (e.outcome, e.deliveries, e.time_ms) for e in found if e.outcome} == expected
+    assert [e.body for e in found if not e.outcome] == [f"waits {i}".encode() for i in range(1, 5)]
+
+
+# -- out -----------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_is_bounded_by_age_oldest_first() -> None:
+    """At every look, and at a start; by the time of the newest settlement."""
+    rig, queue_id = settled_rig(x_archive_max_age="1h")
+    rig.clock.advance(HOUR_S / 2)
+    put(rig, *bodies(12, 20))
+    rig.drain("q")
+    rig.settle_down()
+    all_of_it = bases(rig.disk.files(), queue_id)
+    young = [base for base in all_of_it if base >= 12]
+    assert young and young != all_of_it
+    look(rig, HOUR_S / 2)
+    assert bases(rig.disk.files(), queue_id) == young == bases(rig.disk.files(), queue_id, suffix=".ack")
+    rig.clock.advance(HOUR_S)
+    rig.kill()
+    rig.settle_down()
+    assert bases(rig.disk.files(), queue_id) == [] == bases(rig.disk.files(), queue_id, suffix=".ack")
+    assert rig.queue("q").next == 20
+
+
+def test_an_archive_is_bounded_by_size_oldest_first() -> None:
+    """When a segment comes, and at a start."""
+    rig, queue_id = settled_rig(24)
+    whole = rig.disk.files()
+    every = bases(whole, queue_id)
+    for kill in (False, True):
+        rig, queue_id = settled_rig(12 if kill else 24, x_archive_max_length_bytes=3000)
+        if kill:
+            (first, *_) = bases(rig.disk.files(), queue_id)
+            rig.disk._names[f"archive/{queue_id}/{first:020d}.log"].live.extend(bytes(3000))  # type: ignore[union-attr]
+            rig.kill()
+            rig.settle_down()
+        files = rig.disk.files()
+        left = bases(files, queue_id)
+        assert left == bases(files, queue_id, suffix=".ack")
+        size = sum(len(data) for path, data in files.items() if f"{ARCHIVE}/{queue_id}/0" in path)
+        assert 0 < size <= 3000
+        if not kill:
+            assert left == every[-len(left) :]
+
+
+def test_the_settlements_of_a_segment_go_after_it() -> None:
+    """No reader ever takes what was settled for what still waits."""
+    for seed in range(60):
+        rig, queue_id = settled_rig(x_archive_max_age="1h")
+        rig.clock.advance(HOUR_S)
+        rig.broker.tick()
+        for _ in range(seed % 4):
+            rig.turn()
+            if rig.store.dirty:
+                rig.sync()
+        disk = rig.disk.crash(Random(seed), hostile=True)
+        files = disk.files()
+        assert set(bases(files, queue_id)) <= set(bases(files, queue_id, suffix=".ack"))
+        rig = Rig(disk, rig.clock)
+        rig.settle_down()
+        assert bases(rig.disk.files(), queue_id) == [] == bases(rig.disk.files(), queue_id, suffix=".ack")
+
+
+def test_many_segments_are_unlinked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop waits for it; the next look is soon."""
+    rig, queue_id = settled_rig(40, x_archive_max_age="1h")
+    monkeypatch.setattr(archives, "TRIMMED_AT_ONCE", 2)
+    left = len(bases(rig.disk.files(), queue_id))
+    assert left > 10
+    look(rig, HOUR_S)  # now the last one comes, and that is another call
+    while left:
+        before, left = left, len(bases(rig.disk.files(), queue_id))
+        assert before - 4 <= left < before
+        look(rig, 1.0)
+
+
+def test_files_that_somebody_took_out_of_an_archive_are_not_missed() -> None:
+    """It is there to be used: a file that is gone ended the process."""
+    rig, queue_id = settled_rig(x_archive_max_age="1h")
+    for base in bases(rig.disk.files(), queue_id)[:2]:
+        rig.disk.unlink(f"{ARCHIVE}/{queue_id}/{base:020d}.log")
+    rig.disk.unlink(f"{ARCHIVE}/{queue_id}/{0:020d}.ack")
+    look(rig, HOUR_S)
+    assert bases(rig.disk.files(), queue_id) == []
+    rig.disk.rmtree(f"{ARCHIVE}/{queue_id}")
+    put(rig, *bodies(12, 24))
+    rig.drain("q")
+    rig.settle_down()
+    assert len(bases(rig.disk.files(), queue_id)) > 1
+    assert about(rig.disk.files(), queue_id)["queue"] == "q"
+
+
+# -- the queue goes ------------------------------------------------------------------------------------------
+
+
+def test_the_archive_of_a_deleted_queue_stays_and_gets_what_was_settled() -> None:
+    """Also what was settled in the same turn; segments with messages that waited go."""
+    rig = Rig()
+    queue = rig.declare("q", x_archive=True, x_archive_max_age="1h")
+    queue_id = queue.log.queue_id
+    put(rig, *bodies(0, 12))
+    rig.settle_down()
+    taker = Taker(queue, room=6)
+    queue.add_consumer(taker)
+    rig.turn()
+    last = queue.log.segments[1].end
+    queue.ack(0, last)
+    rig.delete("q")
+    rig.settle_down()
+    files = rig.disk.files()
+    assert rig.disk.listdir(QUEUES) == []
+    assert {e.body: e.outcome for e in entries(files, queue_id).values()} == dict.fromkeys(bodies(0, last), ACKED)
+    rig.kill()
+    rig.settle_down()
+    assert rig.disk.files()[f"{ARCHIVE}/{queue_id}/{0:020d}.log"]
+    look(rig, HOUR_S)
+    look(rig)
+    assert not any(queue_id in path for path in rig.disk.files()), "its bounds hold"
+
+
+def test_a_small_segment_of_a_deleted_queue_does_not_wait_for_its_hour() -> None:
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, b"small")
+    rig.drain("q")
+    rig.delete("q")
+    rig.settle_down()
+    (entry,) = entries(rig.disk.files(), queue_id).values()
+    assert (entry.body, entry.place) == (b"small", ARCHIVE)
+    assert rig.disk.listdir(QUEUES) == [] and not rig.store.leaving
+
+
+def test_a_purged_queue_tells_so_in_its_archive() -> None:
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, *bodies(0, 12))
+    rig.queue("q").purge()
+    rig.settle_down()
+    found = entries(rig.disk.files(), queue_id).values()
+    assert len(found) == 12 and all((e.outcome, e.place) == (PURGED, ARCHIVE) for e in found)
+
+
+# -- what the disk does --------------------------------------------------------------------------------------
+
+
+def test_without_hard_links_a_copy_is_made() -> None:
+    disk = SimDisk()
+    disk.linking = False
+    rig, queue_id = settled_rig(disk=disk)
+    files = rig.disk.files()
+    assert {e.body: e.place for e in entries(files, queue_id).values()} == dict.fromkeys(bodies(0, 12), ARCHIVE)
+    assert bases(files, queue_id, QUEUES) == [12]
+    assert not any(path.endswith(".new") for path in files)
+
+
+def test_a_copy_that_finds_no_room_is_made_later() -> None:
+    """D4: the segment stays where it is."""
+    rig = Rig()
+    rig.disk.linking = False
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, *bodies(0, 12))
+    rig.settle_down()
+    rig.disk.free = 0
+    rig.drain("q")
+    rig.settle_down()
+    files = rig.disk.files()
+    assert bases(files, queue_id) == [] and len(bases(files, queue_id, QUEUES)) > 2
+    rig.disk.free = 1 << 40
+    look(rig)
+    assert len(bases(rig.disk.files(), queue_id)) > 1
+    assert bases(rig.disk.files(), queue_id, QUEUES) == [12]
+
+
+def test_an_orderly_end_leaves_an_archiving_queue_in_order() -> None:
+    """The end waits for what is on its way."""
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, *bodies(0, 12))
+    rig.drain("q")
+    rig.broker.finish()
+    rig.store.shut()
+    assert len(bases(rig.disk.files(), queue_id)) > 2
+    assert bases(rig.disk.files(), queue_id, QUEUES) == [12]
+    rig.disk = rig.disk.kill()
+    rig.start()
+    assert rig.store.in_order and not rig.store.alarms
