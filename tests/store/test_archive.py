@@ -190,10 +190,7 @@ def test_an_hour_is_an_hour_however_often_the_broker_is_started() -> None:
 def test_every_way_out_of_a_queue_has_its_own_outcome() -> None:
     """Outcome, time, and number of deliveries, also of what came back first."""
     rig = Rig()
-    rig.declare("dead", durable=False)
-    rig.declare("dlx", x_archive=True, x_dead_letter_exchange="", x_dead_letter_routing_key="dead", x_message_ttl=5000)
-    rig.declare("q", x_archive=True, x_max_length=4, x_delivery_limit=2)
-    queue, dlx = rig.queue("q"), rig.queue("dlx")
+    queue = rig.declare("q", x_archive=True, x_max_length=4, x_delivery_limit=2)
     expected = {}
 
     def leaves(body: bytes, outcome: int, deliveries: int) -> None:
@@ -238,23 +235,36 @@ def test_every_way_out_of_a_queue_has_its_own_outcome() -> None:
     leaves(b"pushed out late", DROPPED, 1)
     put(rig, b"waits 4")
     leaves(b"waits 0", DROPPED, 0)
-    put(rig, b"dead", b"dead late", b"dead of age", queue="dlx")
-    taker = Taker(dlx)
-    for _ in range(2):
-        dlx.get(taker)
-    dlx.reject(0, 1)
-    rig.settle_down()
-    leaves(b"dead", DEAD_LETTERED, 1)
-    dlx.requeue(1, 1, 9)
-    rig.clock.advance(10.0)
-    dlx.mark_dirty()
-    rig.settle_down()
-    leaves(b"dead late", DEAD_LETTERED, 1)
-    expected[b"dead of age"] = (DEAD_LETTERED, 0, expected[b"dead late"][2])
-    files = rig.disk.files()
-    found = [*entries(files, queue.log.queue_id).values(), *entries(files, dlx.log.queue_id).values()]
+    found = list(entries(rig.disk.files(), queue.log.queue_id).values())
     assert {e.body: (e.outcome, e.deliveries, e.time_ms) for e in found if e.outcome} == expected
     assert [e.body for e in found if not e.outcome] == [f"waits {i}".encode() for i in range(1, 5)]
+
+
+def test_a_dead_letter_is_settled_when_it_has_moved() -> None:
+    """X4: rejected, too old after it came back, and too old before anybody had it."""
+    rig = Rig()
+    rig.declare("dead")
+    queue = rig.declare(
+        "q", x_archive=True, x_dead_letter_exchange="", x_dead_letter_routing_key="dead", x_message_ttl=5000
+    )
+    put(rig, b"rejected", b"came back", b"new")
+    rig.settle_down()
+    taker = Taker(queue)
+    for _ in range(2):
+        queue.get(taker)
+    queue.reject(0, 1)
+    rig.settle_down()
+    queue.requeue(1, 1, 9)
+    rig.clock.advance(10.0)
+    queue.mark_dirty()
+    rig.settle_down()
+    found = entries(rig.disk.files(), queue.log.queue_id).values()
+    assert {e.body: (e.outcome, e.deliveries) for e in found} == {
+        b"rejected": (DEAD_LETTERED, 1),
+        b"came back": (DEAD_LETTERED, 1),
+        b"new": (DEAD_LETTERED, 0),
+    }
+    assert len(rig.peek("dead")) == 3
 
 
 # -- out -----------------------------------------------------------------------------------------------------

@@ -700,7 +700,7 @@ class Queue:
         """Remove all ready messages, and those that wait to be tried again; return how many were ready."""
         count = self.ready
         for offset, _ in self.delays.take():
-            self.settle(offset, 1, PURGED)
+            self.settle(offset, 1, PURGED, 1)
         for start, n in self.requeued:
             self.settle(start, n, PURGED, 0 if self.ranked else 1)
         self._clear_ready(self.next, PURGED)
