@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from benchmarks.brokers import INSTALL_RABBITMQ, RabbitMQ, rabbitmq_script
 from pyspark.sql import SparkSession
 
 from kvitto.client import Connection, Properties
 from kvitto.demo.children import Child
+from kvitto.wire.tables import Value
 
 
 class HasUrl(Protocol):
@@ -45,6 +47,33 @@ def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of a RabbitMQ node of its own."""
+    if rabbitmq_script() is None:
+        pytest.skip(f"RabbitMQ is not installed: {INSTALL_RABBITMQ}")
+    node = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"), frozenset(os.sched_getaffinity(0)), None)
+    node.start()
+    yield node.uri
+    node.stop()
+
+
+@pytest.fixture(params=["Kvitto", "RabbitMQ"])
+def any_broker(request: pytest.FixtureRequest) -> str:
+    """The URI of each broker in turn."""
+    if request.param == "Kvitto":
+        broker: HasUrl = request.getfixturevalue("kvitto_broker")
+        return broker.url
+    uri: str = request.getfixturevalue("rabbitmq")
+    return uri
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue's name that no other test has: they share a RabbitMQ."""
+    return f"q-{request.node.name}"
+
+
+@pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark for all tests, which tries a task twice; silent, for many queries fail on purpose."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -74,10 +103,11 @@ Publish = Callable[..., None]
 def publish() -> Publish:
     """`publish(url, queue, first, last)`: messages `message <n>` with id `id-<n>`, confirmed, in a durable queue."""
 
-    def publish(url: str, queue: str, first: int, last: int) -> None:
+    def publish(url: str, queue: str, first: int, last: int, **arguments: Value) -> None:
         with Connection(url, buffer_bytes=1 << 16) as connection:
             channel = connection.channel()
-            channel.queue_declare(queue, durable=True)
+            known = {name.replace("_", "-"): value for name, value in arguments.items()}
+            channel.queue_declare(queue, durable=True, arguments=known)
             channel.confirm_select()
             for n in range(first, last):
                 properties = Properties(message_id=f"id-{n}", timestamp=1_700_000_000 + n, headers={"n": n})

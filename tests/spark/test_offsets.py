@@ -25,6 +25,14 @@ def test_another_checkpoint_is_refused() -> None:
         Offsets.from_json(value, "other")
     with pytest.raises(SourceError, match="version 2"):
         Offsets.from_json({**value, "v": 2}, "/")
+    with pytest.raises(SourceError, match="mode 'other'"):
+        Offsets.from_json({**value, "mode": "other"}, "/")
+
+
+@pytest.mark.parametrize("mode", ["range", "stream", "staged"])
+def test_a_checkpoint_says_its_read_mode(mode: str) -> None:
+    offsets = Offsets("", {"a": Position("i", 0, 5)}, mode)
+    assert Offsets.from_json(json.loads(json.dumps(offsets.to_json("/"))), "/") == offsets
 
 
 def test_a_batch_begins_where_the_one_before_ended() -> None:

@@ -13,6 +13,7 @@ def test_defaults() -> None:
     assert options.fail_on_data_loss
     assert not options.include_headers
     assert options.vhost == "/"
+    assert options.mode == "auto"
 
 
 def test_names_have_no_case_and_values_are_read() -> None:
@@ -23,6 +24,9 @@ def test_names_have_no_case_and_values_are_read() -> None:
             "maxoffsetspertrigger": "1000",
             "failOnDataLoss": "FALSE",
             "reconnectTimeout": "5m",
+            "readMode": "Staged",
+            "stagingLocation": "file:///var/stage%20d/",
+            "maxBytesPerTrigger": "64m",
         }
     )
     assert options.queues == ("a", "b")
@@ -30,6 +34,15 @@ def test_names_have_no_case_and_values_are_read() -> None:
     assert options.max_offsets_per_trigger == 1000
     assert not options.fail_on_data_loss
     assert options.reconnect_timeout_s == 300
+    assert (options.mode, options.staging) == ("staged", "/var/stage d")
+    assert options.max_bytes_per_trigger == 64 << 20
+
+
+@pytest.mark.parametrize(
+    "text", ["1700000000000", "2023-11-14T22:13:20Z", "2023-11-14T22:13:20", "2023-11-15T00:13:20+02:00"]
+)
+def test_a_moment_is_in_milliseconds_or_written_out(text: str) -> None:
+    assert read_options({"queue": "q", "startingTimestamp": text}).starting_timestamp == 1_700_000_000
 
 
 @pytest.mark.parametrize(
@@ -37,8 +50,14 @@ def test_names_have_no_case_and_values_are_read() -> None:
     [
         ({"queue": "q", "maxOffsetPerTriger": "5"}, "did you mean 'maxOffsetsPerTrigger'"),
         ({"queue": "q", "host": "h"}, "known are uri, queue"),
-        ({"queue": "q", "stagingLocation": "/x"}, "not there yet"),
-        ({"queue": "q", "readMode": "stream"}, "only 'range'"),
+        ({"queuePattern": "q.*"}, "not there yet"),
+        ({"queue": "q", "readMode": "fast"}, "auto, range, stream or staged, not 'fast'"),
+        ({"queue": "q", "readMode": "staged"}, "needs option stagingLocation"),
+        ({"queue": "q", "stagingLocation": "s3://bucket/x"}, "absolute path or file:///"),
+        ({"queue": "q", "stagingLocation": "here"}, "absolute path or file:///"),
+        ({"queue": "q", "maxBytesPerTrigger": "much"}, "such as 1000000 or 64m"),
+        ({"queue": "q", "startingTimestamp": "soon"}, "milliseconds since 1970"),
+        ({"queue": "q", "startingTimestamp": "0", "startingOffsets": "latest"}, "leave one out"),
         ({}, "either option queue"),
         ({"queue": "q", "queues": "q"}, "either option queue"),
         ({"queues": "a,,b"}, "empty name"),

@@ -270,13 +270,13 @@ class Channel:
         self.call(m.BasicCancel(consumer_tag), m.BasicCancelOk)
         self.consumers.discard(consumer_tag)
 
-    def receive(self, timeout_s: float | None = None) -> Batch:
-        """All deliveries that are here, waiting for the first; empty if none comes in time."""
+    def receive(self, timeout_s: float | None = None, *, least: int = 1) -> Batch:
+        """All deliveries that are here, waiting for `least` of them; fewer, perhaps none, if no more come in time."""
         sink = self.sink
         try:
-            self._wait(lambda: sink.batch.count > 0 or not self.consumers, timeout_s, "for a delivery")
+            self._wait(lambda: sink.batch.count >= least or not self.consumers, timeout_s, "for a delivery")
         except TimeoutError:
-            return Batch()
+            return self._take_batch()
         if sink.batch.count == 0:
             raise ConsumerCancelled("this channel has no consumer (any more); was its queue deleted?")
         return self._take_batch()

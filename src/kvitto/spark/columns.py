@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.client import Batch, Column
+from kvitto.client import Batch
 from kvitto.spark.properties import Bytes, Ints, Slices, gather, locate, unsigned
 from kvitto.spark.schema import HEADERS, PROPERTIES
 from kvitto.wire import tables
@@ -30,65 +31,100 @@ _SECONDS_MAX = 253_402_300_800
 """The year 10000: a later timestamp property is somebody's mistake and becomes null."""
 
 
+Buffers = tuple[Any, Any]
+"""Byte strings: their n + 1 borders as 32-bit numbers, and the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages as they were received, from wherever: nothing is decoded yet."""
+
+    offsets: Ints
+    redelivered: NDArray[np.bool_]
+    exchanges: Buffers
+    routing_keys: Buffers
+    properties: Buffers
+    bodies: Buffers
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets)
+
+
+def received(batch: Batch, offsets: Ints | None = None) -> Messages:
+    """The messages of a batch; without `offsets` those of a log.read (delivery tag = offset + 1)."""
+    if offsets is None:
+        offsets = np.frombuffer(batch.tags.view(), dtype="<u8").astype(np.int64) - 1
+    redelivered = np.frombuffer(batch.flags.view(), dtype=np.uint8).astype(np.bool_)
+    columns = (batch.exchanges, batch.routing_keys, batch.properties, batch.bodies)
+    return Messages(offsets, redelivered, *(column.buffers() for column in columns))
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Arrow's form of it, equal to what Spark checks for."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def to_arrow(batch: Batch, queue: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of a log.read (delivery tag = offset + 1), in pieces of at most ARROW_BYTES_MAX."""
-    if batch.count == 0:
+def to_arrow(
+    batch: Batch | Messages, queue: str, schema: pa.Schema, rows: slice = slice(None)
+) -> Iterator[pa.RecordBatch]:
+    """The messages, or those of `rows`, in pieces of at most ARROW_BYTES_MAX. A batch is one of a log.read."""
+    messages = received(batch) if isinstance(batch, Batch) else batch
+    start, stop, _ = rows.indices(messages.count)
+    if start >= stop:
         return
     wanted = set(schema.names) & PROPERTY_COLUMNS
-    ends, data = batch.properties.buffers()
+    ends, data = messages.properties
     borders = np.frombuffer(ends, dtype="<u4").astype(np.int64) if wanted else None
-    properties = Properties(batch.count, np.frombuffer(data, dtype=np.uint8), borders, wanted)
-    arrays = [_column(batch, queue, field, properties) for field in schema]
-    whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    properties = Properties(messages.count, np.frombuffer(data, dtype=np.uint8), borders, wanted)
+    arrays = [_column(messages, queue, field, properties) for field in schema]
+    whole = pa.RecordBatch.from_arrays(arrays, schema=schema).slice(start, stop - start)
     pieces = max(1, -(-whole.nbytes // ARROW_BYTES_MAX))
-    rows = -(-whole.num_rows // pieces)
-    for start in range(0, whole.num_rows, rows):
-        yield whole.slice(start, rows)
+    step = -(-whole.num_rows // pieces)
+    for first in range(0, whole.num_rows, step):
+        yield whole.slice(first, step)
 
 
-def _column(batch: Batch, queue: str, field: pa.Field, properties: Properties) -> pa.Array:
+def _column(messages: Messages, queue: str, field: pa.Field, properties: Properties) -> pa.Array:
     make = _MAKERS.get(field.name)
     if make is not None:
-        return make(batch)
+        return make(messages)
     if field.name == "body":
-        return _text(batch.bodies) if pa.types.is_string(field.type) else _binary(batch.bodies)
+        return (_text if pa.types.is_string(field.type) else binary)(messages.bodies)
     if field.name == "queue":
-        return pa.repeat(pa.scalar(queue, pa.string()), batch.count)
+        return pa.repeat(pa.scalar(queue, pa.string()), messages.count)
     return properties.column(field)
 
 
-def _offset(batch: Batch) -> pa.Array:
-    tags = np.frombuffer(batch.tags.view(), dtype="<u8")
-    return pa.array(tags.astype(np.int64) - 1)
-
-
-def _redelivered(batch: Batch) -> NDArray[np.bool_]:
-    return np.frombuffer(batch.flags.view(), dtype=np.uint8).astype(np.bool_)
-
-
-_MAKERS: Final[dict[str, Callable[[Batch], pa.Array]]] = {
-    "offset": _offset,
-    "redelivered": lambda batch: pa.array(_redelivered(batch)),
+_MAKERS: Final[dict[str, Callable[[Messages], pa.Array]]] = {
+    "offset": lambda messages: pa.array(messages.offsets),
+    "redelivered": lambda messages: pa.array(messages.redelivered),
     # the protocol says whether there were earlier deliveries, not how many
-    "delivery_count": lambda batch: pa.array(_redelivered(batch).astype(np.int32)),
-    "exchange": lambda batch: _text(batch.exchanges),
-    "routing_key": lambda batch: _text(batch.routing_keys),
+    "delivery_count": lambda messages: pa.array(messages.redelivered.astype(np.int32)),
+    "exchange": lambda messages: _text(messages.exchanges),
+    "routing_key": lambda messages: _text(messages.routing_keys),
 }
 
 
-def _binary(column: Column) -> pa.Array:
-    ends, data = column.buffers()
-    return pa.Array.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+def binary(column: Buffers) -> pa.Array:
+    """As an Arrow array over the same bytes."""
+    ends, data = column
+    return pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def _text(column: Column) -> pa.Array:
-    ends, data = column.buffers()
-    return string_array([None, pa.py_buffer(ends), pa.py_buffer(data)], len(column))
+def _text(column: Buffers) -> pa.Array:
+    ends, data = column
+    return string_array([None, pa.py_buffer(ends), pa.py_buffer(data)], len(ends) // 4 - 1)
+
+
+def message_ids(properties: Buffers) -> pa.Array:
+    """The property message_id of each message, as bytes; null where it is absent."""
+    ends, data = properties
+    raw = np.frombuffer(data, dtype=np.uint8)
+    where = locate(raw, np.frombuffer(ends, dtype="<u4").astype(np.int64), {"message_id"})["message_id"]
+    values, borders = gather(raw, where)
+    bits = pa.py_buffer(np.packbits(where.present, bitorder="little").tobytes())
+    return pa.Array.from_buffers(pa.binary(), len(where.present), [bits, pa.py_buffer(borders), pa.py_buffer(values)])
 
 
 def string_array(buffers: list[pa.Buffer | None], count: int) -> pa.Array:

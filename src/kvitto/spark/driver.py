@@ -7,17 +7,16 @@ now, messages gone that Spark has yet to read - ends the query, or with failOnDa
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kvitto.client import Channel, ChannelClosed
-from kvitto.spark.errors import DataLossError
+from kvitto.client import Batch, Channel, ChannelClosed
+from kvitto.spark.errors import DataLossError, SourceError
 from kvitto.spark.link import Link, explain
 from kvitto.spark.offsets import Offsets, Position, start_of
 from kvitto.spark.options import EARLIEST, LATEST, Options, Place
-from kvitto.spark.planning import PARTITION_OFFSETS_MIN, limit_offsets, split
+from kvitto.spark.planning import fit_bytes, limit_offsets, parallelism, split
 from kvitto.spark.reading import RangePartition, declared_again
 from kvitto.wire import methods as m
 
@@ -25,6 +24,8 @@ log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
 FIRST_CONTACT_S: Final = 5.0
 """A new query whose broker does not answer has a wrong uri, most likely: it is told soon."""
+SAMPLE: Final = 100
+"""Messages whose size stands for that of all in a batch."""
 
 
 class Driver:
@@ -45,7 +46,7 @@ class Driver:
         found = self._look(FIRST_CONTACT_S)
         return Offsets(self.group, {name: self._first(name, at) for name, at in found.items()})
 
-    def advance(self, start: Offsets, most: int) -> Offsets:
+    def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
         """Settle up to `start`, which Spark has committed, and say how far the next batch goes: `most` offsets, 0 = all."""
         self._join(start.group)
         found = self._look()
@@ -55,6 +56,8 @@ class Driver:
         self.latest = self._moved(begins, ends)
         if self._target is not None:
             ends = {name: self._until_target(name, begins[name], end) for name, end in ends.items()}
+        if most_bytes:
+            most = fit_bytes(most, most_bytes, self._mean_size(begins))
         if most:
             ends = limit_offsets({name: at.next for name, at in begins.items()}, ends, most)
         return self._moved(begins, ends)
@@ -126,6 +129,18 @@ class Driver:
         if due:
             self._link.call(settle, self.options.reconnect_timeout_s)
 
+    def _mean_size(self, begins: dict[str, Position]) -> float:
+        """Bytes of a body, by the next messages of each queue."""
+
+        def look(channel: Channel) -> list[Batch]:
+            return [
+                self._ask(name, lambda name=name, at=at: channel.log_read(name, at.next, at.next + SAMPLE))  # type: ignore[misc]
+                for name, at in begins.items()
+            ]
+
+        batches = self._link.call(look, self.options.reconnect_timeout_s)
+        return sum(each.bodies.data.n for each in batches) / max(1, sum(each.count for each in batches))
+
     def _ask(self, queue: str, action: Callable[[], T]) -> T:
         """A request about one queue; the server's no becomes an error that names it."""
         try:
@@ -136,6 +151,11 @@ class Driver:
     # --- where to start, where to go on
 
     def _first(self, name: str, at: m.LogInspectOk) -> Position:
+        if self.options.starting_timestamp is not None:
+            raise SourceError(
+                f"option startingTimestamp: queue {name!r} is no stream, its messages are not found by time; say where to"
+                " start with startingOffsets"
+            )
         place = _resolve(self.options.starting, name, at)
         if place < at.first or place > at.next:
             self._lost(
@@ -193,9 +213,7 @@ class Driver:
         return Offsets(self.group, queues)
 
     def _tasks(self, ranges: list[tuple[str, int, int]], incarnations: dict[str, str]) -> list[RangePartition]:
-        wanted = self.options.min_partitions
-        # the driver's Python process does not know Spark's default parallelism; its cores are the best guess
-        pieces = split(ranges, wanted or os.cpu_count() or 1, 1 if wanted else PARTITION_OFFSETS_MIN)
+        pieces = split(ranges, *parallelism(self.options.min_partitions))
         return [RangePartition(name, incarnations[name], first, last) for name, first, last in pieces]
 
 

@@ -56,12 +56,18 @@ class Patience:
 
 
 class Link:
-    """One connection with one channel, opened when first needed. `prepare` runs on every new channel."""
+    """One connection with one channel, opened when first needed. `prepare` runs on every new channel.
 
-    def __init__(self, uri: str, name: str, prepare: Callable[[Channel], None] | None = None) -> None:
+    `by_range`: the server has to be one that can be read by range of offsets.
+    """
+
+    def __init__(
+        self, uri: str, name: str, prepare: Callable[[Channel], None] | None = None, *, by_range: bool = True
+    ) -> None:
         self.uri = uri
         self.name = name
         self.prepare = prepare
+        self.by_range = by_range
         self._connection: Connection | None = None
         self._channel: Channel | None = None
 
@@ -71,12 +77,12 @@ class Link:
         if connection is None or connection.closed is not None:
             self.close()
             connection = self._connection = Connection(self.uri, name=self.name)
-            capabilities = connection.server_properties.get("capabilities")
-            if not isinstance(capabilities, dict) or not capabilities.get("kvitto_log"):
+            if self.by_range and not has_ranges(connection):
                 product = str(connection.server_properties.get("product", "the broker"))
                 self.close()
                 raise SourceError(
-                    f"{connection.address}: {product} cannot be read by range of offsets; it needs Kvitto"
+                    f"{connection.address}: {product} cannot be read by range of offsets, only Kvitto can; leave option"
+                    " readMode out (auto), or set it to stream for a stream and to staged for any other queue"
                 )
         if self._channel is None or self._channel.closed is not None:
             self._channel = None
@@ -108,6 +114,12 @@ class Link:
             connection.close()
 
 
+def has_ranges(connection: Connection) -> bool:
+    """Whether the server says that it has class `log`."""
+    capabilities = connection.server_properties.get("capabilities")
+    return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_log"))
+
+
 def explain(error: AMQPError, queue: str) -> SourceError:
     """The server's no in the words of a query."""
     if not isinstance(error, ChannelClosed):
@@ -119,6 +131,8 @@ def explain(error: AMQPError, queue: str) -> SourceError:
         return TakenError(
             f"queue {queue!r}: {error}; another query reads this queue: stop it, or let one query read for both"
         )
+    elif error.code == 403 and "exclusive" in error.text:
+        hint = "another consumer has this queue for itself: end it"
     elif error.code == 403 and "consumers" in error.text:
         hint = "end the ordinary consumers of this queue: reading by range has a queue for itself"
     elif error.code == 403:

@@ -3,6 +3,13 @@
     {"v": 1, "mode": "range", "group": "spark-1f...", "flush": 0,
      "queues": {"/:orders": {"inc": "9f3c...", "begin": 0, "next": 12345}}}
 
+What `inc` and the numbers are depends on the read mode, and a checkpoint belongs to one mode for ever:
+
+    mode    begin, next             inc
+    range   offsets of the queue    the queue's incarnation
+    stream  offsets of the stream   digest of the message before `next`, to know the stream again; "" = not known
+    staged  numbers of files        identity of the staging directory
+
 Spark compares offsets as strings, so the same place must always give the same text. `begin` is where the query
 started: Spark logs only the end of its first batch and asks again for the start after a crash, and by then `latest`
 would be another place. `group` is in it for the same reason: it makes a restarted query the same reader again.
@@ -14,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.spark.errors import SourceError
+from kvitto.spark.options import AUTO, MODES, RANGE
 
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in one queue: the queue's incarnation, where this query began in it, and the next offset to read."""
+    """A place in one queue: what tells the queue from another, where this query began in it, and the next to read."""
 
     incarnation: str
     begin: int
@@ -33,6 +41,9 @@ class Offsets:
 
     group: str
     queues: dict[str, Position]
+    mode: str = RANGE
+    waiting: dict[str, int] | None = None
+    """Only in a report, never in a checkpoint: messages that wait in each queue."""
 
     def to_json(self, vhost: str) -> dict[str, Any]:
         """The form that Spark keeps."""
@@ -40,15 +51,19 @@ class Offsets:
             f"{vhost}:{name}": {"inc": at.incarnation, "begin": at.begin, "next": at.next}
             for name, at in sorted(self.queues.items())
         }
-        return {"v": VERSION, "mode": "range", "group": self.group, "flush": 0, "queues": queues}
+        value = {"v": VERSION, "mode": self.mode, "group": self.group, "flush": 0, "queues": queues}
+        if self.waiting is not None:
+            value["waiting"] = {f"{vhost}:{name}": count for name, count in sorted(self.waiting.items())}
+        return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any], vhost: str) -> Offsets:
         """Read it back; SourceError if this checkpoint belongs to something else."""
-        if value.get("v") != VERSION or value.get("mode") != "range":
+        mode = value.get("mode")
+        if value.get("v") != VERSION or mode not in MODES or mode == AUTO:
             raise SourceError(
-                f"this checkpoint has offsets of version {value.get('v')!r}, mode {value.get('mode')!r}; this version of"
-                f" Kvitto reads version {VERSION}, mode 'range': use the version that wrote it, or a new checkpoint"
+                f"this checkpoint has offsets of version {value.get('v')!r}, mode {mode!r}; this version of"
+                f" Kvitto reads version {VERSION}: use the version that wrote it, or a new checkpoint"
             )
         queues: dict[str, Position] = {}
         for key, at in value["queues"].items():
@@ -58,7 +73,7 @@ class Offsets:
                     " use that virtual host, or a new checkpoint"
                 )
             queues[key[len(vhost) + 1 :]] = Position(at["inc"], at["begin"], at["next"])
-        return cls(value["group"], queues)
+        return cls(value["group"], queues, mode)
 
 
 def start_of(start: Position | None, end: Position) -> int:

@@ -11,7 +11,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, NoReturn
+from urllib.parse import unquote, urlsplit
 
 from kvitto.client.uri import DEFAULT_URI, parse_uri
 from kvitto.spark.errors import OptionError
@@ -29,33 +31,53 @@ KNOWN: Final = (
     "queues",
     "readMode",
     "startingOffsets",
+    "startingTimestamp",
     "endingOffsets",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "minPartitions",
+    "stagingLocation",
     "failOnDataLoss",
     "includeHeaders",
     "group",
     "reconnectTimeout",
 )
-PLANNED: Final = ("queuePattern", "startingTimestamp", "maxBytesPerTrigger", "stagingLocation")
+PLANNED: Final = ("queuePattern",)
 """Options of what is not there yet."""
+AUTO: Final = "auto"
+RANGE: Final = "range"
+STREAM: Final = "stream"
+STAGED: Final = "staged"
+MODES: Final = (AUTO, RANGE, STREAM, STAGED)
+NEEDS_STAGING: Final = (
+    "needs option stagingLocation: a directory on a disk that is there after a restart, seen by all executors, and this"
+    " query's alone"
+)
+_SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options with their defaults applied. `group` "" = one group for each checkpoint; `min_partitions` 0 = by size."""
+    """All options with their defaults applied. `group` "" = one group for each checkpoint; `min_partitions` 0 = by size.
+
+    `starting_timestamp` in seconds since 1970, None = by offset. `staging` "" = none is given.
+    """
 
     uri: str
     queues: tuple[str, ...]
+    mode: str
     starting: Place
+    starting_timestamp: int | None
     ending: Place
     max_offsets_per_trigger: int
+    max_bytes_per_trigger: int
     min_partitions: int
     fail_on_data_loss: bool
     include_headers: bool
     group: str
     reconnect_timeout_s: float
+    staging: str
 
     @property
     def vhost(self) -> str:
@@ -66,28 +88,34 @@ def read_options(given: Mapping[str, str]) -> Options:
     """Check what was given; OptionError says which option is wrong and what it may be."""
     values = {name.lower(): value for name, value in given.items()}
     _refuse_unknown(values)
-    mode = values.get("readmode", "range").lower()
-    if mode != "range":
-        raise OptionError(
-            f"option readMode is {mode!r}: only 'range' is there in this version; leave it out or say range"
-        )
+    mode = values.get("readmode", AUTO).strip().lower()
+    if mode not in MODES:
+        raise OptionError(f"option readMode is auto, range, stream or staged, not {mode!r}")
     uri = values.get("uri", DEFAULT_URI)
     try:
         parse_uri(uri)
     except ValueError as error:
         raise OptionError(f"option uri: {error}") from None
     queues = _queues(values)
+    if "startingtimestamp" in values and "startingoffsets" in values:
+        raise OptionError("options startingOffsets and startingTimestamp say the same thing twice: leave one out")
+    if mode == STAGED and "staginglocation" not in values:
+        raise OptionError(f"readMode staged {NEEDS_STAGING}")
     return Options(
         uri=uri,
         queues=queues,
+        mode=mode,
         starting=_place("startingOffsets", values.get("startingoffsets", "earliest"), queues),
+        starting_timestamp=_moment(values.get("startingtimestamp")),
         ending=_place("endingOffsets", values.get("endingoffsets", "latest"), queues),
         max_offsets_per_trigger=_count("maxOffsetsPerTrigger", values.get("maxoffsetspertrigger")),
+        max_bytes_per_trigger=_bytes("maxBytesPerTrigger", values.get("maxbytespertrigger")),
         min_partitions=_count("minPartitions", values.get("minpartitions")),
         fail_on_data_loss=_flag("failOnDataLoss", values.get("failondataloss", "true")),
         include_headers=_flag("includeHeaders", values.get("includeheaders", "false")),
         group=values.get("group", ""),
         reconnect_timeout_s=_seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
+        staging=_directory(values["staginglocation"]) if "staginglocation" in values else "",
     )
 
 
@@ -161,3 +189,39 @@ def _seconds(option: str, text: str) -> float:
     if match is None or match[2] not in _UNITS:
         raise OptionError(f"option {option} is a time such as 90s or 5m, not {text!r}")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def _bytes(option: str, text: str | None) -> int:
+    """A size of at least 1, such as 64m; 0 if the option is not given."""
+    if text is None:
+        return 0
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _SIZES or int(match[1]) < 1:
+        raise OptionError(f"option {option} is a size such as 1000000 or 64m, not {text!r}")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def _moment(text: str | None) -> int | None:
+    """Milliseconds since 1970, as in Spark's Kafka source, or ISO 8601; in seconds, rounded down."""
+    if text is None:
+        return None
+    if text.strip().isdecimal():
+        return int(text) // 1000
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise OptionError(
+            f"option startingTimestamp is in milliseconds since 1970 or as 2026-05-31T12:00:00Z, not {text!r}"
+        ) from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+def _directory(text: str) -> str:
+    """The path of a file:// URI or a plain absolute path."""
+    parts = urlsplit(text)
+    path = unquote(parts.path) if parts.scheme == "file" else text
+    if parts.scheme not in ("", "file") or parts.netloc or not path.startswith("/"):
+        raise OptionError(
+            f"option stagingLocation is an absolute path or file:///..., not {text!r}; a remote one has to be mounted"
+        )
+    return path.rstrip("/") or "/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 Range = tuple[str, int, int]
@@ -9,6 +10,20 @@ Range = tuple[str, int, int]
 
 PARTITION_OFFSETS_MIN = 20_000
 """Below this a task costs more than it reads; only option minPartitions makes smaller ones."""
+
+
+def parallelism(wanted: int) -> tuple[int, int]:
+    """For `split`: number of partitions and smallest size; `wanted` is option minPartitions, 0 = not given."""
+    # the driver's Python process does not know Spark's default parallelism; its cores are the best guess
+    return wanted or os.cpu_count() or 1, 1 if wanted else PARTITION_OFFSETS_MIN
+
+
+def fit_bytes(most: int, most_bytes: int, mean_size: float) -> int:
+    """`most` offsets (0 = no limit), or fewer if messages of that size would be more than `most_bytes` (0 = no limit)."""
+    if not most_bytes:
+        return most
+    fit = max(1, int(most_bytes / max(1.0, mean_size)))
+    return min(most, fit) if most else fit
 
 
 def limit_offsets(starts: Mapping[str, int], ends: Mapping[str, int], most: int) -> dict[str, int]:

@@ -25,8 +25,14 @@ BATCH_BYTES: Final = 4 << 20
 CHUNK_OFFSETS: Final = 1 << 18
 """Offsets of one request: bounds a batch of messages without a body."""
 
-_links: dict[tuple[int, str], Link] = {}
-"""By process and URI. Spark's workers are forked: a child must not use its parent's socket."""
+_links: dict[tuple[int, str, bool], Link] = {}
+"""By process, URI and kind. Spark's workers are forked: a child must not use its parent's socket."""
+
+
+def worker_link(options: Options, *, by_range: bool) -> Link:
+    """The connection of this worker process."""
+    key = (os.getpid(), options.uri, by_range)
+    return _links.setdefault(key, Link(options.uri, "kvitto spark reader", by_range=by_range))
 
 
 class RangePartition(InputPartition):
@@ -43,11 +49,36 @@ class RangePartition(InputPartition):
         return f"offsets {self.start} to {self.end} of queue {self.queue!r}"
 
 
+class StreamPartition(InputPartition):
+    """One task's work: offsets [start, end) of a stream."""
+
+    def __init__(self, queue: str, start: int, end: int) -> None:
+        super().__init__(None)
+        self.queue = queue
+        self.start = start
+        self.end = end
+
+    def __repr__(self) -> str:
+        return f"offsets {self.start} to {self.end} of stream {self.queue!r}"
+
+
+class FilesPartition(InputPartition):
+    """One task's work: staged files of a queue, by number and path."""
+
+    def __init__(self, queue: str, files: list[tuple[int, str]]) -> None:
+        super().__init__(None)
+        self.queue = queue
+        self.files = files
+
+    def __repr__(self) -> str:
+        return f"staged files {self.files[0][0]} to {self.files[-1][0]} of queue {self.queue!r}"
+
+
 def read_range(options: Options, schema: StructType, part: RangePartition) -> Iterator[pa.RecordBatch]:
     """The unsettled messages of the range as Arrow batches of that schema, in order."""
     columns = arrow_schema(schema)
     patience = Patience(options.reconnect_timeout_s)
-    link = _links.setdefault((os.getpid(), options.uri), Link(options.uri, "kvitto spark reader"))
+    link = worker_link(options, by_range=True)
     position = part.start
     whole = False
     try:

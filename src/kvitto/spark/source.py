@@ -1,4 +1,8 @@
-"""`format("amqp")`: what Spark calls. The driver side plans and settles, the executors read (reading.py); the sink is in sink.py.
+"""`format("amqp")`: what Spark calls. The sink is in sink.py; how a queue is read depends on the read mode:
+
+    range   driver.py, reading.py     offsets of a queue on Kvitto
+    stream  stream.py                 offsets of a stream on any broker
+    staged  staged.py, staging.py     files that the driver writes before it acks
 
 Settling follows Spark's commit log: `latestOffset(start)` is only called with a `start` whose batch is committed, at once
 when it is and also when nothing new has come, so that is where messages are settled. `commit` alone would leave the last
@@ -12,24 +16,30 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
+from kvitto.spark.errors import SourceError
 from kvitto.spark.offsets import Offsets
-from kvitto.spark.options import Options, read_options
+from kvitto.spark.options import AUTO, Options, read_options
 from kvitto.spark.schema import check_schema, full_schema
 from kvitto.spark.sink_options import read_sink_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kvitto.spark.driver import Driver
-    from kvitto.spark.reading import RangePartition
+    from kvitto.spark.modes import ModeDriver
     from kvitto.spark.sink import AmqpStreamWriter, AmqpWriter
 
 
 class AmqpDataSource(DataSource):
-    """Queues of an AMQP broker, read by range of offsets and settled once Spark has committed. See docs/spark.md."""
+    """Queues of an AMQP broker, settled once Spark has committed what it read. See docs/spark.md."""
 
     @cached_property
     def checked(self) -> Options:
@@ -71,9 +81,9 @@ class AmqpReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        from kvitto.spark.driver import Driver
+        from kvitto.spark.modes import choose, driver_of
 
-        driver = Driver(self.options)
+        driver = driver_of(self.options, choose(self.options))
         try:
             return list(driver.plan_once())
         finally:
@@ -89,40 +99,44 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self._driver: Driver | None = None
+        self._driver: ModeDriver | None = None
+        self._available_now = False
         self._vhost = options.vhost
 
-    @property
-    def driver(self) -> Driver:
-        if self._driver is None:
-            from kvitto.spark.driver import Driver
-
-            self._driver = Driver(self.options)
-        return self._driver
-
     def initialOffset(self) -> dict[str, Any]:
-        return self.driver.begin().to_json(self._vhost)
+        from kvitto.spark.modes import choose
+
+        return self._drive(choose(self.options)).begin().to_json(self._vhost)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self.options.max_offsets_per_trigger
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        if self.options.max_offsets_per_trigger:
+            return ReadMaxRows(self.options.max_offsets_per_trigger)
+        if self.options.max_bytes_per_trigger:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
-        return self.driver.advance(self._offsets(start), most).to_json(self._vhost)
+        begin = self._offsets(start)
+        # Spark hands over one limit, and there may be two; what it says is whether there are any
+        limits = (0, 0)
+        if not isinstance(limit, ReadAllAvailable):
+            limits = (self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger)
+        return self._drive(begin.mode).advance(begin, *limits).to_json(self._vhost)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        latest = self.driver.latest
+        latest = self._driver.latest if self._driver is not None else None
         return latest.to_json(self._vhost) if latest is not None else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.driver.fix_target()
+        self._available_now = True
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[RangePartition]:
-        return self.driver.plan(self._offsets(start), self._offsets(end))
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        upto = self._offsets(end)
+        return self._drive(upto.mode).plan(self._offsets(start), upto)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self.driver.settle(self._offsets(end))
+        upto = self._offsets(end)
+        self._drive(upto.mode).settle(upto)
 
     def stop(self) -> None:
         if self._driver is not None:
@@ -132,12 +146,36 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)
 
+    def _drive(self, mode: str) -> ModeDriver:
+        """The driver of that read mode: with readMode auto, that of the checkpoint."""
+        if self.options.mode not in (AUTO, mode):
+            raise SourceError(
+                f"this checkpoint was made with readMode {mode}, and option readMode is {self.options.mode}: say {mode}, or"
+                " start with a new checkpoint"
+            )
+        if self._driver is None:
+            from kvitto.spark.modes import driver_of
+
+            self._driver = driver_of(self.options, mode)
+            if self._available_now:
+                self._driver.fix_target()
+        return self._driver
+
     def _offsets(self, value: dict[str, Any]) -> Offsets:
         return Offsets.from_json(value, self._vhost)
 
 
 def _read(options: Options, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from kvitto.spark.reading import RangePartition, read_range
+    from kvitto.spark.reading import FilesPartition, RangePartition, StreamPartition, read_range
 
-    # Spark makes an empty partition of its own if a batch read has none
-    return read_range(options, schema, partition) if isinstance(partition, RangePartition) else iter(())
+    if isinstance(partition, RangePartition):
+        return read_range(options, schema, partition)
+    if isinstance(partition, StreamPartition):
+        from kvitto.spark.stream import read_stream
+
+        return read_stream(options, schema, partition)
+    if isinstance(partition, FilesPartition):
+        from kvitto.spark.staged import read_files
+
+        return read_files(options, schema, partition)
+    return iter(())  # Spark makes an empty partition of its own if a batch read has none

@@ -1,0 +1,105 @@
+"""Which read mode a queue takes, and the driver for it.
+
+No answer of the protocol says what type a queue has, and a passive declaration does not look at its arguments. What tells
+a stream is that it refuses a consumer without a prefetch count, before anything is delivered:
+
+    RabbitMQ  406 PRECONDITION_FAILED - consumer prefetch count is not set for 'queue 'q' in vhost '/''
+    LavinMQ   406 PRECONDITION_FAILED - Stream consumers must have a prefetch limit
+    Kvitto    406 PRECONDITION_FAILED - ...prefetch...
+
+Any other queue takes the consumer. A prefetch count of 1 for the channel lets it have one message at most, which goes back
+to its place, flagged redelivered. RabbitMQ's quorum queues have no such count and refuse that with 540.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pyspark.sql.datasource import InputPartition
+
+from kvitto.client import Channel, ChannelClosed, Connection, ConnectionLost
+from kvitto.spark.driver import FIRST_CONTACT_S, Driver
+from kvitto.spark.errors import OptionError, SourceError
+from kvitto.spark.link import Link, explain, has_ranges
+from kvitto.spark.offsets import Offsets
+from kvitto.spark.options import AUTO, NEEDS_STAGING, RANGE, STAGED, STREAM, Options
+from kvitto.spark.staged import StagedDriver
+from kvitto.spark.stream import StreamDriver
+
+
+class ModeDriver(Protocol):
+    """What source.py needs of a read mode; all calls may be repeated."""
+
+    latest: Offsets | None
+
+    def begin(self) -> Offsets: ...
+    def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets: ...
+    def fix_target(self) -> None: ...
+    def plan(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]: ...
+    def plan_once(self) -> Sequence[InputPartition]: ...
+    def settle(self, end: Offsets) -> None: ...
+    def close(self) -> None: ...
+
+
+def driver_of(options: Options, mode: str) -> ModeDriver:
+    """The driver of a read mode."""
+    kinds: dict[str, Callable[[Options], ModeDriver]] = {RANGE: Driver, STREAM: StreamDriver, STAGED: StagedDriver}
+    return kinds[mode](options)
+
+
+def choose(options: Options) -> str:
+    """The read mode for these queues: the one of option readMode if that can be, SourceError if not."""
+    if options.mode == RANGE:
+        return RANGE
+
+    def look(channel: Channel) -> tuple[bool, list[str]]:
+        ranges = has_ranges(channel.connection)
+        if ranges and options.mode == AUTO:
+            return True, []
+        return ranges, [name for name in options.queues if is_stream(channel, options.uri, name)]
+
+    link = Link(options.uri, "kvitto spark driver", by_range=False)
+    try:
+        ranges, streams = link.call(look, FIRST_CONTACT_S)
+    finally:
+        link.close()
+    if streams and len(streams) != len(options.queues):
+        raise SourceError(
+            f"option queues: {', '.join(streams)} are streams and the others are not; read them with two queries"
+        )
+    mode = STREAM if streams else RANGE if ranges else STAGED
+    if options.mode == AUTO:
+        if mode == STAGED and not options.staging:
+            raise OptionError(
+                f"queue {options.queues[0]!r} is no stream and its broker is not Kvitto: it can be read in mode staged, which"
+                f" {NEEDS_STAGING}"
+            )
+        return mode
+    if (options.mode == STREAM) != bool(streams):
+        raise SourceError(
+            f"queue {options.queues[0]!r} is {'a' if streams else 'no'} stream: leave option readMode out, or say {mode}"
+        )
+    return options.mode
+
+
+def is_stream(channel: Channel, uri: str, queue: str) -> bool:
+    """Whether a queue is a stream, see above. SourceError if there is no such queue."""
+    try:
+        channel.queue_declare(queue, passive=True)
+    except ChannelClosed as error:
+        raise explain(error, queue) from None
+    with Connection(uri) as own:
+        try:
+            probe = own.channel()
+            probe.qos(1, global_=True)
+            probe.consume(queue)
+        except ChannelClosed as error:
+            if error.code == 406 and "prefetch" in error.text:
+                return True
+            raise explain(error, queue) from None
+        except ConnectionLost as error:
+            if error.code == 540:
+                return False
+            raise
+    return False

@@ -1,0 +1,288 @@
+"""Read mode `staged`: any queue of any broker. The driver consumes, stages and only then acks; executors read the files.
+
+1. Messages are written to the staging directory, durably, and then acked. Killed in between, the broker sends them again,
+   flagged redelivered, and they are known by their message id: no loss, and with unique ids nothing twice.
+2. A batch is a range of files, in Spark's log before it is read. Files that no batch names yet are the next batch.
+3. Files go when Spark has committed their batch: by the `start` of `latestOffset`, as in read mode `range`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from kvitto.client import Channel, ChannelClosed, Connection, ConsumerCancelled
+from kvitto.spark.columns import arrow_schema, to_arrow
+from kvitto.spark.driver import FIRST_CONTACT_S
+from kvitto.spark.errors import DataLossError, SourceError
+from kvitto.spark.link import Link, explain
+from kvitto.spark.offsets import Offsets, Position, start_of
+from kvitto.spark.options import EARLIEST, NEEDS_STAGING, STAGED, Options
+from kvitto.spark.planning import parallelism
+from kvitto.spark.reading import FilesPartition
+from kvitto.spark.staging import TAG, Staging, raw, read_file
+
+log = logging.getLogger("kvitto.spark")
+T = TypeVar("T")
+
+PREFETCH: Final = 5000
+"""Unacked messages that the broker lets this query have: the size of a file at most."""
+FILE_BYTES: Final = 32 << 20
+"""A file is closed when it is that large."""
+BATCH_BYTES: Final = 512 << 20
+"""Most that one batch stages if no option limits it: the next batch takes the rest."""
+BATCH_S: Final = 1.0
+"""Most time for staging one batch of a queue that is written all the time."""
+IDLE_S: Final = 0.1
+"""So long an empty queue is waited for; then the batch is empty."""
+GATHER_S: Final = 0.02
+"""So long messages gather for one file."""
+ACK_TIMEOUT: Final = "timeout"
+"""In the reason of a broker that closes a channel because a message stayed unacked for too long."""
+
+
+class Intake:
+    """What comes of one queue: a consumer, and messages received that are not staged yet."""
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self.connection = connection
+        self.channel = connection.channel()
+        self.channel.qos(PREFETCH)
+        self.channel.consume(queue)
+        self.held: pa.RecordBatch | None = None
+
+    def take(self, most: int, wait_s: float) -> list[pa.RecordBatch]:
+        """At most so many messages, of about FILE_BYTES; none if none comes in time."""
+        taken: list[pa.RecordBatch] = []
+        most = min(most, PREFETCH)
+        size = 0
+        while most > 0 and size < FILE_BYTES:
+            rows, self.held = self.held, None
+            if rows is None:
+                batch = self.channel.receive(GATHER_S, least=most) if taken else self.channel.receive(wait_s)
+                if not batch.count:
+                    break
+                rows = raw(batch)
+            if rows.num_rows > most:
+                rows, self.held = rows.slice(0, most), rows.slice(most)
+            taken.append(rows)
+            most -= rows.num_rows
+            size += rows.nbytes
+        return taken
+
+
+class StagedDriver:
+    """One query's consumer and its staging directory. `latest` is where it is with what waits in the queues."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.latest: Offsets | None = None
+        self._target: dict[str, int] | None = None
+        """With Trigger.AvailableNow: how many messages are still to come of each queue."""
+        self._staging: Staging | None = None
+        self._intakes: dict[str, Intake] = {}
+        self._link = Link(options.uri, "kvitto spark driver", by_range=False)
+
+    # --- what Spark asks for, by way of source.py
+
+    def begin(self) -> Offsets:
+        """Where a query without a checkpoint starts: with what is staged already, else with the queue."""
+        if self.options.starting != EARLIEST or self.options.starting_timestamp is not None:
+            raise SourceError(
+                "readMode staged takes every message of a queue: leave out startingOffsets and startingTimestamp"
+            )
+        staging = self._open()
+        self._link.call(self._look, FIRST_CONTACT_S)
+        begins = {name: shelf.files[0] if shelf.files else shelf.next for name, shelf in staging.shelves.items()}
+        return self._offsets({name: Position(staging.identity, begin, begin) for name, begin in begins.items()})
+
+    def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
+        """Delete what Spark has committed, stage the next batch: `most` messages of about `most_bytes`, 0 = no limit."""
+        staging = self._open()
+        begins = {name: self._continue(name, start.queues.get(name)) for name in self.options.queues}
+        self._settle(begins)
+        for name, shelf in staging.shelves.items():
+            shelf.next = max(shelf.next, begins[name].next)
+        if not any(shelf.files for shelf in staging.shelves.values()):
+            self._stage(most or 1 << 62, most_bytes or BATCH_BYTES)
+        ends = {name: Position(at.incarnation, at.begin, staging.shelves[name].next) for name, at in begins.items()}
+        waiting = self._link.call(self._look, self.options.reconnect_timeout_s)
+        self.latest = Offsets("", ends, STAGED, waiting)
+        return self._offsets(ends)
+
+    def fix_target(self) -> None:
+        """From now on no more than the queues hold at this moment (Trigger.AvailableNow)."""
+        self._target = self._link.call(self._look, self.options.reconnect_timeout_s)
+
+    def plan(self, start: Offsets, end: Offsets) -> list[FilesPartition]:
+        """The tasks of a batch, new or repeated after a crash."""
+        staging = self._open()
+        tasks: list[FilesPartition] = []
+        for name, to in end.queues.items():
+            shelf = staging.shelves.get(name)
+            if shelf is None:
+                raise SourceError(
+                    f"this checkpoint has staged messages of queue {name!r}: name it in option queues until they are read"
+                )
+            numbers = range(start_of(start.queues.get(name), to), to.next)
+            missing = [number for number in numbers if number not in shelf.files]
+            if missing:
+                self._lost(
+                    f"option stagingLocation: {shelf.file(missing[0])} is not there, a batch of this checkpoint needs it: is it"
+                    " the directory that this query had before?"
+                )
+            files = [(number, str(shelf.file(number))) for number in numbers if number in shelf.files]
+            pieces, _ = parallelism(self.options.min_partitions)
+            size = max(1, -(-len(files) // pieces))
+            tasks += [FilesPartition(name, files[k : k + size]) for k in range(0, len(files), size)]
+        return tasks
+
+    def plan_once(self) -> list[FilesPartition]:
+        """A batch read would have to consume, and nobody would know whether its result was kept."""
+        raise SourceError(
+            "a batch read (spark.read) cannot be of read mode staged: use spark.readStream with"
+            " .trigger(availableNow=True), which reads what is there and ends"
+        )
+
+    def settle(self, end: Offsets) -> None:
+        """Spark has committed everything before `end`."""
+        self._open()
+        self._settle(end.queues)
+
+    def close(self) -> None:
+        """Leave the broker, which gets back what is not staged, and the directory."""
+        self._intakes = {}
+        self._link.close()
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+
+    # --- files
+
+    def _open(self) -> Staging:
+        if self._staging is None:
+            if not self.options.staging:
+                raise SourceError(f"readMode staged {NEEDS_STAGING}")
+            self._staging = Staging(self.options.staging, self.options.queues)
+        return self._staging
+
+    def _continue(self, name: str, start: Position | None) -> Position:
+        """From which file on the next batch reads."""
+        staging = self._open()
+        shelf = staging.shelves[name]
+        if start is None:  # added to option queues since
+            begin = shelf.files[0] if shelf.files else shelf.next
+            return Position(staging.identity, begin, begin)
+        if start.incarnation != staging.identity:
+            self._lost(
+                f"option stagingLocation: {staging.path} is another directory than the one of this checkpoint (identity"
+                f" {staging.identity} now, {start.incarnation} then): messages staged there would be lost. Name that one"
+            )
+            return Position(staging.identity, start.next, start.next)
+        return start
+
+    def _settle(self, upto: dict[str, Position]) -> None:
+        staging = self._open()
+        for name, shelf in staging.shelves.items():
+            if name in upto and upto[name].incarnation == staging.identity:
+                shelf.settle(upto[name].next)
+
+    # --- the broker
+
+    def _stage(self, most: int, most_bytes: int) -> None:
+        """New files with what comes, until nothing more does or it is enough."""
+        left = [most, most_bytes]
+        deadline = time.monotonic() + BATCH_S
+
+        def fill(channel: Channel) -> None:
+            while left[0] > 0 and left[1] > 0:
+                if sum(self._stage_one(channel, name, left) for name in self.options.queues) == 0:
+                    break
+                if self._target is None and time.monotonic() >= deadline:
+                    break
+
+        self._link.call(fill, self.options.reconnect_timeout_s)
+
+    def _stage_one(self, channel: Channel, name: str, left: list[int]) -> int:
+        """One more file of a queue; how many messages came."""
+        wait_s, most = IDLE_S, left[0]
+        if self._target is not None:
+            wait_s, most = 10 * IDLE_S, min(most, self._target[name])
+        if most <= 0 or left[1] <= 0:
+            return 0
+        intake = self._ask(name, lambda: self._intake(channel.connection, name))
+        batches = self._ask(name, lambda: intake.take(most, wait_s))
+        count: int = sum(batch.num_rows for batch in batches)
+        if not count:
+            if self._target is not None:
+                self._target[name] = 0  # others consume too
+            return 0
+        shelf = self._open().shelves[name]
+        left[0] -= count
+        left[1] -= sum(batch.nbytes for batch in batches)
+        if self._target is not None:
+            self._target[name] -= count
+        fresh = [rows for batch in batches if (rows := shelf.fresh(batch)).num_rows]
+        if fresh:
+            shelf.add(fresh)
+        intake.channel.ack(batches[-1].column(TAG)[-1].as_py(), multiple=True)
+        intake.connection.flush()
+        return count
+
+    def _intake(self, connection: Connection, name: str) -> Intake:
+        intake = self._intakes.get(name)
+        if intake is None or intake.connection is not connection or intake.channel.closed is not None:
+            intake = self._intakes[name] = Intake(connection, name)
+        return intake
+
+    def _look(self, channel: Channel) -> dict[str, int]:
+        """The messages that are ready in each queue."""
+        return {name: self._ask(name, lambda name=name: _count(channel, name)) for name in self.options.queues}  # type: ignore[misc]
+
+    def _ask(self, queue: str, action: Callable[[], T]) -> T:
+        """A request about one queue; the server's no becomes an error that names it."""
+        try:
+            return action()
+        except ConsumerCancelled:
+            self._intakes.pop(queue, None)
+            self._lost(
+                f"queue {queue!r} was deleted while this query read it: what was in it is gone. Declare it again (durable) and"
+                " start the query again; what it has staged is kept"
+            )
+            raise TimeoutError(f"queue {queue!r} was deleted") from None  # look again, it may be there anew
+        except ChannelClosed as error:
+            self._intakes.pop(queue, None)
+            if error.code == 406 and ACK_TIMEOUT in error.text:
+                raise TimeoutError(str(error)) from None  # all of it comes again
+            raise explain(error, queue) from None
+
+    def _lost(self, text: str) -> None:
+        if self.options.fail_on_data_loss:
+            raise DataLossError(text)
+        log.warning("%s; going on because failOnDataLoss = false", text)
+
+    def _offsets(self, queues: dict[str, Position]) -> Offsets:
+        return Offsets("", queues, STAGED)
+
+
+def _count(channel: Channel, queue: str) -> int:
+    return channel.queue_declare(queue, passive=True).message_count
+
+
+def read_files(options: Options, schema: StructType, part: FilesPartition) -> Iterator[pa.RecordBatch]:
+    """The messages of staged files as Arrow batches of that schema, in order."""
+    columns = arrow_schema(schema)
+    for number, path in part.files:
+        try:
+            for messages in read_file(number, path):
+                yield from to_arrow(messages, part.queue, columns)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise SourceError(
+                f"option stagingLocation: {path} cannot be read here ({error}); every executor has to see the directory"
+                " under that path"
+            ) from None
