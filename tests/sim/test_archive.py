@@ -102,6 +102,7 @@ def purge(client: Client) -> None:
         client.pass_through("brief", *bodies("b", start, start + 3, 200))
     client.full_sync()
     client.full_sync()
+    client.pass_through("brief", *bodies("b", 9, 10))  # too small to have left by itself
     client.full_sync()
     client.delete("brief")
     client.full_sync()
