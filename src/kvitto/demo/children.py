@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 LINES_KEPT = 1000
@@ -22,15 +23,17 @@ STOP_S = 20.0
 
 
 class Child:
-    """One process; its stdout comes as `lines`, its stderr goes to a log file."""
+    """One process, a Python module unless `program` says otherwise; its stdout comes as `lines`, its stderr goes to a log file."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], log: Path, program: Sequence[str] = (sys.executable, "-m")
+    ) -> None:
         self.name = name
         self.log = log
         self.lines: deque[str] = deque(maxlen=LINES_KEPT)
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [*program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -1,0 +1,213 @@
+"""Exactly once, for real: a standalone cluster, and everything in it killed with SIGKILL while messages flow.
+
+    .venv/bin/python -m tests.spark.chaos.run [--messages 1000000] [--kills 10] [--seed N] [--place DIR]
+
+One publisher, a fanout to queues `a` and `b`; Spark lands `a` in a Parquet table and sends `b`, transformed, to queue `out`
+(driver.py). Meanwhile driver, executors and broker are killed at random, `--kills` times each. At the end each message that the
+broker confirmed must be in the table and in `out`, and no message of `a` or `b` may be in either twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from kvitto.client import AMQPError, Connection, Properties
+from kvitto.demo.children import Child
+from kvitto.demo.table import read
+from tests.spark.chaos.cluster import Cluster
+from tests.spark.conftest import BrokerProcess
+
+CHUNK = 500
+BATCHES = 40
+END_S = 300.0
+"""After the last kill the rest must have gone through by then."""
+
+
+@dataclass
+class Report:
+    seed: int
+    messages: int
+    kills: Counter[str] = field(default_factory=Counter)
+    restarts: int = 0
+    stored: tuple[int, int] = (0, 0)
+    table_rows: int = 0
+    out_rows: int = 0
+    lost_in_table: int = 0
+    lost_in_out: int = 0
+    doubled_in_table: int = 0
+    doubled_in_out: int = 0
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        return not (self.lost_in_table or self.lost_in_out or self.doubled_in_table or self.doubled_in_out)
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{what} {n}x" for what, n in sorted(self.kills.items())) or "none"
+        return (
+            f"seed {self.seed}: {self.messages:,} messages confirmed; {self.stored[0]:,} stored in a, {self.stored[1]:,} in b"
+            f" (the rest were sent again after a kill); killed: {kills}; {self.seconds:.0f} s\n"
+            f"table: {self.table_rows:,} rows, lost {self.lost_in_table}, doubled {self.doubled_in_table}\n"
+            f"queue out: {self.out_rows:,} messages, lost {self.lost_in_out}, doubled {self.doubled_in_out}"
+        )
+
+
+class Publisher(threading.Thread):
+    """Publishes 0 .. messages-1 in chunks; one that is not confirmed is sent again. `done` counts what is confirmed."""
+
+    def __init__(self, url: str, messages: int, seconds: float) -> None:
+        super().__init__(name="publisher", daemon=True)
+        self.url = url
+        self.messages = messages
+        self.pause = seconds * CHUNK / messages
+        self.done = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while self.done < self.messages and not self.stop.is_set():
+            with contextlib.suppress(AMQPError, TimeoutError, OSError):
+                self.publish()
+            self.stop.wait(0.1)
+
+    def publish(self) -> None:
+        with Connection(self.url, buffer_bytes=1 << 16) as connection:
+            channel = connection.channel()
+            channel.confirm_select()
+            while self.done < self.messages and not self.stop.is_set():
+                end = min(self.done + CHUNK, self.messages)
+                for n in range(self.done, end):
+                    channel.publish(b"message %d" % n, "amq.fanout", "", Properties(delivery_mode=2))
+                if not channel.wait_for_confirms(60):
+                    return
+                self.done = end
+                self.stop.wait(self.pause)
+
+
+class Chaos:
+    def __init__(self, place: Path, messages: int, kills: int, seed: int) -> None:
+        self.place = place
+        self.rng = Random(seed)
+        self.report = Report(seed, messages)
+        self.todo = [what for what in ("driver", "executor", "broker") for _ in range(kills)]
+        self.rng.shuffle(self.todo)
+
+    def run(self) -> Report:
+        started = time.monotonic()
+        self.broker = BrokerProcess(self.place)
+        with Connection(self.broker.url) as connection:
+            channel = connection.channel()
+            for queue in ("a", "b", "out"):
+                channel.queue_declare(queue, durable=True)
+            for queue in ("a", "b"):
+                channel.queue_bind(queue, "amq.fanout", "")
+        self.cluster = Cluster(self.place)
+        self.driver = self.start_driver()
+        try:
+            publisher = Publisher(self.broker.url, self.report.messages, 5.0 * len(self.todo))
+            publisher.start()
+            for what in self.todo:
+                self.wait(self.rng.uniform(1.0, 8.0))
+                self.kill(what)
+            while publisher.is_alive():
+                self.wait(0.2)
+            self.drain()
+        finally:
+            self.driver.kill()
+            self.cluster.stop()
+        self.check()
+        self.broker.kill()
+        self.report.seconds = time.monotonic() - started
+        return self.report
+
+    def start_driver(self) -> Child:
+        most = max(self.report.messages // BATCHES, 1000)
+        arguments = [self.broker.url, self.cluster.url, str(self.place), str(most)]
+        return Child("driver", ["tests.spark.chaos.driver", *arguments], self.place / "driver.log")
+
+    def kill(self, what: str) -> None:
+        if what == "driver":
+            self.driver.kill()
+            self.driver = self.start_driver()
+        elif what == "broker":
+            self.broker.kill()
+            self.broker.start()
+        else:
+            while not self.cluster.kill_executor(self.rng):
+                self.wait(0.2)
+        self.report.kills[what] += 1
+        print(f"killed: {what}", file=sys.stderr, flush=True)
+
+    def wait(self, seconds: float) -> None:
+        """A driver that has ended is a mistake of ours: nothing that is killed may end a query."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not self.driver.running:
+                said = [line for line in self.driver.take() if line.startswith("failed")]
+                raise RuntimeError(self.driver.why(f"has ended: {' '.join(said)}"))
+            threading.Event().wait(min(left, 0.1))
+
+    def drain(self) -> None:
+        """Until all is settled: Spark has committed it."""
+        deadline = time.monotonic() + END_S
+        with Connection(self.broker.url) as connection:
+            channel = connection.channel()
+            while True:
+                found = [channel.log_inspect(queue) for queue in ("a", "b")]
+                if all(at.settled == at.next for at in found):
+                    break
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"not done after {END_S:g} s: {[(at.settled, at.next) for at in found]}")
+                self.wait(0.5)
+            self.report.stored = (found[0].next, found[1].next)
+
+    def check(self) -> None:
+        report = self.report
+        wanted = range(report.messages)
+        table = read(self.place / "table", ["body", "offset"])
+        rows = Counter(table.column("offset").to_pylist())
+        bodies = {int(body.removeprefix("message ")) for body in table.column("body").to_pylist()}
+        report.table_rows = table.num_rows
+        report.doubled_in_table = sum(n - 1 for n in rows.values())
+        report.lost_in_table = sum(n not in bodies for n in wanted)
+        ids: Counter[str] = Counter()
+        numbers: set[int] = set()
+        with Connection(self.broker.url) as connection:
+            channel = connection.channel()
+            count = channel.queue_declare("out", passive=True).message_count
+            for batch in channel.log_batches("out", 0, channel.log_inspect("out").next):
+                for delivery in batch:
+                    ids[Properties.decode(delivery.properties).message_id or ""] += 1
+                    numbers.add(int(bytes(delivery.body).removeprefix(b"MESSAGE ")))
+        report.out_rows = sum(ids.values())
+        assert report.out_rows == count
+        report.doubled_in_out = sum(n - 1 for n in ids.values())
+        report.lost_in_out = sum(n not in numbers for n in wanted)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.spark.chaos.run", description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--kills", type=int, default=10, help="of each: driver, executor, broker")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--place", type=Path, default=None)
+    arguments = parser.parse_args()
+    seed = arguments.seed if arguments.seed is not None else Random().randrange(1 << 32)
+    with contextlib.ExitStack() as stack:
+        place = arguments.place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvitto-chaos-")))
+        place.mkdir(parents=True, exist_ok=True)
+        report = Chaos(place, arguments.messages, arguments.kills, seed).run()
+    print(report)
+    return 0 if report.right else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
