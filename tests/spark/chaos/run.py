@@ -185,8 +185,8 @@ class Chaos:
             count = channel.queue_declare("out", passive=True).message_count
             for batch in channel.log_batches("out", 0, channel.log_inspect("out").next):
                 for delivery in batch:
-                    ids[Properties.decode(delivery.properties).message_id or ""] += 1
-                    numbers.add(int(bytes(delivery.body).removeprefix(b"MESSAGE ")))
+                    ids[delivery.properties.message_id or ""] += 1
+                    numbers.add(int(delivery.body.removeprefix(b"MESSAGE ")))
         report.out_rows = sum(ids.values())
         assert report.out_rows == count
         report.doubled_in_out = sum(n - 1 for n in ids.values())
