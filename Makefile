@@ -32,6 +32,7 @@ test: build
 
 bench: build
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.spark
 
 compat: build
 	$(BIN)/python -m tests.compat

@@ -1,5 +1,6 @@
-"""Structured Streaming source for AMQP queues: `spark.readStream.format("amqp")`; it needs the client side only.
+"""Spark source and sink for AMQP queues, `format("amqp")`: streams and batches; it needs the client side only.
 
 options -> source (what Spark calls) -> link (a connection that comes back), offsets, planning; reading -> columns,
-properties (AMQP to Arrow). Spark finds it through the top-level module `pyspark_kvitto`.
+properties (AMQP to Arrow). The sink: sink_options -> sink (what Spark calls) -> rows, jsonbody (Arrow to AMQP) -> writing
+(stages, receipts, failures). Spark finds it through the top-level module `pyspark_kvitto`.
 """
