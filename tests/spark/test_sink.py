@@ -32,6 +32,16 @@ def channel(kvitto_broker: HasUrl) -> Iterator[Channel]:
         yield channel
 
 
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    """Arrow batches of 500 rows: a task has several."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, 500)
+    yield
+    spark.conf.set(name, before or 10_000)
+
+
 def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
     """Bodies "0", "1", ..."""
     return spark.range(0, count, 1, partitions).select(f.col("id").cast("string").alias("body"))
@@ -63,7 +73,7 @@ def test_rows_arrive_once_with_all_properties(spark: SparkSession, kvitto_broker
     channel.exchange_declare("events", "topic", durable=True)
     channel.queue_bind("q", "events", "eu.#")
     texts = ["correlation_id", "content_type", "content_encoding", "type", "app_id", "reply_to"]
-    rows = numbers(spark, 3000).withColumns(
+    rows = numbers(spark, 300).withColumns(
         {
             "body": f.col("body").cast("binary"),
             "routing_key": f.concat(f.lit("eu."), f.col("body")),
@@ -77,9 +87,9 @@ def test_rows_arrive_once_with_all_properties(spark: SparkSession, kvitto_broker
         }
     )
     save(rows, kvitto_broker.url, exchange="events")
-    got = sorted(arrived(channel, 3000), key=lambda delivery: int(delivery.body))
+    got = sorted(arrived(channel, 300), key=lambda delivery: int(delivery.body))
     full: dict[str, Any] = {name: name for name in texts}
-    for n in (0, 1, 2999):
+    for n in (0, 1, 299):
         assert (got[n].body, got[n].exchange, got[n].routing_key) == (b"%d" % n, "events", f"eu.{n}")
         assert got[n].properties == Properties(
             **full,
@@ -102,6 +112,7 @@ def test_all_other_columns_become_json(spark: SparkSession, kvitto_broker: HasUr
     assert got.properties == Properties(content_type="application/json", delivery_mode=2, message_id="id-1")
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_task_that_fails_after_half_its_rows_leaves_none_of_them(
     spark: SparkSession, kvitto_broker: HasUrl, channel: Channel
 ) -> None:
@@ -115,10 +126,11 @@ def test_a_task_that_fails_after_half_its_rows_leaves_none_of_them(
                 raise RuntimeError("not today")
             yield batch
 
-    save(numbers(spark, 60_000).mapInArrow(fail_once, "body string"), kvitto_broker.url)
-    assert bodies(channel, 60_000) == list(range(60_000))
+    save(numbers(spark, 4_000).mapInArrow(fail_once, "body string"), kvitto_broker.url)
+    assert bodies(channel, 4_000) == list(range(4_000))
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_broker_that_is_killed_in_the_middle_costs_no_row_and_doubles_none(
     spark: SparkSession, broker_process: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -147,10 +159,10 @@ def test_a_broker_that_is_killed_in_the_middle_costs_no_row_and_doubles_none(
         connection.channel().queue_declare("q", durable=True)
     thread = threading.Thread(target=kill)
     thread.start()
-    save(numbers(spark, 60_000, 1).mapInArrow(stop_half_way, "body string"), broker_process.url)
+    save(numbers(spark, 4_000, 1).mapInArrow(stop_half_way, "body string"), broker_process.url)
     thread.join()
     with Connection(broker_process.url) as connection:
-        assert bodies(connection.channel(), 60_000) == list(range(60_000))
+        assert bodies(connection.channel(), 4_000) == list(range(4_000))
 
 
 def files(directory: Path, spark: SparkSession, names: list[str]) -> DataFrame:

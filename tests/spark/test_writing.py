@@ -1,15 +1,12 @@
 """What executors and driver do to write, against real brokers, without the weight of a Spark."""
 
-import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from benchmarks import brokers
 from kvitto import Broker
 from kvitto.client import Connection, Delivery
 from kvitto.spark import writing
@@ -47,12 +44,12 @@ def depth(url: str, queue: str = "q") -> int:
         return connection.channel().queue_declare(queue, passive=True).message_count
 
 
-def drain(url: str, count: int) -> list[Delivery]:
-    """The messages of `q` once there are so many."""
-    wait_until(lambda: depth(url) >= count)
+def drain(url: str, count: int, queue: str = "q") -> list[Delivery]:
+    """The messages of a queue once there are so many."""
+    wait_until(lambda: depth(url, queue) >= count)
     with Connection(url) as connection:
         channel = connection.channel()
-        return [got for _ in range(depth(url)) if (got := channel.get("q", no_ack=True)) is not None]
+        return [got for _ in range(depth(url, queue)) if (got := channel.get(queue, no_ack=True)) is not None]
 
 
 def bodies(url: str, count: int) -> list[str]:
@@ -221,23 +218,15 @@ def test_rows_that_a_full_queue_refuses_come_again(url: str, monkeypatch: pytest
         write(options(url, routingKey="small", reconnectTimeout="200ms"), part(), rows(0, 2000))
 
 
-@pytest.mark.skipif(
-    brokers.rabbitmq_script() is None, reason="RabbitMQ is not installed: apt-get install rabbitmq-server"
-)
-def test_rabbitmq_gets_every_row_with_an_id(tmp_path: Path) -> None:
-    rabbit = brokers.RabbitMQ(tmp_path, frozenset(os.sched_getaffinity(0)), None)
-    rabbit.start()
-    try:
-        with Connection(rabbit.uri) as connection:
-            connection.channel().queue_declare("q", durable=True)
-        written = write(options(rabbit.uri), part(batch=2, partition=5), rows(0, 3000))
-        assert written.stages == ()
-        commit(options(rabbit.uri), [written])
-        got = drain(rabbit.uri, 3000)
-        assert [message.body.decode() for message in got] == texts(0, 3000)
-        assert [message.properties.message_id for message in got] == [f"w-2-5-{n}" for n in range(3000)]
-        with pytest.raises(SinkError, match="routing key 'nowhere'"):
-            write(options(rabbit.uri, routingKey="nowhere"), part(), rows(0, 10))
-    finally:
-        disconnect(rabbit.uri)
-        rabbit.stop()
+def test_rabbitmq_gets_every_row_with_an_id(rabbitmq: str, queue: str) -> None:
+    given = options(rabbitmq, routingKey=queue)
+    with Connection(rabbitmq) as connection:
+        connection.channel().queue_declare(queue, durable=True)
+    written = write(given, part(batch=2, partition=5), rows(0, 3000))
+    assert written.stages == ()
+    commit(given, [written])
+    got = drain(rabbitmq, 3000, queue)
+    assert [message.body.decode() for message in got] == texts(0, 3000)
+    assert [message.properties.message_id for message in got] == [f"w-2-5-{n}" for n in range(3000)]
+    with pytest.raises(SinkError, match="routing key 'nowhere'"):
+        write(options(rabbitmq, routingKey="nowhere"), part(), rows(0, 10))
