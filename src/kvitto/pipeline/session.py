@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -69,6 +70,28 @@ def open_session(name: str, master: str, settings: dict[str, str] | None = None)
         raise JobError(f"Spark did not start with --master {master}: {first_line(error)}") from None
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What Spark raises, as a JobError of one line."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        raise JobError(first_line(error)) from None
+
+
+@contextmanager
+def session(name: str, master: str, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
+    """As open_session; stopped at the end, unless there was one before: then that is used, and left."""
+    spark = open_session(name, master, settings)
+    try:
+        yield spark
+    finally:
+        if spark.sparkContext.appName == f"kvitto {name}":
+            spark.stop()
 
 
 def run_job(name: str, job: Callable[[], int]) -> int:

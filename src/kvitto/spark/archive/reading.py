@@ -49,10 +49,10 @@ def _messages(
     file, moved = _open(segment)
     with file:
         archived = segment.archived or moved
+        reader = SegmentFile(file, file.name, segment.base, archived, options.ignore_damage)
         outcomes = None
         if names & FATE_COLUMNS:
             outcomes = Outcomes(_entries(segment, archived, options.ignore_damage), mark)
-        reader = SegmentFile(file, file.name, segment.base, archived, options.ignore_damage)
         for found in reader.messages(wanted):
             yield from message_batches(found, segment.queue, outcomes, columns)
 

@@ -1,0 +1,397 @@
+"""`kvitto pipeline ledger DIR`: what became of every message, from the archive and the live segments.
+
+One scan counts, by queue and hour of publishing; a second one looks for message ids that are stored twice in a queue, and
+for receipts whose message is nowhere. Both read the files directly (docs/archive.md); no broker is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvitto.pipeline.session import JobError, run_job, session, told
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+OUTCOMES: Final = ("acked", "rejected", "dead-lettered", "expired", "dropped", "purged", "range-settled")
+LISTED: Final = 20
+EXACT_MS: Final = 1000
+"""Latencies are counted to the millisecond below this, and to three digits above: 1.23 s, 45.6 s, 2,340 s."""
+_HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Messages of a queue, all or those of one hour of publishing. Latencies are ms from publishing to settling."""
+
+    vhost: str
+    queue: str
+    hour: datetime | None
+    published: int
+    settled: dict[str, int]
+    waiting: int
+    redelivered: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A message id that is lost (queue: where its receipt says it is, if it does), or stored more than once."""
+
+    message_id: str
+    vhost: str | None
+    queue: str | None
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Findings:
+    """How many there are, and the first of them."""
+
+    count: int = 0
+    listed: list[Finding] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`lost` is None if there were no receipts to compare with. `queues` are sums of `hours`."""
+
+    directory: str
+    queues: list[Counts]
+    hours: list[Counts]
+    doubled: Findings
+    receipts: int | None = None
+    lost: Findings | None = None
+    seconds: float = 0.0
+
+    @property
+    def published(self) -> int:
+        return sum(each.published for each in self.queues)
+
+    @property
+    def even(self) -> bool:
+        """Nothing is lost and nothing is doubled."""
+        return not self.doubled.count and not (self.lost and self.lost.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened to a message."""
+
+    time: datetime | None
+    vhost: str
+    queue: str
+    offset: int
+    what: str
+
+
+def ledger(
+    spark: SparkSession,
+    directory: str | Path,
+    receipts: Sequence[str | Path] = (),
+    limit: int = LISTED,
+    ignore_damage: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Ledger:
+    """Count everything in `directory`, a data directory or an archive. `tell` hears of the progress.
+
+    Receipts: files with a message id per line, or an id, a tab and the queue. JobError if the directory or a file is not to be read.
+    """
+    started = time.monotonic()
+    files = check(directory)
+    paths = [_readable(path) for path in receipts]
+    tell(f"{files} in {directory}")
+    with told():
+        found = _ledger(spark, directory, paths, limit, ignore_damage, tell)
+    found.seconds = time.monotonic() - started
+    return found
+
+
+def _ledger(
+    spark: SparkSession,
+    directory: str | Path,
+    paths: Sequence[str],
+    limit: int,
+    ignore_damage: bool,
+    tell: Callable[[str], None],
+) -> Ledger:
+    started = time.monotonic()
+    queues, hours = _count(_load(spark, directory, _COUNTED, ignore_damage))
+    total = sum(each.published for each in queues)
+    tell(
+        f"{total:,} messages of {len(queues)} queues counted in {time.monotonic() - started:.0f} s; comparing message ids"
+    )
+    ids = _load(spark, directory, _IDS, ignore_damage).where("message_id IS NOT NULL")
+    found = Ledger(str(directory), queues, hours, _doubled(ids, limit))
+    if paths:
+        tell(f"{found.doubled.count:,} message ids doubled; looking for those of the receipts")
+        found.receipts, found.lost = _lost(spark, ids, paths, limit)
+    return found
+
+
+def life(spark: SparkSession, directory: str | Path, message_id: str, ignore_damage: bool = False) -> list[Step]:
+    """What happened to the messages with this id, in all queues, in order of time; nothing if there is none."""
+    check(directory)
+    with told():
+        return _life(spark, directory, message_id, ignore_damage)
+
+
+def _life(spark: SparkSession, directory: str | Path, message_id: str, ignore_damage: bool) -> list[Step]:
+    from pyspark.sql import functions as f
+
+    stored = _load(spark, directory, _LIFE, ignore_damage).where(f.col("message_id") == message_id)
+    rows = sorted(stored.collect(), key=lambda row: (row.published, row.dead_letter, row.offset))
+    if not rows:
+        return []
+    entries = _load(spark, directory, _AGAIN, ignore_damage, table="settlements").where("outcome = 'redelivered'")
+    mine = None
+    for row in rows:
+        here = (f.col("queue_id") == row.queue_id) & (f.col("offset") <= row.offset)
+        here &= f.col("offset") + f.col("count") > row.offset
+        mine = here if mine is None else mine | here
+    tried = any((row.deliveries or 0) > 1 for row in rows)
+    again = entries.where(mine).collect() if tried and mine is not None else []
+    steps = [step for row in rows for step in _steps(row, again)]
+    return sorted(
+        steps, key=lambda step: (step.time is None, step.time)
+    )  # stable: what happened in the same ms stays in order
+
+
+def check(directory: str | Path) -> str:
+    """What there is to read, in words. JobError if it is nothing."""
+    from kvitto.spark.archive.files import find
+    from kvitto.spark.errors import SourceError
+
+    try:
+        segments = find(Path(directory))
+    except SourceError as error:
+        raise JobError(str(error)) from None
+    except OSError as error:
+        raise JobError(f"cannot read {error.filename}: {error.strerror}") from None
+    if not segments:
+        raise JobError(
+            f"{directory} has no segment of a queue with an archive: declare queues with the argument x-archive (docs/archive.md)"
+        )
+    size = sum(each.size for each in segments)
+    archived = sum(each.archived for each in segments)
+    return f"{archived:,} archived and {len(segments) - archived:,} live segments, {size / 1e9:,.2f} GB,"
+
+
+def _steps(row: Row, again: list[Row]) -> Iterable[Step]:
+    def step(time: datetime | None, what: str) -> Step:
+        return Step(time and time.astimezone(UTC), row.vhost, row.queue, row.offset, what)
+
+    how = "put there as a dead letter" if row.dead_letter else "published"
+    yield step(row.published, f"{how}, exchange {row.exchange!r}, routing key {row.routing_key!r}")
+    for entry in again:
+        if entry.queue_id == row.queue_id and entry.offset <= row.offset < entry.offset + entry["count"]:
+            yield step(entry.settled, f"delivered again, delivery {entry.deliveries}")
+    times = {None: "it is not known whether it was delivered", 0: "never delivered", 1: "delivered once"}
+    delivered = times.get(row.deliveries, f"delivered {row.deliveries} times")
+    if row.outcome is None:
+        yield step(None, f"waiting, {delivered}")
+    else:
+        after = (row.settled - row.published).total_seconds()
+        yield step(row.settled, f"{row.outcome} after {after:,.3f} s, {delivered}")
+
+
+# --- the scans
+
+_COUNTED: Final = "vhost STRING, queue STRING, published TIMESTAMP, outcome STRING, settled TIMESTAMP, deliveries INT"
+_IDS: Final = "vhost STRING, queue STRING, queue_id STRING, offset BIGINT, message_id STRING, dead_letter BOOLEAN"
+_LIFE: Final = _IDS + (
+    ", published TIMESTAMP, exchange STRING, routing_key STRING, outcome STRING, settled TIMESTAMP, deliveries INT"
+)
+_AGAIN: Final = "queue_id STRING, offset BIGINT, count BIGINT, outcome STRING, settled TIMESTAMP, deliveries INT"
+
+
+def _load(
+    spark: SparkSession, directory: str | Path, schema: str, ignore_damage: bool, table: str = "messages"
+) -> DataFrame:
+    reader = spark.read.format("kvitto-archive").schema(schema).option("table", table)
+    return reader.option("ignoreDamage", ignore_damage).load(str(Path(directory).resolve()))
+
+
+def _count(messages: DataFrame) -> tuple[list[Counts], list[Counts]]:
+    """(sums of each queue, those of each queue and hour)."""
+    from pyspark.sql import functions as f
+
+    ms = "greatest(unix_millis(settled) - unix_millis(published), 0L)"
+    keyed = messages.select(
+        "vhost",
+        "queue",
+        f.expr(f"unix_millis(published) div {_HOUR_MS}").alias("hour"),
+        "outcome",
+        (f.coalesce("deliveries", f.lit(0)) > 1).alias("again"),
+        f.expr(ms).alias("ms"),
+    ).withColumn("about", f.expr(rounded("ms")))
+    counted = keyed.groupBy("vhost", "queue", "hour", "outcome", "again", "about").agg(
+        f.count(f.lit(1)).alias("n"), f.max("ms").alias("longest")
+    )
+
+    def total(condition: Column) -> Column:
+        return f.coalesce(f.sum(f.when(condition, f.col("n"))), f.lit(0))
+
+    sums = [
+        f.sum("n").alias("published"),
+        total(f.col("outcome").isNull()).alias("waiting"),
+        total(f.col("again")).alias("redelivered"),
+        f.percentile("about", [0.5, 0.95, 0.99], f.col("n")).alias("percentiles"),
+        f.max("longest").alias("longest"),
+        *(total(f.col("outcome") == name).alias(name) for name in OUTCOMES),
+    ]
+    rows = counted.rollup("vhost", "queue", "hour").agg(f.grouping_id().alias("level"), *sums).collect()
+    # level: which of the keys are summed over; 0 none, 1 the hour, more the queue too
+    queues = sorted((_counts(row) for row in rows if row.level == 1), key=lambda each: (each.vhost, each.queue))
+    hours = sorted((row for row in rows if row.level == 0), key=lambda row: (row.vhost, row.queue, row.hour))
+    return queues, [_counts(row) for row in hours]
+
+
+def rounded(name: str) -> str:
+    """SQL for a number of three digits, and all of them below EXACT_MS."""
+    cases = " ".join(f"WHEN {name} < {EXACT_MS * 10**k} THEN {name} div {10**k}L * {10**k}L" for k in range(1, 12))
+    return f"CASE WHEN {name} < {EXACT_MS} THEN {name} {cases} ELSE {name} END"
+
+
+def _counts(row: Row) -> Counts:
+    p50, p95, p99 = row.percentiles or (None, None, None)
+    hour = None if row.hour is None else datetime.fromtimestamp(row.hour * _HOUR_MS / 1000, UTC)
+    settled = {name: row[name] for name in OUTCOMES if row[name]}
+    return Counts(
+        row.vhost, row.queue, hour, row.published, settled, row.waiting, row.redelivered, p50, p95, p99, row.longest
+    )
+
+
+def _doubled(ids: DataFrame, limit: int) -> Findings:
+    """Ids that were published into a queue more than once; what came back to it as a dead letter is no second one."""
+    from pyspark.sql import functions as f
+
+    published = ids.where("NOT dead_letter").withColumn("key", f.xxhash64("queue_id", "message_id"))
+    suspects = published.groupBy("key").agg(f.count(f.lit(1)).alias("n")).where("n > 1").select("key").cache()
+    try:
+        if suspects.isEmpty():
+            return Findings()
+        twice = published.join(f.broadcast(suspects), "key").groupBy("vhost", "queue", "queue_id", "message_id")
+        found = twice.agg(f.count(f.lit(1)).alias("n"), f.min("offset").alias("first"), f.max("offset").alias("last"))
+        found = found.where("n > 1").cache()
+        count = found.count()
+        rows = found.orderBy("vhost", "queue", "first").limit(limit).collect()
+        found.unpersist()
+    finally:
+        suspects.unpersist()
+    return Findings(count, [Finding(row.message_id, row.vhost, row.queue, (row.first, row.last)) for row in rows])
+
+
+def _lost(spark: SparkSession, ids: DataFrame, paths: Iterable[str], limit: int) -> tuple[int, Findings]:
+    """(different receipts, those whose message is in no segment). Ids are compared by 64 bits, one in 10^12 may be overlooked."""
+    from pyspark.sql import functions as f
+
+    parts = f.split(f.rtrim(f.col("value")), "\t")
+    lines = spark.read.text(list(paths)).select(
+        parts[0].alias("message_id"), f.when(f.size(parts) > 1, parts[1]).alias("queue")
+    )
+    receipts = lines.where("message_id <> ''").distinct().cache()
+    try:
+        count = receipts.count()
+        anywhere = receipts.where("queue IS NULL").withColumn("key", f.xxhash64("message_id"))
+        there = receipts.where("queue IS NOT NULL").withColumn("key", f.xxhash64("message_id", "queue"))
+        lost = anywhere.join(ids.select(f.xxhash64("message_id").alias("key")), "key", "left_anti")
+        if not there.isEmpty():
+            keys = ids.select(f.xxhash64("message_id", "queue").alias("key"))
+            lost = lost.unionByName(there.join(keys, "key", "left_anti"))
+        lost = lost.cache()
+        found = Findings(lost.count())
+        rows = lost.orderBy("message_id", "queue").limit(limit).collect()
+        lost.unpersist()
+    finally:
+        receipts.unpersist()
+    found.listed = [Finding(row.message_id, None, row.queue) for row in rows]
+    return count, found
+
+
+# --- the command
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `ledger`."""
+    parser = commands.add_parser(
+        "ledger",
+        help="what became of every message",
+        description="Count what became of every message in a data directory or an archive: settled how and when, waiting, lost, doubled. "
+        "Exit code 0: nothing lost, nothing doubled (with --message-id: found); 1: something is; 2: it could not be done.",
+    )
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="a broker's data directory, or an archive directory")
+    add(
+        "--receipts",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="what publishers have receipts for: a message id per line, or id<TAB>queue",
+    )
+    add("--message-id", metavar="ID", help="only this message: its life in all queues")
+    add("--limit", type=int, default=LISTED, metavar="N", help=f"list so many lost and doubled ids ({LISTED})")
+    add("--html", metavar="FILE", help="write a report with plots, too")
+    add("--json", action="store_true", help="JSON on stdout instead of text")
+    add(
+        "--ignore-damage",
+        action="store_true",
+        help="read what is whole of damaged segments, instead of ending with an error",
+    )
+    add("--master", default="local[*]", help="Spark master (local[*])")
+    parser.set_defaults(run=lambda args: run_job("ledger", lambda: run(args)))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command."""
+    from kvitto.pipeline.ledger_report import as_json, page, text
+
+    def tell(said: str) -> None:
+        print(said, file=sys.stderr, flush=True)
+
+    if args.message_id is not None and (args.receipts or args.html):
+        raise JobError("--message-id tells of one message; leave --receipts and --html out")
+    check(args.directory)  # before seconds are spent on starting Spark
+    for path in args.receipts:
+        _readable(path)
+    tell("starting Spark")
+    with session("ledger", args.master, _SETTINGS) as spark:
+        if args.message_id is not None:
+            return _show_life(args, life(spark, args.directory, args.message_id, args.ignore_damage))
+        found = ledger(spark, args.directory, args.receipts, args.limit, args.ignore_damage, tell)
+    if args.html:
+        try:
+            Path(args.html).write_text(page(found), encoding="utf-8")
+        except OSError as error:
+            raise JobError(f"cannot write {args.html}: {error.strerror}") from None
+    print(as_json(found) if args.json else text(found))
+    return 0 if found.even else 1
+
+
+def _show_life(args: argparse.Namespace, steps: list[Step]) -> int:
+    from kvitto.pipeline.ledger_report import life_as_json, life_text
+
+    print(life_as_json(args.message_id, steps) if args.json else life_text(args.message_id, steps, args.directory))
+    return 0 if steps else 1
+
+
+_SETTINGS: Final = {"spark.sql.shuffle.partitions": "16", "spark.driver.memory": "2g"}
+"""For one machine and tens of millions of messages; a cluster's own configuration is not touched by the second."""
+
+
+def _readable(path: str | Path) -> str:
+    try:
+        with open(path, "rb"):
+            return str(Path(path).resolve())
+    except OSError as error:
+        raise JobError(f"cannot read the receipts {path}: {error.strerror}") from None
