@@ -159,7 +159,7 @@ def _life(spark: SparkSession, directory: str | Path, message_id: str, ignore_da
         here = (f.col("queue_id") == row.queue_id) & (f.col("offset") <= row.offset)
         here &= f.col("offset") + f.col("count") > row.offset
         mine = here if mine is None else mine | here
-    tried = any((row.deliveries or 0) > 1 for row in rows)
+    tried = any(row.deliveries > 1 for row in rows)
     again = entries.where(mine).collect() if tried and mine is not None else []
     steps = [step for row in rows for step in _steps(row, again)]
     return sorted(
@@ -196,7 +196,7 @@ def _steps(row: Row, again: list[Row]) -> Iterable[Step]:
     for entry in again:
         if entry.queue_id == row.queue_id and entry.offset <= row.offset < entry.offset + entry["count"]:
             yield step(entry.settled, f"delivered again, delivery {entry.deliveries}")
-    times = {None: "it is not known whether it was delivered", 0: "never delivered", 1: "delivered once"}
+    times = {0: "never delivered", 1: "delivered once"}
     delivered = times.get(row.deliveries, f"delivered {row.deliveries} times")
     if row.outcome is None:
         yield step(None, f"waiting, {delivered}")
@@ -226,13 +226,14 @@ def _count(messages: DataFrame) -> tuple[list[Counts], list[Counts]]:
     """(sums of each queue, those of each queue and hour)."""
     from pyspark.sql import functions as f
 
-    ms = "greatest(unix_millis(settled) - unix_millis(published), 0L)"
+    # of what waits none: greatest() would make it 0
+    ms = "IF(settled IS NULL, NULL, greatest(unix_millis(settled) - unix_millis(published), 0L))"
     keyed = messages.select(
         "vhost",
         "queue",
         f.expr(f"unix_millis(published) div {_HOUR_MS}").alias("hour"),
         "outcome",
-        (f.coalesce("deliveries", f.lit(0)) > 1).alias("again"),
+        (f.col("deliveries") > 1).alias("again"),
         f.expr(ms).alias("ms"),
     ).withColumn("about", f.expr(rounded("ms")))
     counted = keyed.groupBy("vhost", "queue", "hour", "outcome", "again", "about").agg(

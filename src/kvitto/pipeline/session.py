@@ -86,12 +86,17 @@ def told() -> Iterator[None]:
 @contextmanager
 def session(name: str, master: str, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
     """As open_session; stopped at the end, unless there was one before: then that is used, and left."""
+    if importlib.util.find_spec("pyspark") is not None:
+        from pyspark.sql import SparkSession
+
+        if (active := SparkSession.getActiveSession()) is not None:
+            yield active
+            return
     spark = open_session(name, master, settings)
     try:
         yield spark
     finally:
-        if spark.sparkContext.appName == f"kvitto {name}":
-            spark.stop()
+        spark.stop()
 
 
 def run_job(name: str, job: Callable[[], int]) -> int:

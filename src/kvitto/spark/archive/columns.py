@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvitto.spark.archive.files import Queue
 from kvitto.spark.archive.segment import DEAD, Messages
-from kvitto.spark.archive.settlements import OUTCOMES, UNKNOWN, WAITING, Entries, Outcomes
+from kvitto.spark.archive.settlements import OUTCOMES, WAITING, Entries, Outcomes
 from kvitto.spark.columns import ARROW_BYTES_MAX, PROPERTY_COLUMNS, Properties, string_array
 from kvitto.spark.properties import Slices, gather
 
@@ -59,8 +59,7 @@ def _entry_column(entries: Entries, queue: Queue, field: pa.Field, rows: Ints) -
     if field.name == "settled":
         return _timestamps(entries.time_ms[rows], None, field.type)
     if field.name == "deliveries":
-        deliveries = entries.deliveries[rows]
-        return pa.array(deliveries.astype(np.int32), mask=deliveries == 0)
+        return pa.array(entries.deliveries[rows].astype(np.int32))
     return pa.array(entries.count[rows] if field.name == "count" else entries.offset[rows])
 
 
@@ -106,7 +105,7 @@ class _Makers:
         settled, at = self.settled[part], self.at[part]
         if field.name == "deliveries":
             counts = outcomes.delivered(found.offsets[part], settled, at)
-            return pa.array(counts.astype(np.int32), mask=counts == UNKNOWN)
+            return pa.array(counts.astype(np.int32))
         if not settled.any():
             return pa.nulls(len(settled), field.type)
         if field.name == "settled":

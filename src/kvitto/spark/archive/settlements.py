@@ -23,7 +23,6 @@ COUNT_MAX: Final = (1 << 24) - 1
 WAITING: Final = 0
 ACKED: Final = 1
 REJECTED: Final = 2
-RANGE_SETTLED: Final = 7
 REDELIVERED: Final = 16
 OUTCOMES: Final = {
     ACKED: "acked",
@@ -32,13 +31,11 @@ OUTCOMES: Final = {
     4: "expired",
     5: "dropped",
     6: "purged",
-    RANGE_SETTLED: "range-settled",
+    7: "range-settled",
     REDELIVERED: "redelivered",
     17: "in doubt",
 }
 """As docs/formats.md names them. The last two settle nothing."""
-UNKNOWN: Final = -1
-"""How often a message was delivered, where the log does not tell."""
 
 Ints = NDArray[np.int64]
 
@@ -83,11 +80,14 @@ def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> En
         _damaged(path, bad, ignore_damage)
     entries = np.frombuffer(b"".join(parts), ENTRY)
     word = entries["word"].astype(np.int64)
+    outcome = (word >> 24).astype(np.uint8)
+    deliveries = entries["deliveries"].astype(np.int64)
+    once = (deliveries == 0) & ((outcome == ACKED) | (outcome == REJECTED))
     return Entries(
         offset=entries["offset"].astype(np.int64),
         count=word & COUNT_MAX,
-        outcome=(word >> 24).astype(np.uint8),
-        deliveries=entries["deliveries"].astype(np.int64),
+        outcome=outcome,
+        deliveries=np.where(once, 1, deliveries),
         time_ms=np.repeat(np.array(times, np.int64), np.array(counts, np.int64)),
         mark=mark,
     )
@@ -127,7 +127,7 @@ class Outcomes:
         self.outcome = entries.outcome[order]
         self.time_ms = entries.time_ms[order]
         self.deliveries = entries.deliveries[order]
-        self._count_redeliveries(entries)
+        self._note_redeliveries(entries)
 
     def find(self, offsets: Ints) -> tuple[NDArray[np.bool_], Ints]:
         """(whether each is settled, by which range) for offsets in ascending order."""
@@ -143,29 +143,23 @@ class Outcomes:
         return found, np.maximum(at, 0)
 
     def delivered(self, offsets: Ints, found: NDArray[np.bool_], at: Ints) -> Ints:
-        """How often each was delivered; UNKNOWN for what left the queue in a way that does not tell whether it was at all."""
+        """How often each was delivered: what its last record says, or its settlement, or for what waits the mark."""
         counts = np.where(offsets < self.mark, 1, 0)
         if found.any():
-            outcome = self.outcome[at]
-            left = np.select(
-                [(outcome == ACKED) | (outcome == REJECTED), outcome == RANGE_SETTLED], [1, 0], default=UNKNOWN
-            )
-            counts = np.where(
-                found, np.maximum(left, np.where(self.deliveries[at] > 0, self.deliveries[at], UNKNOWN)), counts
-            )
+            counts = np.where(found, self.deliveries[at], counts)
         if len(self.redelivered):
             k = np.minimum(np.searchsorted(self.redelivered, offsets), len(self.redelivered) - 1)
-            counts = np.where(self.redelivered[k] == offsets, np.maximum(counts, self.times[k]), counts)
+            counts = np.where(self.redelivered[k] == offsets, self.times[k], counts)
         return counts
 
-    def _count_redeliveries(self, entries: Entries) -> None:
+    def _note_redeliveries(self, entries: Entries) -> None:
         """`redelivered`: the offsets with records of their own, ascending; `times`: deliveries by the last record of each."""
         chosen = np.flatnonzero(entries.outcome == REDELIVERED)
         counts = entries.count[chosen]
         step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = np.repeat(entries.offset[chosen], counts) + step
         times = np.repeat(entries.deliveries[chosen], counts)
-        order = np.lexsort((times, offsets))
+        order = np.argsort(offsets, kind="stable")
         offsets, times = offsets[order], times[order]
         last = np.append(offsets[1:] != offsets[:-1], True)[: len(offsets)]
         self.redelivered, self.times = offsets[last], times[last]
