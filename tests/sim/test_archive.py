@@ -13,6 +13,7 @@ import pytest
 from kvitto.store import journal, log
 from tests.protocol.sansio import House
 from tests.sim.ledger import Ledger
+from tests.sim.test_full_disk import FillingDisk
 from tests.sim.test_power_cut import contents
 from tests.sim.workload import Client, bodies, day
 from tests.support.archived import ARCHIVE, Files, bases, entries, segment
@@ -22,6 +23,8 @@ from tests.support.simdisk import PowerCut, SimDisk
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 STEP = 1
 SEEDS = 10 if THOROUGH else 2
+OPENED = 40
+"""Operations of a first start, and more: it needs some room."""
 
 
 @pytest.fixture(autouse=True)
@@ -196,3 +199,26 @@ def test_a_start_that_is_cut_short_itself_loses_no_receipt() -> None:
             check(again, ledger, receipts)
         except BaseException as error:
             raise AssertionError(f"cut at {cut_at}") from error
+
+
+@pytest.mark.parametrize("linking", [True, False])
+@pytest.mark.parametrize("length", [1, 5, 30])
+def test_a_full_disk_loses_no_receipt(length: int, linking: bool) -> None:
+    """D4: what finds no room to move stays, and moves later."""
+    disk, _, _ = run(None, purge, linking)
+    for start in range(1, disk.operations, 1 if THOROUGH else 5):
+        filling, ledger, receipts = FillingDisk(start + OPENED, length), Ledger(), Receipts()
+        filling.linking = linking
+        house = House(filling)
+        client = Keeper(house, ledger, receipts)
+        try:
+            purge(client)
+            for seconds in [*[2.0] * length, 61.0]:
+                house.clock.advance(seconds)
+                house.broker.tick()
+                client.rest()
+            client.full_sync()
+            assert not house.store.alarms
+            check(filling.kill(), ledger, receipts)
+        except BaseException as error:
+            raise AssertionError(f"full from operation {start + OPENED} on") from error

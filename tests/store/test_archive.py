@@ -357,6 +357,24 @@ def test_files_that_somebody_took_out_of_an_archive_are_not_missed() -> None:
     assert about(rig.disk.files(), queue_id)["queue"] == "q"
 
 
+def test_a_damaged_segment_goes_as_it_is_also_if_there_was_no_room_for_a_copy() -> None:
+    """D3: the archive has what can be read of it."""
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    put(rig, *bodies(0, 12))
+    rig.settle_down()
+    path = f"{QUEUES}/{queue_id}/{3:020d}.log"
+    rig.disk.flip(path, rig.disk.files()[path].index(b"message 4"))
+    rig.disk.free = 0
+    rig.drain("q")
+    rig.disk.free = 1 << 40
+    rig.settle_down()
+    files = rig.disk.files()
+    assert rig.store.alarms and path.replace(".log", ".bad") in files
+    assert files[f"{ARCHIVE}/{queue_id}/{3:020d}.log"] == files[path.replace(".log", ".bad")]
+    assert {e.body for e in entries(files, queue_id).values()} >= set(bodies(0, 4)) | set(bodies(6, 12))
+
+
 # -- the queue goes ------------------------------------------------------------------------------------------
 
 
@@ -436,6 +454,27 @@ def test_a_copy_that_finds_no_room_is_made_later() -> None:
     look(rig)
     assert len(bases(rig.disk.files(), queue_id)) > 1
     assert bases(rig.disk.files(), queue_id, QUEUES) == [12]
+
+
+def test_a_full_disk_is_tried_again_at_the_next_look_and_not_at_each_turn(caplog: pytest.LogCaptureFixture) -> None:
+    """D4: one line in the log, not one for each turn."""
+    rig = Rig()
+    queue_id = rig.declare("q", x_archive=True).log.queue_id
+    rig.settle_down()
+    put(rig, *bodies(0, 30))
+    rig.settle_down()
+    rig.disk.linking, rig.disk.free = False, 0
+    taker = Taker(rig.queue("q"))
+    for offset in range(30):
+        rig.queue("q").get(taker)
+        rig.queue("q").ack(offset, 1)
+        rig.settle_down()
+    assert [r.message for r in caplog.records] == [
+        f"there is no room for a copy in {ARCHIVE}/{queue_id}: settled segments stay in their queue"
+    ]
+    rig.disk.linking = True
+    look(rig)
+    assert len(bases(rig.disk.files(), queue_id)) > 5
 
 
 def test_an_orderly_end_leaves_an_archiving_queue_in_order() -> None:

@@ -233,3 +233,33 @@ def test_boot_id_is_empty_where_there_is_none(disk: RealDisk, monkeypatch: pytes
     assert disk.boot_id() == disk.boot_id()
     monkeypatch.setattr("builtins.open", failing(errno.ENOENT))
     assert disk.boot_id() == ""
+
+
+def test_a_file_may_have_two_names(disk: RealDisk) -> None:
+    disk.makedirs("d")
+    file = disk.open("a", create=True)
+    file.write_at(0, [b"one"])
+    assert disk.link("a", "d/b")
+    disk.unlink("a")
+    file.write_at(3, [b"two"])
+    assert disk.read_file("d/b") == b"onetwo"
+    file.close()
+    for missing, there in (("a", "c"), ("d/b", "d/b"), ("d/b", "x/b")):
+        with pytest.raises(StoreError):
+            disk.link(missing, there)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
+def test_a_file_system_without_second_names_is_no_failure(
+    disk: RealDisk, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    disk.open("a", create=True).close()
+    monkeypatch.setattr(os, "link", failing(code))
+    assert not disk.link("a", "b") and not disk.exists("b")
+
+
+def test_a_link_without_room_is_a_full_disk(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.open("a", create=True).close()
+    monkeypatch.setattr(os, "link", failing(errno.ENOSPC))
+    with pytest.raises(StoreFull):
+        disk.link("a", "b")

@@ -97,6 +97,7 @@ class Archives:
         for queue_id, archive in list(self._archives.items()):
             queue = self.broker.queues.get(queue_id)
             left = leaving.get(queue_id) if queue is None else queue.log
+            archive.held_up = False
             if left is not None:
                 left.drop_settled()
             if queue is not None:

@@ -93,7 +93,7 @@ class Queue:
         self.unacked = 0
         self.doubt = 0
         self.ranked = settings.max_priority > 0
-        self.archives = settings.archive
+        self.archived = settings.archive
         self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
         self.redeliveries: dict[int, int] = {}
@@ -762,7 +762,7 @@ class Queue:
             self.admit()  # while it is in memory
         tail = self.tail
         if tail is not None:
-            if self.tail_settled == tail.count and not tail.journal and not self.archives:
+            if self.tail_settled == tail.count and not tail.journal and not self.archived:
                 self.settlements.cut(tail.first)
                 self.log.skip(tail.first, tail.count)
             else:

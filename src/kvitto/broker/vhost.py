@@ -264,7 +264,7 @@ class VHost:
         if queue.deleted:
             return 0
         count = queue.ready
-        if queue.archives:
+        if queue.archived:
             self.broker.flush(queue)  # what is settled is to be in its archive
         queue.deleted = True
         del self.queues[queue.name]

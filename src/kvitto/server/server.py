@@ -234,7 +234,7 @@ class Server:
         """Sync; True if it is done already: in an idle loop a short one holds up nobody, and the thread is far away."""
         assert self._syncer is not None
         job = self.store.begin_sync(everything=everything)
-        if (job.files or job.dirs) and not (idle and self._syncer.is_short(job)):
+        if (job.files or job.dirs or job.copies) and not (idle and self._syncer.is_short(job)):
             self._syncer.submit(job)
             return False
         self._syncer.run(job)

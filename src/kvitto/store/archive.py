@@ -48,6 +48,8 @@ class Archive:
         self.kept: list[Kept] = []
         self.found: set[int] = set()
         """Bases of which a start has found a file here."""
+        self.held_up = False
+        """There was no room: no segment comes until somebody says that it may be tried again."""
         self._coming: set[Segment] = set()
         self._find()
 
@@ -93,7 +95,7 @@ class Archive:
 
     def has(self, log_: Log, part: Segment) -> bool:
         """Whether a segment is in here for sure. If not it is brought, and then `log_.drop_settled` called."""
-        if not part.archived and part not in self._coming:
+        if not part.archived and part not in self._coming and not self.held_up:
             self._coming.add(part)
             self.store.when_clean(part, partial(self._take_settlements, log_, part))
         return part.archived
@@ -134,9 +136,11 @@ class Archive:
         self.trim()
 
     def _put_off(self, part: Segment, error: StoreFull) -> None:
-        """The segment stays in its queue; the next call of `has` begins again."""
+        """The segment stays in its queue, and begins again later."""
         self._coming.discard(part)
-        log.warning("%s: the segment stays in its queue", error)
+        if not self.held_up:
+            self.held_up = True
+            log.warning("%s: settled segments stay in their queue", error)
 
     # -- out -------------------------------------------------------------------------------------------------
 
