@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,25 @@ RETRY_MAX_MS = 3_600_000
 """Where only x-retry-delay-min is given."""
 
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
-QUEUE_TYPES = ("classic", "quorum")
+QUEUE_TYPES = ("classic", "quorum", "stream")
 DAY_MS = 86_400_000
 AGE_UNITS_MS = {"Y": 365 * DAY_MS, "M": 30 * DAY_MS, "D": DAY_MS, "h": 3_600_000, "m": 60_000, "s": 1000}
 ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
+NOT_FOR_STREAMS = (
+    "x-message-ttl",
+    "x-expires",
+    "x-overflow",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-delivery-limit",
+    "x-max-priority",
+    "x-single-active-consumer",
+    "x-retry-delay-min",
+    "x-retry-delay-max",
+)
+"""What RabbitMQ refuses for a stream, and what would mean nothing."""
+SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
+STREAM_SEGMENT_BYTES_MAX = 3_000_000_000
 
 
 @dataclass(frozen=True)
@@ -38,12 +54,29 @@ class QueueSettings:
     archive: bool = False
     archive_max_age_ms: int = -1
     archive_max_bytes: int = -1
+    stream: bool = False
+    max_age_ms: int = -1
+    segment_bytes: int = -1
 
 
 def age_ms(text: str) -> int:
     """An interval as stream arguments have it: `7D`, units Y M D h m s. -1 if it is none."""
     found = re.fullmatch(r"([0-9]{1,9})([YMDhms])", text)
     return int(found[1]) * AGE_UNITS_MS[found[2]] if found else -1
+
+
+def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: bool) -> Iterator[tuple[str, str]]:
+    """(argument, why) of those that a queue like this cannot have."""
+    if archive and not lasting:
+        yield "x-archive", "only a durable queue that is not exclusive has an archive"
+    if archive and kind == "stream":
+        yield "x-archive", "a stream has none: it keeps its messages itself"
+    for name in ARCHIVE_BOUNDS:
+        if arguments.get(name) is not None and not archive:
+            yield name, "it needs x-archive"
+    for name in NOT_FOR_STREAMS if kind == "stream" else ():
+        if name in arguments:
+            yield name, "a stream has no such argument"
 
 
 def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
@@ -80,6 +113,12 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
             raise refuse(name, f"expected a boolean, got {value!r}")
         return bool(value)
 
+    def age(name: str) -> int:
+        value = text(name)
+        if value is not None and age_ms(value) < 0:
+            raise refuse(name, f"expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}")
+        return -1 if value is None else age_ms(value)
+
     overflow = text("x-overflow") or "drop-head"
     if overflow not in OVERFLOWS:
         raise refuse("x-overflow", f"{overflow!r} is none of {', '.join(OVERFLOWS)}")
@@ -95,16 +134,8 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
         raise refuse("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
     flag("x-single-active-consumer")
     archive = flag("x-archive")
-    if archive and not lasting:
-        raise refuse("x-archive", "only a durable queue that is not exclusive has an archive")
-    if archive and kind == "stream":
-        raise refuse("x-archive", "a stream has none: it keeps its messages itself")
-    max_age = text("x-archive-max-age")
-    if max_age is not None and age_ms(max_age) < 0:
-        raise refuse("x-archive-max-age", f"expected a number and one of the units Y, M, D, h, m, s, got {max_age!r}")
-    for name in ARCHIVE_BOUNDS:
-        if arguments.get(name) is not None and not archive:
-            raise refuse(name, "it needs x-archive")
+    for name, why in _out_of_place(arguments, kind, archive, lasting):
+        raise refuse(name, why)
     return QueueSettings(
         ttl_ms=number("x-message-ttl", 0, MS_MAX),
         expires_ms=number("x-expires", 1, MS_MAX),
@@ -118,8 +149,11 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
         retry_min_ms=retry_min,
         retry_max_ms=retry_max if retry_max >= 0 else max(retry_min, RETRY_MAX_MS),
         archive=archive,
-        archive_max_age_ms=-1 if max_age is None else age_ms(max_age),
+        archive_max_age_ms=age("x-archive-max-age"),
         archive_max_bytes=number("x-archive-max-length-bytes", 0),
+        stream=kind == "stream",
+        max_age_ms=age("x-max-age") if kind == "stream" else -1,
+        segment_bytes=number(SEGMENT_SIZE, 1, STREAM_SEGMENT_BYTES_MAX) if kind == "stream" else -1,
     )
 
 
@@ -138,6 +172,8 @@ EQUIVALENCE_ARGUMENTS = (
     "x-queue-type",
     "x-single-active-consumer",
     "x-consumer-timeout",
+    "x-max-age",
+    SEGMENT_SIZE,
     "x-archive",
     *ARCHIVE_BOUNDS,
 )

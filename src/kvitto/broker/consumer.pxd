@@ -1,7 +1,7 @@
 from kvitto.store.batch cimport Batch
 
 cdef class Consumer:
-    cdef public object queue
+    cdef public object queue, place
     cdef public str tag
     cdef public bint no_ack, exclusive, active
     cdef public int priority

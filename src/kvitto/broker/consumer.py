@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
+    from kvitto.broker.stream import Place
     from kvitto.store.batch import Batch
 
 
@@ -26,6 +27,7 @@ class Consumer:
         self.unacked = 0
         self.delivered = 0
         self.active = True
+        self.place: Place | None = None
 
     def credit(self) -> int:
         """How many messages may be delivered now."""

@@ -43,6 +43,6 @@ cdef class Queue:
     cdef Batch window(self)
     @cython.locals(end="unsigned long long")
     cpdef settle(self, unsigned long long offset, unsigned long long n, int outcome, unsigned int deliveries=*)
-    cpdef ack(self, unsigned long long offset, unsigned long long n)
+    cpdef ack(self, unsigned long long offset, unsigned long long n, Consumer c=*)
     @cython.locals(w=Batch, i=Py_ssize_t)
     cpdef bint get(self, Consumer c) except -1

@@ -54,6 +54,8 @@ _EXPIRES = EXPIRES
 
 
 class Queue:
+    stream = False
+
     def __init__(
         self,
         broker: Broker,
@@ -498,12 +500,12 @@ class Queue:
         for o in range(offset, end) if end - offset <= len(counts) else [k for k in counts if offset <= k < end]:
             counts.pop(o, None)
 
-    def ack(self, offset, n):  # type: ignore[no-untyped-def]
-        """n unacked messages were acknowledged."""
+    def ack(self, offset, n, c=None):  # type: ignore[no-untyped-def]
+        """n unacked messages were acknowledged, by c if it was a consumer."""
         self.unacked -= n
         self.settle(offset, n, _ACKED)
 
-    def reject(self, offset: int, n: int) -> None:
+    def reject(self, offset: int, n: int, _c: Consumer | None = None) -> None:
         """n unacked messages were rejected for good: dead-lettered, or dropped (A7)."""
         self.unacked -= n
         if self.deleted:

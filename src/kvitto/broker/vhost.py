@@ -18,6 +18,7 @@ from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Exchange
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Epoch, Route
+from kvitto.broker.stream import Stream, check_stream, stream_log
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -210,6 +211,8 @@ class VHost:
             self._check_same(found, durable, exclusive, auto_delete, arguments)
             found.used_ms = self.broker.now_ms
             return found
+        if arguments.get("x-queue-type") == "stream":
+            check_stream(name, self.name, durable, exclusive, auto_delete)
         if name == "":
             name = "amq.gen-" + secrets.token_urlsafe(16)
         else:
@@ -227,8 +230,13 @@ class VHost:
     ) -> Queue:
         """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
         settings = queue_settings(name, self.name, arguments, durable and not exclusive)
-        log = self.broker.open_log(queue_id, durable and not exclusive)
-        made = Queue(self.broker, self, name, log, settings, arguments, durable, exclusive, auto_delete)
+        if settings.stream:
+            made: Queue = Stream(
+                self.broker, self, name, stream_log(self.broker.store, queue_id, settings), settings, arguments
+            )
+        else:
+            log = self.broker.open_log(queue_id, durable and not exclusive)
+            made = Queue(self.broker, self, name, log, settings, arguments, durable, exclusive, auto_delete)
         self.queues[name] = made
         self.broker.queues[queue_id] = made
         if settings.archive:

@@ -389,9 +389,9 @@ class Channel:
         c.unacked -= n
         q = c.queue
         if kind == _ACK:
-            q.ack(offset, n)
+            q.ack(offset, n, c)
         elif kind == _REJECT:
-            q.reject(offset, n)
+            q.reject(offset, n, c)
         elif kind == _RETRY:
             q.retry(offset, n, body_bytes)
         else:

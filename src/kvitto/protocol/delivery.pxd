@@ -6,7 +6,8 @@ from kvitto.broker.consumer cimport Consumer
 from kvitto.protocol.channel cimport Channel
 from kvitto.protocol.output cimport Output
 
-cdef Py_ssize_t _ENTRY, _LIMIT, _PLENTY
+cdef Py_ssize_t _ENTRY, _LIMIT, _PLENTY, _KEY_LEN, _HEADER
+cdef bytes _KEY
 
 cdef class ChannelConsumer(Consumer):
     cdef public Channel channel
@@ -20,6 +21,14 @@ cdef class ChannelConsumer(Consumer):
     cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1
     @cython.locals(out=Output, c=Channel, tag="unsigned long long")
     cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
+
+cdef class StreamConsumer(ChannelConsumer):
+    cdef public Buf props
+    @cython.locals(out=Output, c=Channel, props=Buf, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long", offset="unsigned long long")
+    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1
+    @cython.locals(props=Buf, q="unsigned char*", flags="unsigned int", end=Py_ssize_t, i=Py_ssize_t, size=Py_ssize_t, start=Py_ssize_t, k=Py_ssize_t, o=Py_ssize_t)
+    cdef bint with_offset(self, const unsigned char* p, Py_ssize_t at, Py_ssize_t n, unsigned long long offset, bint look) except -1
+    cpdef edited(self, bytes props, unsigned long long offset)
 
 cdef class GetConsumer(Consumer):
     cdef public Channel channel

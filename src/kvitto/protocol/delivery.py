@@ -1,6 +1,7 @@
 """Consumers of a channel: how a queue's messages become frames.
 
-`ChannelConsumer` for basic.consume (compiled), `GetConsumer` for basic.get, `RangeConsumer` for Kvitto's log.read.
+`ChannelConsumer` for basic.consume (compiled), `StreamConsumer` for that of a stream, `GetConsumer` for basic.get, `RangeConsumer`
+for Kvitto's log.read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kvitto.protocol.output import LIMIT
 from kvitto.wire import bits, tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicCancel, BasicGetOk
+from kvitto.wire.properties import edit_headers, join, split
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto.amqp")
 
+OFFSET_KEY = b"\x0fx-stream-offset"
+OFFSET_HEADER = 25
+"""Bytes of the header with a message's offset: key, type and value."""
+
+_KEY = OFFSET_KEY
+_KEY_LEN = len(OFFSET_KEY)
+_HEADER = OFFSET_HEADER
 _ENTRY = 24  # C variables when compiled; a batch's index entry
 _LIMIT = LIMIT
 _PLENTY = 1 << 30
@@ -120,6 +129,84 @@ class ChannelConsumer(Consumer):
             self.channel.free_slot(self.slot)
         if self.channel.connection.can_cancel:
             self.output.put_method(self.channel.number, BasicCancel(self.tag, True).encode())
+
+
+class StreamConsumer(ChannelConsumer):
+    """Delivers from a stream: each message has its offset among the headers."""
+
+    def __init__(self, channel: Channel, queue: Queue, tag: str, arguments: dict[str, Any]) -> None:
+        super().__init__(channel, queue, tag, False, False, 0, arguments)
+        self.props = Buf(256)
+
+    def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
+        out = self.output
+        c = self.channel
+        props = self.props
+        k = 0
+        while k < n:
+            e = batch.index_at + _ENTRY * (i + k)
+            p = batch.index.p
+            m = batch.meta_at + bits.le32(p, e)
+            b = batch.body_at + bits.le32(p, e + 4)
+            body_len = bits.le32(p, e + 8)
+            props_len = bits.le32(p, e + 12)
+            key_len = bits.le16(p, e + 16)
+            offset = batch.first + i + k
+            if not self.with_offset(batch.meta.p, m + key_len, props_len, offset, True):
+                self.edited(batch.meta.tobytes(m + key_len, m + key_len + props_len), offset)
+            if props.n > out.properties_max:
+                break
+            tag = c.remember(offset, body_len, self.slot)
+            out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
+            out.put_content(c.number, props.p, 0, props.n, batch.body.p, b, body_len)
+            k += 1
+            if out.buf.n >= _LIMIT:
+                break
+        self.delivered += k
+        return k
+
+    def with_offset(self, p, at, n, offset, look):  # type: ignore[no-untyped-def]
+        """Put the properties in p[at:at+n] into `props`, with the header. `look`: False if such a header may be there already."""
+        flags = bits.be16(p, at)
+        end = at + n
+        i = at + 2
+        if flags & 0x8000:
+            i += 1 + p[i]
+        if flags & 0x4000:
+            i += 1 + p[i]
+        size = 0
+        start = i
+        if flags & 0x2000:
+            size = bits.be32(p, i)
+            start = i + 4
+            k = start
+            while look and k + _KEY_LEN <= start + size:
+                if p[k] == 15 and bits.same(p, k, _KEY, 0, _KEY_LEN):
+                    return False
+                k += 1
+        props = self.props
+        props.reserve(n + 4 + _HEADER)
+        q = props.p
+        bits.copy(q, 0, p, at, i - at)
+        bits.put16(q, 0, flags | 0x2000)
+        o = i - at
+        bits.put32(q, o, size + _HEADER)
+        bits.copy(q, o + 4, p, start, size)
+        o += 4 + size
+        bits.copy(q, o, _KEY, 0, _KEY_LEN)
+        q[o + _KEY_LEN] = 108  # l
+        bits.put64(q, o + _KEY_LEN + 1, offset)
+        o += _HEADER
+        bits.copy(q, o, p, start + size, end - start - size)
+        props.n = o + end - start - size
+        return True
+
+    def edited(self, props: bytes, offset: int) -> None:
+        """The same for a message that came with such a header: it was read from another stream."""
+        fields = split(props)
+        edit_headers(fields, {}, ("x-stream-offset",))
+        props = join(fields)
+        self.with_offset(props, 0, len(props), offset, False)
 
 
 class GetConsumer(Consumer):

@@ -68,6 +68,7 @@ class Log:
         self.queue_id = queue_id
         self.durable = durable
         self.directory = paths.queue_dir(queue_id, durable)
+        self.segment_bytes = SEGMENT_BYTES
         self.segments: list[Segment] = []
         self.next = 0
         self.mark = 0
@@ -96,7 +97,7 @@ class Log:
             # What the journal has to apply again is told by the last batch that survived a power cut: a later segment must not
             # know of a record while the batch of an earlier one is not durable here.
             if (
-                current.size + batch.size() <= SEGMENT_BYTES
+                current.size + batch.size() <= min(self.segment_bytes, SEGMENT_BYTES)
                 or current.size == segment.HEADER
                 or current.durable < current.journal_end
             ):

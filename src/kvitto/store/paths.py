@@ -43,6 +43,10 @@ def quarantine(directory: str, base: int) -> str:
     return f"{directory}/{base:020d}{QUARANTINE_SUFFIX}"
 
 
+def offsets(directory: str) -> str:
+    return f"{directory}/offsets"
+
+
 def orphan(directory: str) -> str:
     return f"{directory}/orphan"
 

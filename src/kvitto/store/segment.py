@@ -134,6 +134,12 @@ class Segment:
         i = bisect_right(firsts, offset)
         return self.sparse[2 * i - 1] if i else HEADER
 
+    def positions(self) -> array[int]:
+        """File positions at which batches begin, about every 64 KiB."""
+        if not self._sparse_known:
+            self._read_footer_index()
+        return self.sparse[1::2]
+
     def write_footer(self) -> None:
         """Seal the segment; the caller has synced all batches."""
         assert self.file is not None

@@ -15,8 +15,9 @@ from kvitto.base.errors import (
     ConnectionError_,
 )
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.stream import Stream
 from kvitto.protocol.channel import ACK, REJECT, RETRY
-from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
+from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
 from kvitto.protocol.states import RUNNING
 from kvitto.wire.methods import (
@@ -64,16 +65,38 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     name = named(chan, m.queue)
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
-    _check_exclusive(queue, m.exclusive)
-    priority = m.arguments.get("x-priority", 0)
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': expected an integer, got {priority!r}")
-    priority = max(-(1 << 31), min(priority, (1 << 31) - 1))
-    consumer = ChannelConsumer(chan, queue, tag, m.no_ack, m.exclusive, priority, m.arguments)
+    if not queue.stream:
+        _check_exclusive(queue, m.exclusive)
+    consumer = _stream_consumer(chan, queue, m, tag) if isinstance(queue, Stream) else _consumer(chan, queue, m, tag)
     chan.consumers[tag] = consumer
     if not m.no_wait:
         conn.send(chan.number, BasicConsumeOk(tag))
     queue.add_consumer(consumer)
+
+
+def _consumer(chan: Channel, queue: Queue, m: BasicConsume, tag: str) -> ChannelConsumer:
+    priority = m.arguments.get("x-priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': expected an integer, got {priority!r}")
+    priority = max(-(1 << 31), min(priority, (1 << 31) - 1))
+    return ChannelConsumer(chan, queue, tag, m.no_ack, m.exclusive, priority, m.arguments)
+
+
+def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) -> StreamConsumer:
+    """What RabbitMQ wants of a stream's consumers; `exclusive` means nothing."""
+    thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+    if "x-priority" in m.arguments:
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority' for {thing}: a stream has no priorities")
+    if not chan.prefetch:
+        raise ChannelError(PRECONDITION_FAILED, f"consumer prefetch count is not set for '{thing}'")
+    if m.no_ack:
+        raise ConnectionError_(NOT_IMPLEMENTED, f"automatic acknowledgement not supported by stream queues {thing}")
+    if chan.prefetch_all:
+        raise ConnectionError_(NOT_IMPLEMENTED, f"{thing} does not support global qos")
+    place = queue.place(tag, bool(m.consumer_tag), m.arguments)
+    consumer = StreamConsumer(chan, queue, tag, m.arguments)
+    consumer.place = place
+    return consumer
 
 
 def _check_exclusive(queue: Queue, exclusive: bool) -> None:

@@ -43,9 +43,16 @@ def _position(queue: Queue) -> tuple[str, int, int, int]:
     return queue.log.queue_id, first, end, first
 
 
+def _refuse_stream(queue: Queue, why: str) -> None:
+    if queue.stream:
+        text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a stream: {why}"
+        raise ChannelError(PRECONDITION_FAILED, text)
+
+
 def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
     queue = _queue(conn, m.queue)
     thing = f"queue '{queue.name}' in vhost '{conn.vhost.name}'"
+    _refuse_stream(queue, "every reader has its own position, attach to nothing")
     if not m.group:
         raise ChannelError(PRECONDITION_FAILED, f"a group needs a name to read {thing} by range")
     if queue.consumers or queue.unacked:
@@ -75,7 +82,7 @@ def inspect(conn: Connection, chan: Channel, m: LogInspect) -> None:
 
 def read(conn: Connection, chan: Channel, m: LogRead) -> None:
     queue = _queue(conn, m.queue)
-    if queue.group is None and queue.consumers:
+    if queue.group is None and queue.consumers and not queue.stream:
         raise ChannelError(ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{conn.vhost.name}' has consumers")
     if chan.reading:
         raise ChannelError(
@@ -95,6 +102,7 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
 def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
     queue = _queue(conn, m.queue)
     thing = f"queue '{queue.name}' in vhost '{conn.vhost.name}'"
+    _refuse_stream(queue, "its messages leave by retention, nothing in it is settled")
     if queue.group != m.group:
         raise ChannelError(ACCESS_REFUSED, f"group '{m.group}' is not attached to {thing}")
     if m.incarnation and m.incarnation != queue.log.queue_id:

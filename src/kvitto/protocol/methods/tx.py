@@ -142,7 +142,7 @@ class Transaction:
         check_copies(parcel.size + sum(run[4] for run in self.settles if run[0] == REJECT and moves(run[1].queue)))
         for kind, consumer, offset, n, size, slot in self.settles:
             queue = consumer.queue
-            if kind == RETRY or not queue.log.durable or queue.deleted:
+            if kind == RETRY or not queue.log.durable or queue.deleted or queue.stream:
                 settles.append((kind, consumer, offset, n, size, slot))
             elif kind == ACK or not moves(queue):
                 outcome = ACKED if kind == ACK else REJECTED
@@ -191,9 +191,9 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
     consumer.unacked -= n
     queue = consumer.queue
     if kind == ACK:
-        queue.ack(offset, n)
+        queue.ack(offset, n, consumer)
     elif kind == REJECT:
-        queue.reject(offset, n)
+        queue.reject(offset, n, consumer)
     elif kind == RETRY:
         queue.retry(offset, n, size)
     elif kind == MOVE:

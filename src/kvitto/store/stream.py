@@ -1,0 +1,150 @@
+"""The messages of a stream on disk: nothing in it is settled, retention unlinks whole segments from its head.
+
+A segment goes only when a later one is durable, and after the one before it is durably gone: a power cut brings back the last one
+at most, and leaves no hole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.store import paths, segment
+from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.batch import BatchHeader
+from kvitto.store.log import Log, Recovered, Window
+from kvitto.store.offsets import Offsets
+
+if TYPE_CHECKING:
+    from kvitto.store.segment import Segment
+    from kvitto.store.store import Store
+
+
+@dataclass(frozen=True)
+class Retention:
+    """When the oldest segment goes; -1: not for that reason. Never the one that is being written."""
+
+    max_length: int = -1
+    """So many messages lie behind it."""
+    max_bytes: int = -1
+    """The segments have more bytes than that."""
+    max_age_ms: int = -1
+    """Its last batch is older."""
+
+
+class StreamLog(Log):
+    def __init__(self, store: Store, queue_id: str, retention: Retention, segment_bytes: int = SEGMENT_BYTES) -> None:
+        super().__init__(store, queue_id, True)
+        self.segment_bytes = segment_bytes
+        self.retention = retention
+        self.offsets = Offsets(store, self.directory)
+        self.on_drop: Callable[[], None] = lambda: None
+        self._dropping = False
+
+    @property
+    def first(self) -> int:
+        """The lowest offset that is kept."""
+        return self.segments[0].base if self.segments else self.next
+
+    # -- retention -------------------------------------------------------------------------------------------
+
+    def drop_settled(self) -> None:
+        """Let the oldest segment go if it may, and ask again once that is durable."""
+        if self._dropping or len(self.segments) < 2 or not self._outlived() or not self.segments[-1].durable:
+            return
+        head = self.segments[0]
+        if head.journal >= self.store.journal_needed:
+            self.store.blocked_drops.add(self)
+            return
+        del self.segments[0]
+        self._unlink(head)
+        self.store.renamed(self.directory)
+        self._dropping = True
+        self.store.when_durable(self._dropped, messages=False)
+        self.on_drop()
+
+    def _dropped(self) -> None:
+        self._dropping = False
+        self.drop_settled()
+
+    def _outlived(self) -> bool:
+        """Whether the oldest segment may go."""
+        keep, parts = self.retention, self.segments
+        if 0 <= keep.max_length <= sum(part.count for part in parts[1:]):
+            return True
+        if 0 <= keep.max_bytes < sum(part.size for part in parts):
+            return True
+        due = self.age_due
+        return due is not None and due <= self.store.clock.now_ms()
+
+    @property
+    def age_due(self) -> int | None:
+        """The time in ms from which on the oldest segment is too old; None if it never is, or not yet because it is the last."""
+        if self.retention.max_age_ms < 0 or len(self.segments) < 2:
+            return None
+        last = self._last_time(self.segments[0])
+        return None if last is None else last + self.retention.max_age_ms
+
+    def _last_time(self, part: Segment) -> int | None:
+        """When the segment's last batch was written; None if that cannot be read."""
+        found = None
+        for head in self._headers(part, part.position_before(part.end - 1)):
+            found = head.time_ms
+        return found
+
+    def _headers(self, part: Segment, position: int) -> Iterator[BatchHeader]:
+        """The headers of the batches from one that begins at `position` on. Damage ends them: whoever reads the batch finds it."""
+        if part.file is None:
+            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+        while position < part.size:
+            head = BatchHeader(part.file.read_at(position, BATCH_HEADER), 0)
+            if not head.length:
+                return
+            yield head
+            position += head.length
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def load(self, window: Window, offset: int) -> bool:
+        if window.segment is not None and window.segment.base < self.first:
+            window.release()  # its file is closed
+        return super().load(window, offset)
+
+    def offset_at(self, time_ms: int) -> int:
+        """The first offset that was written at that time or later, `next` if there is none."""
+        i = bisect_left(self.segments, time_ms, key=lambda part: self._time_at(part, segment.HEADER))
+        if i:
+            part = self.segments[i - 1]
+            positions = part.positions()
+            k = bisect_left(positions, time_ms, key=lambda position: self._time_at(part, position))
+            for head in self._headers(part, positions[k - 1] if k else segment.HEADER):
+                if head.time_ms >= time_ms:
+                    return head.first
+        return self.segments[i].base if i < len(self.segments) else self.next
+
+    def _time_at(self, part: Segment, position: int) -> int:
+        head = next(self._headers(part, position), None)
+        return 0 if head is None else head.time_ms
+
+    # -- start and end ---------------------------------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        found = super().recover()
+        self.offsets.load()
+        return found
+
+    def _note_doubt(self, cursor: int) -> None:
+        """Nothing is flagged in a stream."""
+
+    def trim(self) -> None:
+        self.offsets.write()
+        super().trim()
+
+    def delete(self) -> None:
+        self.offsets.close()
+        if not self.segments and self.offsets.on_disk:
+            self.store.when_defined(lambda: self.store.remove_queue(self.directory))
+        super().delete()

@@ -1,0 +1,754 @@
+"""Streams: positions, retention, what is remembered of a consumer, restarts (Q, C2, P2-P4, D3)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.broker import stream as streams
+from kvitto.broker import vhost
+from kvitto.broker.stream import Stream
+from kvitto.store import offsets
+from kvitto.wire.tables import Timestamp
+from tests.support.rig import Rig, Taker
+
+SEGMENT = 1500
+"""Some ten messages of the tests."""
+
+
+class Follower(Taker):
+    """A consumer of a stream; `named` if its tag is its own, so that it is remembered."""
+
+    def __init__(self, queue: Stream, *, tag: str = "", room: int = 1 << 30, **arguments: Any) -> None:
+        super().__init__(queue, room=room)
+        self.place = queue.place(tag or "made-up", bool(tag), {k.replace("_", "-"): v for k, v in arguments.items()})
+        queue.add_consumer(self)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [delivery.body for delivery in self.got]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [delivery.offset for delivery in self.got]
+
+    def ack(self, offset: int, n: int = 1) -> None:
+        self.unacked -= n
+        self.queue.ack(offset, n, self)
+        self.queue.mark_dirty()
+
+    def leave(self) -> None:
+        self.queue.remove_consumer(self)
+
+
+def stream(rig: Rig, name: str = "s", **arguments: Any) -> Stream:
+    made = rig.declare(name, x_queue_type="stream", **arguments)
+    assert isinstance(made, Stream)
+    return made
+
+
+def fill(rig: Rig, first: int, end: int, name: str = "s", size: int = 60) -> None:
+    """One batch per message, all of them durable."""
+    for i in range(first, end):
+        assert rig.publish(name, body(i, size))
+        rig.turn()
+    rig.settle_down()
+
+
+def body(i: int, size: int = 60) -> bytes:
+    return f"m{i}".ljust(size, ".").encode()
+
+
+def on_disk(rig: Rig, queue: Stream) -> list[int]:
+    """The segments' base offsets."""
+    return sorted(int(name[:20]) for name in rig.disk.listdir(queue.log.directory) if name.endswith(".log"))
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def test_every_consumer_gets_every_message_and_an_ack_takes_nothing_away() -> None:
+    """Q: a stream is read, not consumed."""
+    rig = Rig()
+    queue = stream(rig)
+    one, two = Follower(queue, x_stream_offset="first"), Follower(queue, x_stream_offset="first")
+    fill(rig, 0, 5)
+    one.ack(0, 5)
+    rig.settle_down()
+    assert one.offsets == two.offsets == [0, 1, 2, 3, 4]
+    assert one.bodies == two.bodies == [body(i) for i in range(5)]
+    assert not any(delivery.redelivered for delivery in one.got)
+    assert (queue.ready, queue.unacked, queue.messages) == (5, 0, 5)
+    rig.restart()
+    assert Follower(stream(rig), x_stream_offset="first") and rig.queue("s").ready == 5
+
+
+def test_only_what_is_durable_is_delivered() -> None:
+    """C2, P2: what a consumer has seen is there after a power cut."""
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue, x_stream_offset="first")
+    rig.settle_down()
+    rig.publish("s", b"a")
+    rig.turn()
+    assert not follower.got
+    assert rig.store.waiting, "a consumer at the tail waits for a sync of its own"
+    rig.sync(everything=False)
+    assert follower.bodies == [b"a"]
+
+
+def test_credit_is_prefetch_and_an_ack_gives_it_back() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue, room=3, x_stream_offset="first")
+    fill(rig, 0, 10)
+    assert follower.offsets == [0, 1, 2]
+    follower.ack(0, 2)
+    rig.turn()
+    assert follower.offsets == [0, 1, 2, 3, 4]
+
+
+def test_a_requeued_or_rejected_message_does_not_come_again() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue, room=2, x_stream_offset="first")
+    fill(rig, 0, 4)
+    queue.requeue(0, 1, 60)
+    queue.reject(1, 1, follower)
+    follower.unacked = 0
+    queue.mark_dirty()
+    rig.settle_down()
+    assert follower.offsets == [0, 1, 2, 3]
+    assert queue.ready == 4
+
+
+def test_consumers_at_the_tail_read_nothing_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue)
+    rig.settle_down()
+    monkeypatch.setattr(queue.log, "load", lambda *_: pytest.fail("it read back what it had just written"))
+    fill(rig, 0, 20)
+    assert follower.offsets == list(range(20))
+    assert not queue._recent
+
+
+def test_batches_wait_in_memory_for_the_tail_only_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: a consumer without credit does not keep everything that comes in memory."""
+    monkeypatch.setattr(streams, "RECENT_BYTES", 3000)
+    rig = Rig()
+    queue = stream(rig)
+    slow = Follower(queue, room=1, tag="")
+    fill(rig, 0, 100)
+    assert slow.offsets == [0]
+    assert queue._recent_bytes <= 3000 and sum(size for _, size in queue._recent) == queue._recent_bytes
+    slow.room = 1000
+    queue.mark_dirty()
+    rig.settle_down()
+    assert slow.offsets == list(range(100))
+    assert not queue._recent and not queue._recent_bytes
+
+
+def test_without_syncs_a_message_is_delivered_at_once() -> None:
+    rig = Rig()
+    rig.store.syncing = False
+    queue = stream(rig)
+    follower = Follower(queue)
+    rig.publish("s", b"a")
+    rig.turn()
+    assert follower.bodies == [b"a"]
+
+
+def test_expiration_means_nothing_in_a_stream() -> None:
+    """As with RabbitMQ."""
+    rig = Rig()
+    queue = stream(rig)
+    rig.publish("s", b"a", ttl_ms=10)
+    rig.settle_down()
+    rig.clock.advance(10)
+    queue.expire()
+    follower = Follower(queue, x_stream_offset="first")
+    rig.settle_down()
+    assert follower.bodies == [b"a"]
+
+
+# -- where a consumer begins -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "begins"),
+    [("first", 0), ("last", 9), ("next", 10), (None, 10), (0, 0), (7, 7), (10, 10), (11, 11), (1 << 40, 12)],
+)
+def test_a_consumer_begins_where_it_says(given: Any, begins: int) -> None:
+    """Q: x-stream-offset. One that is not there yet is waited for, as with RabbitMQ."""
+    rig = Rig()
+    queue = stream(rig)
+    fill(rig, 0, 10)
+    arguments = {} if given is None else {"x_stream_offset": given}
+    follower = Follower(queue, **arguments)
+    fill(rig, 10, 12)
+    assert follower.offsets == list(range(begins, 12))
+
+
+@pytest.mark.parametrize("segment", [SEGMENT, 1 << 20], ids=["many segments", "one"])
+def test_a_consumer_begins_at_a_time(segment: int) -> None:
+    """Q: timestamp and interval: nothing that was published at that time or later is missing, nothing earlier comes."""
+    rig = Rig()
+    queue = stream(rig, x_stream_max_segment_size_bytes=segment)
+    start = rig.clock.now_ms() // 1000
+    for hour in range(48):
+        fill(rig, 3 * hour, 3 * hour + 3, size=60)
+        rig.clock.advance(3600)
+    rig.turn()
+    for hour in (-1, 0, 1, 20, 47, 48, 50):
+        begins = min(max(3 * hour, 0), 144)
+        follower = Follower(queue, x_stream_offset=Timestamp(start + 3600 * hour))
+        rig.settle_down()
+        assert follower.offsets == list(range(begins, 144)), hour
+        follower.leave()
+    for interval, begins in (("90m", 141), ("30m", 144), ("1h", 141), ("1D", 72), ("1Y", 0)):
+        follower = Follower(queue, x_stream_offset=interval)
+        rig.settle_down()
+        assert follower.offsets == list(range(begins, 144)), interval
+        follower.leave()
+
+
+def test_a_message_that_came_in_after_a_time_is_in_a_batch_of_that_time() -> None:
+    """A batch is begun before its last message comes in: its time is that of its write."""
+    rig = Rig()
+    queue = stream(rig)
+    rig.publish("s", b"early")
+    rig.clock.advance(5)
+    asked = rig.clock.now_ms() // 1000
+    rig.publish("s", b"late")
+    rig.settle_down()
+    follower = Follower(queue, x_stream_offset=Timestamp(asked))
+    rig.settle_down()
+    assert b"late" in follower.bodies
+
+
+@pytest.mark.parametrize("given", ["", "second", "1x", "-1h", -1, 1.5, True, [1], {"a": 1}, b"first"])
+def test_a_wrong_offset_is_refused(given: Any) -> None:
+    rig = Rig()
+    queue = stream(rig)
+    with pytest.raises(ChannelError, match="invalid arg 'x-stream-offset'") as refused:
+        queue.place("t", True, {"x-stream-offset": given})
+    assert refused.value.code == PRECONDITION_FAILED
+
+
+# -- retention -------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_messages_of_a_length_are_kept() -> None:
+    """Q: x-max-length: a segment goes once so many messages lie behind it."""
+    rig = Rig()
+    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(rig, 0, 200)
+    first = queue.cursor
+    assert 200 - 20 - 30 < first <= 200 - 20
+    assert on_disk(rig, queue)[0] == first
+    assert (queue.ready, queue.ready_bytes) == (200 - first, 60 * (200 - first))
+    follower = Follower(queue, x_stream_offset="first")
+    rig.settle_down()
+    assert follower.offsets == list(range(first, 200))
+
+
+def test_the_oldest_segments_go_while_there_are_more_bytes() -> None:
+    """Q: x-max-length-bytes: as with RabbitMQ, all segments together, but the one that is written stays."""
+    rig = Rig()
+    queue = stream(rig, x_max_length_bytes=4 * SEGMENT, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(rig, 0, 300)
+    assert sum(part.size for part in queue.log.segments) <= 5 * SEGMENT
+    assert len(queue.log.segments) >= 3
+    small = stream(rig, "small", x_max_length_bytes=0, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(rig, 0, 100, "small")
+    assert len(small.log.segments) == 1 and 0 < small.ready < 20
+
+
+def test_segments_go_by_age_without_anybody_publishing() -> None:
+    """Q: x-max-age: by the time of the segment's last message."""
+    rig = Rig()
+    queue = stream(rig, x_max_age="1D", x_stream_max_segment_size_bytes=SEGMENT)
+    fill(rig, 0, 50)
+    rig.clock.advance(12 * 3600)
+    fill(rig, 50, 100)
+    assert queue.cursor == 0
+    rig.clock.advance(13 * 3600)
+    for _ in range(20):
+        rig.broker.tick()
+        rig.settle_down()
+        rig.clock.advance(1)
+    assert 35 < queue.cursor <= 50
+    rig.clock.advance(13 * 3600)
+    for _ in range(20):
+        rig.broker.tick()
+        rig.settle_down()
+        rig.clock.advance(1)
+    assert len(queue.log.segments) == 1, "only the one that is written is left"
+    assert queue.cursor > 80
+    assert rig.broker.timers.next_ms is None
+
+
+@pytest.mark.parametrize("end", ["restart", "kill", "cut"])
+def test_what_retention_took_stays_gone_and_offsets_go_on(end: str) -> None:
+    """P4: no offset is used twice."""
+    rig = Rig()
+    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(rig, 0, 100)
+    first = queue.cursor
+    rig.cut(Random(1)) if end == "cut" else getattr(rig, end)()
+    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    assert (queue.cursor, queue.next, queue.ready) == (first, 100, 100 - first)
+    fill(rig, 100, 110)
+    follower = Follower(queue, x_stream_offset="first")
+    rig.settle_down()
+    assert follower.offsets[-1] == 109 and follower.bodies == [body(i) for i in follower.offsets]
+    assert not any(name.endswith(".ack") for name in rig.disk.listdir(queue.log.directory))
+
+
+def test_a_consumer_whose_segment_has_gone_goes_on_with_what_is_there() -> None:
+    rig = Rig()
+    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    follower = Follower(queue, room=2, tag="t", x_stream_offset="first", **{"x-stream-automatic-offset-tracking": True})
+    fill(rig, 0, 5)
+    follower.ack(0, 1)
+    fill(rig, 5, 200)
+    follower.room = 1000
+    queue.mark_dirty()
+    rig.settle_down()
+    assert follower.offsets == sorted(set(follower.offsets)) and follower.offsets[-1] == 199
+    assert set(range(queue.cursor, 200)) <= set(follower.offsets)
+
+
+def test_many_segments_go_one_by_one_each_durably() -> None:
+    """What a power cut brings back has no hole: the next one is unlinked only once the one before is durably gone."""
+    rig = Rig()
+    queue = stream(rig, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
+    fill(rig, 0, 100)
+    rig.clock.advance(10)
+    before = len(on_disk(rig, queue))
+    assert before >= 6
+    rig.broker.tick()
+    rig.turn()
+    assert len(on_disk(rig, queue)) == before - 1
+    rig.cut(Random(3), hostile=True)
+    queue = stream(rig, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
+    bases = on_disk(rig, queue)
+    ends = [part.end for part in queue.log.segments]
+    assert bases[1:] == ends[:-1]
+
+
+# -- tracking ----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_with_a_tag_of_its_own_goes_on_where_it_had_acked() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    fill(rig, 0, 3)
+    follower = Follower(queue, tag="t")
+    fill(rig, 3, 10)
+    follower.ack(3, 2)
+    follower.leave()
+    assert Follower(queue, tag="t").place.position == 5
+    assert Follower(queue, tag="other").place.position == 10
+    assert Follower(queue).place.position == 10
+    assert Follower(queue, tag="t", x_stream_offset=1).place.position == 1, "it has said where"
+
+
+def test_a_consumer_that_never_acked_goes_on_where_it_began() -> None:
+    """P2: what came while it was away is not passed over."""
+    rig = Rig()
+    queue = stream(rig)
+    Follower(queue, tag="t").leave()
+    fill(rig, 0, 5)
+    assert Follower(queue, tag="t").place.position == 0
+
+
+def test_what_is_acked_out_of_order_counts_once_all_before_it_is() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue, tag="t")
+    fill(rig, 0, 10)
+    for offset, n, acked in ((4, 2, 0), (1, 1, 0), (0, 1, 2), (8, 1, 2), (2, 2, 6), (7, 1, 6), (6, 1, 9)):
+        follower.ack(offset, n)
+        assert queue.log.offsets.get("t") == acked
+    assert not follower.place.beyond.count
+
+
+def test_with_tracking_the_offset_is_only_where_it_begins_first() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    fill(rig, 0, 10)
+    arguments = {"x-stream-offset": "first", "x-stream-automatic-offset-tracking": True}
+    follower = Follower(queue, tag="t", **arguments)
+    rig.settle_down()
+    assert follower.offsets == list(range(10))
+    follower.ack(0, 4)
+    follower.leave()
+    assert Follower(queue, tag="t", **arguments).place.position == 4
+
+
+@pytest.mark.parametrize("end", ["restart", "kill", "cut"])
+def test_what_is_remembered_survives(end: str) -> None:
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue, tag="t")
+    fill(rig, 0, 10)
+    follower.ack(0, 6)
+    rig.clock.advance(streams.SAVE_MS / 1000)
+    rig.broker.tick()
+    rig.settle_down()
+    follower.ack(6, 2)  # less than a second ago
+    rig.cut(Random(1)) if end == "cut" else getattr(rig, end)()
+    assert Follower(stream(rig), tag="t").place.position == (8 if end == "restart" else 6)
+
+
+def test_what_is_remembered_of_an_empty_stream_survives_and_goes_with_it() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    Follower(queue, tag="t")
+    directory = queue.log.directory
+    rig.restart()
+    assert rig.disk.exists(f"{directory}/offsets")
+    rig.delete("s")
+    rig.settle_down()
+    assert not rig.disk.exists(f"{directory}/offsets")
+    rig.cut(Random(2))
+    assert "s" not in rig.broker.vhosts["/"].queues
+
+
+def test_a_torn_entry_leaves_the_one_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    queue = stream(rig)
+    follower = Follower(queue, tag="t")
+    fill(rig, 0, 10)
+    for n in (3, 2):
+        follower.ack(queue.log.offsets.get("t") or 0, n)
+        queue.log.offsets.write()
+    path = f"{queue.log.directory}/offsets"
+    file = rig.disk.open(path)
+    whole = file.read_at(0, 2 * offsets.SLOT)
+    at = next(i for i in (0, offsets.SLOT) if int.from_bytes(whole[i + 16 : i + 24], "little") == 5)
+    file.write_at(at + 100, [b"torn"])
+    rig.kill()
+    assert stream(rig).log.offsets.get("t") == 3
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    file = rig.disk.open(path)
+    file.write_at(0, [b"?" * 2 * offsets.SLOT])
+    rig.kill()
+    assert stream(rig).log.offsets.get("t") is None
+    assert "1 entries cannot be read" in caplog.text
+
+
+def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: a client that makes up a tag each time fills nothing."""
+    monkeypatch.setattr(offsets, "TAGS_MAX", 3)
+    rig = Rig()
+    queue = stream(rig)
+    for tag in ("a", "b", "c", "a", "d"):
+        rig.clock.advance(1)
+        queue.log.offsets.put(tag, ord(tag))
+        queue.log.offsets.write()
+    rig.restart()
+    found = stream(rig).log.offsets
+    assert [found.get(tag) for tag in "abcd"] == [97, None, 99, 100]
+    size = rig.disk.open(f"{stream(rig).log.directory}/offsets").size()
+    assert size <= 3 * 2 * offsets.SLOT
+
+
+# -- what a stream is not ------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_get_and_no_purge() -> None:
+    rig = Rig()
+    queue = stream(rig)
+    fill(rig, 0, 1)
+    for action in (lambda: queue.get(Taker(queue)), queue.purge):
+        with pytest.raises(ConnectionError_, match="not supported by stream queues queue 's' in vhost '/'"):
+            action()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x_message_ttl": 1},
+        {"x_expires": 1},
+        {"x_max_priority": 1},
+        {"x_overflow": "drop-head"},
+        {"x_dead_letter_exchange": ""},
+        {"x_delivery_limit": 1},
+        {"x_single_active_consumer": True},
+        {"x_max_age": "7"},
+        {"x_max_age": 7},
+        {"x_max_age": "7d"},
+        {"x_stream_max_segment_size_bytes": 0},
+        {"x_stream_max_segment_size_bytes": "1"},
+        {"x_stream_max_segment_size_bytes": 3_000_000_001},
+        {"x_max_length": -1},
+        {"x_max_length_bytes": "a"},
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    name = next(iter(arguments)).replace("_", "-")
+    with pytest.raises(ChannelError, match=f"invalid arg '{name}' for queue 's' in vhost '/'") as refused:
+        stream(Rig(), **arguments)
+    assert refused.value.code == PRECONDITION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("flags", "property_"),
+    [
+        ((False, False, False), "non-durable"),
+        ((True, True, False), "exclusive-owner"),
+        ((True, False, True), "auto-delete"),
+    ],
+)
+def test_a_stream_is_durable_and_for_all(flags: tuple[bool, bool, bool], property_: str) -> None:
+    vhost = Rig().broker.vhosts["/"]
+    with pytest.raises(ChannelError, match=f"invalid property '{property_}' for queue 's' in vhost '/'") as refused:
+        vhost.declare_queue("s", *flags, {"x-queue-type": "stream"}, None)
+    assert refused.value.code == PRECONDITION_FAILED
+    assert "s" not in vhost.queues
+
+
+# -- a model -------------------------------------------------------------------------------------------------------
+
+
+class StreamModel(RuleBasedStateMachine):
+    """`sent` is what the stream has taken, by offset (None: a power cut took it before it was confirmed); all else follows from that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        ids = count(1)
+        self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
+        self.patch.setattr(streams, "RECENT_BYTES", 600)
+        self.rig = Rig()
+        self.sent: list[bytes | None] = []
+        self.safe = 0
+        self.first = 0
+        self.followers: list[Follower] = []
+        self.expected: dict[Follower, int] = {}
+        self.acked: dict[str, int] = {}
+        self.held: dict[Follower, list[int]] = {}
+        self.number = 0
+        self.floor = 0
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    @property
+    def may_go(self) -> int:
+        """The end of what x-max-length lets go."""
+        return max(len(self.sent) - self.length, 0) if self.length >= 0 else 0
+
+    @initialize(
+        length=st.sampled_from([-1, 0, 5, 30]), size=st.sampled_from([-1, 1000, 4000]), age=st.sampled_from(["", "10s"])
+    )
+    def declare(self, length: int, size: int, age: str) -> None:
+        self.arguments: dict[str, Any] = {"x_stream_max_segment_size_bytes": 700}
+        self.length = length
+        if length >= 0:
+            self.arguments["x_max_length"] = length
+        if size >= 0:
+            self.arguments["x_max_length_bytes"] = size
+        if age:
+            self.arguments["x_max_age"] = age
+        self.only_length = size < 0 and not age
+        stream(self.rig, **self.arguments)
+        self.rig.settle_down()
+
+    @property
+    def q(self) -> Stream:
+        found = self.rig.queue("s")
+        assert isinstance(found, Stream)
+        return found
+
+    def watch(self) -> None:
+        """Every consumer gets the stream from its place on, without a hole but for what retention took, and only what is durable."""
+        assert self.q.cursor >= self.first, "what was gone is back"
+        self.first = self.q.cursor
+        for f in self.followers:
+            for delivery in f.got:
+                at = self.expected[f]
+                while at < delivery.offset and self.sent[at] is None:
+                    at += 1
+                assert delivery.offset == at or at < delivery.offset <= self.first, f"{delivery} instead of {at}"
+                assert delivery.body == self.sent[delivery.offset] and not delivery.redelivered
+                assert delivery.offset < self.q.log.durable_end
+                self.expected[f] = delivery.offset + 1
+                self.held[f].append(delivery.offset)
+            f.got.clear()
+
+    def turn(self) -> None:
+        self.rig.turn()
+        self.watch()
+        told = len(self.sent)
+        if not self.rig.broker.unwritten:
+            self.rig.store.when_durable(lambda: setattr(self, "safe", max(self.safe, told)))
+
+    @rule(n=st.integers(1, 6), size=st.sampled_from([5, 60, 300]))
+    def publish(self, n: int, size: int) -> None:
+        for _ in range(n):
+            self.number += 1
+            assert self.rig.publish("s", body(self.number, size))
+            self.sent.append(body(self.number, size))
+        self.turn()
+
+    @precondition(lambda self: len(self.followers) < 4)
+    @rule(
+        tag=st.sampled_from(["", "t", "u"]),
+        given=st.sampled_from(["first", "last", "next", None, 0, 10, 100]),
+        room=st.integers(1, 20),
+    )
+    def consume(self, tag: str, given: Any, room: int) -> None:
+        if tag and any(f.place.tag == tag for f in self.followers):
+            return
+        q = self.q
+        f = Follower(q, tag=tag, room=room, **({} if given is None else {"x_stream_offset": given}))
+        begin = {"first": q.cursor, "last": max(q.next - 1, q.cursor), "next": q.next, None: q.next}.get(given, given)
+        if tag and given is None:
+            begin = min(self.acked.setdefault(tag, q.next), q.next)
+        assert f.place.position == max(begin, q.cursor)
+        assert f.place.tag == (tag if tag and given is None else None)
+        self.followers.append(f)
+        self.expected[f] = f.place.position
+        self.held[f] = []
+        self.turn()
+
+    @precondition(lambda self: self.followers)
+    @rule(which=st.integers(0, 3), at=st.integers(0, 20), multiple=st.booleans(), kind=st.sampled_from(["ack", "back"]))
+    def settle(self, which: int, at: int, multiple: bool, kind: str) -> None:
+        f = self.followers[which % len(self.followers)]
+        held = self.held[f]
+        if not held:
+            return
+        at %= len(held)
+        chosen = held[: at + 1] if multiple else [held[at]]
+        for offset in chosen:
+            held.remove(offset)
+            if kind == "ack":
+                f.ack(offset)
+            else:
+                f.unacked -= 1
+                self.q.requeue(offset, 1, 1)
+                self.q.mark_dirty()
+        if f.place.tag is not None:
+            self.acked[f.place.tag] = f.place.acked
+            assert all(offset >= f.place.acked for offset in held), "an offset counts as acked that is not"
+        self.turn()
+
+    @precondition(lambda self: self.followers)
+    @rule(which=st.integers(0, 3))
+    def leave(self, which: int) -> None:
+        f = self.followers.pop(which % len(self.followers))
+        f.leave()
+        if f.place.tag is not None:
+            self.acked[f.place.tag] = f.place.acked
+        self.turn()
+
+    @rule(ms=st.sampled_from([300, 2000, 6000]))
+    def wait(self, ms: int) -> None:
+        self.rig.clock.advance(ms / 1000)
+        self.rig.broker.tick()
+        self.turn()
+
+    @rule(everything=st.booleans())
+    def sync(self, everything: bool) -> None:
+        self.rig.sync(everything)
+        self.turn()
+
+    @rule(full=st.booleans())
+    def space(self, full: bool) -> None:
+        """D4: nothing is lost while there is no room."""
+        self.rig.disk.full = full
+        self.rig.broker.retry_writes()
+        self.turn()
+
+    def begin_again(self, exact: bool) -> None:
+        """A start: what was confirmed is there, the rest is a beginning of what was sent."""
+        q = self.q
+        remembered = {tag: q.log.offsets.get(tag) for tag in ("t", "u")}
+        for tag, was in self.acked.items():
+            found = remembered[tag]
+            assert not exact or max(found or 0, q.cursor) == max(was, q.cursor), "an end in order loses nothing of it"
+            assert found is None or found <= was, "it counts as acked what is not"
+        self.acked = {tag: found for tag, found in remembered.items() if found is not None}
+        assert self.safe <= q.next <= len(self.sent)
+        assert not exact or q.next == len(self.sent)
+        del self.sent[q.next :]
+        assert q.cursor == q.log.first and q.ready == q.next - q.cursor
+        self.followers.clear()
+        for offset in range(q.cursor, q.next):
+            message = q.read(offset)
+            if message is None and offset >= self.safe and not exact:
+                self.sent[offset] = None
+            assert (message and message[2]) == self.sent[offset]
+        self.safe = q.next
+        q.release_windows()
+        self.turn()
+
+    @rule()
+    def restart(self) -> None:
+        self.space(False)
+        for f in self.followers:
+            if f.place.tag is not None:
+                self.acked[f.place.tag] = f.place.acked
+        self.rig.restart()
+        self.first = min(self.first, self.q.cursor)
+        assert self.q.cursor >= self.first
+        self.begin_again(exact=True)
+
+    @rule()
+    def kill(self) -> None:
+        self.space(False)
+        before = self.q.cursor
+        self.rig.kill()
+        assert self.q.cursor >= before
+        self.begin_again(exact=False)
+
+    @rule(seed=st.integers(0, 99), hostile=st.booleans())
+    def cut(self, seed: int, hostile: bool) -> None:
+        self.space(False)
+        self.rig.cut(Random(seed), hostile=hostile)
+        cursor = self.q.cursor
+        if self.only_length:
+            gone = max(self.first, self.may_go)
+            assert cursor <= gone or gone >= self.safe, "a confirmed message is gone"
+        self.floor = cursor  # a first segment that was never confirmed may be gone
+        self.first = min(self.first, cursor)  # the segment that went last may be back
+        self.begin_again(exact=False)
+
+    @invariant()
+    def books(self) -> None:
+        if not hasattr(self, "arguments"):
+            return
+        q = self.q
+        assert q.ready == q.next - q.cursor == len(self.sent) - q.cursor
+        assert q.ready_bytes == sum(len(b) for b in self.sent[q.cursor :] if b is not None)
+        if not self.rig.broker.unwritten:  # else there may be the name of one that had no room
+            assert on_disk(self.rig, q) == [part.base for part in q.log.segments]
+        if self.only_length:
+            assert q.cursor <= max(self.floor, self.may_go)
+        assert not self.rig.store.alarms
+
+
+TestStreamModel = StreamModel.TestCase
+TestStreamModel.settings = settings(
+    max_examples=1000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 100,
+    stateful_step_count=40,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.reuse, Phase.generate, Phase.shrink),
+)
