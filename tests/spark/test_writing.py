@@ -192,6 +192,16 @@ def test_what_the_broker_refuses_is_told(url: str) -> None:
         write(options("amqp://127.0.0.1:1", reconnectTimeout="100ms"), part(), rows(0, 10))
 
 
+def test_a_row_that_is_no_message_is_named(url: str) -> None:
+    """Its headers do not fit into a frame."""
+    kind = pa.map_(pa.string(), pa.string())
+    headers = pa.array([[], [("big", "x" * 200_000)]], kind)
+    batch = pa.RecordBatch.from_arrays([pa.array(["a", "b"]), headers], names=["body", "headers"])
+    with pytest.raises(SinkError, match="row 1: the properties have 200"):
+        write(options(url), part(), iter([batch]))
+    assert depth(url) == 0
+
+
 def test_rows_that_a_full_queue_refuses_come_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: a nack is no loss; rows that were taken are not published twice."""
     monkeypatch.setattr(writing, "has_stages", lambda connection: False)

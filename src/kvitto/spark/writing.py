@@ -33,6 +33,7 @@ WINDOW_ROWS: Final = 20_000
 SLICE_ROWS: Final = 4_000
 SLICE_BYTES: Final = 512 << 10
 """What is handed to the socket at once."""
+NAME: Final = "kvitto spark sink"
 ADVICE: Final = "Start the broker, and the job or query again"
 log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
@@ -87,6 +88,7 @@ def write_rows(options: SinkOptions, layout: Layout, part: Part, batches: Iterab
                 task.add(batch)
         task.finish()
     except _Repeated:
+        log.warning("batch %d of writer %s was written before: nothing is published", part.batch, part.writer)
         task.leave()
         return Written(part.writer, part.batch, (), 0)
     except BaseException:
@@ -266,7 +268,10 @@ class _Task:
             at = sent.published
             end = int(np.searchsorted(rows.borders, rows.borders[at] + SLICE_BYTES))
             end = min(max(end, at + 1), at + SLICE_ROWS, batch.num_rows)
-            tag = channel.publish_rows(*columns, at, end, mandatory=mandatory)
+            try:
+                tag = channel.publish_rows(*columns, at, end, mandatory=mandatory)
+            except ValueError as error:
+                raise SinkError(f"a row cannot be a message: {error}") from None
             sent.first = sent.first or tag
             sent.published = end
             self._in_time(lambda: channel.connection.flush(self.options.reconnect_timeout_s))
@@ -322,8 +327,7 @@ def commit(options: SinkOptions, written: Sequence[Written]) -> None:
             raise SinkError(
                 f"{len(names)} stages do not fit into one commit; write fewer partitions (coalesce) at a time"
             )
-        if not channel.stage_commit(writer, batch, names):
-            log.info("batch %d of writer %s was committed before", batch, writer)
+        channel.stage_commit(writer, batch, names)
 
     call(options, commit_once)
 
@@ -331,7 +335,7 @@ def commit(options: SinkOptions, written: Sequence[Written]) -> None:
 def forget(options: SinkOptions, writer: str) -> None:
     """The writer's name will not be used again; best effort: the broker drops old stages itself."""
     try:
-        with Connection(options.uri, name="kvitto spark sink") as connection:
+        with Connection(options.uri, name=NAME) as connection:
             if has_stages(connection):
                 connection.channel().stage_forget(writer)
     except (AMQPError, *LOST):
@@ -344,16 +348,16 @@ def check_broker(options: SinkOptions, timeout_s: float) -> None:
 
 
 def call(options: SinkOptions, action: Callable[[Channel], T], timeout_s: float | None = None) -> T:
-    """The result of an action that may be repeated, on a channel of its own."""
+    """The result of an action that may be repeated, on a connection of its own."""
     patience = Patience(options.reconnect_timeout_s if timeout_s is None else timeout_s, SinkError, ADVICE)
     while True:
         try:
-            with connect(options.uri).channel() as channel:
-                return action(channel)
+            # not kept: Spark makes a process for each commit
+            with Connection(options.uri, name=NAME) as connection:
+                return action(connection.channel())
         except ChannelClosed as error:
             raise explain(error) from None
         except (ConnectFailed, *LOST) as error:
-            disconnect(options.uri)
             patience.wait(error)
 
 
@@ -362,7 +366,7 @@ def connect(uri: str) -> Connection:
     key = (os.getpid(), uri)
     found = _connections.get(key)
     if found is None or found.closed is not None:
-        found = _connections[key] = Connection(uri, name="kvitto spark sink", buffer_bytes=1 << 20)
+        found = _connections[key] = Connection(uri, name=NAME, buffer_bytes=1 << 20)
     return found
 
 
