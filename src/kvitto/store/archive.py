@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +30,10 @@ log = logging.getLogger("kvitto.store")
 
 @dataclass(order=True)
 class Kept:
-    """A segment in the archive. `size`: bytes of both files; `settled_ms`: time of its newest settlement, -1 until it is asked for."""
+    """A segment in the archive. `size`: bytes of both files, if they are bounded.
+
+    `settled_ms`: time of its newest settlement, -1 until it is asked for.
+    """
 
     base: int
     size: int = field(compare=False)
@@ -66,10 +70,14 @@ class Archive:
             if name.endswith(paths.copying("")):
                 disk.unlink(f"{self.directory}/{name}")
         if names:
-            self._describe(self.directory)
+            with suppress(StoreFull):  # the next segment asks again
+                self._describe(self.directory)
 
     def _size(self, base: int) -> int:
+        """Bytes of a segment's files, if it matters."""
         size = 0
+        if self.max_bytes < 0:
+            return size
         for path in (paths.segment(self.directory, base), paths.settlements(self.directory, base)):
             if self.store.disk.exists(path):  # an archive is there to be used: somebody may have taken files out of it
                 file = self.store.disk.open(path)
