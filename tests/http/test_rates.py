@@ -17,7 +17,7 @@ class Queue(SimpleNamespace):
 
 
 def broker(*queues: Any) -> Any:
-    return SimpleNamespace(gone=Counts(), queues=dict(enumerate(queues)))
+    return SimpleNamespace(gone=Counts(), listed=list(queues))
 
 
 def test_a_rate_is_the_difference_of_the_last_two_samples() -> None:

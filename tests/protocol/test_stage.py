@@ -191,7 +191,7 @@ def test_what_cannot_be_is_refused() -> None:
 
     wire.put(3, m.ChannelOpen())
     refused(3, m.StageCommit("w", 1, b"t"), 404, "no stage of task 't' for batch 1")
-    refused(3, m.StageOpen("", 1, "t"), 406, "names")
+    refused(3, m.StageOpen("", 1, "t"), 406, "needs a name")
     stage(wire, 4)
     commit(wire, 4)
     late = ask(wire, 3, m.StageOpen("w", 4, "t"))
@@ -241,3 +241,126 @@ def test_a_stage_that_nobody_commits_goes_after_a_day() -> None:
         house.broker.tick()
         house.settle()
     assert not house.broker.stages.open_stages
+
+
+def test_batches_that_overlap_move_once_and_in_order() -> None:
+    """A record that is held because a transaction's record is, and the next commit durable before it."""
+    house = House()
+    wire = opened(house)
+    for channel in (3, 4):
+        wire.put(channel, m.ChannelOpen())
+    ask(wire, 3, m.ConfirmSelect(False))
+    ask(wire, 4, m.QueueDeclare("other", durable=True))
+    for channel, batch, texts in ((1, 0, [b"0.0", b"0.1"]), (3, 1, [b"1.0"])):
+        stage(wire, batch, "t", channel)
+        for text in texts:
+            publish(wire, channel, "", "q", text)
+    house.settle()
+    consumer, driver, other = house.wire(), house.wire(), house.wire()
+    ask(consumer, 1, m.TxSelect())
+    consumer.put(1, m.BasicConsume("other", "c"))
+    house.settle()
+    driver.put(1, m.StageCommit("w", 0, b"t"))
+    house.turn()
+    job = house.store.begin_sync(everything=False)
+    publish(wire, 4, "", "other", b"x")
+    house.turn()
+    consumer.put(1, m.BasicAck(1, False), m.TxCommit())
+    house.turn()
+    job.run()
+    house.store.end_sync(job)
+    house.turn()
+    other.put(1, m.StageCommit("w", 1, b"t"))
+    house.turn()
+    for _ in range(8):
+        house.settle()
+    assert bodies(wire, 2, "q") == [b"0.0", b"0.1", b"1.0"]
+
+
+def test_a_full_disk_puts_a_commit_off_and_loses_nothing() -> None:
+    """D4: the definitions still have room when messages have none."""
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    for _ in range(5):
+        publish(wire, 1, "", "q", bytes(100_000))
+    house.disk.free = 16 << 20
+    house.store._room = 0
+    wire.put(2, m.StageCommit("w", 0, b"t"))
+    house.settle()
+    assert house.broker.full and not [a for a in wire.methods() if isinstance(a, m.StageCommitOk)]
+    house.disk.free = 1 << 40
+    for _ in range(5):
+        house.clock.advance(1.0)
+        house.broker.tick()
+        house.broker.retry_writes()
+        house.settle()
+    assert [a.fresh for a in wire.methods() if isinstance(a, m.StageCommitOk)] == [True]
+    assert len(bodies(wire, 2, "q")) == 5
+
+
+def test_what_is_said_of_a_batch_is_durable() -> None:
+    """A driver that asks while a commit waits for its sync must not skip a batch that the power takes."""
+    house = House()
+    wire = opened(house)
+    stage(wire)
+    publish(wire, 1, "", "q", b"x")
+    house.settle()
+    wire.frames()
+    other, again = house.wire(), house.wire()
+    wire.put(2, m.StageCommit("w", 0, b"t"))
+    house.turn()
+    other.put(1, m.StageLast("w"))
+    house.turn()
+    assert [a.last for a in other.methods() if isinstance(a, m.StageLastOk)] == [NONE]
+    again.put(1, m.StageCommit("w", 0, b"t"), m.StageOpen("w", 0, "t"))
+    house.settle()
+    house.settle()
+    assert [a.fresh for a in wire.methods() if isinstance(a, m.StageCommitOk)] == [True]
+    answers = again.methods()
+    assert [a.fresh for a in answers if isinstance(a, m.StageCommitOk)] == [False]
+    assert [a.last for a in answers if isinstance(a, m.StageOpenOk)] == [0]
+
+
+def test_a_task_that_is_named_twice_counts_once_and_a_start_takes_it() -> None:
+    house = House()
+    wire = opened(house, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    stage(wire)
+    publish(wire, 1, "", "q", b"0")
+    publish(wire, 1, "", "q", b"1")
+    answer = commit(wire, 0, "t", "t")
+    assert isinstance(answer, m.StageCommitOk)
+    again = House(house.disk.kill())
+    taker = opened(again, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    found: list[bytes] = []
+    for _ in range(3):
+        found += bodies(taker, 2, "q")
+        again.clock.advance(1.0)
+        again.broker.tick()
+        again.settle()
+    assert found == [b"0", b"1"]
+
+
+def test_a_message_that_its_queue_can_never_take_does_not_stop_its_writer() -> None:
+    house = House()
+    wire = opened(house, **{"x-max-length-bytes": 3, "x-overflow": "reject-publish"})
+    stage(wire)
+    publish(wire, 1, "", "q", b"far too long")
+    publish(wire, 1, "", "q", b"ok")
+    commit(wire)
+    assert bodies(wire, 2, "q") == [b"ok"]
+
+
+def test_only_those_who_may_configure_a_writer_use_it() -> None:
+    """D2: a permission like any other, on the writer's name."""
+    house = House()
+    wire = opened(house)
+    house.broker.users.add("eve", "eve")
+    house.broker.users.set_permission("eve", "/", "^mine$", ".*", ".*")
+    stage(wire)
+    eve = house.wire(login=False)
+    eve.login("eve")
+    closed = ask(eve, 1, m.StageCommit("w", 0, b"t"))
+    assert isinstance(closed, ChannelClose) and closed.reply_code == 403
+    eve.put(1, m.ChannelCloseOk(), m.ChannelOpen())
+    assert isinstance(ask(eve, 1, m.StageOpen("mine", 0, "t")), m.StageOpenOk)

@@ -208,6 +208,11 @@ class Broker:
         self.now_ms = self.clock.now_ms()
 
     @property
+    def listed(self) -> list[Queue]:
+        """The queues that anybody sees: stages are none."""
+        return [queue for vhost in self.vhosts.values() for queue in vhost.queues.values()]
+
+    @property
     def idle(self) -> bool:
         """Nothing has changed since the last turn."""
         return not (self.dirty or self.readers or self.dead_letters.moves or self.stages.due)

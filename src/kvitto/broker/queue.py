@@ -19,7 +19,7 @@ from kvitto.broker.delays import Delays
 from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
-from kvitto.store.batch import ENTRY, EXPIRES, Batch
+from kvitto.store.batch import ENTRY, Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
     ACKED,
@@ -50,7 +50,6 @@ LEAVING_PER_TURN = 10_000
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
 _ENTRY = ENTRY
-_EXPIRES = EXPIRES
 
 
 class Queue:
@@ -165,20 +164,15 @@ class Queue:
         return self.append(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)  # type: ignore[no-any-return]
 
     def append_run(self, b, i, n):  # type: ignore[no-untyped-def]
-        """Add the messages i .. i+n-1 of another batch."""
+        """Add the messages i .. i+n-1 of another batch, which have no flags."""
         for k in range(i, i + n):
             e = b.index_at + _ENTRY * k
             m = b.meta_at + bits.le32(b.index.p, e)
             props_len = bits.le32(b.index.p, e + 12)
             key_len = bits.le16(b.index.p, e + 16)
-            flags = bits.le16(b.index.p, e + 18)
-            ttl_ms = -1
-            if flags & _EXPIRES:
-                ttl_ms = bits.le32(b.index.p, e + 20)
-                flags -= _EXPIRES
             body = b.body_at + bits.le32(b.index.p, e + 4)
             body_len = bits.le32(b.index.p, e + 8)
-            self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
+            self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, -1, 0)
 
     def append_journaled_run(self, batch: Batch, sequence: int) -> None:
         """`append_journaled` for all messages of a batch."""

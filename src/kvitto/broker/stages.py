@@ -11,12 +11,13 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError
 from kvitto.broker.admission import expiration_ms
 from kvitto.broker.arguments import QueueSettings
-from kvitto.broker.deadletter import RECORD_BYTES, Parcel, read_properties, weight
+from kvitto.broker.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
 from kvitto.broker.queue import Queue
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Run, Settle
@@ -32,15 +33,22 @@ NONE = (1 << 64) - 1
 """In place of a batch: none was committed."""
 STAGES_MAX = 10_000
 """Stages of one writer that are not committed."""
+WRITERS_MAX = 10_000
+"""Writers of one vhost."""
 FORGOTTEN_MS = 24 * 3_600_000
 """A stage without a publish for so long is dropped."""
 LOOK_MS = 600_000
 FULL_MS = 100
 """After so long a queue that was full is asked again."""
+MOVED_PER_TURN = 100
+"""Stages that may end in one turn."""
+MESSAGES_MAX = 20_000
+"""Messages of one record."""
 
 log = logging.getLogger("kvitto.broker")
 
-
+Name = tuple[str, str]
+"""Vhost and writer."""
 Key = tuple[str, str, int, str]
 """Vhost, writer, batch, task."""
 
@@ -66,110 +74,156 @@ class Stage:
         vhost, writer, batch, task = self.key
         return vhost, writer, str(batch), task
 
+    @property
+    def whole(self) -> bool:
+        """All that was put into it is durable."""
+        return self.queue.log.durable_end == self.queue.next
+
+
+@dataclass
+class Commit:
+    """One that waits until its stages are whole."""
+
+    batch: int
+    stages: list[Stage]
+    done: list[Callable[[bool], None]]
+
 
 class Writer:
-    def __init__(self, last: int = NONE) -> None:
-        self.last = last
+    """`last` is durable, `written` may not be yet. `moving`: committed, not in their queues yet. `busy`: a record is on its way."""
+
+    def __init__(self, name: Name, last: int = NONE) -> None:
+        self.name = name
+        self.last = self.written = last
+        self.open: dict[tuple[int, str], Stage] = {}
+        self.waiting: deque[Commit] = deque()
         self.moving: deque[Stage] = deque()
+        self.busy = False
 
     @property
     def value(self) -> dict[str, Any]:
-        return {"batch": self.last, "moving": [stage.queue.log.queue_id for stage in self.moving]}
+        return {"batch": self.written, "moving": [stage.queue.log.queue_id for stage in self.moving]}
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to remember."""
+        return self.written == NONE and not (self.open or self.waiting or self.moving)
+
+    def has(self, batch: int) -> bool:
+        """Whether this batch or a later one is committed, or about to be."""
+        last = self.waiting[-1].batch if self.waiting else self.written
+        return last != NONE and batch <= last
 
 
 class Stages:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.writers: dict[tuple[str, str], Writer] = {}
-        self.open_stages: dict[Key, Stage] = {}
-        self.due: dict[tuple[str, str], None] = {}
-        """Writers with messages to move, of which no record is on its way."""
+        self.writers: dict[Name, Writer] = {}
+        self.due: dict[Name, None] = {}
+        """Writers that may have something to move."""
         self._looking = False
+
+    @property
+    def open_stages(self) -> list[Stage]:
+        return [stage for writer in self.writers.values() for stage in writer.open.values()]
 
     # -- what a peer asks for --------------------------------------------------------------------------------
 
-    def open(self, vhost: VHost, writer: str, batch: int, task: str) -> Stage:
+    def open(self, vhost: VHost, name: str, batch: int, task: str) -> Stage:
         """A new, empty stage; one of that name that is there already goes. If the batch was committed it is closed. ChannelError 406."""
-        if not writer or not task or "\n" in task:
-            raise ChannelError(
-                PRECONDITION_FAILED, "a stage needs the names of a writer and of a task, without newlines"
-            )
-        key = (vhost.name, writer, batch, task)
-        last = self.last(vhost, writer)
-        if last != NONE and batch <= last:
+        self._check(name, batch)
+        if not task or "\n" in task:
+            raise ChannelError(PRECONDITION_FAILED, "a task needs a name without newlines")
+        writer = self._writer(vhost, name)
+        key = (vhost.name, name, batch, task)
+        if writer.has(batch):
             return self._closed(vhost, key)
-        if key in self.open_stages:
-            self._drop(self.open_stages[key])
-        elif len(self._of(vhost, writer)) >= STAGES_MAX:
+        if (batch, task) in writer.open:
+            self._drop(writer.open.pop((batch, task)))
+        elif len(writer.open) >= STAGES_MAX:
             raise ChannelError(
-                PRECONDITION_FAILED, f"writer '{writer}' has {STAGES_MAX} stages: commit or forget them first"
+                PRECONDITION_FAILED, f"writer '{name}' has {STAGES_MAX} stages: commit or forget them first"
             )
         queue_id = secrets.token_hex(16)
-        stage = self._make(vhost, key, queue_id)
+        stage = self._make(vhost, writer, key, queue_id)
         self.broker.define("stage", stage.definition, {"id": queue_id})
         self._look_later()
         return stage
 
-    def last(self, vhost: VHost, writer: str) -> int:
-        """The last batch that was committed, NONE if there is none."""
-        found = self.writers.get((vhost.name, writer))
+    def last(self, vhost: VHost, name: str) -> int:
+        """The last batch whose commit is durable, NONE if there is none."""
+        found = self.writers.get((vhost.name, name))
         return found.last if found else NONE
 
-    def commit(self, vhost: VHost, writer: str, batch: int, tasks: list[str], done: Callable[[bool], None]) -> None:
+    def commit(self, vhost: VHost, name: str, batch: int, tasks: list[str], done: Callable[[bool], None]) -> None:
         """Publish these stages and drop the writer's others up to this batch; `done` says whether it was the first time, once that
-        is durable. ChannelError 404.
+        is durable. ChannelError 404, 406.
         """
-        name = (vhost.name, writer)
-        last = self.last(vhost, writer)
-        if last != NONE and batch <= last:
-            self.broker.store.when_defined(lambda: done(False))
+        self._check(name, batch)
+        writer = self._writer(vhost, name)
+        if writer.has(batch):
+            if writer.waiting:
+                writer.waiting[-1].done.append(lambda _: done(False))
+            else:
+                self.broker.store.when_defined(lambda: done(False))
             return
-        stages = [self._stage(vhost, writer, batch, task) for task in tasks]
+        tasks = list(dict.fromkeys(tasks))
+        missing = next((task for task in tasks if (batch, task) not in writer.open), None)
+        if missing is not None:
+            if writer.idle:
+                del self.writers[writer.name]
+            raise ChannelError(NOT_FOUND, f"no {name_of((vhost.name, name, batch, missing))} in vhost '{vhost.name}'")
+        stages = [writer.open.pop((batch, task)) for task in tasks]
         for stage in stages:
             stage.closed = True
         vhost.epoch.value += 1
+        writer.waiting.append(Commit(batch, stages, [done]))
+        self._advance(writer)
 
-        def staged() -> None:
-            self._commit(name, batch, stages, done)
-
-        if any(stage.queue.log.durable_end < stage.queue.next for stage in stages):
-            self.broker.store.when_durable(staged)
-        else:
-            staged()
-
-    def forget(self, vhost: VHost, writer: str) -> None:
-        """Drop what was not committed, and the memory of what was, once that has moved."""
-        for stage in self._of(vhost, writer):
+    def forget(self, vhost: VHost, name: str) -> None:
+        """Drop what was not committed, and the memory of what was. ChannelError 406 while a commit waits."""
+        writer = self.writers.get((vhost.name, name))
+        if writer is None:
+            return
+        if writer.waiting:
+            raise ChannelError(PRECONDITION_FAILED, f"writer '{name}' has a commit that waits for the disk")
+        for stage in writer.open.values():
             self._drop(stage)
-        found = self.writers.get((vhost.name, writer))
-        if found is not None:
-            found.last = NONE
-            self._define(vhost.name, writer, found)
+        writer.open.clear()
+        writer.last = writer.written = NONE
+        self._define(writer)
 
     def forget_vhost(self, vhost: VHost) -> None:
-        """It is being deleted."""
-        for stage in [s for s in self.open_stages.values() if s.key[0] == vhost.name]:
-            self._drop(stage)
-        for name in [name for name in self.writers if name[0] == vhost.name]:
-            writer = self.writers.pop(name)
-            for stage in writer.moving:
+        """It is being deleted, with all that is in it."""
+        for writer in [w for w in self.writers.values() if w.name[0] == vhost.name]:
+            for stage in (*writer.open.values(), *writer.moving, *(s for c in writer.waiting for s in c.stages)):
                 self._drop(stage)
-            self.due.pop(name, None)
-            self.broker.undefine("writer", name)
+            del self.writers[writer.name]
+            self.due.pop(writer.name, None)
+            self.broker.timers.cancel(self._again, writer.name)
+            self.broker.timers.cancel(self._advance, writer)
+            self.broker.undefine("writer", writer.name)
 
-    def _stage(self, vhost: VHost, writer: str, batch: int, task: str) -> Stage:
-        stage = self.open_stages.get((vhost.name, writer, batch, task))
-        if stage is None:
-            raise ChannelError(NOT_FOUND, f"no {name_of((vhost.name, writer, batch, task))} in vhost '{vhost.name}'")
-        return stage
+    @staticmethod
+    def _check(name: str, batch: int) -> None:
+        if not name:
+            raise ChannelError(PRECONDITION_FAILED, "a writer needs a name")
+        if batch == NONE:
+            raise ChannelError(PRECONDITION_FAILED, f"there is no batch {NONE}: it stands for none")
 
-    def _of(self, vhost: VHost, writer: str) -> list[Stage]:
-        return [stage for key, stage in self.open_stages.items() if key[:2] == (vhost.name, writer)]
+    def _writer(self, vhost: VHost, name: str) -> Writer:
+        found = self.writers.get((vhost.name, name))
+        if found is None:
+            if sum(key[0] == vhost.name for key in self.writers) >= WRITERS_MAX:
+                text = f"vhost '{vhost.name}' has {WRITERS_MAX} writers: have those forgotten that will not come back"
+                raise ChannelError(PRECONDITION_FAILED, text)
+            found = self.writers[vhost.name, name] = Writer((vhost.name, name))
+        return found
 
-    def _make(self, vhost: VHost, key: Key, queue_id: str) -> Stage:
+    def _make(self, vhost: VHost, writer: Writer, key: Key, queue_id: str) -> Stage:
         stage = self._stage_of(vhost, key, queue_id)
         self.broker.queues[queue_id] = stage.queue
-        self.open_stages[key] = stage
+        writer.open[key[2], key[3]] = stage
         return stage
 
     def _closed(self, vhost: VHost, key: Key) -> Stage:
@@ -184,8 +238,8 @@ class Stages:
         return Stage(key, queue, self.broker.now_ms)
 
     def _drop(self, stage: Stage) -> None:
+        """The caller takes it out of where it is listed."""
         stage.closed = True
-        self.open_stages.pop(stage.key, None)
         queue = stage.queue
         if queue.deleted:
             return
@@ -195,58 +249,70 @@ class Stages:
         self.broker.undefine("stage", stage.definition)
         queue.log.delete()
 
-    def _commit(self, name: tuple[str, str], batch: int, stages: list[Stage], done: Callable[[bool], None]) -> None:
-        writer = self.writers.setdefault(name, Writer())
-        if writer.last != NONE and batch <= writer.last:
-            done(False)
-            return
-        writer.last = batch
-        writer.moving.extend(stages)
-        self._define(*name, writer)
-        for stage in stages:
-            self.open_stages.pop(stage.key, None)
-        for stage in [s for k, s in self.open_stages.items() if k[:2] == name and k[2] <= batch]:
-            self._drop(stage)
+    def _advance(self, writer: Writer) -> None:
+        """Write the commits whose stages are whole, in order."""
+        while writer.waiting and self.writers.get(writer.name) is writer:
+            if not all(stage.whole for stage in writer.waiting[0].stages):
+                self._advance_later(writer)
+                return
+            self._write_commit(writer, writer.waiting.popleft())
+
+    def _advance_later(self, writer: Writer) -> None:
+        if any(stage.queue in self.broker.unwritten for stage in writer.waiting[0].stages):
+            self.broker.timers.at(self.broker.now_ms + FULL_MS, self._advance, writer)
+        else:
+            self.broker.store.when_durable(lambda: self._advance(writer))
+
+    def _write_commit(self, writer: Writer, commit: Commit) -> None:
+        writer.written = commit.batch
+        writer.moving.extend(commit.stages)
+        self._define(writer)
+        for key in [key for key in writer.open if key[0] <= commit.batch]:
+            self._drop(writer.open.pop(key))
 
         def committed() -> None:
-            self.due[name] = None
-            done(True)
+            writer.last = commit.batch
+            self.due[writer.name] = None
+            for fresh, done in enumerate(commit.done):
+                done(fresh == 0)
 
         self.broker.store.when_defined(committed)
 
-    def _define(self, vhost: str, name: str, writer: Writer) -> None:
-        if writer.last == NONE and not writer.moving:
-            self.writers.pop((vhost, name), None)
-            self.broker.undefine("writer", (vhost, name))
+    def _define(self, writer: Writer) -> None:
+        if writer.written == NONE and not writer.moving:
+            if writer.idle:
+                self.writers.pop(writer.name, None)
+            self.broker.undefine("writer", writer.name)
         else:
-            self.broker.define("writer", (vhost, name), writer.value)
+            self.broker.define("writer", writer.name, writer.value)
 
     # -- start -----------------------------------------------------------------------------------------------
 
     def restore_stage(self, vhost: VHost, key: Key, queue_id: str) -> None:
-        self._make(vhost, key, queue_id)
+        name = (key[0], key[1])
+        writer = self.writers.setdefault(name, Writer(name))
+        self._make(vhost, writer, key, queue_id)
 
-    def restore_writer(self, name: tuple[str, str], value: dict[str, Any]) -> None:
+    def restore_writer(self, name: Name, value: dict[str, Any]) -> None:
         """After all stages: those that are moving are no longer open. One that is not there has moved."""
-        writer = self.writers[name] = Writer(value["batch"])
-        by_id = {stage.queue.log.queue_id: stage for stage in self.open_stages.values()}
+        writer = self.writers.setdefault(name, Writer(name))
+        writer.last = writer.written = value["batch"]
+        by_id = {stage.queue.log.queue_id: key for key, stage in writer.open.items()}
         for queue_id in value["moving"]:
-            if queue_id in by_id:
-                stage = by_id[queue_id]
+            key = by_id.pop(queue_id, None)
+            if key is not None:
+                stage = writer.open.pop(key)
                 stage.closed = True
-                del self.open_stages[stage.key]
                 writer.moving.append(stage)
         if writer.moving:
             self.due[name] = None
 
     def started(self) -> None:
         """Stages whose commit was durable before their own lines were gone."""
-        for stage in list(self.open_stages.values()):
-            last = self.last(stage.queue.vhost, stage.key[1])
-            if last != NONE and stage.key[2] <= last:
-                self._drop(stage)
-        if self.open_stages:
-            self._look_later()
+        for writer in self.writers.values():
+            for key in [key for key in writer.open if writer.has(key[0])]:
+                self._drop(writer.open.pop(key))
+        self._look_later()
 
     # -- moving ----------------------------------------------------------------------------------------------
 
@@ -255,35 +321,38 @@ class Stages:
         due, self.due = self.due, {}
         for name in due:
             writer = self.writers.get(name)
-            if writer is not None:
-                self._move(name, writer)
+            if writer is not None and not writer.busy:
+                self._move(writer)
 
-    def _move(self, name: tuple[str, str], writer: Writer) -> None:
-        while writer.moving:
+    def _move(self, writer: Writer) -> None:
+        for _ in range(MOVED_PER_TURN):
+            if not writer.moving:
+                self._define(writer)
+                return
             stage = writer.moving[0]
             parcel = Parcel()
-            first, end, full = self._gather(stage, parcel)
-            if end > first:
-                self._write(name, stage, parcel, end)
+            end, full = self._gather(stage, parcel)
+            if parcel.record.settles:
+                self._write(writer, stage, parcel, end)
                 return
             if full:
-                self.broker.timers.at(self.broker.now_ms + FULL_MS, self._again, name)
+                self.broker.timers.at(self.broker.now_ms + FULL_MS, self._again, writer.name)
                 return
-            writer.moving.popleft()
-            self._drop(stage)
-            self._define(*name, writer)
+            self._drop(writer.moving.popleft())
+        self.due[writer.name] = None
 
-    def _again(self, name: tuple[str, str]) -> None:
+    def _again(self, name: Name) -> None:
         self.due[name] = None
 
-    def _gather(self, stage: Stage, parcel: Parcel) -> tuple[int, int, bool]:
-        """Put what comes next in a stage into the parcel: (first offset, end, whether a full queue is in the way)."""
-        vhost, first, at = stage.queue.vhost, -1, 0
+    def _gather(self, stage: Stage, parcel: Parcel) -> tuple[int, bool]:
+        """Put what comes next in a stage into the parcel: (where that ends, whether a full queue is in the way)."""
+        vhost, at, taken = stage.queue.vhost, 0, 0
+        settles = parcel.record.settles
         runs: dict[Queue, Batch] = {}
-        while parcel.size < RECORD_BYTES and (found := self._next(stage, at)) is not None:
+        while parcel.size < RECORD_BYTES and taken < MESSAGES_MAX and (found := self._next(stage, at)) is not None:
             batch, offset, most = found
             i = offset - batch.first
-            n = batch.same_key(i, most)
+            n = batch.same_key(i, min(most, MESSAGES_MAX - taken))
             if n == 0:
                 n = self._put_special(parcel, vhost, batch.message(i), bool(runs))
             elif not parcel.record.appends:
@@ -291,14 +360,13 @@ class Stages:
             else:
                 break
             if n == 0:
-                return max(first, 0), at, first < 0
-            if at != offset or first < 0:
-                parcel.record.settles.append(Settle(stage.queue.log.queue_id, offset, 0, ACKED))
-            if first < 0:
-                first = offset
-            parcel.record.settles[-1].count += n
+                return at, not settles
+            if not settles or at != offset:
+                settles.append(Settle(stage.queue.log.queue_id, offset, 0, ACKED))
+            settles[-1].count += n
+            taken += n
             at = offset + n
-        return max(first, 0), at, False
+        return at, False
 
     def _next(self, stage: Stage, at: int) -> tuple[Batch, int, int] | None:
         """(batch, offset, how many): the first messages from `at` on that have not moved."""
@@ -337,13 +405,19 @@ class Stages:
             return n
         if route.dynamic:
             return self._put_special(parcel, vhost, message, bool(runs))
+        if not route.count:
+            log.warning(
+                "vhost '%s': %d committed messages are dropped: no queue is bound for them any more", vhost.name, n
+            )
+            return n
         if any((q.limited and q.rejects) or not q.log.durable for q in route.queues):
             n = 1
-            if any(q.limited and q.rejects and q.refuses(1, len(body)) for q in route.queues):
-                return 0
-        n, size = fitting(batch, i, n, RECORD_BYTES - parcel.size)
-        for target in route.queues:
-            parcel.room.keep(target, n, size)
+        n, size = fitting(batch, i, n, max(RECORD_BYTES - parcel.size, 0) // route.count)
+        targets = self._takers(route.queues, len(body), size)
+        if targets is None:
+            return 0
+        for target in targets:
+            parcel.room.keep(target, n, len(body) if n == 1 else 0)
             if not target.log.durable:
                 parcel.direct.append((target, key, props, body, -1, 0))
                 continue
@@ -351,7 +425,7 @@ class Stages:
                 runs[target] = Batch()
                 parcel.record.runs.append(Run(target.log.queue_id, runs[target]))
             batch.copy_to(runs[target], i, n)
-        parcel.size += size + n * weight(key, props, b"")
+        parcel.size += size * route.count
         return n
 
     def _put_special(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, bytes, int], later: bool) -> int:
@@ -367,58 +441,91 @@ class Stages:
         except ChannelError as error:
             log.warning("vhost '%s': a committed message is dropped: %s", vhost.name, error.reply_text)
             return 1
-        if any(q.limited and q.rejects and q.refuses(1, len(body)) for q in route.queues):
+        size = weight(key, props, body)
+        targets = self._takers(route.queues, len(body), size)
+        if targets is None:
             return 0
         if "BCC" in headers:
             edit_headers(fields, {}, ("BCC",))
             props = join(fields)
         ttl_ms = expiration_ms(properties.expiration)
-        for target in route.queues:
+        for target in targets:
             parcel.room.keep(target, 1, len(body))
             if target.log.durable:
                 parcel.record.appends.append(Append(target.log.queue_id, key, props, body, ttl_ms))
             else:
                 parcel.direct.append((target, key, props, body, ttl_ms, 0))
-        parcel.size += weight(key, props, body)
+        parcel.size += size * max(len(targets), 1)
         return 1
 
-    def _write(self, name: tuple[str, str], stage: Stage, parcel: Parcel, end: int) -> None:
+    @staticmethod
+    def _takers(queues: list[Queue], body_len: int, size: int) -> list[Queue] | None:
+        """Those of the queues that can take it, None if one of them is full for now. What can never be goes with a line in the log."""
+        if size * len(queues) > LETTER_MAX:
+            log.warning(
+                "a committed message for %d queues is dropped: its copies are over %d bytes", len(queues), LETTER_MAX
+            )
+            return []
+        takers = []
+        for queue in queues:
+            if not (queue.limited and queue.rejects):
+                takers.append(queue)
+            elif queue.max_length == 0 or 0 <= queue.max_bytes < body_len:
+                log.warning(
+                    "queue '%s' in vhost '%s' can never take a committed message of %d bytes, it is dropped",
+                    queue.name,
+                    queue.vhost.name,
+                    body_len,
+                )
+            elif queue.refuses(1, body_len):
+                return None
+            else:
+                takers.append(queue)
+        return takers
+
+    def _write(self, writer: Writer, stage: Stage, parcel: Parcel, end: int) -> None:
+        writer.busy = True
+
         def apply() -> None:
+            writer.busy = False
             parcel.apply(self.broker)
             if not stage.queue.deleted:
                 stage.queue.settle_until(end)
-            self.due[name] = None
+            self.due[writer.name] = None
 
         def full() -> None:
+            writer.busy = False
             parcel.room.give_back()
-            self.broker.timers.at(self.broker.now_ms + FULL_MS, self._again, name)
+            self.broker.timers.at(self.broker.now_ms + FULL_MS, self._again, writer.name)
 
         self.broker.journal(parcel.record, apply, full)
 
     # -- stages that nobody wants ----------------------------------------------------------------------------
 
     def _look_later(self) -> None:
-        if not self._looking:
+        if not self._looking and any(writer.open for writer in self.writers.values()):
             self._looking = True
             self.broker.timers.at(self.broker.now_ms + LOOK_MS, self._look)
 
     def _look(self) -> None:
         self._looking = False
         now_ms = self.broker.now_ms
-        for stage in list(self.open_stages.values()):
-            if stage.queue.published != stage.seen:
-                stage.seen, stage.used_ms = stage.queue.published, now_ms
-            elif now_ms - stage.used_ms > FORGOTTEN_MS:
-                log.warning("%s has not been committed for a day, it is dropped", stage.name)
-                self._drop(stage)
-        if self.open_stages:
-            self._look_later()
+        for writer in list(self.writers.values()):
+            for key, stage in list(writer.open.items()):
+                if stage.queue.published != stage.seen:
+                    stage.seen, stage.used_ms = stage.queue.published, now_ms
+                elif now_ms - stage.used_ms > FORGOTTEN_MS:
+                    log.warning("%s has not been committed for a day, it is dropped", stage.name)
+                    self._drop(writer.open.pop(key))
+            if writer.idle:
+                self.writers.pop(writer.name)
+        self._look_later()
 
 
 def fitting(batch: Batch, i: int, n: int, room: int) -> tuple[int, int]:
-    """How many of the n messages from i on have bodies that fit, at least one, and the bytes of those."""
-    size = batch.body_bytes(i, n)
+    """How many of the n messages from i on fit into so many bytes, at least one, and the bytes of those."""
+    size = batch.run_bytes(i, n)
     while n > 1 and size > room:
-        n = max(1, min(n - 1, n * room // size)) if room > 0 else 1
-        size = batch.body_bytes(i, n)
+        n = max(1, min(n - 1, n * room // size))
+        size = batch.run_bytes(i, n)
     return n, size

@@ -40,7 +40,7 @@ QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[Queue], int]], ...] = (
 
 async def metrics(call: Call) -> Response:
     lines = [line for metric in (*of_server(call.api), *of_process(call.api)) for line in metric]
-    queues = list(call.api.broker.queues.values())
+    queues = list(call.api.broker.listed)
     labels = [f'{{vhost="{escaped(q.vhost.name)}",queue="{escaped(q.name)}"}}' for q in queues]
     for name, kind, text, value in QUEUE_METRICS:
         lines += head(name, kind, text)
@@ -83,7 +83,7 @@ def of_server(api: Api) -> Iterable[list[str]]:
     yield counter("kvitto_connections_closed_total", "AMQP connections ended.", hub.connections_closed)
     yield gauge("kvitto_channels", "Open channels.", sum(len(c.channels) for c in hub.connections))
     yield counter("kvitto_channels_opened_total", "Channels opened.", hub.channels_made)
-    queues = broker.queues.values()
+    queues = broker.listed
     yield gauge("kvitto_vhosts", "Virtual hosts.", len(broker.vhosts))
     yield gauge("kvitto_exchanges", "Exchanges.", sum(len(v.exchanges) for v in broker.vhosts.values()))
     yield gauge("kvitto_queues", "Queues.", len(queues))

@@ -25,7 +25,7 @@ def of_broker(broker: Broker) -> Counts:
     """In the order of QUEUE_COUNTS, deleted queues included."""
     gone = broker.gone
     sums = [gone.published, gone.delivered, gone.acked, gone.redelivered]
-    for queue in broker.queues.values():
+    for queue in broker.listed:
         sums[0] += queue.published
         sums[1] += queue.delivered
         sums[2] += queue.acked
@@ -60,7 +60,7 @@ class Rates:
     @staticmethod
     def _counts(broker: Broker, connections: list[Any]) -> Iterator[tuple[object, Counts]]:
         yield TOTAL, of_broker(broker)
-        for queue in broker.queues.values():
+        for queue in broker.listed:
             yield queue, of_queue(queue)
         for connection in connections:
             yield connection, of_connection(connection)

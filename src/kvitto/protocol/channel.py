@@ -207,6 +207,8 @@ class Channel:
             if inside & (check.COPIES | check.REPLY_TO):
                 props = self.as_consumers_see(props, properties.reply_to, headers)
         if self.stage is not None and route.count:
+            if inside & check.REPLY_TO:
+                raise ChannelError(PRECONDITION_FAILED, "direct reply-to cannot wait in a stage")
             self.unsynced = True
             self.open_stage().queue.append_bytes(key, published, body, -1, SPECIAL)
             return

@@ -21,14 +21,14 @@ cdef class Connection:
     cdef public Channel _last
     cdef Buf _spare
     cdef public int _last_number
-    cdef public unsigned long long received_bytes, sent_bytes, started_ms
+    cdef public unsigned long long received_bytes, sent_bytes, started_ms, _looked_at
 
     cpdef receive(self, Buf box, Py_ssize_t n)
     @cython.locals(p="const unsigned char*", pos=Py_ssize_t, most=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, kind=int, number=int, c=Channel, method="unsigned int")
     cdef scan(self, Buf box, Py_ssize_t n)
     @cython.locals(body=Buf, key=Py_ssize_t, k=Py_ssize_t, options=int, key_len=Py_ssize_t, size=Py_ssize_t, body_len="unsigned long long", b=Py_ssize_t)
     cdef Py_ssize_t publish(self, Channel c, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t n) except -1
-    @cython.locals(c=Channel, body=Buf)
+    @cython.locals(c=Channel, body=Buf, ahead=Py_ssize_t)
     cdef _body(self, int number, const unsigned char* p, Py_ssize_t at, Py_ssize_t n)
     @cython.locals(key=bytes, props=bytes, body=Buf)
     cdef _publish_whole(self, Channel c)

@@ -53,7 +53,8 @@ HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 KEPT_BYTES = 4 << 20
 """What a buffer of a connection may keep for its next use; one that is quiet gives it back."""
 BODY_AHEAD = 8
-"""Room for a body that is put together: so many times what has come of it."""
+"""Room for a body that is put together: so many times what has come of it, while not much more than AHEAD_MAX waits to be whole."""
+AHEAD_MAX = 8 << 20
 INPUT_PAUSE = 8 << 20
 """Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
 
@@ -116,6 +117,7 @@ class Connection:
         self.beats = 0
         self.unfinished = 0
         self._spare: Buf | None = None
+        self._looked_at = 0
         self.staged = 0
         self.started_ms = hub.broker.now_ms
         hub.connections[self] = None
@@ -345,7 +347,8 @@ class Connection:
         if body.n + n > content.size:
             raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
         if body.n + n > body.cap:
-            body.grow(min(content.size, BODY_AHEAD * (body.n + n)))
+            ahead = BODY_AHEAD if self.unfinished < AHEAD_MAX else 1
+            body.grow(min(content.size, ahead * (body.n + n)))
         bits.copy(body.p, body.n, p, at, n)
         body.n += n
         if body.n == content.size:
@@ -501,12 +504,12 @@ class Connection:
         self.stalled = False
         if self.state == CLOSED:
             return
-        if not self.choked:
-            self.transport.resume()
         if self.rest:
             box = Buf(0)
             box.add(self.rest)
             self.receive(box, box.n)
+        if not self.stalled and not self.choked:
+            self.transport.resume()
 
     def tell_blocked(self, reason: str | None) -> None:
         """Publishing is blocked (D4): the message that comes next is the last one that is taken."""
@@ -524,9 +527,6 @@ class Connection:
         """Half a heartbeat interval has passed; False if the peer has been silent for two intervals (W6)."""
         self.quiet_in += 1
         self.quiet_out += 1
-        if self.quiet_out > 1 and not self.output.buf.n:
-            self.output.buf.clear(1 << 16)
-            self._spare = None
         if self.quiet_in > 4:
             return False
         if self.quiet_out > 1 and not self.output.paused:
@@ -534,6 +534,13 @@ class Connection:
             if not self.output.dirty:
                 self.output.mark()
         return True
+
+    def give_back(self) -> None:
+        """Called now and then: where nothing has come or gone since, no large buffers are kept."""
+        if self.received_bytes + self.sent_bytes == self._looked_at and not self.output.buf.n:
+            self.output.buf.clear(1 << 16)
+            self._spare = None
+        self._looked_at = self.received_bytes + self.sent_bytes
 
     def opened(self) -> None:
         log.info("%s: user %r opened vhost %r", self.peer, self.user.name, self.vhost.name)

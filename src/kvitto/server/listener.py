@@ -22,7 +22,7 @@ INBOX = 512 * 1024
 LEAST_READ = 64 * 1024
 WRITE_HIGH = 1 << 20
 COPIES = sys.version_info < (3, 12)
-"""asyncio's plain transport takes a copy of what it cannot send yet; later ones, and TLS, keep what they were given."""
+"""asyncio's own plain transport takes a copy of what it cannot send yet; later ones, TLS and other loops keep what they were given."""
 
 
 class Peer(asyncio.BufferedProtocol):
@@ -37,12 +37,13 @@ class Peer(asyncio.BufferedProtocol):
         self._at = 0
         self._done = False
         self._paused = False
-        self._copies = COPIES and not tls
+        self._copies = False
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self.socket = transport
+        self._copies = COPIES and type(transport).__module__ == "asyncio.selector_events"
         transport.set_write_buffer_limits(high=WRITE_HIGH)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -102,8 +103,14 @@ class Peer(asyncio.BufferedProtocol):
     def write(self, data: memoryview) -> bool:
         if self.socket is None or self._done or self.socket.is_closing():
             return True
+        if self._copies:
+            self.socket.write(data)
+            return True
+        if self.socket.get_write_buffer_size():  # it would keep the whole buffer for perhaps a few bytes of it
+            self.socket.write(bytes(data))
+            return True
         self.socket.write(data)
-        return self._copies or not self.socket.get_write_buffer_size()
+        return not self.socket.get_write_buffer_size()
 
     def close(self) -> None:
         """Send what is left and end our side. What the peer still sends is read and dropped until it closes too.

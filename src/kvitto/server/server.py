@@ -39,6 +39,7 @@ LAZY_SYNC_S = 0.2
 DISK_RESERVE = 50 << 20
 """Free bytes below which publishers are blocked (D4)."""
 CLOSE_S = 5.0
+GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
 
@@ -66,6 +67,7 @@ class Server:
         self.received = 0
         """Bytes since the last turn."""
         self._beat: asyncio.TimerHandle | None = None
+        self._beats = 0
         self._stopping = False
         self._slow = ThreadPoolExecutor(1, "kvitto-login")
         self._ended: asyncio.Event
@@ -286,8 +288,11 @@ class Server:
     def _look_after(self) -> None:
         now_ms = self.clock.now_ms()
         self.broker.now_ms = now_ms
+        self._beats += 1
         for connection in list(self.hub.connections):
             self._watch(connection, now_ms)
+            if self._beats % GIVE_BACK_BEATS == 0:
+                connection.give_back()
         self._watch_disk()
         if self.hub.outputs or self.broker.dirty:
             self.schedule()

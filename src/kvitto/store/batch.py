@@ -102,18 +102,26 @@ class Batch:
             k += 1
         return k
 
+    def run_bytes(self, i: int, n: int) -> int:
+        """What the messages i .. i+n-1 take: index, meta and bodies."""
+        total = 0
+        for k in range(i, i + n):
+            e = self.index_at + _ENTRY * k
+            total += (
+                _ENTRY
+                + bits.le16(self.index.p, e + 16)
+                + bits.le32(self.index.p, e + 12)
+                + bits.le32(self.index.p, e + 8)
+            )
+        return total
+
     def copy_to(self, other: Batch, i: int, n: int) -> None:
-        """Add the messages i .. i+n-1 to another tail."""
+        """Add the messages i .. i+n-1, which have no flags, to another tail."""
         for k in range(i, i + n):
             e = self.index_at + _ENTRY * k
             m = self.meta_at + bits.le32(self.index.p, e)
             props_len = bits.le32(self.index.p, e + 12)
             key_len = bits.le16(self.index.p, e + 16)
-            flags = bits.le16(self.index.p, e + 18)
-            ttl_ms = -1
-            if flags & _EXPIRES:
-                ttl_ms = bits.le32(self.index.p, e + 20)
-                flags -= _EXPIRES
             other.add(
                 self.meta.p,
                 m,
@@ -124,8 +132,8 @@ class Batch:
                 self.body.p,
                 self.body_at + bits.le32(self.index.p, e + 4),
                 bits.le32(self.index.p, e + 8),
-                ttl_ms,
-                flags,
+                -1,
+                0,
             )
 
     def take(self, count: int, index: bytes, meta: bytes, body: bytes) -> None:

@@ -24,7 +24,7 @@ class Buf:
             self.grow(need)
 
     def grow(self, need: int) -> None:
-        cap = self.cap
+        cap = self.cap or need
         while cap < need:
             cap += cap >> 1 if cap > 1 << 20 else cap + 64
         fresh = bytearray(cap)

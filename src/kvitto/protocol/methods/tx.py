@@ -1,4 +1,8 @@
-"""Transactions (T1-T6): publishes and settlements of a channel are held until commit, then one journal record makes them durable."""
+"""Transactions (T1-T6): publishes and settlements of a channel are held until commit.
+
+One journal record then makes all of it durable, before it is applied. Publishes to one durable queue alone need none: they are one batch
+of that queue, all of it or nothing; like any publish they may be delivered before they are durable, and wait for room on a full disk.
+"""
 
 from __future__ import annotations
 
