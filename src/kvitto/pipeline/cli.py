@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-JOBS = ("ledger",)
+JOBS = ("land", "ledger")
 """Modules of this package, in the order of the help."""
 
 

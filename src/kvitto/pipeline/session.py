@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -69,6 +70,8 @@ def open_session(name: str, master: str, settings: dict[str, str] | None = None)
     except (PySparkException, OSError, RuntimeError) as error:
         raise JobError(f"Spark did not start with --master {master}: {first_line(error)}") from None
     spark.sparkContext.setLogLevel("OFF")
+    for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they print tracebacks of what run_job says in a line
     return spark
 
 

@@ -1,0 +1,42 @@
+"""Arguments that several jobs have, and their types for argparse."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Final
+
+from kvitto.client import parse_uri
+from kvitto.client.uri import DEFAULT_URI
+
+_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """--uri and --master."""
+    parser.add_argument("--uri", type=uri, default=DEFAULT_URI, help="the broker (default: %(default)s)")
+    parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
+
+
+def uri(text: str) -> str:
+    """An AMQP URI, checked."""
+    try:
+        parse_uri(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def seconds(text: str) -> float:
+    """`10s`, `500ms`, `5m`, `1h`; a number alone is seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(f"a time such as 500ms, 10s or 5m, not {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
+    return int(text)

@@ -1,0 +1,82 @@
+"""A table of Parquet files that a streaming query adds to, each batch once, for every reader of Parquet.
+
+The files of a batch are written aside and then renamed to names made of the query's id and the batch's number; a batch
+that comes again replaces its own files. So the table holds each batch once without a list that only Spark reads. Works
+on every file system that Spark reaches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvitto.pipeline.session import JobError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class BatchFiles:
+    """The files that one query adds to a table."""
+
+    def __init__(self, spark: SparkSession, table: str, query: str) -> None:
+        self.table = table
+        self.query = query
+        self._jvm: Any = spark._jvm
+        self._fs = self._path(table).getFileSystem(spark._jsc.hadoopConfiguration())
+        self._first = True
+
+    def put(self, batch: int, rows: DataFrame | None) -> None:
+        """Make these rows the batch's; None for a batch without any."""
+        if self._first:  # only the first batch of a run can be one that was begun before
+            self._drop(batch)
+            self._first = False
+        if rows is None:
+            return
+        aside = f"{self.table}/_{self._prefix(batch)}staging"  # readers leave out names that begin with _
+        rows.write.mode("overwrite").parquet(aside)
+        written = [file.getPath() for file in self._fs.listStatus(self._path(aside))]
+        parts = sorted(
+            (file for file in written if file.getName().startswith("part-")), key=lambda file: file.getName()
+        )
+        for number, file in enumerate(parts):
+            name = f"{self.table}/{self._prefix(batch)}{number:05}.parquet"
+            if not self._fs.rename(file, self._path(name)):
+                raise JobError(f"{file} could not be renamed to {name}; is there room, and the right to write?")
+        self._fs.delete(self._path(aside), True)
+
+    def _drop(self, batch: int) -> None:
+        if self._fs.exists(self._path(self.table)):
+            for file in self._fs.listStatus(self._path(self.table)):
+                if file.getPath().getName().startswith(self._prefix(batch)):
+                    self._fs.delete(file.getPath(), False)
+
+    def _prefix(self, batch: int) -> str:
+        return f"{self.query}-{batch:08}-"
+
+    def _path(self, text: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(text)
+
+
+def read_text(spark: SparkSession, path: str) -> str | None:
+    """A small file on any file system of Spark's; None if it is not there."""
+    jvm: Any = spark._jvm
+    at = jvm.org.apache.hadoop.fs.Path(path)
+    fs = at.getFileSystem(spark._jsc.hadoopConfiguration())
+    if not fs.exists(at):
+        return None
+    stream = fs.open(at)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write it in one step: under another name, then renamed."""
+    jvm: Any = spark._jvm
+    at, aside = jvm.org.apache.hadoop.fs.Path(path), jvm.org.apache.hadoop.fs.Path(f"{path}.new")
+    fs = at.getFileSystem(spark._jsc.hadoopConfiguration())
+    stream = fs.create(aside, True)
+    stream.write(bytearray(text.encode()))
+    stream.close()
+    fs.rename(aside, at)

@@ -1,0 +1,409 @@
+"""`land`: queues -> typed rows in Parquet files, each message once; what does not fit the schema is put aside, never dropped."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kvitto.client import AMQPError, Connection
+from kvitto.pipeline.arguments import add_common, count, seconds
+from kvitto.pipeline.session import JobError, open_session, run_job
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructField, StructType
+
+MESSAGE_COLUMNS: Final = ("queue", "offset", "message_id", "exchange", "routing_key", "timestamp")
+"""What each row has of its message, under these names with _ before."""
+MESSAGES: Final = "body BINARY, queue STRING, offset BIGINT, message_id STRING, exchange STRING, routing_key STRING, timestamp TIMESTAMP"
+SAMPLE: Final = 1000
+"""Messages that a schema is inferred from."""
+BATCH: Final = 1_000_000
+POLL_S: Final = 0.2
+SOME_BAD: Final = 1
+"""Exit code: all is landed, and some records were bad."""
+_CORRUPT: Final = "_corrupt"
+
+
+@dataclass
+class Landed:
+    """What one run of `land` did. `lag` is how many messages waited behind the last batch, None if nobody could be asked."""
+
+    schema: str = ""
+    rows: int = 0
+    bad: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    lag: int | None = None
+    samples: list[str] = field(default_factory=list)
+    """Reasons of some bad records."""
+
+    @property
+    def rate(self) -> float:
+        return (self.rows + self.bad) / self.seconds if self.seconds else 0.0
+
+
+def land(
+    spark: SparkSession,
+    uri: str,
+    queues: Sequence[str],
+    to: str,
+    checkpoint: str,
+    *,
+    schema: str | StructType | None = None,
+    bad_records: str | None = None,
+    available_now: bool = False,
+    trigger_s: float = 1.0,
+    batch_size: int = BATCH,
+    stop_after_idle_s: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Landed:
+    """Land JSON messages in the Parquet table `to` until `stop()`, idleness or (`available_now`) the end of what is there.
+
+    `schema` is DDL or a StructType; None = that of an earlier run with this checkpoint, or inferred from SAMPLE messages.
+    Bad records go to the exchange `bad_records`, or to the table `<to>.bad`. JobError, or Spark's error, if it cannot go on.
+    """
+    typed = _schema(spark, uri, queues, checkpoint, schema)
+    result = Landed(schema=typed.toDDL())
+    progress(f"schema: {result.schema}")
+    target = Target(spark, uri, to, typed, bad_records, result)
+    source = spark.readStream.format("amqp").option("uri", uri).option("queues", ",".join(queues))
+    messages = source.option("maxOffsetsPerTrigger", batch_size).schema(MESSAGES).load()
+    writer = messages.writeStream.foreachBatch(target.put).option("checkpointLocation", checkpoint)
+    writer = (
+        writer.trigger(availableNow=True)
+        if available_now
+        else writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds")
+    )
+    began = time.monotonic()
+    query = writer.start()
+    try:
+        _watch(query, uri, queues, result, stop_after_idle_s, stop, progress)
+        result.lag = _lag(uri, queues, query)
+    finally:
+        query.stop()
+    result.seconds = time.monotonic() - began
+    return result
+
+
+class Target:
+    """What a batch becomes: files of the table, and bad records put aside."""
+
+    def __init__(
+        self, spark: SparkSession, uri: str, to: str, schema: StructType, bad_records: str | None, result: Landed
+    ) -> None:
+        self.spark = spark
+        self.uri = uri
+        self.to = to.rstrip("/")
+        self.schema = schema
+        self.bad_records = bad_records
+        self.result = result
+        self._query = ""
+        self._first = True
+
+    def put(self, messages: DataFrame, batch: int) -> None:
+        """One batch; the same again when Spark repeats it, so every step of it can be repeated."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        self._begin(messages)
+        seen = Observation()
+        parsed = parse(messages, self.schema)
+        good = f.count_if("ok")
+        observed = parsed.observe(seen, good.alias("good"), f.count(f.lit(1)).alias("all"))
+        names = [f.col("row").getField(name).alias(name) for name in self.schema.names]
+        rows = observed.where("ok").select(*names, *(f.col(name).alias(f"_{name}") for name in MESSAGE_COLUMNS))
+        self.good.put(batch, rows)
+        landed, bad = seen.get["good"], seen.get["all"] - seen.get["good"]
+        if bad or self._first:
+            self._put_aside(parsed.where("not ok").withColumn("reason", reason(self.schema)), batch, bad)
+        self._first = False
+        self.result.rows += landed
+        self.result.bad += bad
+        self.result.batches += 1
+
+    def _begin(self, messages: DataFrame) -> None:
+        if self._query:
+            return
+        from kvitto.pipeline.files import BatchFiles
+
+        spark = messages.sparkSession
+        self._query = str(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+        self.good = BatchFiles(spark, self.to, self._query)
+        self.bad = BatchFiles(spark, f"{self.to}.bad", self._query)
+
+    def _put_aside(self, bad: DataFrame, batch: int, count: int) -> None:
+        from pyspark.sql import functions as f
+
+        if self.bad_records is None:
+            columns = bad.select("body", "reason", "queue", "offset", "message_id")
+            self.bad.put(batch, columns if count else None)
+        elif count:
+            made_up = f.concat_ws("-", "queue", "offset")
+            headers = {"x-reason": "reason", "x-queue": "queue", "x-offset": "offset"}
+            pairs = [part for name, column in headers.items() for part in (f.lit(name), f.col(column).cast("string"))]
+            messages = bad.select(
+                "body",
+                "routing_key",
+                f.coalesce("message_id", made_up).alias("message_id"),
+                f.create_map(*pairs).alias("headers"),
+            )
+            writer = messages.write.format("amqp").option("uri", self.uri).option("exchange", self.bad_records)
+            writer.option("writerId", f"{self._query}-bad").mode("append").save()
+        if count and not self.result.samples:
+            shown = bad.select("queue", "offset", "reason").limit(3).collect()
+            self.result.samples = [f"{row.queue} {row.offset}: {row.reason}" for row in shown]
+
+
+# --- records
+
+
+def parse(messages: DataFrame, schema: StructType) -> DataFrame:
+    """With columns `row`, the body as a struct of that schema, and `ok`, whether it is exactly that."""
+    from pyspark.sql import functions as f
+
+    parsed = messages.withColumn("parsed", _from_json(schema))
+    first = f.get(f.col("parsed.r"), f.lit(0))
+    required = [first.getField(name).isNotNull() for name in _required(schema)]
+    ok = f.is_valid_utf8(f.col("body").cast("string")) & f.col(f"parsed.{_CORRUPT}").isNull()
+    ok = ok & (f.size("parsed.r") == 1) & first.isNotNull()
+    for each in required:
+        ok = ok & each
+    return parsed.withColumn("ok", f.coalesce(ok, f.lit(False))).withColumn("row", first)
+
+
+def reason(schema: StructType) -> Column:
+    """Why a record is bad, in words; for rows of `parse` that are not ok."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    text = f.col("body").cast("string")
+    wrong = []
+    for each in schema.fields:
+        alone = _from_json(StructType([each]))
+        said = f.when(alone.getField(_CORRUPT).isNotNull(), f"{each.name} is no {each.dataType.simpleString()}")
+        if not each.nullable:
+            value = f.get(alone.getField("r"), f.lit(0)).getField(each.name)
+            said = said.when(value.isNull(), f"{each.name} is missing")
+        wrong.append(said)
+    all_wrong = f.concat_ws(", ", *wrong)
+    return (
+        f.when(f.length("body") == 0, f.lit("the body is empty"))
+        .when(~f.is_valid_utf8(text), f.lit("the body is not UTF-8"))
+        .when(f.try_parse_json(text).isNull(), f.lit("the body is not JSON"))
+        .when((f.size("parsed.r") != 1) | f.col("row").isNull(), f.lit("the body is not one JSON object"))
+        .when(all_wrong == "", f.lit("the body does not fit the schema"))
+        .otherwise(all_wrong)
+    )
+
+
+def _from_json(schema: StructType) -> Column:
+    """The body as the one element of an array: by itself, what follows the first object would be ignored."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+    wrapped = StructType([StructField("r", ArrayType(schema)), StructField(_CORRUPT, StringType())])
+    text = f.concat(f.lit('{"r":['), f.col("body").cast("string"), f.lit("]}"))
+    return f.from_json(text, wrapped, {"columnNameOfCorruptRecord": _CORRUPT})
+
+
+def _required(schema: StructType) -> list[str]:
+    return [each.name for each in schema.fields if not each.nullable]
+
+
+# --- the schema
+
+
+def _schema(
+    spark: SparkSession, uri: str, queues: Sequence[str], checkpoint: str, given: str | StructType | None
+) -> StructType:
+    """The one that is given, else that of the checkpoint, else one inferred from messages that wait; kept in the checkpoint."""
+    from pyspark.errors import PySparkException
+
+    from kvitto.pipeline.files import read_text, write_text
+
+    place = f"{checkpoint.rstrip('/')}/kvitto-schema"
+    if given is None and (kept := read_text(spark, place)) is not None:
+        return _parsed(kept)
+    try:
+        schema = _parsed(given) if isinstance(given, str) else given
+    except PySparkException as error:
+        first = str(error).strip().splitlines()[0]
+        raise JobError(f"the schema is not like 'order_id BIGINT, customer STRING': {first}") from None
+    if schema is None:
+        schema = infer(spark, uri, queues)
+        write_text(spark, place, schema.toDDL())
+    _check(schema.fields)
+    return schema
+
+
+def _parsed(ddl: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromDDL(ddl)
+    if not isinstance(schema, StructType):
+        raise JobError(f"the schema is not like 'order_id BIGINT, customer STRING': {ddl!r} is one type")
+    return schema
+
+
+def _check(fields: Sequence[StructField]) -> None:
+    reserved = {f"_{name}" for name in MESSAGE_COLUMNS} | {_CORRUPT}
+    for each in fields:
+        if each.name.lower() in reserved:
+            raise JobError(f"the schema has a column {each.name!r}, which is a name for what is known of the message")
+
+
+def infer(spark: SparkSession, uri: str, queues: Sequence[str]) -> StructType:
+    """The schema of the JSON objects among the first messages of the queues; JobError if there are none."""
+    bodies: list[str] = []
+    with _connect(uri) as connection:
+        for queue in queues:
+            try:
+                channel = connection.channel()
+                first = channel.log_inspect(queue).first
+                sample = channel.log_read(queue, first, first + SAMPLE)
+            except AMQPError as error:
+                raise JobError(f"queue {queue!r}: {error}") from None
+            bodies += [body.decode("utf-8", "replace") for body in sample.bodies.tolist()]
+    rows = spark.createDataFrame([(body,) for body in bodies], "value string").rdd.map(lambda row: row[0])
+    schema = spark.read.option("mode", "DROPMALFORMED").json(rows).schema if bodies else None
+    if schema is None or not schema.fields:
+        what = f"{len(bodies):,} messages, none of them a JSON object" if bodies else "no messages yet"
+        raise JobError(f"no schema: {', '.join(queues)} has {what}; say --schema 'order_id BIGINT, ...'")
+    return schema
+
+
+# --- watching
+
+
+def _watch(
+    query: StreamingQuery,
+    uri: str,
+    queues: Sequence[str],
+    result: Landed,
+    idle_s: float | None,
+    stop: Callable[[], bool],
+    progress: Callable[[str], None],
+) -> None:
+    """Until the query ends, `stop()`, or nothing came and nothing waits for `idle_s`; raises what ended the query."""
+    batches, moved_at = -1, time.monotonic()
+    while not stop() and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
+        if result.batches != batches:
+            batches, moved_at = result.batches, time.monotonic()
+        behind = _behind(query)
+        progress(f"{result.rows:,} landed, {result.bad:,} bad, {result.batches:,} batches, {behind:,} behind")
+        if idle_s is not None and time.monotonic() - moved_at >= idle_s and _lag(uri, queues, None) == 0:
+            return
+    if (error := query.exception()) is not None:
+        raise error
+
+
+def _lag(uri: str, queues: Sequence[str], query: StreamingQuery | None) -> int | None:
+    """Messages behind the query's last batch, or, without a query, all that are not settled; None if the broker is away."""
+    read = _positions(query, "endOffset") if query is not None else {}
+    try:
+        with _connect(uri) as connection:
+            channel = connection.channel()
+            found = {queue: channel.log_inspect(queue) for queue in queues}
+    except (JobError, AMQPError, OSError):
+        return None
+    return sum(max(0, at.next - read.get(queue, at.settled)) for queue, at in found.items())
+
+
+def _behind(query: StreamingQuery) -> int:
+    latest, end = _positions(query, "latestOffset"), _positions(query, "endOffset")
+    return sum(max(0, at - end.get(queue, 0)) for queue, at in latest.items())
+
+
+def _positions(query: StreamingQuery, which: str) -> dict[str, int]:
+    import json
+
+    said: Any = query.lastProgress
+    text = said["sources"][0].get(which) if said else None
+    places = json.loads(text) if isinstance(text, str) else text
+    if not places:
+        return {}
+    return {name.partition(":")[2]: at["next"] for name, at in places["queues"].items()}
+
+
+def _connect(uri: str) -> Connection:
+    try:
+        return Connection(uri, name="kvitto pipeline")
+    except (AMQPError, TimeoutError) as error:
+        raise JobError(str(error)) from None
+
+
+# --- the command
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `land`."""
+    parser = subparsers.add_parser(
+        "land",
+        help="JSON messages of queues -> Parquet, each once",
+        description="Land the JSON messages of durable queues in a Parquet table, each once, and settle them. Exit codes:"
+        " 0 all that was read is landed, 1 the same, but some records were bad, 2 it could not be done.",
+    )
+    add_common(parser)
+    parser.add_argument("--queue", action="append", required=True, help="a queue to land; may be given again")
+    parser.add_argument("--to", required=True, metavar="TABLE", help="directory of the Parquet table")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where Spark remembers how far it is")
+    parser.add_argument(
+        "--schema", metavar="DDL", help="'order_id BIGINT NOT NULL, ...' (default: inferred from a sample)"
+    )
+    parser.add_argument("--bad-records", metavar="EXCHANGE", help="where bad records go (default: the table TABLE.bad)")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--available-now", action="store_true", help="land what is there and end")
+    when.add_argument("--trigger", type=seconds, default=1.0, metavar="TIME", help="time between batches (default: 1s)")
+    parser.add_argument("--batch-size", type=count, default=BATCH, metavar="N", help="most messages of one batch")
+    parser.add_argument("--stop-after-idle", type=seconds, metavar="TIME", help="end when nothing has come for so long")
+    parser.set_defaults(run=lambda args: run_job("land", lambda: _run(args)))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from kvitto.pipeline.stopping import Progress, Stop
+
+    spark = open_session("land", args.master)
+    stop, progress = Stop(), Progress()
+    try:
+        result = land(
+            spark,
+            args.uri,
+            args.queue,
+            args.to,
+            args.checkpoint,
+            schema=args.schema,
+            bad_records=args.bad_records,
+            available_now=args.available_now,
+            trigger_s=args.trigger,
+            batch_size=args.batch_size,
+            stop_after_idle_s=args.stop_after_idle,
+            stop=stop,
+            progress=progress,
+        )
+    finally:
+        progress.end()
+        spark.stop()
+    _print(result, args.to, args.bad_records)
+    return SOME_BAD if result.bad else 0
+
+
+def _print(result: Landed, to: str, bad_records: str | None) -> None:
+    print(f"  schema      {result.schema}")
+    print(f"  landed      {result.rows:,} rows in {to}")
+    print(
+        f"  bad         {result.bad:,}"
+        + (f" in {f'exchange {bad_records}' if bad_records else f'{to}.bad'}" if result.bad else "")
+    )
+    for sample in result.samples:
+        print(f"              {sample}")
+    print(f"  batches     {result.batches:,}")
+    print(f"  time        {result.seconds:.1f} s, {result.rate:,.0f} messages/s")
+    print(
+        "  lag         " + ("unknown: the broker does not answer" if result.lag is None else f"{result.lag:,} messages")
+    )

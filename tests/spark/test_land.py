@@ -1,0 +1,197 @@
+"""`kvitto pipeline land`: each message in the table once, what does not fit put aside, whoever is killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from kvitto.client import Connection, Properties
+from kvitto.demo.children import Child
+from kvitto.pipeline.land import MESSAGES, Landed, Target, land
+from kvitto.pipeline.session import JobError
+from tests.support.wait import wait_until
+
+from .conftest import BrokerProcess, HasUrl
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+SCHEMA = "order_id BIGINT NOT NULL, customer STRING, total DECIMAL(10, 2), at TIMESTAMP, items ARRAY<STRUCT<sku: STRING, n: INT>>"
+BAD = {
+    b"": "the body is empty",
+    b'{"order_id": 1, "customer": "\xff"}': "the body is not UTF-8",
+    b"{oops": "the body is not JSON",
+    b"[1]": "the body is not one JSON object",
+    b"null": "the body is not one JSON object",
+    b'{"order_id": 1}{"order_id": 2}': "the body is not one JSON object",
+    b'{"order_id": 1} and more': "the body is not one JSON object",
+    b'{"order_id": "x"}': "order_id is no bigint",
+    b'{"order_id": 12345678901234567890}': "order_id is no bigint",
+    b'{"customer": "c"}': "order_id is missing",
+    b'{"order_id": 1, "at": "soon", "items": [{"n": "two"}]}': "at is no timestamp, items is no array<struct<sku:string,n:int>>",
+}
+
+
+def send(url: str, bodies: list[bytes], queue: str = "orders", **properties: Any) -> None:
+    with Connection(url, buffer_bytes=1 << 16) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        channel.confirm_select()
+        for n, body in enumerate(bodies):
+            channel.publish(body, "", queue, Properties(message_id=f"id-{n}", **properties))
+        assert channel.wait_for_confirms(60)
+
+
+def orders(first: int, last: int) -> list[bytes]:
+    return [json.dumps({"order_id": n, "customer": f"c{n % 7}", "total": n / 4}).encode() for n in range(first, last)]
+
+
+def rows(table: Path, column: str = "order_id") -> list[Any]:
+    """As a reader without Spark sees the table."""
+    if not table.exists():
+        return []
+    return sorted(value for file in table.glob("[!_.]*.parquet") for value in pq.read_table(file)[column].to_pylist())
+
+
+def settled(url: str, queue: str = "orders") -> int:
+    with Connection(url) as connection:
+        return connection.channel().log_inspect(queue).settled
+
+
+def run(spark: SparkSession, url: str, directory: Path, **options: Any) -> Landed:
+    place = (str(directory / "orders.parquet"), str(directory / "checkpoint"))
+    options = {"schema": SCHEMA, "available_now": True} | options
+    return land(spark, url, ["orders"], *place, **options)
+
+
+def test_rows_are_typed_and_what_does_not_fit_is_put_aside_with_its_reason(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    whole = b' {"order_id": 7, "customer": "M\xc3\xa5ns", "total": 9.5, "at": "2026-01-02T03:04:05Z", "more": 1,'
+    whole += b' "items": [{"sku": "a", "n": 2}]}\n'
+    send(kvitto_broker.url, [whole, *BAD, b'{"order_id": 8, "customer": null}'])
+    result = run(spark, kvitto_broker.url, tmp_path)
+    assert (result.rows, result.bad, result.batches, result.lag) == (2, len(BAD), 1, 0)
+    first, second = spark.read.parquet(str(tmp_path / "orders.parquet")).orderBy("order_id").collect()
+    assert (first.order_id, first.customer, str(first.total), first["items"][0].n) == (7, "Måns", "9.50", 2)
+    assert (first["at"].isoformat(), first._queue, first._offset, first._message_id) == (
+        "2026-01-02T03:04:05",
+        "orders",
+        0,
+        "id-0",
+    )
+    assert (second.order_id, second.customer, second._offset, second._routing_key) == (8, None, len(BAD) + 1, "orders")
+    bad = spark.read.parquet(str(tmp_path / "orders.parquet.bad")).orderBy("offset").collect()
+    assert [(bytes(row.body), row.reason) for row in bad] == list(BAD.items())
+    assert (bad[0].queue, bad[0].offset, bad[0].message_id) == ("orders", 1, "id-1")
+    assert settled(kvitto_broker.url) == len(BAD) + 2
+
+
+def test_bad_records_go_to_an_exchange_and_a_batch_that_is_put_twice_is_there_once(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    """As Spark does it after it died between our writing and its own note of that."""
+    url, to = kvitto_broker.url, tmp_path / "orders.parquet"
+    result, schema = Landed(), StructType.fromDDL(SCHEMA)
+    assert isinstance(schema, StructType)
+    targets = [Target(spark, url, str(to), schema, "bad", result) for _ in range(2)]
+
+    def put_twice(messages: DataFrame, batch: int) -> None:
+        for target in targets:
+            target.put(messages, batch)
+
+    with Connection(url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("bad", "fanout", durable=True)
+        channel.queue_declare("bad", durable=True)
+        channel.queue_bind("bad", "bad")
+        send(url, [*orders(0, 50), b"oops"])
+        messages = spark.readStream.format("amqp").options(uri=url, queue="orders").schema(MESSAGES).load()
+        writer = messages.writeStream.foreachBatch(put_twice).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        assert (result.rows, result.bad, rows(to)) == (100, 2, list(range(50)))
+        got = channel.get("bad", no_ack=True)
+        assert got is not None
+        assert (got.body, got.properties.message_id, got.routing_key) == (b"oops", "id-50", "orders")
+        assert got.properties.headers == {"x-reason": "the body is not JSON", "x-queue": "orders", "x-offset": "50"}
+        assert channel.get("bad") is None
+    assert not (tmp_path / "orders.parquet.bad").exists()
+
+
+def test_a_schema_is_inferred_once_and_kept(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    send(kvitto_broker.url, [b"oops", *orders(0, 3)])
+    result = run(spark, kvitto_broker.url, tmp_path, schema=None)
+    assert result.schema == "customer STRING,order_id BIGINT,total DOUBLE"
+    send(kvitto_broker.url, [b'{"order_id": 3, "new": true}'])
+    again = run(spark, kvitto_broker.url, tmp_path, schema=None)
+    assert (again.schema, again.rows) == (result.schema, 1)
+    assert rows(tmp_path / "orders.parquet") == [0, 1, 2, 3]
+
+
+def test_it_ends_when_nothing_has_come_for_a_while(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    send(kvitto_broker.url, orders(0, 10))
+    said: list[str] = []
+    result = run(
+        spark,
+        kvitto_broker.url,
+        tmp_path,
+        available_now=False,
+        trigger_s=0.1,
+        stop_after_idle_s=0.3,
+        progress=said.append,
+    )
+    assert (result.rows, result.lag, settled(kvitto_broker.url)) == (10, 0, 10)
+    assert any("10 landed, 0 bad" in text for text in said)
+
+
+def test_what_cannot_be_done_is_said(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    send(kvitto_broker.url, [])
+    with pytest.raises(JobError, match=r"no messages yet.*--schema"):
+        run(spark, kvitto_broker.url, tmp_path, schema=None)
+    for schema, said in (("order_id BIGINTT", "not like"), ("_offset INT", "'_offset'"), ("INT", "one type")):
+        with pytest.raises(JobError, match=said):
+            run(spark, kvitto_broker.url, tmp_path, schema=schema)
+
+
+def test_nothing_is_lost_or_doubled_by_a_killed_driver(broker_process: BrokerProcess, tmp_path: Path) -> None:
+    """P2, exactly once: SIGKILL in the middle, the same command again, by the command line."""
+    url = broker_process.url
+    table, total = tmp_path / "orders.parquet", 6000
+    bodies = orders(0, total)
+    bad = set(range(50, total, 100))
+    for n in bad:
+        bodies[n] = b"{oops %d" % n
+    send(url, bodies)
+    command = ["kvitto.cli.main", "pipeline", "land", "--uri", url, "--master", "local[2]", "--queue", "orders"]
+    command += ["--to", str(table), "--checkpoint", str(tmp_path / "checkpoint"), "--schema", SCHEMA]
+    command += ["--batch-size", "1000"]
+    first = Child("land", [*command, "--trigger", "0s"], tmp_path / "land.log")
+    try:
+        wait_until(lambda: len(rows(table)) > 1000, 200, first.log.read_text(errors="replace"))
+    finally:
+        first.kill()
+    assert settled(url) < total
+    again = Child("land", [*command, "--available-now"], tmp_path / "land.log")
+    try:
+        code = again.process.wait(200)
+    finally:
+        again.kill()
+    said = "\n".join(again.take())
+    assert code == 1, (tmp_path / "land.log").read_text()
+    assert "bad" in said and "lag         0 messages" in said, said
+    assert rows(table) == sorted(set(range(total)) - bad)
+    assert rows(tmp_path / "orders.parquet.bad", "offset") == sorted(bad)
+    assert settled(url) == total
+
+
+def test_errors_are_one_line_and_exit_code_2(kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    command = ["kvitto.cli.main", "pipeline", "land", "--queue", "nothing", "--to", str(tmp_path / "t")]
+    command += ["--uri", kvitto_broker.url, "--checkpoint", str(tmp_path / "c"), "--master", "local[1]"]
+    child = Child("land", [*command, "--schema", "a INT", "--available-now"], tmp_path / "log")
+    code = child.process.wait(120)
+    child.kill()
+    said = (tmp_path / "log").read_text()
+    assert code == 2 and "kvitto pipeline land: queue 'nothing'" in said and "declare the queue first" in said, said
+    assert "Traceback" not in said
