@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvitto.client import AMQPError, Connection
 from kvitto.pipeline.arguments import add_common, count, seconds
-from kvitto.pipeline.session import JobError, open_session, run_job
+from kvitto.pipeline.session import JobError, run_job, session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -72,7 +72,7 @@ def land(
     result = Landed(schema=typed.toDDL())
     progress(f"schema: {result.schema}")
     target = Target(spark, uri, to, typed, bad_records, result)
-    source = spark.readStream.format("amqp").option("uri", uri).option("queues", ",".join(queues))
+    source = spark.readStream.format("amqp").options(uri=uri, queues=",".join(queues), readMode="range")
     messages = source.option("maxOffsetsPerTrigger", batch_size).schema(MESSAGES).load()
     writer = messages.writeStream.foreachBatch(target.put).option("checkpointLocation", checkpoint)
     writer = (
@@ -368,9 +368,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run(args: argparse.Namespace) -> int:
     from kvitto.pipeline.stopping import Progress, Stop
 
-    spark = open_session("land", args.master)
-    stop, progress = Stop(), Progress()
-    try:
+    with session("land", args.master) as spark, Stop() as stop, Progress() as progress:
         result = land(
             spark,
             args.uri,
@@ -386,9 +384,6 @@ def _run(args: argparse.Namespace) -> int:
             stop=stop,
             progress=progress,
         )
-    finally:
-        progress.end()
-        spark.stop()
     _print(result, args.to, args.bad_records)
     return SOME_BAD if result.bad else 0
 

@@ -13,12 +13,16 @@ PROGRESS_S: Final = 5.0
 
 
 class Stop:
-    """True once SIGINT or SIGTERM has come. Made after the Spark session, which has a handler of its own."""
+    """`with Stop() as stop`: `stop()` is true once SIGINT or SIGTERM has come. Entered after Spark has started, which sets its own."""
 
-    def __init__(self) -> None:
+    def __enter__(self) -> Stop:
         self._asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
@@ -28,7 +32,7 @@ class Stop:
 
 
 class Progress:
-    """Says how far a job is, on stderr: at most one line in PROGRESS_S, on a terminal one line that changes."""
+    """`with Progress() as progress`: says on stderr how far a job is; one line in PROGRESS_S, on a terminal one that changes."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -43,7 +47,9 @@ class Progress:
         print(f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)
         sys.stderr.flush()
 
-    def end(self) -> None:
-        """Leave the last line as it is."""
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._terminal and self._said:
             print(file=sys.stderr)
