@@ -224,3 +224,25 @@ def test_a_name_that_amqp_cannot_carry_is_refused(api: Http) -> None:
     assert api.put(f"/api/queues/%2F/{'x' * 256}") == 400
     assert api.put("/api/queues/%2F/%ff") == 400
     assert api.put("/api/queues/%2F/amq.mine") == 401
+
+
+def test_a_stream_is_listed_as_one_and_gives_no_messages_here(api: Http, broker: kvitto.Broker) -> None:
+    """Q: messages = next - first; get and purge are refused, as over AMQP."""
+    assert api.put("/api/queues/%2F/log", {"durable": True, "arguments": {"x-queue-type": "stream"}}) == 201
+    for i in range(3):
+        publish(api, "log", f"m{i}")
+    with Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.qos(10)
+        channel.consume("log", arguments={"x-stream-offset": "first"})
+        wait_until(lambda: api.get("/api/queues/%2F/log")["message_stats"]["deliver_get"] == 3)
+        found = api.get("/api/queues/%2F/log")
+        assert (found["type"], found["durable"], found["consumers"]) == ("stream", True, 1)
+        assert depth(api, "log") == (3, 0, 3)
+        assert found["consumer_details"][0]["messages_unacknowledged"] == 3
+    asked = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    answer = api.post("/api/queues/%2F/log/get", asked)
+    assert answer.status == 400 and "basic.get not supported by stream queues" in answer.reason
+    answer = api.call("DELETE", "/api/queues/%2F/log/contents")
+    assert answer.status == 400 and "queue.purge not supported by stream queues" in answer.reason
+    assert api.delete("/api/queues/%2F/log") == 204

@@ -298,12 +298,13 @@ class Log:
         if not self.store.syncing:
             return self.segments[-1].end if self.segments else 0
         end = 0
-        for part in self.segments:
-            if not part.durable:
-                break
-            end = part.durable_end
-            if part.durable < part.size:
-                break
+        for part in reversed(
+            self.segments
+        ):  # a sync covers all segments that have anything to sync: before a durable one all are
+            if part.durable:
+                if part.durable >= part.size:
+                    return end or part.durable_end
+                end = part.durable_end
         return end
 
     def load(self, window: Window, offset: int) -> bool:
