@@ -9,6 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kvitto.client import Connection
 
+from tests.support.wait import wait_until
+
 from .conftest import Publish
 from .test_source import fails, land
 
@@ -103,7 +105,7 @@ def test_a_sink_that_had_committed_what_spark_had_not_gets_nothing_twice(
         .trigger(processingTime="1 hour")  # one batch; the next trigger, which settles it, never comes
         .start()
     )
-    query.processAllAvailable()
+    wait_until(lambda: any((tmp_path / "checkpoint" / "commits").glob("[0-9]*")), 60)
     query.stop()
     kept = list(place.glob("queue-*/*.arrow"))
     assert kept
