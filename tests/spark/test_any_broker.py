@@ -7,8 +7,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks import kills
 from kvitto.client import Connection
-
 from tests.support.wait import wait_until
 
 from .conftest import Publish
@@ -113,3 +113,10 @@ def test_a_sink_that_had_committed_what_spark_had_not_gets_nothing_twice(
     land(df, tmp_path)
     assert landed(spark, tmp_path) == list(range(500))
     assert not any(file.exists() for file in kept)
+
+
+def test_nothing_is_lost_or_doubled_by_kills_of_the_driver(rabbitmq: str, tmp_path: Path) -> None:
+    """The long form is `python -m benchmarks.kills`."""
+    count = kills.run(rabbitmq, tmp_path, 3, 500, spark=True)
+    assert (count.lost, count.doubled) == (0, 0), count
+    assert count.rows == count.published > 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
+from benchmarks import kills
 from kvitto.client import Batch, Connection, Properties
 from kvitto.spark import staged, staging
 from kvitto.spark.errors import DataLossError, SourceError
@@ -26,7 +27,9 @@ _drivers: list[StagedDriver] = []
 
 
 @pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
+def _closed(request: pytest.FixtureRequest) -> Iterator[None]:
+    for name in {"any_broker", "kvitto_broker"} & set(request.fixturenames):
+        request.getfixturevalue(name)  # first, so that it ends last: it waits for those who are connected
     yield
     while _drivers:
         _drivers.pop().close()
@@ -373,3 +376,10 @@ def test_a_file_is_no_larger_than_what_may_be_unacked(
     driver = driver_of(given)
     assert all_of(driver, given, driver.begin())[1] == IDS
     assert len(files(tmp_path)) == 10
+
+
+def test_kills_lose_and_double_nothing(rabbitmq: str, tmp_path: Path) -> None:
+    """In Spark's order without its weight; with it in test_any_broker. The long form is `python -m benchmarks.kills`."""
+    count = kills.run(rabbitmq, tmp_path, 5, 2000, spark=False)
+    assert (count.lost, count.doubled) == (0, 0), count
+    assert count.rows == count.published > 0

@@ -26,7 +26,9 @@ _drivers: list[StreamDriver] = []
 
 
 @pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
+def _closed(request: pytest.FixtureRequest) -> Iterator[None]:
+    for name in {"any_broker", "kvitto_broker"} & set(request.fixturenames):
+        request.getfixturevalue(name)  # first, so that it ends last: it waits for those who are connected
     yield
     while _drivers:
         _drivers.pop().close()
