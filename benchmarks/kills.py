@@ -108,6 +108,10 @@ def run(
             raise RuntimeError(last.why("failed"))
     finally:
         last.kill()
+    with Connection(uri) as connection:
+        left = connection.channel().queue_declare(QUEUE, passive=True).message_count
+    if left:
+        raise RuntimeError(f"the last run left {left} messages in the queue")
     rows = spark_rows(place) if spark else imitated_rows(place)
     ids = [name for name, _ in rows]
     count.published = publisher.confirmed
@@ -211,6 +215,8 @@ def imitate(uri: str, place: Path, drain: bool) -> None:
         write(sink / str(batch), rows)
         write(done / str(batch), {})
 
+    if drain:
+        reader.prepareForTriggerAvailableNow()
     batch = max((int(path.name) for path in offsets.glob("[0-9]*")), default=-1)
     if batch > 0:
         start = json.loads((offsets / str(batch - 1)).read_text())

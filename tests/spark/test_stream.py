@@ -1,4 +1,4 @@
-"""Read mode `stream` without the weight of a Spark, against a real RabbitMQ."""
+"""Read mode `stream` without the weight of a Spark, against each broker that has streams."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -48,10 +48,10 @@ def offsets_of(given: Options, parts: list[StreamPartition]) -> list[int]:
 
 
 @pytest.fixture
-def url(rabbitmq: str, queue: str, publish: Publish) -> str:
+def url(any_broker: str, queue: str, publish: Publish) -> str:
     """A broker with 1000 messages in a stream."""
-    publish(rabbitmq, queue, 0, 1000, **STREAM)
-    return rabbitmq
+    publish(any_broker, queue, 0, 1000, **STREAM)
+    return any_broker
 
 
 def declare_again(url: str, queue: str, count: int, body: bytes) -> None:
@@ -128,15 +128,15 @@ def test_a_query_begins_at_a_time(url: str, queue: str) -> None:
 
 
 def test_an_empty_stream_is_read_from_its_first_message(
-    rabbitmq: str, queue: str, publish: Publish, monkeypatch: pytest.MonkeyPatch
+    any_broker: str, queue: str, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "FIRST_S", 0.2)
-    publish(rabbitmq, queue, 0, 0, **STREAM)
-    given = options(rabbitmq, queue)
+    publish(any_broker, queue, 0, 0, **STREAM)
+    given = options(any_broker, queue)
     driver = driver_of(given)
     begin = driver.begin()
     assert driver.advance(begin, 0) == begin
-    publish(rabbitmq, queue, 0, 10, **STREAM)
+    publish(any_broker, queue, 0, 10, **STREAM)
     end = driver.advance(begin, 0)
     assert offsets_of(given, driver.plan(begin, end)) == list(range(10))
 
@@ -199,8 +199,8 @@ def test_an_executor_gives_up_after_a_time(url: str, queue: str) -> None:
         offsets_of(given, [StreamPartition(queue, 990, 1001)])
 
 
-def test_messages_that_aged_out_are_data_loss(rabbitmq: str, queue: str) -> None:
-    with Connection(rabbitmq, buffer_bytes=1 << 16) as connection:
+def test_messages_that_aged_out_are_data_loss(any_broker: str, queue: str) -> None:
+    with Connection(any_broker, buffer_bytes=1 << 16) as connection:
         channel = connection.channel()
         arguments: dict[str, Any] = {
             "x-queue-type": "stream",
@@ -209,7 +209,7 @@ def test_messages_that_aged_out_are_data_loss(rabbitmq: str, queue: str) -> None
         }
         channel.queue_declare(queue, durable=True, arguments=arguments)
         channel.confirm_select()
-        driver = driver_of(options(rabbitmq, queue, startingOffsets="earliest"))
+        driver = driver_of(options(any_broker, queue, startingOffsets="earliest"))
         channel.publish(bytes(1000), routing_key=queue)
         assert channel.wait_for_confirms(10)
         begin = driver.begin()
@@ -221,8 +221,8 @@ def test_messages_that_aged_out_are_data_loss(rabbitmq: str, queue: str) -> None
     with pytest.raises(DataLossError, match=r"messages from offset 0 to \d+ are gone.*retention"):
         driver.plan(begin, end)
     with pytest.raises(DataLossError, match=r"messages from offset 0 to \d+ are gone.*retention"):
-        offsets_of(options(rabbitmq, queue), [StreamPartition(queue, 0, end.queues[queue].next)])
-    given = options(rabbitmq, queue, failOnDataLoss="false")
+        offsets_of(options(any_broker, queue), [StreamPartition(queue, 0, end.queues[queue].next)])
+    given = options(any_broker, queue, failOnDataLoss="false")
     got = offsets_of(given, driver_of(given).plan(begin, end))
     # RabbitMQ takes an offset for itself now and then
     assert 0 < got[0] < got[-1] == end.queues[queue].next - 1
@@ -240,8 +240,21 @@ def test_a_deleted_stream_is_told(url: str, queue: str) -> None:
         offsets_of(options(url, queue), [StreamPartition(queue, 0, 10)])
 
 
-def test_the_read_mode_follows_from_the_queue(url: str, queue: str, publish: Publish, kvitto_broker: HasUrl) -> None:
-    plain = f"{queue}-plain"
+def test_kvitto_is_read_by_range_unless_it_is_a_stream(kvitto_broker: HasUrl, queue: str, publish: Publish) -> None:
+    url = kvitto_broker.url
+    publish(url, "plain", 0, 1)
+    publish(url, "stream", 0, 1, **STREAM)
+    assert choose(read_options({"uri": url, "queue": "plain"})) == "range"
+    assert choose(read_options({"uri": url, "queue": "stream"})) == "stream"
+    with Connection(url) as connection:
+        message = connection.channel().get("plain")
+    assert message is not None
+    assert not message.redelivered
+
+
+def test_the_read_mode_follows_from_the_queue(rabbitmq: str, queue: str, publish: Publish) -> None:
+    url, plain = rabbitmq, f"{queue}-plain"
+    publish(url, queue, 0, 3, **STREAM)
     publish(url, plain, 0, 3)
 
     def mode(given: dict[str, str]) -> str:
@@ -249,8 +262,6 @@ def test_the_read_mode_follows_from_the_queue(url: str, queue: str, publish: Pub
 
     assert mode({"queue": queue}) == "stream"
     assert mode({"queue": plain, "stagingLocation": "/tmp/nothing"}) == "staged"
-    publish(kvitto_broker.url, "q", 0, 1)
-    assert choose(read_options({"uri": kvitto_broker.url, "queue": "q"})) == "range"
     with pytest.raises(SourceError, match="needs option stagingLocation"):
         mode({"queue": plain})
     with pytest.raises(SourceError, match="read them with two queries"):

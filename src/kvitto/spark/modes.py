@@ -5,10 +5,10 @@ a stream is that it refuses a consumer without a prefetch count, before anything
 
     RabbitMQ  406 PRECONDITION_FAILED - consumer prefetch count is not set for 'queue 'q' in vhost '/''
     LavinMQ   406 PRECONDITION_FAILED - Stream consumers must have a prefetch limit
-    Kvitto    406 PRECONDITION_FAILED - ...prefetch...
 
 Any other queue takes the consumer. A prefetch count of 1 for the channel lets it have one message at most, which goes back
-to its place, flagged redelivered. RabbitMQ's quorum queues have no such count and refuse that with 540.
+to its place, flagged redelivered. RabbitMQ's quorum queues have no such count and refuse that with 540. Kvitto is asked
+without a consumer: it settles nothing in a stream (406), and in another queue only for the group that reads it (403).
 """
 
 from __future__ import annotations
@@ -54,10 +54,8 @@ def choose(options: Options) -> str:
         return RANGE
 
     def look(channel: Channel) -> tuple[bool, list[str]]:
-        ranges = has_ranges(channel.connection)
-        if ranges and options.mode == AUTO:
-            return True, []
-        return ranges, [name for name in options.queues if is_stream(channel, options.uri, name)]
+        streams = [name for name in options.queues if is_stream(channel, options.uri, name)]
+        return has_ranges(channel.connection), streams
 
     link = Link(options.uri, "kvitto spark driver", by_range=False)
     try:
@@ -92,11 +90,16 @@ def is_stream(channel: Channel, uri: str, queue: str) -> bool:
     with Connection(uri) as own:
         try:
             probe = own.channel()
-            probe.qos(1, global_=True)
-            probe.consume(queue)
+            if has_ranges(own):
+                probe.log_settle(queue, "", "", 0)
+            else:
+                probe.qos(1, global_=True)
+                probe.consume(queue)
         except ChannelClosed as error:
-            if error.code == 406 and "prefetch" in error.text:
+            if error.code == 406 and ("prefetch" in error.text or "is a stream" in error.text):
                 return True
+            if error.code == 403 and has_ranges(own):
+                return False
             raise explain(error, queue) from None
         except ConnectionLost as error:
             if error.code == 540:

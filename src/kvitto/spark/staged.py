@@ -40,6 +40,8 @@ BATCH_S: Final = 1.0
 """Most time for staging one batch of a queue that is written all the time."""
 IDLE_S: Final = 0.1
 """So long an empty queue is waited for; then the batch is empty."""
+SILENT_S: Final = 30.0
+"""With Trigger.AvailableNow: so long a queue that has messages but sends none is waited for."""
 GATHER_S: Final = 0.02
 """So long messages gather for one file."""
 ACK_TIMEOUT: Final = "timeout"
@@ -84,6 +86,7 @@ class StagedDriver:
         self.latest: Offsets | None = None
         self._target: dict[str, int] | None = None
         """With Trigger.AvailableNow: how many messages are still to come of each queue."""
+        self._silent_since: dict[str, float] = {}
         self._staging: Staging | None = None
         self._intakes: dict[str, Intake] = {}
         self._link = Link(options.uri, "kvitto spark driver", by_range=False)
@@ -220,8 +223,9 @@ class StagedDriver:
         count: int = sum(batch.num_rows for batch in batches)
         if not count:
             if self._target is not None:
-                self._target[name] = 0  # others consume too
+                return self._wait_on(channel, name)
             return 0
+        self._silent_since.pop(name, None)
         shelf = self._open().shelves[name]
         left[0] -= count
         left[1] -= sum(batch.nbytes for batch in batches)
@@ -233,6 +237,15 @@ class StagedDriver:
         intake.channel.ack(batches[-1].column(TAG)[-1].as_py(), multiple=True)
         intake.connection.flush()
         return count
+
+    def _wait_on(self, channel: Channel, name: str) -> int:
+        """1 if more of what AvailableNow is to read may come, else 0: others consume too, so it may not."""
+        assert self._target is not None
+        since = self._silent_since.setdefault(name, time.monotonic())
+        if self._ask(name, lambda: _count(channel, name)) and time.monotonic() - since < SILENT_S:
+            return 1
+        self._target[name] = 0
+        return 0
 
     def _intake(self, connection: Connection, name: str) -> Intake:
         intake = self._intakes.get(name)
