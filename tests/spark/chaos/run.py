@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -26,7 +27,10 @@ from kvitto.demo.table import read
 from tests.spark.chaos.cluster import Cluster
 from tests.spark.conftest import BrokerProcess
 
+VICTIMS = ("driver", "executor", "broker")
 CHUNK = 500
+PAUSE_S = 4.0
+"""From one kill to the next, on average."""
 BATCHES = 40
 END_S = 300.0
 """After the last kill the rest must have gone through by then."""
@@ -93,11 +97,13 @@ class Publisher(threading.Thread):
 
 
 class Chaos:
-    def __init__(self, place: Path, messages: int, kills: int, seed: int) -> None:
+    """`kills`: how often each of VICTIMS is killed."""
+
+    def __init__(self, place: Path, messages: int, kills: Mapping[str, int], seed: int) -> None:
         self.place = place
         self.rng = Random(seed)
         self.report = Report(seed, messages)
-        self.todo = [what for what in ("driver", "executor", "broker") for _ in range(kills)]
+        self.todo = [what for what, n in kills.items() for _ in range(n)]
         self.rng.shuffle(self.todo)
 
     def run(self) -> Report:
@@ -112,10 +118,10 @@ class Chaos:
         self.cluster = Cluster(self.place)
         self.driver = self.start_driver()
         try:
-            publisher = Publisher(self.broker.url, self.report.messages, 5.0 * len(self.todo))
+            publisher = Publisher(self.broker.url, self.report.messages, PAUSE_S * len(self.todo))
             publisher.start()
             for what in self.todo:
-                self.wait(self.rng.uniform(1.0, 8.0))
+                self.wait(self.rng.uniform(0.2, 2 * PAUSE_S))
                 self.kill(what)
             while publisher.is_alive():
                 self.wait(0.2)
@@ -204,7 +210,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         place = arguments.place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvitto-chaos-")))
         place.mkdir(parents=True, exist_ok=True)
-        report = Chaos(place, arguments.messages, arguments.kills, seed).run()
+        report = Chaos(place, arguments.messages, dict.fromkeys(VICTIMS, arguments.kills), seed).run()
     print(report)
     return 0 if report.right else 1
 
