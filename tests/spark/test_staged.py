@@ -342,10 +342,14 @@ def test_another_staging_directory_is_data_loss(kvitto_broker: HasUrl, publish: 
     end = driver.advance(begin, 0)
     driver.close()
     other = driver_of(options(kvitto_broker.url, "q", tmp_path / "other"))
-    with pytest.raises(DataLossError, match="is not there, a batch of this checkpoint needs it"):
+    with pytest.raises(DataLossError, match="lacks the files 0 to 0"):
         other.plan(begin, end)
     with pytest.raises(DataLossError, match="another directory than the one of this checkpoint"):
         other.advance(end, 0)
+    publish(kvitto_broker.url, "q", 10, 20)
+    other.advance(other.begin(), 0)
+    with pytest.raises(DataLossError, match="or they are another query's"):
+        other.plan(begin, end)
 
 
 def test_what_cannot_be_is_told(kvitto_broker: HasUrl, publish: Publish, tmp_path: Path) -> None:
@@ -380,6 +384,6 @@ def test_a_file_is_no_larger_than_what_may_be_unacked(
 
 def test_kills_lose_and_double_nothing(rabbitmq: str, tmp_path: Path) -> None:
     """In Spark's order without its weight; with it in test_any_broker. The long form is `python -m benchmarks.kills`."""
-    count = kills.run(rabbitmq, tmp_path, 5, 2000, spark=False)
+    count = kills.run(rabbitmq, tmp_path, 3, 2000, spark=False)
     assert (count.lost, count.doubled) == (0, 0), count
     assert count.rows == count.published > 0

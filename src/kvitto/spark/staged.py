@@ -44,7 +44,7 @@ SILENT_S: Final = 30.0
 """With Trigger.AvailableNow: so long a queue that has messages but sends none is waited for."""
 GATHER_S: Final = 0.02
 """So long messages gather for one file."""
-ACK_TIMEOUT: Final = "timeout"
+ACK_TIMEOUT: Final = "timed out"
 """In the reason of a broker that closes a channel because a message stayed unacked for too long."""
 
 
@@ -133,13 +133,12 @@ class StagedDriver:
                     f"this checkpoint has staged messages of queue {name!r}: name it in option queues until they are read"
                 )
             numbers = range(start_of(start.queues.get(name), to), to.next)
-            missing = [number for number in numbers if number not in shelf.files]
-            if missing:
-                self._lost(
-                    f"option stagingLocation: {shelf.file(missing[0])} is not there, a batch of this checkpoint needs it: is it"
-                    " the directory that this query had before?"
-                )
             files = [(number, str(shelf.file(number))) for number in numbers if number in shelf.files]
+            if len(files) < len(numbers) or (numbers and to.incarnation != staging.identity):
+                self._lost(
+                    f"option stagingLocation: {shelf.directory} lacks the files {numbers[0]} to {numbers[-1]}, or they are"
+                    " another query's; a batch of this checkpoint needs them: is it the directory that this query had before?"
+                )
             pieces, _ = parallelism(self.options.min_partitions)
             size = max(1, -(-len(files) // pieces))
             tasks += [FilesPartition(name, files[k : k + size]) for k in range(0, len(files), size)]
@@ -234,8 +233,12 @@ class StagedDriver:
         fresh = [rows for batch in batches if (rows := shelf.fresh(batch)).num_rows]
         if fresh:
             shelf.add(fresh)
-        intake.channel.ack(batches[-1].column(TAG)[-1].as_py(), multiple=True)
-        intake.connection.flush()
+
+        def ack() -> None:
+            intake.channel.ack(batches[-1].column(TAG)[-1].as_py(), multiple=True)
+            intake.connection.flush()
+
+        self._ask(name, ack)
         return count
 
     def _wait_on(self, channel: Channel, name: str) -> int:
