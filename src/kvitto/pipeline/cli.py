@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-JOBS = ("land", "ledger")
+JOBS = ("land", "work", "ledger")
 """Modules of this package, in the order of the help."""
 
 
