@@ -1,0 +1,135 @@
+"""The power goes at every write, sync, unlink and create of a stream's day: it is filled, read, acked, cut by retention."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass, field
+from random import Random
+
+from kvitto.broker import stream as streams
+from kvitto.broker.stream import Stream
+from kvitto.store.batch import Batch
+from tests.support.rig import Rig, Taker
+from tests.support.simdisk import PowerCut, SimDisk
+
+SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
+ARGUMENTS = {"x_queue_type": "stream", "x_max_length": 12, "x_stream_max_segment_size_bytes": 900}
+LENGTH = 12
+
+
+@dataclass
+class Told:
+    """What clients know."""
+
+    sent: list[bytes] = field(default_factory=list)
+    confirmed: int = 0
+    delivered: int = 0
+    acked: int = 0
+    saved: int = 0
+    """Acks that were written and synced."""
+    declared: bool = False
+
+
+class Reader(Taker):
+    """It knows what it has got from that moment on."""
+
+    def __init__(self, queue: Stream, told: Told) -> None:
+        super().__init__(queue, room=5)
+        self.told = told
+        self.place = queue.place("mine", True, {})
+        queue.add_consumer(self)
+
+    def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
+        self.told.delivered = batch.first + i + n
+        return super().deliver(batch, i, n, redelivered)
+
+    def ack(self) -> None:
+        for delivery in self.got:
+            assert delivery.body == self.told.sent[delivery.offset]
+            self.unacked -= 1
+            self.queue.ack(delivery.offset, 1, self)
+            self.told.acked = delivery.offset + 1
+        self.got.clear()
+        self.queue.mark_dirty()
+
+
+def day(rig: Rig, told: Told) -> None:
+    queue = rig.declare("s", **ARGUMENTS)
+    assert isinstance(queue, Stream)
+    rig.settle_down()
+    told.declared = True
+    reader = Reader(queue, told)
+    for hour in range(12):
+        for _ in range(1 + hour % 4):
+            told.sent.append(f"m{len(told.sent)}".ljust(20 + 40 * (hour % 3), ".").encode())
+            rig.publish("s", told.sent[-1])
+        rig.turn()
+        queue.mark_dirty()
+        rig.turn()  # what has been written is not durable yet: nobody may get it
+        now = len(told.sent)
+        rig.store.when_durable(lambda now=now: setattr(told, "confirmed", now))  # type: ignore[misc]
+        rig.sync(everything=hour % 2 == 0)
+        reader.ack()
+        rig.clock.advance(streams.SAVE_MS / 1000)
+        rig.broker.tick()
+        acked = told.acked
+        rig.sync()
+        told.saved = acked
+    rig.settle_down()
+
+
+def run(cut_at: int | None) -> tuple[SimDisk, Told]:
+    """The day up to operation `cut_at`."""
+    disk, told = SimDisk(), Told()
+    disk.cut_at = cut_at
+    try:
+        day(Rig(disk), told)
+    except PowerCut:
+        pass
+    else:
+        assert cut_at is None
+    return disk, told
+
+
+def check(rig: Rig, told: Told) -> None:
+    assert not rig.store.alarms
+    queue = rig.broker.vhosts["/"].queues.get("s")
+    if queue is None:
+        assert not told.declared
+        return
+    assert isinstance(queue, Stream)
+    assert max(told.confirmed, told.delivered) <= queue.next <= len(told.sent), "an offset would be used again"
+    kept = max(0, len(told.sent) - LENGTH)
+    for offset in range(max(queue.cursor, kept), queue.next):
+        message = queue.read(offset)
+        assert message is not None or offset >= told.confirmed, f"{offset} was confirmed, and is lost"
+        assert message is None or message[2] == told.sent[offset]
+    for offset in range(min(kept, told.confirmed), told.confirmed):
+        assert offset >= queue.cursor, f"{offset} was confirmed, and is gone"
+    place = queue.log.offsets.get("mine")
+    assert (place or 0) >= told.saved and (place or 0) <= told.acked
+
+
+def operations() -> int:
+    disk, told = run(None)
+    assert told.confirmed == len(told.sent) == told.acked == 30
+    rig = Rig(disk.kill())
+    check(rig, told)
+    assert rig.queue("s").cursor > 10, "retention has done something"
+    return disk.operations
+
+
+def test_nothing_confirmed_or_read_is_lost_wherever_the_power_goes() -> None:
+    """C2, P2, D3: what was confirmed or delivered is there, no offset is used twice, acks of the last second may be missing."""
+    for cut_at in range(1, operations() + 1):
+        disk, told = run(cut_at)
+        for seed in range(SEEDS):
+            found = copy.deepcopy(disk).crash(Random(1000 * cut_at + seed), hostile=seed % 2 == 1)
+            try:
+                rig = Rig(found)
+                check(rig, told)
+                rig.kill()
+                check(rig, told)
+            except BaseException as error:
+                raise AssertionError(f"cut at {cut_at}, seed {seed}") from error
