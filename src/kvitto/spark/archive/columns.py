@@ -18,7 +18,7 @@ from kvitto.spark.properties import Slices, gather
 
 Ints = NDArray[np.int64]
 
-ROWS_MAX: Final = 1 << 16
+ROWS_MAX: Final = 1 << 15
 """Of one Arrow batch."""
 META_COLUMNS: Final = PROPERTY_COLUMNS | {"exchange", "routing_key"}
 FATE_COLUMNS: Final = {"outcome", "settled", "deliveries"}
