@@ -71,6 +71,16 @@ def test_settling_follows_the_start_of_the_next_batch(url: str) -> None:
     assert driver.advance(first, 300) == second  # nothing is settled twice, and the place is the same text
 
 
+def test_bytes_limit_a_batch(url: str) -> None:
+    driver = Driver(options(url))
+    assert 80 <= driver.advance(driver.begin(), 0, 1000).queues["q"].next <= 120
+
+
+def test_a_time_is_found_in_streams_only(url: str) -> None:
+    with pytest.raises(SourceError, match="is no stream, its messages are not found by time"):
+        Driver(options(url, startingTimestamp="2026-01-01")).begin()
+
+
 def test_commit_settles_and_may_come_again(url: str) -> None:
     driver = Driver(options(url))
     end = driver.advance(driver.begin(), 300)

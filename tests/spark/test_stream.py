@@ -16,7 +16,7 @@ from kvitto.spark.reading import StreamPartition
 from kvitto.spark.schema import full_schema
 from kvitto.spark.stream import StreamDriver, read_stream, stream_offsets
 
-from .conftest import HasUrl, Publish
+from .conftest import BrokerProcess, HasUrl, Publish
 
 OFFSET = StructType([full_schema(False)["offset"]])
 STREAM = {"x_queue_type": "stream"}
@@ -287,6 +287,42 @@ def test_a_choice_takes_no_message(rabbitmq: str, queue: str, publish: Publish) 
         channel.consume(queue)
         batch = channel.receive(10, least=3)
         assert batch.bodies.tolist() == [b"message 0", b"message 1", b"message 2"]
+
+
+def test_a_stream_is_read_on_over_a_kill_of_the_broker(
+    broker_process: BrokerProcess, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PREFETCH", 100)
+    url = broker_process.url
+    publish(url, "q", 0, 20_000, **STREAM)
+    given = options(url, "q", minPartitions="1")
+    driver = driver_of(given)
+    begin = driver.begin()
+    end = driver.advance(begin, 10_000)
+    (part,) = driver.plan(begin, end)
+    pieces = read_stream(given, OFFSET, part)
+    first = next(pieces).column(0).to_pylist()
+    broker_process.kill()
+    broker_process.start()
+    assert first + [n for piece in pieces for n in piece.column(0).to_pylist()] == list(range(10_000))
+    assert driver.advance(end, 0).queues["q"].next == 20_000
+
+
+def test_what_cannot_be_is_told(broker_process: BrokerProcess, publish: Publish) -> None:
+    url = broker_process.url
+    publish(url, "q", 0, 10, **STREAM)
+    with pytest.raises(SourceError, match="check user and password"):
+        driver_of(options(url.replace("guest:guest", "guest:wrong"), "q")).begin()
+    with pytest.raises(DataLossError, match="holds 0 to 10: choose one of those"):
+        driver_of(options(url, "q", startingOffsets='{"q": 20}')).begin()
+    given = options(url, "q", reconnectTimeout="200ms")
+    driver = driver_of(given)
+    begin = driver.begin()
+    broker_process.kill()
+    with pytest.raises(SourceError, match="reconnectTimeout"):
+        driver.advance(begin, 0)
+    with pytest.raises(SourceError, match="reconnectTimeout"):
+        offsets_of(given, [StreamPartition("q", 0, 10)])
 
 
 def batch_of(headers: list[dict[str, Any] | None]) -> Batch:

@@ -120,6 +120,11 @@ def has_ranges(connection: Connection) -> bool:
     return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_log"))
 
 
+def ack_timed_out(error: ChannelClosed) -> bool:
+    """Whether a broker took a channel away because a message stayed unacked for too long (RabbitMQ: 30 minutes)."""
+    return error.code == 406 and "timed out" in error.text
+
+
 def explain(error: AMQPError, queue: str) -> SourceError:
     """The server's no in the words of a query."""
     if not isinstance(error, ChannelClosed):

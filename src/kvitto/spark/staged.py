@@ -20,7 +20,7 @@ from kvitto.client import Channel, ChannelClosed, Connection, ConsumerCancelled
 from kvitto.spark.columns import arrow_schema, to_arrow
 from kvitto.spark.driver import FIRST_CONTACT_S
 from kvitto.spark.errors import DataLossError, SourceError
-from kvitto.spark.link import Link, explain
+from kvitto.spark.link import Link, ack_timed_out, explain
 from kvitto.spark.offsets import Offsets, Position, start_of
 from kvitto.spark.options import EARLIEST, NEEDS_STAGING, STAGED, Options
 from kvitto.spark.planning import parallelism
@@ -44,8 +44,6 @@ SILENT_S: Final = 30.0
 """With Trigger.AvailableNow: so long a queue that has messages but sends none is waited for."""
 GATHER_S: Final = 0.02
 """So long messages gather for one file."""
-ACK_TIMEOUT: Final = "timed out"
-"""In the reason of a broker that closes a channel because a message stayed unacked for too long."""
 
 
 class Intake:
@@ -273,7 +271,7 @@ class StagedDriver:
             raise TimeoutError(f"queue {queue!r} was deleted") from None  # look again, it may be there anew
         except ChannelClosed as error:
             self._intakes.pop(queue, None)
-            if error.code == 406 and ACK_TIMEOUT in error.text:
+            if ack_timed_out(error):
                 raise TimeoutError(str(error)) from None  # all of it comes again
             raise explain(error, queue) from None
 

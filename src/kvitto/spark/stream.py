@@ -24,7 +24,7 @@ from kvitto.client import Batch, Channel, ChannelClosed, ConnectFailed, Connecti
 from kvitto.spark.columns import arrow_schema, received, to_arrow
 from kvitto.spark.driver import FIRST_CONTACT_S
 from kvitto.spark.errors import DataLossError, SourceError
-from kvitto.spark.link import LOST, Link, Patience, explain
+from kvitto.spark.link import LOST, Link, Patience, ack_timed_out, explain
 from kvitto.spark.offsets import Offsets, Position
 from kvitto.spark.options import EARLIEST, LATEST, STREAM, Options
 from kvitto.spark.planning import fit_bytes, limit_offsets, parallelism, split
@@ -246,6 +246,8 @@ class StreamDriver:
         except ConsumerCancelled as error:
             raise SourceError(f"queue {queue!r}: {error}; declare the stream again and start the query anew") from None
         except ChannelClosed as error:
+            if ack_timed_out(error):
+                raise TimeoutError(str(error)) from None  # as good as a lost connection
             raise explain(error, queue) from None
 
     # --- where to start, where to go on
@@ -369,7 +371,9 @@ def read_stream(options: Options, schema: StructType, part: StreamPartition) -> 
                     position = max(position, int(offsets[-1]) + 1)
                 position = part.end
             except ChannelClosed as error:
-                raise explain(error, part.queue) from None
+                if not ack_timed_out(error):
+                    raise explain(error, part.queue) from None
+                link.close()
             except ConsumerCancelled:
                 raise SourceError(f"stream {part.queue!r} was deleted while {part} were read; {_ANEW}") from None
             except (ConnectFailed, *LOST) as error:
