@@ -18,6 +18,7 @@ from kvitto.broker import stream as streams
 from kvitto.broker import vhost
 from kvitto.broker.stream import Stream
 from kvitto.store import offsets
+from kvitto.store import stream as stream_store
 from kvitto.wire.tables import Timestamp
 from tests.support.rig import Rig, Taker
 
@@ -347,6 +348,31 @@ def test_many_segments_go_one_by_one_each_durably() -> None:
     assert bases[1:] == ends[:-1]
 
 
+def test_few_files_are_open_however_many_segments_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that keeps a year must not take the files from the connections."""
+    monkeypatch.setattr(stream_store, "OPEN_MAX", 5)
+    rig = Rig()
+
+    def open_files() -> int:
+        return sum(part.file is not None for part in stream(rig, **arguments).log.segments)
+
+    arguments = {"x_stream_max_segment_size_bytes": SEGMENT}
+    queue = stream(rig, **arguments)
+    fill(rig, 0, 300)
+    assert len(queue.log.segments) > 30 and open_files() <= 7
+    for end in (rig.restart, rig.kill):
+        followers = [Follower(stream(rig, **arguments), x_stream_offset=at, room=50) for at in (0, 100, 200, 7)]
+        for _ in range(20):
+            for follower in followers:
+                follower.unacked = 0
+            stream(rig, **arguments).mark_dirty()
+            rig.settle_down()
+        assert [follower.offsets for follower in followers] == [list(range(at, 300)) for at in (0, 100, 200, 7)]
+        assert open_files() <= 7
+        end()
+        assert open_files() <= 7
+
+
 # -- tracking ----------------------------------------------------------------------------------------------------
 
 
@@ -533,6 +559,7 @@ class StreamModel(RuleBasedStateMachine):
         ids = count(1)
         self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.patch.setattr(streams, "RECENT_BYTES", 600)
+        self.patch.setattr(stream_store, "OPEN_MAX", 2)
         self.rig = Rig()
         self.sent: list[bytes | None] = []
         self.safe = 0

@@ -7,6 +7,7 @@ at most, and leaves no hole.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +20,12 @@ from kvitto.store.log import Log, Recovered, Window
 from kvitto.store.offsets import Offsets
 
 if TYPE_CHECKING:
+    from kvitto.store.disk import File
     from kvitto.store.segment import Segment
     from kvitto.store.store import Store
+
+OPEN_MAX = 32
+"""Sealed segments of one stream whose files stay open."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class StreamLog(Log):
         self.offsets = Offsets(store, self.directory)
         self.on_drop: Callable[[], None] = lambda: None
         self._dropping = False
+        self._open_files: deque[Segment] = deque()
 
     @property
     def first(self) -> int:
@@ -61,6 +67,7 @@ class StreamLog(Log):
             return
         del self.segments[0]
         self._unlink(head)
+        head.file = None
         self.store.renamed(self.directory)
         self._dropping = True
         self.store.when_durable(self._dropped, messages=False)
@@ -90,6 +97,7 @@ class StreamLog(Log):
 
     def _last_time(self, part: Segment) -> int | None:
         """When the segment's last batch was written; None if that cannot be read."""
+        self._file(part)
         found = None
         for head in self._headers(part, part.position_before(part.end - 1)):
             found = head.time_ms
@@ -97,10 +105,9 @@ class StreamLog(Log):
 
     def _headers(self, part: Segment, position: int) -> Iterator[BatchHeader]:
         """The headers of the batches from one that begins at `position` on. Damage ends them: whoever reads the batch finds it."""
-        if part.file is None:
-            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+        file = self._file(part)
         while position < part.size:
-            head = BatchHeader(part.file.read_at(position, BATCH_HEADER), 0)
+            head = BatchHeader(file.read_at(position, BATCH_HEADER), 0)
             if not head.length:
                 return
             yield head
@@ -118,6 +125,7 @@ class StreamLog(Log):
         i = bisect_left(self.segments, time_ms, key=lambda part: self._time_at(part, segment.HEADER))
         if i:
             part = self.segments[i - 1]
+            self._file(part)
             positions = part.positions()
             k = bisect_left(positions, time_ms, key=lambda position: self._time_at(part, position))
             for head in self._headers(part, positions[k - 1] if k else segment.HEADER):
@@ -129,12 +137,47 @@ class StreamLog(Log):
         head = next(self._headers(part, position), None)
         return 0 if head is None else head.time_ms
 
+    def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
+        self._file(part)
+        return super()._load_from(window, part, offset)
+
+    def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
+        self._file(part)
+        return super()._damaged(window, part, position, offset)
+
+    # -- open files ------------------------------------------------------------------------------------------
+
+    def _file(self, part: Segment) -> File:
+        """The segment's file, which may have been closed since it was sealed."""
+        if part.file is None:
+            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+            self._idle(part)
+        return part.file
+
+    def _idle(self, part: Segment) -> None:
+        """Nothing is written to this segment any more; its file is closed when others have been opened since."""
+        self._open_files.append(part)
+        if len(self._open_files) > OPEN_MAX:
+            oldest = self._open_files.popleft()
+            file, oldest.file = oldest.file, None
+            self.store.close(file)
+
+    def _fill(self, current: Segment) -> None:
+        super()._fill(current)
+        self.store.when_clean(current, lambda: self._idle(current))
+
     # -- start and end ---------------------------------------------------------------------------------------
 
     def recover(self) -> Recovered:
         found = super().recover()
         self.offsets.load()
         return found
+
+    def _recover_segment(self, base: int) -> None:
+        super()._recover_segment(base)
+        before = self.segments[-2] if len(self.segments) > 1 else None
+        if before is not None and before.sealed and not before.settled and before not in self._open_files:
+            self._idle(before)
 
     def _note_doubt(self, cursor: int) -> None:
         """Nothing is flagged in a stream."""
