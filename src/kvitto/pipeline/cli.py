@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-JOBS = ("land", "work", "ledger")
+JOBS = ("land", "work", "publish", "ledger")
 """Modules of this package, in the order of the help."""
 
 

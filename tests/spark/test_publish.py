@@ -1,0 +1,110 @@
+"""`kvitto pipeline publish` and `replay`: each row once, also when a run broke off and is started again."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import kvitto
+from kvitto.client import Channel, Connection, Properties
+from kvitto.pipeline.publish import Published, publish, replay
+from tests.support.wait import wait_until
+
+from .conftest import HasUrl
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def table(directory: Path, files: int, rows: int) -> str:
+    """Files of `rows` rows each, numbered through."""
+    directory.mkdir()
+    for k in range(files):
+        n = pa.array(range(k * rows, (k + 1) * rows))
+        text = [f"row {i.as_py()}" for i in n]
+        pq.write_table(pa.table({"n": n, "text": text}), directory / f"part-{k}.parquet")
+    return str(directory)
+
+
+def taken(channel: Channel, queue: str, count: int) -> list[bytes]:
+    """All bodies of a queue, once at least so many have come: what is committed moves there a moment later."""
+    wait_until(lambda: channel.queue_declare(queue, passive=True).message_count >= count, 30)
+    bodies = []
+    while (got := channel.get(queue, no_ack=True)) is not None:
+        bodies.append(got.body)
+    return bodies
+
+
+def test_rows_are_published_once_though_the_first_run_broke_off(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    """40 rows at a time; the first run ends in the second chunk, where a row's key has no queue yet."""
+    url, place = kvitto_broker.url, tmp_path / "rows.parquet"
+    bodies = [f"row {n:02}" for n in range(100)]
+    pq.write_table(pa.table({"body": bodies, "routing_key": ["here"] * 50 + ["later"] * 50}), place)
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "kvitto-publish").write_text(json.dumps({"id": "w", "chunk": 40}))
+
+    def run() -> Published:
+        return publish(spark, url, str(place), body="column", checkpoint=str(tmp_path / "checkpoint"), rate=2000.0)
+
+    with Connection(url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("here", durable=True)
+        with pytest.raises(Exception, match="no queue took a message with routing key 'later'"):
+            run()
+        assert taken(channel, "here", 40) == [body.encode() for body in bodies[:40]]
+        channel.queue_declare("later", durable=True)
+        result = run()
+        assert (result.published, result.skipped) == (60, 40)
+        assert taken(channel, "here", 10) == [body.encode() for body in bodies[40:50]]
+        assert taken(channel, "later", 50) == [body.encode() for body in bodies[50:]]
+        result = run()
+        assert (result.published, result.skipped) == (0, 100)
+
+
+def test_rows_become_json_in_their_order_and_files_that_came_later_are_published(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    place = table(tmp_path / "rows", 1, 50)
+    options = {"routing_key": "rows", "checkpoint": str(tmp_path / "checkpoint")}
+    with Connection(kvitto_broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("rows", durable=True)
+        assert publish(spark, kvitto_broker.url, place, **options).published == 50  # type: ignore[arg-type]
+        bodies = [json.loads(body) for body in taken(channel, "rows", 50)]
+        assert bodies == [{"n": n, "text": f"row {n}"} for n in range(50)]
+        pq.write_table(pa.table({"n": [50], "text": ["more"]}), f"{place}/part-9.parquet")
+        result = publish(spark, kvitto_broker.url, place, **options)  # type: ignore[arg-type]
+        assert (result.published, result.skipped) == (1, 50)
+        assert taken(channel, "rows", 1) == [b'{"n":50,"text":"more"}']
+
+
+def test_archived_messages_are_replayed_once(spark: SparkSession, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with kvitto.Broker(data) as broker, Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True, arguments={"x-archive": True})
+        channel.queue_declare("again", durable=True)
+        channel.confirm_select()
+        for n in range(100):
+            channel.publish(b"%d" % n, "", "orders", Properties(message_id=f"id-{n}", headers={"n": str(n)}))
+        assert channel.wait_for_confirms(30)
+        options = {
+            "queue": "orders",
+            "where": "offset % 2 = 0",
+            "routing_key": "again",
+            "checkpoint": str(tmp_path / "c"),
+        }
+        result = replay(spark, broker.url, str(data), **options)  # type: ignore[arg-type]
+        assert (result.published, result.skipped) == (50, 0)
+        wait_until(lambda: channel.queue_declare("again", passive=True).message_count == 50, 30)
+        got = channel.get("again")
+        assert got is not None
+        assert (got.body, got.properties.message_id, got.properties.headers) == (b"0", "id-0", {"n": "0"})
+        again = replay(spark, broker.url, str(data), **options)  # type: ignore[arg-type]
+        assert (again.published, again.skipped) == (0, 50)
+        none = replay(spark, broker.url, str(data), queue="orders", until="2020-01-01T00:00:00Z", routing_key="again")
+        assert none.published == 0
