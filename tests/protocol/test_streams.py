@@ -379,6 +379,23 @@ def test_it_is_not_attached_to_and_not_settled(raw: Raw, stream: str, method: Ca
     refused(raw, method(stream), 406, f"queue '{stream}' in vhost '/' is a stream: ")
 
 
+def test_a_stage_is_committed_to_it(raw: Raw, stream: str) -> None:
+    """Class stage: all at once, in order, once."""
+    raw.channel(2, confirm=True)
+    raw.call(2, m.StageOpen(stream, 1, "task"), m.StageOpenOk)
+    for body in (b"a", b"b", b"c"):
+        raw.publish(2, "", stream, body)
+    while raw.expect(m.BasicAck).delivery_tag < 3:
+        pass
+    follow(raw, stream, x_stream_offset="first")
+    raw.channel(3)
+    for fresh in (True, False):
+        assert raw.call(3, m.StageCommit(stream, 1, b"task"), m.StageCommitOk).fresh == fresh
+        if fresh:
+            assert [message.body for message in taken(raw, 3)] == [b"a", b"b", b"c"]
+    assert raw.count(stream) == 3
+
+
 def test_properties_that_leave_no_room_for_the_offset() -> None:
     """The consumer's frames are too small: it is cancelled, as from any queue, and others go on."""
     house = House()

@@ -7,15 +7,16 @@ import os
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
+
 from kvitto.broker import stream as streams
 from kvitto.broker.stream import Stream
 from kvitto.store.batch import Batch
-from tests.support.rig import Rig, Taker
+from kvitto.store.journal import Append, Record
+from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
-ARGUMENTS = {"x_queue_type": "stream", "x_max_length": 12, "x_stream_max_segment_size_bytes": 900}
-LENGTH = 12
 
 
 @dataclass
@@ -29,6 +30,9 @@ class Told:
     saved: int = 0
     """Acks that were written and synced."""
     declared: bool = False
+    length: int = 12
+    """x-max-length."""
+    segment: int = 900
 
 
 class Reader(Taker):
@@ -55,8 +59,10 @@ class Reader(Taker):
 
 
 def day(rig: Rig, told: Told) -> None:
-    queue = rig.declare("s", **ARGUMENTS)
+    arguments = {"x_max_length": told.length, "x_stream_max_segment_size_bytes": told.segment}
+    queue = rig.declare("s", x_queue_type="stream", **arguments)
     assert isinstance(queue, Stream)
+    rig.declare("beside")
     rig.settle_down()
     told.declared = True
     reader = Reader(queue, told)
@@ -76,12 +82,31 @@ def day(rig: Rig, told: Told) -> None:
         acked = told.acked
         rig.sync()
         told.saved = acked
+        if hour % 3 == 2:
+            transact(rig, queue, told)
     rig.settle_down()
+    reader.ack()
 
 
-def run(cut_at: int | None) -> tuple[SimDisk, Told]:
+def transact(rig: Rig, queue: Stream, told: Told) -> None:
+    """T4: to the stream and to a queue beside it, at once."""
+    told.sent.append(f"t{len(told.sent)}".encode())
+    record = Record()
+    for to in (queue, rig.queue("beside")):
+        record.appends.append(Append(to.log.queue_id, address(to.name), NO_PROPERTIES, told.sent[-1], -1))
+
+    def done() -> None:
+        rig.broker.apply(record)
+        told.confirmed = len(told.sent)
+
+    rig.broker.journal(record, done, lambda: None)
+    rig.sync(everything=False)
+
+
+def run(cut_at: int | None, *retention: int) -> tuple[SimDisk, Told]:
     """The day up to operation `cut_at`."""
     disk, told = SimDisk(), Told()
+    told.length, told.segment = retention
     disk.cut_at = cut_at
     try:
         day(Rig(disk), told)
@@ -100,30 +125,36 @@ def check(rig: Rig, told: Told) -> None:
         return
     assert isinstance(queue, Stream)
     assert max(told.confirmed, told.delivered) <= queue.next <= len(told.sent), "an offset would be used again"
-    kept = max(0, len(told.sent) - LENGTH)
+    kept = max(0, len(told.sent) - told.length)
     for offset in range(max(queue.cursor, kept), queue.next):
         message = queue.read(offset)
         assert message is not None or offset >= told.confirmed, f"{offset} was confirmed, and is lost"
         assert message is None or message[2] == told.sent[offset]
     for offset in range(min(kept, told.confirmed), told.confirmed):
         assert offset >= queue.cursor, f"{offset} was confirmed, and is gone"
+    beside = rig.peek("beside") if told.declared else []
+    assert len(set(beside)) == len(beside), "a record was applied twice"
+    for offset in range(queue.cursor, queue.next):
+        message = queue.read(offset)
+        assert message is None or not message[2].startswith(b"t") or message[2] in beside, "half a transaction"
     place = queue.log.offsets.get("mine")
     assert (place or 0) >= told.saved and (place or 0) <= told.acked
 
 
-def operations() -> int:
-    disk, told = run(None)
-    assert told.confirmed == len(told.sent) == told.acked == 30
+def operations(*retention: int) -> int:
+    disk, told = run(None, *retention)
+    assert told.confirmed == len(told.sent) == told.acked == 34
     rig = Rig(disk.kill())
     check(rig, told)
     assert rig.queue("s").cursor > 10, "retention has done something"
     return disk.operations
 
 
-def test_nothing_confirmed_or_read_is_lost_wherever_the_power_goes() -> None:
-    """C2, P2, D3: what was confirmed or delivered is there, no offset is used twice, acks of the last second may be missing."""
-    for cut_at in range(1, operations() + 1):
-        disk, told = run(cut_at)
+@pytest.mark.parametrize("retention", [(12, 900), (1, 100)], ids=["some", "as little as can be"])
+def test_nothing_confirmed_or_read_is_lost_wherever_the_power_goes(retention: tuple[int, int]) -> None:
+    """C2, P2, D3, T4: what was confirmed or delivered is there, no offset is used twice, acks of the last second may be missing."""
+    for cut_at in range(1, operations(*retention) + 1):
+        disk, told = run(cut_at, *retention)
         for seed in range(SEEDS):
             found = copy.deepcopy(disk).crash(Random(1000 * cut_at + seed), hostile=seed % 2 == 1)
             try:
