@@ -259,6 +259,16 @@ def test_heartbeats_go_on_while_the_caller_is_busy(kvitto_broker: HasUrl) -> Non
         connection.channel()
 
 
+def test_a_connection_that_ended_while_the_caller_was_busy_is_lost(kvitto_broker: HasUrl) -> None:
+    """It was waited for on the closed socket: ValueError, also from `close` after two heartbeat intervals."""
+    connection = Connection(kvitto_broker.url)
+    connection.transport.received_at -= 3 * connection.heartbeat_s
+    connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(ConnectionLost):
+        connection.wait_until(lambda: False, 10, "for anything")
+    connection.close()
+
+
 def test_after_a_lost_connection_the_unconfirmed_are_known(kvitto_broker: HasUrl) -> None:
     connection = Connection(kvitto_broker.url)
     channel = connection.channel()

@@ -182,7 +182,7 @@ class Connection:
             timeout_s = self.heartbeat_s if timeout_s is None else min(timeout_s, self.heartbeat_s)
             if time.monotonic() - self.transport.received_at > 2 * self.heartbeat_s and not self.read():
                 self._lost(f"{self.address}: silent for two heartbeat intervals ({self.heartbeat_s} s)")
-                self._check()
+            self._check()
         self.transport.wait(write, timeout_s)
 
     def _lost(self, text: str, code: int = 0) -> None:
