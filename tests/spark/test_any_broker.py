@@ -1,5 +1,6 @@
 """`format("amqp")` in a real Spark against RabbitMQ: streams, and queues that can only be consumed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,9 @@ def test_a_sink_that_had_committed_what_spark_had_not_gets_nothing_twice(
         .start()
     )
     wait_until(lambda: any((tmp_path / "checkpoint" / "commits").glob("[0-9]*")), 60)
+    wait_until(lambda: query.lastProgress is not None, 60)
+    (progress,) = query.lastProgress["sources"]
+    assert json.loads(progress["latestOffset"])["waiting"] == {f"/:{queue}": 300}
     query.stop()
     kept = list(place.glob("queue-*/*.arrow"))
     assert kept

@@ -264,9 +264,9 @@ def test_several_queues_are_one_source(any_broker: str, queue: str, publish: Pub
 def test_a_report_says_what_waits(any_broker: str, queue: str, publish: Publish, tmp_path: Path) -> None:
     publish(any_broker, queue, 0, 10)
     driver = driver_of(options(any_broker, queue, tmp_path))
-    driver.advance(driver.begin(), 0)
+    end = driver.advance(driver.begin(), 4)
     assert driver.latest is not None
-    assert driver.latest.to_json("/")["waiting"] == {f"/:{queue}": 0}
+    assert driver.latest.to_json("/") == {**end.to_json("/"), "waiting": {f"/:{queue}": 6}}
 
 
 def test_staging_goes_on_over_a_kill_of_the_broker(

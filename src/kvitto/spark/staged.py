@@ -56,6 +56,11 @@ class Intake:
         self.channel.consume(queue)
         self.held: pa.RecordBatch | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Messages that are received and not staged."""
+        return self.channel.sink.batch.count + (self.held.num_rows if self.held is not None else 0)
+
     def take(self, most: int, wait_s: float) -> list[pa.RecordBatch]:
         """At most so many messages, of about FILE_BYTES; none if none comes in time."""
         taken: list[pa.RecordBatch] = []
@@ -112,8 +117,9 @@ class StagedDriver:
         if not any(shelf.files for shelf in staging.shelves.values()):
             self._stage(most or 1 << 62, most_bytes or BATCH_BYTES)
         ends = {name: Position(at.incarnation, at.begin, staging.shelves[name].next) for name, at in begins.items()}
-        waiting = self._link.call(self._look, self.options.reconnect_timeout_s)
-        self.latest = Offsets("", ends, STAGED, waiting)
+        ready = self._link.call(self._look, self.options.reconnect_timeout_s)
+        here = {name: intake.waiting for name, intake in self._intakes.items()}
+        self.latest = Offsets("", ends, STAGED, {name: count + here.get(name, 0) for name, count in ready.items()})
         return self._offsets(ends)
 
     def fix_target(self) -> None:
