@@ -1,4 +1,7 @@
-"""`format("amqp")` in a real Spark against RabbitMQ: streams, and queues that can only be consumed."""
+"""`format("amqp")` in a real Spark against RabbitMQ: streams, and queues that can only be consumed.
+
+Kills of the driver take minutes: `python -m benchmarks.kills`; without Spark's weight they are in test_staged.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +11,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks import kills
 from kvitto.client import Connection
 from tests.support.wait import wait_until
 
@@ -117,10 +119,3 @@ def test_a_sink_that_had_committed_what_spark_had_not_gets_nothing_twice(
     land(df, tmp_path)
     assert landed(spark, tmp_path) == list(range(500))
     assert not any(file.exists() for file in kept)
-
-
-def test_nothing_is_lost_or_doubled_by_a_kill_of_the_driver(rabbitmq: str, tmp_path: Path) -> None:
-    """Many kills are in test_staged, without Spark, and in `python -m benchmarks.kills`."""
-    count = kills.run(rabbitmq, tmp_path, 1, 500, spark=True)
-    assert (count.lost, count.doubled) == (0, 0), count
-    assert count.rows == count.published > 0

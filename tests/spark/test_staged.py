@@ -383,7 +383,7 @@ def test_a_file_is_no_larger_than_what_may_be_unacked(
 
 
 def test_kills_lose_and_double_nothing(rabbitmq: str, tmp_path: Path) -> None:
-    """In Spark's order without its weight; with it in test_any_broker. The long form is `python -m benchmarks.kills`."""
+    """In Spark's order without its weight. The long form, and the one with Spark, is `python -m benchmarks.kills`."""
     count = kills.run(rabbitmq, tmp_path, 3, 2000, spark=False)
     assert (count.lost, count.doubled) == (0, 0), count
     assert count.rows == count.published > 0
