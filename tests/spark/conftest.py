@@ -70,7 +70,7 @@ def any_broker(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
     """A queue's name that no other test has: they share a RabbitMQ."""
-    return f"q-{request.node.name}"
+    return f"{request.path.stem}-{request.node.name}"
 
 
 @pytest.fixture(scope="session")
