@@ -133,7 +133,10 @@ class Target:
         from kvitto.pipeline.files import BatchFiles
 
         spark = messages.sparkSession
-        self._query = str(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if not query:  # files of two queries must never have the same names
+            raise JobError("Spark has not told which query this is (sql.streaming.queryId); use Spark 4.3")
+        self._query = query
         self.good = BatchFiles(spark, self.to, self._query)
         self.bad = BatchFiles(spark, f"{self.to}.bad", self._query)
 
