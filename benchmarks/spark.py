@@ -28,6 +28,7 @@ from pyspark.sql import functions as f
 
 import kvitto
 from benchmarks import brokers, proc
+from benchmarks.measure import disturbance
 from kvitto.client import Connection
 from kvitto.spark.rows import Layout, to_messages, with_ids
 
@@ -233,22 +234,36 @@ def noop(df: DataFrame) -> None:
 # --- the report
 
 
-def measure(job: Job, runs: int) -> list[float]:
-    """Rows/s of each run but the first, in which the JVM compiles and Python starts."""
-    rates = []
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One run: rows/s, and what else kept the machine busy."""
+
+    rate: float
+    disturbed: str
+
+
+def measure(job: Job, runs: int, broker: int) -> list[Timed]:
+    """Each run but the first, in which the JVM compiles and Python starts."""
+    found = []
     for _ in range(runs + 1):
         action = job.prepare()
+        before = proc.snapshot()
         started = time.perf_counter()
         action()
-        rates.append(job.rows / (time.perf_counter() - started))
-    return rates[1:]
+        rate = job.rows / (time.perf_counter() - started)
+        others = proc.others_between(before, proc.snapshot(), (), (os.getpid(), broker))
+        found.append(Timed(rate, disturbance(others)))
+    return found[1:]
 
 
-def row(job: Job, rates: list[float]) -> str:
+def row(job: Job, found: list[Timed]) -> str:
+    rates = [timed.rate for timed in found]
     median = statistics.median(rates)
     verdict = "" if not job.target else "met" if median >= job.target else "**missed**"
     target = f"≥ {job.target:,}" if job.target else ""
-    return f"| {job.title} | {job.rows:,} | {median:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) | {target} | {verdict} |"
+    disturbed = "; ".join(sorted({timed.disturbed for timed in found if timed.disturbed}))
+    spread = f"{median:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+    return f"| {job.title} | {job.rows:,} | {spread} | {target} | {verdict} | {disturbed} |"
 
 
 def report(args: argparse.Namespace, rows: list[str], place: Path) -> str:
@@ -262,8 +277,8 @@ def report(args: argparse.Namespace, rows: list[str], place: Path) -> str:
         + f". Bodies of {BODY_BYTES} bytes; columns read: {COLUMNS}. Median of {args.runs} runs (least to most) after one to"
         " warm up; a run is a whole Spark action with planning and commit.",
         "",
-        "| job | rows | rows/s | target | |",
-        "|---|---|---|---|---|",
+        "| job | rows | rows/s | target | | disturbed |",
+        "|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *rows, ""])
 
@@ -285,7 +300,7 @@ def main() -> int:
         rows = []
         for job in Bench(spark, broker.uri, PLACE, args.read, args.write).jobs():
             if args.only in job.title:
-                rows.append(row(job, measure(job, args.runs)))
+                rows.append(row(job, measure(job, args.runs, broker.pid)))
                 say(rows[-1])
         text = report(args, rows, PLACE)
     args.out.write_text(text)
