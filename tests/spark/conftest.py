@@ -14,6 +14,9 @@ from kvitto.client import Connection, Properties
 from kvitto.demo.children import Child
 from kvitto.wire.tables import Value
 
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a program that runs for a minute: the better compiler would cost more than it gives."""
+
 
 class HasUrl(Protocol):
     url: str
@@ -85,8 +88,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.showConsoleProgress": "false",
-        # a program that runs for a minute: the better compiler would cost more than it gives
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK_JVM,
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -16,7 +16,7 @@ from kvitto.pipeline.land import MESSAGES, Landed, Target, land
 from kvitto.pipeline.session import JobError
 from tests.support.wait import wait_until
 
-from .conftest import BrokerProcess, HasUrl
+from .conftest import QUICK_JVM, BrokerProcess, HasUrl
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SCHEMA = "order_id BIGINT NOT NULL, customer STRING, total DECIMAL(10, 2), at TIMESTAMP, items ARRAY<STRUCT<sku: STRING, n: INT>>"
@@ -156,10 +156,13 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, kvitto_broker: HasUrl,
             run(spark, kvitto_broker.url, tmp_path, schema=schema)
 
 
-def test_nothing_is_lost_or_doubled_by_a_killed_driver(broker_process: BrokerProcess, tmp_path: Path) -> None:
+def test_nothing_is_lost_or_doubled_by_a_killed_driver(
+    broker_process: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P2, exactly once: SIGKILL in the middle, the same command again, by the command line."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JVM)
     url = broker_process.url
-    table, total = tmp_path / "orders.parquet", 6000
+    table, total = tmp_path / "orders.parquet", 3000
     bodies = orders(0, total)
     bad = set(range(50, total, 100))
     for n in bad:

@@ -17,7 +17,7 @@ from kvitto.pipeline.session import JobError
 from kvitto.pipeline.work import Message, encode, load, work
 from tests.support.wait import wait_until
 
-from .conftest import BrokerProcess, HasUrl
+from .conftest import QUICK_JVM, BrokerProcess, HasUrl
 
 TASKS = """
 import json, os, pathlib, time
@@ -129,9 +129,10 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, kvitto_broker: HasUrl,
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_sigterm_ends_after_the_message_in_hand_and_a_broker_that_was_away_is_no_end(
-    broker_process: BrokerProcess, tasks: str, tmp_path: Path
+    broker_process: BrokerProcess, tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command line; SIGKILL to the broker on the way."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JVM)
     command = ["kvitto.cli.main", "pipeline", "work", f"{tasks}:slow", "--queue", "q", "--declare", "--workers", "1"]
     child = Child("work", [*command, "--uri", broker_process.url], tmp_path / "work.log")
     try:
