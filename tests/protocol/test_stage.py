@@ -364,3 +364,31 @@ def test_only_those_who_may_configure_a_writer_use_it() -> None:
     assert isinstance(closed, ChannelClose) and closed.reply_code == 403
     eve.put(1, m.ChannelCloseOk(), m.ChannelOpen())
     assert isinstance(ask(eve, 1, m.StageOpen("mine", 0, "t")), m.StageOpenOk)
+
+
+def test_a_start_that_ends_the_deletion_of_an_archived_queue_first_loses_no_commit() -> None:
+    house = House()
+    wire = opened(house)
+    ask(wire, 2, m.QueueDeclare("old", durable=True, arguments={"x-archive": True}))
+    publish(wire, 1, "", "old", b"x")
+    house.settle()
+    ask(wire, 2, m.QueuePurge("old"))
+    stage(wire)
+    for n in range(10):
+        publish(wire, 1, "", "q", b"%d" % n)
+    house.settle()
+    wire.put(2, m.QueueDelete("old"))
+    house.turn()
+    driver = house.wire()
+    driver.put(1, m.StageCommit("w", 0, b"t"))
+    house.turn()
+    job = house.store.begin_sync(everything=False)
+    job.run()
+    again = House(house.disk.kill())
+    taker = again.wire()
+    taker.put(2, m.ChannelOpen())
+    for _ in range(3):
+        again.settle()
+    last = ask(taker, 2, m.StageLast("w"))
+    assert isinstance(last, m.StageLastOk) and last.last == 0
+    assert bodies(taker, 2, "q") == [b"%d" % n for n in range(10)]

@@ -199,10 +199,12 @@ def test_a_batch_job_with_a_writer_id_writes_once_however_often_it_runs(
     spark: SparkSession, kvitto_broker: HasUrl, channel: Channel
 ) -> None:
     for _ in range(2):
-        save(numbers(spark, 100), kvitto_broker.url, writerId="night of the 3rd")
+        save(numbers(spark, 100), kvitto_broker.url, writerId="nightly", batchId="20261103")
+    save(numbers(spark, 10), kvitto_broker.url, writerId="nightly", batchId="20261104")
     save(numbers(spark, 10), kvitto_broker.url)
     save(numbers(spark, 10), kvitto_broker.url)
-    assert len(arrived(channel, 120)) == 120
+    assert len(arrived(channel, 130)) == 130
+    fails(numbers(spark, 10), kvitto_broker.url, "give option batchId", writerId="nightly")
 
 
 def test_foreach_batch_knows_its_batch(

@@ -85,7 +85,7 @@ class Archives:
         left.leave()
         for _ in range(STEPS):
             if left in store.leaving:
-                self.broker.sync_all()
+                self.broker.sync_files()
         return True
 
     # -- now and then ----------------------------------------------------------------------------------------

@@ -290,12 +290,16 @@ class Broker:
 
     def sync_all(self) -> None:
         """Where there is no loop yet, or none any more."""
+        self.sync_files()
+        self.turn()
+
+    def sync_files(self) -> None:
+        """The same without a turn: in the middle of a start there is nothing to be delivered or moved."""
         job = self.store.begin_sync(everything=True)
         job.run()
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
-        self.turn()
 
     def take_batch(self) -> Batch:
         return self._pool.pop() if self._pool else Batch()

@@ -33,8 +33,8 @@ NONE = (1 << 64) - 1
 """In place of a batch: none was committed."""
 STAGES_MAX = 10_000
 """Stages of one writer that are not committed."""
-WRITERS_MAX = 10_000
-"""Writers of one vhost."""
+WRITERS_MAX = 100_000
+"""Writers of all vhosts."""
 FORGOTTEN_MS = 24 * 3_600_000
 """A stage without a publish for so long is dropped."""
 LOOK_MS = 600_000
@@ -214,8 +214,8 @@ class Stages:
     def _writer(self, vhost: VHost, name: str) -> Writer:
         found = self.writers.get((vhost.name, name))
         if found is None:
-            if sum(key[0] == vhost.name for key in self.writers) >= WRITERS_MAX:
-                text = f"vhost '{vhost.name}' has {WRITERS_MAX} writers: have those forgotten that will not come back"
+            if len(self.writers) >= WRITERS_MAX:
+                text = f"there are {WRITERS_MAX} writers: have those forgotten that will not come back (stage.forget)"
                 raise ChannelError(PRECONDITION_FAILED, text)
             found = self.writers[vhost.name, name] = Writer((vhost.name, name))
         return found

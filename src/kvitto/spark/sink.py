@@ -30,7 +30,7 @@ FIRST_CONTACT_S: Final = 5.0
 
 
 class AmqpWriter(DataSourceArrowWriter):
-    """A batch job. With option writerId it is written once however often it is run; else each run is a writer of its own."""
+    """A batch job. With option writerId each of its batches is written once; else each run is a writer of its own."""
 
     def __init__(self, schema: StructType, options: SinkOptions, overwrite: bool) -> None:
         if overwrite:
@@ -38,11 +38,25 @@ class AmqpWriter(DataSourceArrowWriter):
         self.options = options
         self.layout = layout_of(schema, options)
         self.writer = options.writer_id or f"spark-{uuid.uuid4().hex}"
-        check_broker(options, min(FIRST_CONTACT_S, options.reconnect_timeout_s))
+        patience = options.reconnect_timeout_s  # a named writer is at work for longer than this job
+        check_broker(options, patience if options.writer_id else min(FIRST_CONTACT_S, patience))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        batch = _context().getLocalProperty(BATCH_ID) if self.options.writer_id else None
-        return _write(self.options, self.layout, self.writer, int(batch or 0), iterator)
+        return _write(self.options, self.layout, self.writer, self._batch(), iterator)
+
+    def _batch(self) -> int:
+        """What is no repetition must not look like one, so nothing is assumed."""
+        if not self.options.writer_id:
+            return 0
+        if self.options.batch_id is not None:
+            return self.options.batch_id
+        told = _context().getLocalProperty(BATCH_ID)
+        if told is None:
+            raise SinkError(
+                f"writer {self.options.writer_id!r} does not know which of its batches this is: give option batchId, a number that"
+                " goes up from one batch to the next and stays the same when one is repeated (in foreachBatch: its batch id)"
+            )
+        return int(told)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         commit(self.options, _written(messages))

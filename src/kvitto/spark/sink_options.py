@@ -12,9 +12,10 @@ from kvitto.client.uri import DEFAULT_URI, parse_uri
 from kvitto.spark.errors import OptionError
 from kvitto.spark.options import _flag, _seconds
 
-KNOWN: Final = ("uri", "exchange", "routingKey", "value", "mandatory", "writerId", "reconnectTimeout")
+KNOWN: Final = ("uri", "exchange", "routingKey", "value", "mandatory", "writerId", "batchId", "reconnectTimeout")
 OF_SPARK: Final = {"checkpointlocation", "queryname"}
 """Spark's own, which it hands to every streaming sink."""
+BATCH_DIGITS_MAX: Final = 18
 WRITER_BYTES_MAX: Final = 120
 """Leaves room for batch, partition and row in a message_id."""
 
@@ -29,6 +30,7 @@ class SinkOptions:
     json: bool
     mandatory: bool
     writer_id: str
+    batch_id: int | None
     reconnect_timeout_s: float
 
 
@@ -59,8 +61,19 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
         json=value == "json",
         mandatory=_flag("mandatory", values.get("mandatory", "true")),
         writer_id=writer,
+        batch_id=_batch(values.get("batchid"), writer),
         reconnect_timeout_s=_seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
     )
+
+
+def _batch(text: str | None, writer: str) -> int | None:
+    if text is None:
+        return None
+    if not writer:
+        raise OptionError("option batchId counts the batches of a writer: give option writerId too")
+    if not (text.isascii() and text.isdigit() and len(text) <= BATCH_DIGITS_MAX):
+        raise OptionError(f"option batchId is {text!r}; it is a number from 0 on, of {BATCH_DIGITS_MAX} digits at most")
+    return int(text)
 
 
 def _refuse_unknown(values: Mapping[str, str]) -> None:

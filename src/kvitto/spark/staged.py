@@ -185,11 +185,11 @@ class StagedDriver:
             begin = shelf.files[0] if shelf.files else shelf.next
             return Position(staging.identity, begin, begin)
         if start.incarnation != staging.identity:
-            self._lost(
+            raise DataLossError(
                 f"option stagingLocation: {staging.path} is another directory than the one of this checkpoint (identity"
-                f" {staging.identity} now, {start.incarnation} then): messages staged there would be lost. Name that one"
+                f" {staging.identity} now, {start.incarnation} then): what is staged there would be lost, and what is here belongs to another query."
+                " Name that one"
             )
-            return Position(staging.identity, start.next, start.next)
         return start
 
     def _settle(self, upto: dict[str, Position]) -> None:

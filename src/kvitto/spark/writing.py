@@ -60,6 +60,8 @@ class Part:
     batch: int
     partition: int
     attempt: str
+    repeatable: bool = False
+    """A batch that is older than the writer's last is a repetition too: it is not Spark's batch number."""
 
 
 class _Repeated(Exception):
@@ -235,7 +237,8 @@ class _Task:
             last = channel.stage_open(self.part.writer, self.part.batch, self._stage)
             if last >= self.part.batch:
                 self._channel = channel
-                raise_if_newer(self.part.writer, self.part.batch, last)
+                if not self.part.repeatable:
+                    raise_if_newer(self.part.writer, self.part.batch, last)
                 raise _Repeated
         self._staged = staged
         self._channel = channel
@@ -315,19 +318,30 @@ class _Task:
 # --- the driver
 
 
-def commit(options: SinkOptions, written: Sequence[Written]) -> None:
-    """Publish what the tasks have put aside, once; nothing to do where they published directly."""
+def commit(options: SinkOptions, written: Sequence[Written], *, alone: bool = True) -> None:
+    """Publish what the tasks have put aside, once; nothing to do where they published directly.
+
+    `alone`: nobody else writes this batch, so SinkError if it was committed meanwhile.
+    """
     names = [name for one in written for name in one.stages]
     if not names:
         return
     writer, batch = written[0].writer, written[0].batch
+    asked = False
 
     def commit_once(channel: Channel) -> None:
         if len("\n".join(names)) + limits.KIB > channel.connection.frame_max:
             raise SinkError(
                 f"{len(names)} stages do not fit into one commit; write fewer partitions (coalesce) at a time"
             )
-        channel.stage_commit(writer, batch, names)
+        nonlocal asked
+        again, asked = asked, True
+        fresh = channel.stage_commit(writer, batch, names)
+        if not fresh and alone and not again:  # the answer to an earlier attempt may have been lost
+            raise SinkError(
+                f"batch {batch} of writer {writer!r} was committed by somebody else while this job wrote it, these rows are not"
+                " published: do two jobs use one writerId or one checkpoint? Run it again if it is the same work"
+            )
 
     call(options, commit_once)
 
