@@ -187,7 +187,8 @@ class StagedDriver:
         if start.incarnation != staging.identity:
             raise DataLossError(
                 f"option stagingLocation: {staging.path} is another directory than the one of this checkpoint (identity"
-                f" {staging.identity} now, {start.incarnation} then): what is staged there would be lost, and what is here belongs to another query."
+                f" {staging.identity} now, {start.incarnation} then): what is staged there would be lost, and what is here"
+                " belongs to another query."
                 " Name that one"
             )
         return start
