@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from kvitto.base.errors import StoreFull
+import pytest
+
+from kvitto.base.errors import ChannelError, StoreFull
 from tests.support.rig import Rig, Taker
 
 
@@ -244,3 +246,33 @@ def test_many_messages_come_back_past_the_delivery_limit_in_linear_time() -> Non
 
     few = min(seconds(1_000) for _ in range(3))
     assert seconds(16_000) < 32 * few
+
+
+def failed(rig: Rig, name: str, *bodies: bytes) -> None:
+    """Publish, deliver and nack these: they wait for x-retry-delay-min."""
+    queue = rig.queue(name)
+    for body in bodies:
+        assert rig.publish(name, body)
+    for delivery in rig.take(name):
+        queue.retry(delivery.offset, 1, len(delivery.body))
+    rig.settle_down()
+
+
+def test_a_queue_with_delayed_or_parked_messages_is_not_empty() -> None:
+    """A15, X4: if-empty takes nothing with it that is not in a consumer's hands."""
+    rig = Rig()
+    delayed = rig.declare("delayed", x_retry_delay_min=60_000)
+    failed(rig, "delayed", b"m")
+    parked = rig.declare("parked", x_dead_letter_exchange="", x_dead_letter_routing_key="missing", x_message_ttl=1)
+    rig.publish("parked", b"m")
+    rig.clock.advance(1)
+    rig.broker.tick()
+    rig.settle_down()
+    for queue in (delayed, parked):
+        assert (queue.ready, queue.messages) == (0, 1)
+        with pytest.raises(ChannelError, match="not empty"):
+            rig.broker.vhosts["/"].delete_queue(queue, if_empty=True)
+    held = rig.declare("held")
+    rig.publish("held", b"m")
+    rig.take("held")
+    assert rig.broker.vhosts["/"].delete_queue(held, if_empty=True) == 0

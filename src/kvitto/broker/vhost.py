@@ -267,7 +267,7 @@ class VHost:
         thing = describe("queue", queue.name, self.name)
         if if_unused and queue.consumers:
             raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
-        if if_empty and queue.ready:  # what consumers hold does not count, as with RabbitMQ
+        if if_empty and queue.messages > queue.unacked:  # what consumers hold does not count, as with RabbitMQ
             raise ChannelError(PRECONDITION_FAILED, f"{thing} not empty")
         if queue.deleted:
             return 0
