@@ -159,6 +159,28 @@ def test_batches_wait_in_memory_for_the_tail_only_up_to_a_bound(monkeypatch: pyt
     assert not queue._recent and not queue._recent_bytes
 
 
+def test_few_batches_wait_in_memory_however_small_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: nobody looks through tens of thousands of them."""
+    monkeypatch.setattr(streams, "RECENT_BATCHES", 10)
+    rig = Rig()
+    queue = stream(rig)
+    slow = Follower(queue, room=1)
+    kept = []
+    for i in range(50):
+        fill(rig, i, i + 1)
+        kept.append(len(queue._recent))
+        others = [Follower(queue, x_stream_offset=max(i - back, 0)) for back in (0, 3, 9, 15)]
+        rig.settle_down()
+        assert [other.offsets for other in others] == [list(range(max(i - back, 0), i + 1)) for back in (0, 3, 9, 15)]
+        for other in others:
+            other.leave()
+    assert max(kept) == 10
+    slow.room = 1000
+    queue.mark_dirty()
+    rig.settle_down()
+    assert slow.offsets == list(range(50))
+
+
 def test_without_syncs_a_message_is_delivered_at_once() -> None:
     rig = Rig()
     rig.store.syncing = False

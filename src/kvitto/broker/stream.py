@@ -8,6 +8,7 @@ Invariants: `cursor` is the first offset that is kept, ready = next - cursor, no
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ OFFSET = "x-stream-offset"
 TRACKING = "x-stream-automatic-offset-tracking"
 RECENT_BYTES = 4 << 20
 """Bytes of batches that stay in memory for the consumers at the tail."""
+RECENT_BATCHES = 256
+"""And so many of them at most."""
 SAVE_MS = 500
 """What consumers have acked is written at most so much later."""
 AGE_CHECK_MS = 1000
@@ -213,8 +216,9 @@ class Stream(Queue):
         at, batch = place.position, place.window.batch
         if batch.first <= at < batch.first + batch.count:
             return batch
-        for recent, _ in self._recent:
-            if recent.first <= at < recent.first + recent.count:
+        if self._recent and at >= self._recent[0][0].first:
+            recent = self._recent[bisect_right(self._recent, at, key=lambda kept: kept[0].first) - 1][0]
+            if at < recent.first + recent.count:
                 return recent
         found = self.log.load(place.window, at)
         self.log.lost.clear()  # the alarm has been raised by the store
@@ -256,7 +260,8 @@ class Stream(Queue):
             lowest = min((p for p in positions if p >= tail), default=self.next)
         while recent:
             batch, size = recent[0]
-            if lowest < batch.first + batch.count and self._recent_bytes <= RECENT_BYTES:
+            few = self._recent_bytes <= RECENT_BYTES and len(recent) <= RECENT_BATCHES
+            if few and lowest < batch.first + batch.count:
                 return
             recent.popleft()
             self._recent_bytes -= size
