@@ -181,6 +181,30 @@ def test_few_batches_wait_in_memory_however_small_they_are(monkeypatch: pytest.M
     assert slow.offsets == list(range(50))
 
 
+def test_what_is_kept_for_consumers_without_credit_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: each of them has read from the log, few keep what they read."""
+    monkeypatch.setattr(streams, "WINDOWS_BYTES", 1 << 20)
+    rig = Rig()
+    queue = stream(rig)
+    fill(rig, 0, 100)
+    followers = [Follower(queue, room=1, x_stream_offset="first") for _ in range(20)]
+    for round_ in range(100):
+        rig.turn()
+        held = [f.place.window.chunk.cap for f in followers if f.place.window.segment is not None]
+        assert sum(held) <= 1 << 20 and (held or round_ == 99)
+        for follower in followers:
+            follower.unacked = 0
+        queue.mark_dirty()
+    rig.settle_down()
+    assert all(follower.bodies == [body(i) for i in range(100)] for follower in followers)
+    assert not queue._windows
+    stuck = Follower(queue, room=1, x_stream_offset="first")
+    rig.turn()
+    assert list(queue._windows) == [stuck.place.window]
+    stuck.leave()
+    assert not queue._windows
+
+
 def test_without_syncs_a_message_is_delivered_at_once() -> None:
     rig = Rig()
     rig.store.syncing = False

@@ -37,6 +37,8 @@ RECENT_BYTES = 4 << 20
 """Bytes of batches that stay in memory for the consumers at the tail."""
 RECENT_BATCHES = 256
 """And so many of them at most."""
+WINDOWS_BYTES = 16 << 20
+"""Bytes that stay in memory for the consumers that read behind the tail and wait for credit."""
 SAVE_MS = 500
 """What consumers have acked is written at most so much later."""
 AGE_CHECK_MS = 1000
@@ -92,6 +94,7 @@ class Stream(Queue):
         log.on_drop = self._head_gone
         self._recent: deque[tuple[Batch, int]] = deque()
         self._recent_bytes = 0
+        self._windows: dict[Window, int] = {}
         self._awaiting = False
         self._saving = False
         self._watching_age = False
@@ -145,6 +148,11 @@ class Stream(Queue):
             self._remember(place)
         super().add_consumer(c)
 
+    def remove_consumer(self, c: Consumer) -> None:
+        super().remove_consumer(c)
+        if c.place is not None:
+            self._release(c.place.window)
+
     def ack(self, offset: int, n: int, c: Consumer | None = None) -> None:
         self.acked += n
         self._done(offset, n, c)
@@ -192,9 +200,12 @@ class Stream(Queue):
     def _feed(self, c: Consumer, end: int) -> None:
         place = c.place
         assert place is not None
+        begin = place.position
         while place.position < end:
             most = c.credit()
             if most <= 0:
+                if place.position > begin and place.window.segment is not None:
+                    self._keep(place.window)
                 return
             batch = self._batch(place)
             if batch is None or batch.first > place.position:
@@ -209,7 +220,23 @@ class Stream(Queue):
             c.unacked += k
             self.delivered += k
         if place.window.segment is not None:
-            place.window.release()
+            self._release(place.window)
+
+    def _keep(self, window: Window) -> None:
+        """A consumer that waits for credit is soon to go on in it: it stays, but those unused for longest go."""
+        windows = self._windows
+        windows.pop(window, None)
+        windows[window] = window.chunk.cap
+        over = sum(windows.values()) - WINDOWS_BYTES
+        for oldest, size in list(windows.items()):
+            if over <= 0:
+                return
+            over -= size
+            self._release(oldest)
+
+    def _release(self, window: Window) -> None:
+        self._windows.pop(window, None)
+        window.release()
 
     def _batch(self, place: Place) -> Batch | None:
         """The batch with the message at this place, the next one if there is a gap, None if there is none."""
