@@ -17,7 +17,7 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionErro
 from kvitto.broker import stream as streams
 from kvitto.broker import vhost
 from kvitto.broker.stream import Stream
-from kvitto.store import offsets
+from kvitto.store import offsets, paths
 from kvitto.store import stream as stream_store
 from kvitto.wire.tables import Timestamp
 from tests.support.rig import Rig, Taker
@@ -343,6 +343,32 @@ def test_segments_go_by_age_without_anybody_publishing() -> None:
     assert len(queue.log.segments) == 1, "only the one that is written is left"
     assert queue.cursor > 80
     assert rig.broker.timers.next_ms is None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_damaged_segment_goes_by_age_too(restart: bool) -> None:
+    """Q: what cannot be read is as old as the segment behind it, and holds nothing up."""
+    rig = Rig()
+    arguments = {"x_max_age": "1h", "x_stream_max_segment_size_bytes": SEGMENT}
+    queue = stream(rig, **arguments)
+    fill(rig, 0, 60)
+    path = paths.segment(queue.log.directory, 0)
+    file = rig.disk.open(path)
+    file.write_at(72, [b"\xff" * (file.size() - 72)])
+    file.close()
+    if restart:
+        rig.kill()
+        queue = stream(rig, **arguments)
+    fill(rig, 60, 61)
+    rig.clock.advance(3500)
+    rig.broker.tick()
+    rig.settle_down()
+    assert queue.cursor == 0
+    for _ in range(20):
+        rig.clock.advance(200)
+        rig.broker.tick()
+        rig.settle_down()
+    assert len(queue.log.segments) == 1
 
 
 @pytest.mark.parametrize("end", ["restart", "kill", "cut"])

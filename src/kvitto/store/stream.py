@@ -93,7 +93,9 @@ class StreamLog(Log):
         if self.retention.max_age_ms < 0 or len(self.segments) < 2:
             return None
         last = self._last_time(self.segments[0])
-        return None if last is None else last + self.retention.max_age_ms
+        if last is None:  # it is damaged or holds no batch; it was full when the next one was made
+            last = self.segments[1].created_ms
+        return last + self.retention.max_age_ms
 
     def _last_time(self, part: Segment) -> int | None:
         """When the segment's last batch was written; None if that cannot be read."""
