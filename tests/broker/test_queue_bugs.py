@@ -276,3 +276,25 @@ def test_a_queue_with_delayed_or_parked_messages_is_not_empty() -> None:
     rig.publish("held", b"m")
     rig.take("held")
     assert rig.broker.vhosts["/"].delete_queue(held, if_empty=True) == 0
+
+
+@pytest.mark.parametrize("limit", [{"x_max_length": 5}, {"x_max_length_bytes": 500}])
+def test_delayed_messages_count_for_the_limits(limit: dict[str, int]) -> None:
+    """A15, Q: what will be ready again takes up the queue's room meanwhile."""
+    rig = Rig()
+    queue = rig.declare("q", x_overflow="reject-publish", x_retry_delay_min=1000, **limit)
+    failed(rig, "q", *[b"x" * 100] * 3)
+    assert [rig.publish("q", b"y" * 100) for _ in range(4)] == [True, True, False, False]
+    rig.clock.advance(2)
+    rig.broker.tick()
+    assert (queue.ready, len(queue.delays), queue.delays.bytes) == (5, 0, 0)
+    rig.drain("q")
+    assert rig.publish("q", b"z" * 100)
+    drops = rig.declare("drops", x_retry_delay_min=1000, **limit)
+    failed(rig, "drops", *[b"x" * 100] * 4)
+    for i in range(3):
+        assert rig.publish("drops", b"%d" % i * 100)
+    assert (drops.ready, drops.messages, rig.peek("drops")) == (1, 5, [b"2" * 100])
+    failed(rig, "drops", b"y" * 100, b"y" * 100)
+    rig.publish("drops", b"z" * 100)
+    assert (drops.ready, drops.messages) == (0, len(drops.delays))

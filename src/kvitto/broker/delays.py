@@ -18,6 +18,7 @@ class Delays:
     def __init__(self, least_ms: int, most_ms: int) -> None:
         self.least_ms = least_ms
         self.most_ms = most_ms
+        self.bytes = 0
         self._heap: list[tuple[int, int, int]] = []
 
     def __len__(self) -> int:
@@ -30,6 +31,7 @@ class Delays:
     def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
         """A message of `size` bytes failed after so many deliveries."""
         delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
+        self.bytes += size
         heapq.heappush(self._heap, (now_ms + int(delay * (1 + JITTER * random.random())), offset, size))
 
     @property
@@ -45,4 +47,5 @@ class Delays:
             taken = []
             while self._heap and self._heap[0][0] <= now_ms:
                 taken.append(heapq.heappop(self._heap))
+        self.bytes -= sum(size for _, _, size in taken)
         return [(offset, size) for _, offset, size in taken]

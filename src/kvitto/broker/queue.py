@@ -226,8 +226,8 @@ class Queue:
         return self._over(more, more_bytes)
 
     def _over(self, more: int, more_bytes: int) -> bool:
-        return (0 <= self.max_length < self.ready + self.coming + more) or (
-            0 <= self.max_bytes < self.ready_bytes + self.coming_bytes + more_bytes
+        return (0 <= self.max_length < self.ready + len(self.delays) + self.coming + more) or (
+            0 <= self.max_bytes < self.ready_bytes + self.delays.bytes + self.coming_bytes + more_bytes
         )
 
     def enforce_limits(self) -> None:
