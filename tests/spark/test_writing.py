@@ -75,7 +75,9 @@ def test_nobody_sees_rows_before_the_commit_and_everybody_once_after_it(url: str
     assert [(len(one.stages), one.rows) for one in written] == [(1, 500), (1, 500)]
     assert depth(url) == 0
     commit(given, written)
-    commit(given, written)
+    with pytest.raises(SinkError, match="committed by somebody else"):
+        commit(given, written)
+    commit(given, written, alone=False)
     assert bodies(url, 1000) == texts(0, 1000)
 
 
