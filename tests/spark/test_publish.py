@@ -1,16 +1,20 @@
 """`kvitto pipeline publish` and `replay`: each row once, also when a run broke off and is started again."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 import kvitto
 from kvitto.client import Channel, Connection, Properties
-from kvitto.pipeline.publish import Published, publish, replay
+from kvitto.pipeline.publish import POSITION, SOURCE, Published, Task, publish, replay
+from kvitto.spark.rows import layout_of
+from kvitto.spark.sink_options import read_sink_options
 from tests.support.wait import wait_until
 
 from .conftest import HasUrl
@@ -40,28 +44,26 @@ def taken(channel: Channel, queue: str, count: int) -> list[bytes]:
 def test_rows_are_published_once_though_the_first_run_broke_off(
     spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
 ) -> None:
-    """40 rows at a time; the first run ends in the second chunk, where a row's key has no queue yet."""
+    """40 rows at a time, then 30; the first run ends in the second chunk, where a row's key has no queue yet."""
     url, place = kvitto_broker.url, tmp_path / "rows.parquet"
     bodies = [f"row {n:02}" for n in range(100)]
     pq.write_table(pa.table({"body": bodies, "routing_key": ["here"] * 50 + ["later"] * 50}), place)
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "kvitto-publish").write_text(json.dumps({"id": "w", "chunk": 40}))
 
-    def run() -> Published:
-        return publish(spark, url, str(place), body="column", checkpoint=str(tmp_path / "checkpoint"), rate=2000.0)
+    def run(rate: float) -> Published:
+        return publish(spark, url, str(place), body="column", checkpoint=str(tmp_path / "checkpoint"), rate=rate)
 
     with Connection(url) as connection:
         channel = connection.channel()
         channel.queue_declare("here", durable=True)
         with pytest.raises(Exception, match="no queue took a message with routing key 'later'"):
-            run()
+            run(40.0)
         assert taken(channel, "here", 40) == [body.encode() for body in bodies[:40]]
         channel.queue_declare("later", durable=True)
-        result = run()
+        result = run(30.0)
         assert (result.published, result.skipped) == (60, 40)
         assert taken(channel, "here", 10) == [body.encode() for body in bodies[40:50]]
         assert taken(channel, "later", 50) == [body.encode() for body in bodies[50:]]
-        result = run()
+        result = run(30.0)
         assert (result.published, result.skipped) == (0, 100)
 
 
@@ -108,3 +110,60 @@ def test_archived_messages_are_replayed_once(spark: SparkSession, tmp_path: Path
         assert (again.published, again.skipped) == (0, 50)
         none = replay(spark, broker.url, str(data), queue="orders", until="2020-01-01T00:00:00Z", routing_key="again")
         assert none.published == 0
+
+
+def test_a_source_that_grew_is_gone_on_with_behind_its_last_row(spark: SparkSession, tmp_path: Path) -> None:
+    """500 archived messages are less than a chunk; the 400 that come after them belong to the same 10,000 positions."""
+    data = tmp_path / "data"
+    with kvitto.Broker(data) as broker, Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True, arguments={"x-archive": True})
+        channel.queue_declare("again", durable=True)
+        channel.confirm_select()
+
+        def replayed(start: int, end: int) -> Published:
+            for n in range(start, end):
+                channel.publish(b"%d" % n, "", "orders", Properties(delivery_mode=2))
+            assert channel.wait_for_confirms(30)
+            checkpoint = str(tmp_path / "c")
+            return replay(spark, broker.url, str(data), queue="orders", routing_key="again", checkpoint=checkpoint)
+
+        first, second = replayed(0, 500), replayed(500, 900)
+        assert (first.published, first.skipped) == (500, 0)
+        assert (second.published, second.skipped) == (400, 500)
+        assert taken(channel, "again", 900) == [b"%d" % n for n in range(900)]
+
+
+def positioned(count: int) -> pa.RecordBatch:
+    """So many rows of one source."""
+    columns = {"body": [b"%d" % n for n in range(count)], SOURCE: ["source"] * count, POSITION: list(range(count))}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+@pytest.mark.parametrize(("ahead", "published"), [(20, 5), (8, 17)], ids=["by all rows", "into the next chunk"])
+def test_an_attempt_that_was_overtaken_publishes_only_what_is_behind(
+    kvitto_broker: HasUrl, ahead: int, published: int
+) -> None:
+    """Chunks of 5 rows; another attempt commits the first `ahead` rows while this one is behind its first chunk."""
+    queue = f"overtaken-{ahead}"
+    options = read_sink_options({"uri": kvitto_broker.url, "exchange": "", "routingKey": queue})
+    layout = layout_of(StructType([StructField("body", BinaryType())]), options)
+    with Connection(kvitto_broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        channel.queue_declare("reports", exclusive=True)
+        one, other = (Task(options, layout, queue, 5, 0.0, "reports") for _ in range(2))
+        counts: list[tuple[int, int]] = []
+
+        def count(done: Iterator[pa.RecordBatch]) -> None:
+            counts.extend((row["published"], row["skipped"]) for batch in done for row in batch.to_pylist())
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            rows = positioned(20)
+            yield rows.slice(0, 6)  # its first chunk is committed when it asks for more
+            count(other.run([rows.slice(0, ahead)]))
+            yield rows.slice(6)
+
+        count(one.run(batches()))
+        assert counts == [(ahead - 5, 5), (published, 20 - published)]
+        assert taken(channel, queue, 20) == [b"%d" % n for n in range(20)]

@@ -79,4 +79,5 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
     stream = fs.create(aside, True)
     stream.write(bytearray(text.encode()))
     stream.close()
-    fs.rename(aside, at)
+    if not fs.rename(aside, at):
+        raise JobError(f"{aside} could not be renamed to {at}; is there room, and the right to write?")

@@ -1,8 +1,8 @@
 """`publish` and `replay`: rows of a table, or messages of an archive, -> an exchange; once, and resumable.
 
-Each source of rows (a file of the table, a queue of the archive) is a writer of class `stage`: its rows are cut into chunks at
-fixed positions, and chunk n is the writer's batch n. So the broker knows how far each source is, and whoever comes again -
-a retried task, a second run with the same checkpoint - goes on behind the last chunk that was committed.
+Each source of rows (a file of the table, a queue of the archive) is a writer of class `stage`: its rows are committed in
+chunks, and the position of a chunk's last row is the number of the writer's batch. So the broker knows how far each source
+is, and whoever comes again - a retried task, a second run with the same checkpoint - goes on behind that row.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import json
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from kvitto.pipeline.session import JobError, run_job, session
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from kvitto.spark.rows import Layout
     from kvitto.spark.sink_options import SinkOptions
@@ -35,7 +36,7 @@ SOURCE, POSITION = "_source", "_position"
 """Columns that say where a row comes from: its writer, and a number that goes up within it."""
 POLL_S: Final = 0.2
 REPORT_S: Final = 1.0
-RESULT: Final = "published long, skipped long"
+RESULT: Final = "writer string, published long, skipped long"
 ARCHIVED: Final = (
     "body", "routing_key", "message_id", "correlation_id", "content_type", "content_encoding", "priority", "type",
     "app_id", "reply_to", "timestamp", "headers",
@@ -130,12 +131,15 @@ class _Run:
 
         self.spark = spark
         self.rate = rate
-        self.done: list[tuple[int, int]] = []
+        self.chunk = max(1, min(CHUNK, int(rate))) if rate else CHUNK
+        self.done: list[Row] = []
         self.error: Exception | None = None
         given = {"uri": uri, "exchange": exchange} | ({"value": "json"} if body == "json" else {})
         self.options = read_sink_options(given | ({} if routing_key is None else {"routingKey": routing_key}))
         _need_stages(uri)
-        self.id, self.chunk = self._identity(checkpoint)
+        self.id = f"publish-{uuid.uuid4().hex[:16]}" if checkpoint is None else self._kept_id(checkpoint)
+        # an attempt that Spark has not ended yet would begin a forgotten source anew
+        self.forgets = checkpoint is None and spark.sparkContext.getConf().get("spark.speculation") != "true"
 
     def run(self, rows: DataFrame, tasks: int, progress: Callable[[str], None]) -> Published:
         """Publish them, `tasks` partitions at a time."""
@@ -157,37 +161,53 @@ class _Run:
                 progress(f"{published:,} published, {skipped:,} of an earlier run")
         if self.error is not None:
             raise self.error
-        published, skipped = (sum(column) for column in zip(*self.done, strict=True))
+        if self.forgets:
+            self._forget()
+        published, skipped = sum(row.published for row in self.done), sum(row.skipped for row in self.done)
         return Published(published, skipped, time.monotonic() - began)
 
     def _collect(self, job: DataFrame) -> None:
         try:
-            self.done = [(0, 0), *((row.published, row.skipped) for row in job.collect())]
+            self.done = job.collect()
         except Exception as error:  # noqa: BLE001 - top of a thread: run() raises it
             self.error = error
 
-    def _identity(self, checkpoint: str | None) -> tuple[str, int]:
-        """The name of this work and the size of its chunks; both must be the same when it is gone on with."""
+    def _forget(self) -> None:
+        from kvitto.spark.writing import forget
+
+        for writer in {row.writer for row in self.done}:
+            forget(self.options, writer)
+
+    def _kept_id(self, checkpoint: str) -> str:
+        """The name of this work, the same in each run."""
         from kvitto.pipeline.files import read_text, write_text
 
-        chunk = max(1, min(CHUNK, int(self.rate))) if self.rate else CHUNK
-        fresh = {"id": f"publish-{uuid.uuid4().hex[:16]}", "chunk": chunk}
-        if checkpoint is None:
-            return str(fresh["id"]), chunk
         place = f"{checkpoint.rstrip('/')}/kvitto-publish"
         kept = read_text(self.spark, place)
         if kept is None:
-            write_text(self.spark, place, json.dumps(fresh))
-            return str(fresh["id"]), chunk
+            fresh = f"publish-{uuid.uuid4().hex[:16]}"
+            write_text(self.spark, place, json.dumps({"writer": fresh}))
+            return fresh
         try:
-            known = json.loads(kept)
-            return str(known["id"]), int(known["chunk"])
-        except (ValueError, KeyError):
-            raise JobError(f"{place} is damaged: it holds {kept[:80]!r}") from None
+            return str(json.loads(kept)["writer"])
+        except (ValueError, KeyError, TypeError):
+            raise JobError(
+                f"{place} is damaged: it holds {kept[:80]!r}; give another --checkpoint to publish all rows anew"
+            ) from None
 
 
 def _last(writer: str, channel: Channel) -> int:
     return channel.stage_last(writer)
+
+
+@dataclass
+class Source:
+    """`last`: the position of the last row that is committed, -1 if none is."""
+
+    writer: str
+    last: int
+    published: int = 0
+    skipped: int = 0
 
 
 class Task:
@@ -206,66 +226,82 @@ class Task:
 
         from kvitto.spark.writing import call
 
-        published = skipped = 0
+        sources: dict[str, Source] = {}
         name, began, told = uuid.uuid4().hex[:12], time.monotonic(), 0.0
-        last: dict[str, int] = {}
-        for source, number, rows in self._chunks(batches):
-            writer = f"{self.id}-{hashlib.sha256(source.encode()).hexdigest()[:24]}"
-            if writer not in last:
-                last[writer] = call(self.options, partial(_last, writer))
-            count = sum(batch.num_rows for batch in rows)
-            if number <= last[writer]:
-                skipped += count
-            else:
-                self._put(writer, number, rows)
-                published += count
+        for key, positions, rows in self._chunks(batches):
+            if key not in sources:
+                writer = f"{self.id}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+                sources[key] = Source(writer, call(self.options, partial(_last, writer)))
+            self._put(sources[key], positions, pa.Table.from_batches(rows))
+            published = sum(source.published for source in sources.values())
             if time.monotonic() - told >= REPORT_S:
                 told = time.monotonic()
+                skipped = sum(source.skipped for source in sources.values())
                 call(self.options, partial(report, self.reports, [name, published, skipped]))
             if self.rate and (ahead := began + published / self.rate - time.monotonic()) > 0:
                 time.sleep(ahead)
-        yield pa.RecordBatch.from_pydict({"published": [published], "skipped": [skipped]})
+        done = [asdict(source) for source in sources.values()]
+        schema = pa.schema([("writer", pa.string()), ("published", pa.int64()), ("skipped", pa.int64())])
+        yield pa.RecordBatch.from_pylist(done, schema=schema)
 
-    def _put(self, writer: str, number: int, rows: list[pa.RecordBatch]) -> None:
+    def _put(self, source: Source, positions: list[int], rows: pa.Table) -> None:
+        """Publish what is behind the last row that is committed, by this attempt or by another."""
         from pyspark import TaskContext
 
-        from kvitto.spark.writing import Part, commit, write_rows
+        from kvitto.spark.errors import SinkError
+        from kvitto.spark.writing import Part, call, commit, write_rows
 
         context = TaskContext.get()
-        part = Part(writer, number, context.partitionId() if context is not None else 0, uuid.uuid4().hex[:8])
-        commit(self.options, [write_rows(self.options, self.layout, part, rows)])
+        partition = context.partitionId() if context is not None else 0
+        while (start := bisect_right(positions, source.last)) < len(positions):
+            part = Part(source.writer, positions[-1], partition, uuid.uuid4().hex[:8], repeatable=True)
+            written = write_rows(self.options, self.layout, part, rows.slice(start).to_batches())
+            before, source.last = source.last, call(self.options, partial(_last, source.writer))
+            if source.last < before:
+                raise SinkError(f"writer {source.writer!r} was forgotten by the broker: this run is over")
+            if source.last == before:
+                commit(self.options, [written], alone=False)
+                source.last = positions[-1]
+                source.published += len(positions) - start
+                source.skipped += start
+                return
+        source.skipped += len(positions)
 
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, list[pa.RecordBatch]]]:
-        """(source, number, rows): rows of a source whose positions have the same quotient by the size of a chunk."""
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[int], list[pa.RecordBatch]]]:
+        """(source, positions, rows): rows of a source whose positions have the same quotient by the size of a chunk."""
         held: list[pa.RecordBatch] = []
+        places: list[int] = []
         at: tuple[str, int] | None = None
         counted: dict[str, int] = {}
         for batch in batches:
-            for key, rows in self._pieces(batch, counted):
+            for key, positions, rows in self._pieces(batch, counted):
                 if at is not None and key != at:
-                    yield *at, held
-                    held = []
+                    yield at[0], places, held
+                    held, places = [], []
                 at = key
                 held.append(rows)
+                places += positions
         if at is not None:
-            yield *at, held
+            yield at[0], places, held
 
     def _pieces(
         self, batch: pa.RecordBatch, counted: dict[str, int]
-    ) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    ) -> Iterator[tuple[tuple[str, int], list[int], pa.RecordBatch]]:
         """A batch, cut where the source or the chunk changes."""
         sources = batch.column(SOURCE).to_pylist()
-        positions = batch.column(POSITION).to_pylist() if POSITION in batch.schema.names else None
+        given = batch.column(POSITION).to_pylist() if POSITION in batch.schema.names else None
         rows = batch.select(list(self.layout.names))
         keys: list[tuple[str, int]] = []
+        positions: list[int] = []
         for k, source in enumerate(sources):
-            position = positions[k] if positions is not None else counted.get(source, 0)
+            position = given[k] if given is not None else counted.get(source, 0)
             counted[source] = position + 1
+            positions.append(position)
             keys.append((source, position // self.chunk))
         start = 0
         for k in range(1, len(keys) + 1):
             if k == len(keys) or keys[k] != keys[start]:
-                yield keys[start], rows.slice(start, k - start)
+                yield keys[start], positions[start:k], rows.slice(start, k - start)
                 start = k
 
 

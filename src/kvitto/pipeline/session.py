@@ -60,6 +60,7 @@ def open_session(name: str, master: str, settings: dict[str, str] | None = None)
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        "spark.sql.redaction.options.regex": "(?i)url|uri",  # a URI has a password in it, and plans show options
     }
     if master.startswith("local"):
         defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
