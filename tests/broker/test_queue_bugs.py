@@ -7,6 +7,7 @@ import time
 import pytest
 
 from kvitto.base.errors import ChannelError, StoreFull
+from kvitto.broker import queue as queues
 from tests.support.rig import Rig, Taker
 
 
@@ -298,3 +299,20 @@ def test_delayed_messages_count_for_the_limits(limit: dict[str, int]) -> None:
     failed(rig, "drops", b"y" * 100, b"y" * 100)
     rig.publish("drops", b"z" * 100)
     assert (drops.ready, drops.messages) == (0, len(drops.delays))
+
+
+def test_many_delayed_messages_come_back_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A15, W8: each turn brings back some."""
+    monkeypatch.setattr(queues, "RETRIES_PER_TURN", 10)
+    rig = Rig()
+    queue = rig.declare("q", x_retry_delay_min=1000)
+    failed(rig, "q", *[b"%d" % i for i in range(25)])
+    rig.clock.advance(2)
+    came = []
+    while rig.broker.timers.next_ms is not None:
+        rig.broker.tick()
+        rig.settle_down()
+        rig.clock.advance(0.001)
+        came.append(queue.ready)
+    assert came == [10, 20, 25]
+    assert sorted(rig.drain("q"), key=int) == [b"%d" % i for i in range(25)] and queue.messages == 0

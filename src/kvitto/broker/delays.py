@@ -39,13 +39,13 @@ class Delays:
         """When the first of them is due; there is one."""
         return self._heap[0][0]
 
-    def take(self, now_ms: int | None = None) -> list[tuple[int, int]]:
-        """(offset, size) of all that are due, or of all."""
+    def take(self, now_ms: int | None = None, most: int = 0) -> list[tuple[int, int]]:
+        """(offset, size) of the first `most` that are due by then, or of all; in order."""
         if now_ms is None:
             taken, self._heap = self._heap, []
         else:
             taken = []
-            while self._heap and self._heap[0][0] <= now_ms:
+            while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
                 taken.append(heapq.heappop(self._heap))
         self.bytes -= sum(size for _, _, size in taken)
-        return [(offset, size) for _, offset, size in taken]
+        return sorted((offset, size) for _, offset, size in taken)

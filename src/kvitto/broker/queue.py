@@ -46,6 +46,8 @@ AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
+RETRIES_PER_TURN = 10_000
+"""Delayed messages that come back in one turn."""
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
@@ -519,18 +521,19 @@ class Queue:
         self._wake_retries()
 
     def _delay(self, offset: int) -> None:
-        message = self.read(offset)
-        if message is None:
+        found = self._find(offset)
+        if found is None:
             self.settle(offset, 1, DROPPED)
         else:
-            self.delays.add(self.broker.now_ms, offset, len(message[2]), self.redeliveries.get(offset, 1))
+            size = found[0].body_bytes(found[1], 1)
+            self.delays.add(self.broker.now_ms, offset, size, self.redeliveries.get(offset, 1))
 
     def _wake_retries(self) -> None:
-        if len(self.delays):
-            self.broker.timers.at(self.delays.next_ms, self._retries_due)
+        if len(self.delays):  # not before the next turn, whatever is due already
+            self.broker.timers.at(max(self.delays.next_ms, self.broker.now_ms + 1), self._retries_due)
 
     def _retries_due(self) -> None:
-        for offset, size in self.delays.take(self.broker.now_ms):
+        for offset, size in self.delays.take(self.broker.now_ms, RETRIES_PER_TURN):
             self._back(offset, 1, size)
         self._wake_retries()
 
