@@ -129,6 +129,32 @@ def test_after_a_restart_it_is_due_and_a_purge_takes_it() -> None:
     assert came(taker) == []
 
 
+def test_who_reads_by_offset_finds_what_is_delayed() -> None:
+    """A15, and the class log: it is not settled, whenever it is due."""
+    house = House()
+    wire = opened(house)
+    wire.put(1, m.ConfirmSelect())
+    publish(wire, b"a", b"bad", b"c", b"worse", b"e")
+    came(wire)
+    for tag in (1, 3, 5):
+        wire.put(1, m.BasicAck(tag))
+    wire.put(1, m.BasicNack(4, False, True), m.BasicNack(2, False, True), m.BasicCancel("c"), m.LogInspect("q"))
+    house.settle()
+    told = wire.methods()[-1]
+    assert isinstance(told, m.LogInspectOk) and (told.first, told.next, told.settled) == (1, 5, 1)
+    wire.put(1, m.LogRead("q", "r", 0, 5))
+    house.settle()
+    frames = wire.frames()
+    assert [payload for kind, _, payload in frames if kind == FRAME_BODY] == [b"bad", b"worse"]
+    done = decode(frames[-1][2])
+    assert isinstance(done, m.LogReadOk) and (done.next, done.count) == (5, 2)
+    wait(house, 1.2)
+    wire.put(1, m.LogInspect("q"))
+    house.settle()
+    told = wire.methods()[-1]
+    assert isinstance(told, m.LogInspectOk) and told.first == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"x-retry-delay-min": -1}, {"x-retry-delay-min": "1"}, {"x-retry-delay-max": 10}],

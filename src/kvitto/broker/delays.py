@@ -1,6 +1,6 @@
 """Messages that came back and are due again later (A15): out of reach until then, and nothing behind them waits.
 
-In memory only, a few dozen bytes each: after a restart they are due at once.
+In memory only, some 200 bytes each: after a restart they are due at once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,34 @@ class Delays:
         self.least_ms = least_ms
         self.most_ms = most_ms
         self.bytes = 0
-        self._heap: list[tuple[int, int, int]] = []
+        self._heap: list[tuple[int, int]] = []
+        self._sizes: dict[int, int] = {}
+        self._lowest = -1
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
         """Their offsets, in no order."""
-        return (offset for _, offset, _ in self._heap)
+        return iter(self._sizes)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._sizes
+
+    @property
+    def lowest(self) -> int:
+        """The lowest of their offsets; there is one."""
+        if self._lowest < 0:
+            self._lowest = min(self._sizes)
+        return self._lowest
 
     def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
         """A message of `size` bytes failed after so many deliveries."""
         delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
         self.bytes += size
-        heapq.heappush(self._heap, (now_ms + int(delay * (1 + JITTER * random.random())), offset, size))
+        self._sizes[offset] = size
+        self._lowest = min(self._lowest, offset)
+        heapq.heappush(self._heap, (now_ms + int(delay * (1 + JITTER * random.random())), offset))
 
     @property
     def next_ms(self) -> int:
@@ -47,5 +61,7 @@ class Delays:
             taken = []
             while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
                 taken.append(heapq.heappop(self._heap))
-        self.bytes -= sum(size for _, _, size in taken)
-        return sorted((offset, size) for _, offset, size in taken)
+        found = sorted((offset, self._sizes.pop(offset)) for _, offset in taken)
+        self.bytes -= sum(size for _, size in found)
+        self._lowest = -1
+        return found

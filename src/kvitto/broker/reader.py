@@ -50,7 +50,7 @@ class Reader:
         queue, i = self.queue, self.position - batch.first
         if self.position >= queue.cursor:
             k = self.consumer.deliver(batch, i, end - self.position, 0)
-        elif self.position in queue.requeued:
+        elif self.position in queue.requeued or self.position in queue.delays:
             k = self.consumer.deliver(batch, i, 1, 1)
         else:
             self.position += 1

@@ -39,7 +39,10 @@ def _position(queue: Queue) -> tuple[str, int, int, int]:
     No offset from `durable_end` on is told: after a crash it may be another message's, and a reader would settle that unread.
     """
     end = queue.log.durable_end
-    first = min(queue.requeued.lowest() if queue.requeued_ready else queue.cursor, end)
+    first = queue.requeued.lowest() if queue.requeued_ready else queue.cursor
+    if len(queue.delays):
+        first = min(first, queue.delays.lowest)
+    first = min(first, end)
     return queue.log.queue_id, first, end, first
 
 
