@@ -29,7 +29,7 @@ from tests.spark.conftest import BrokerProcess
 
 VICTIMS = ("driver", "executor", "broker")
 SPARKS_OWN = "Task serialization failed: java.lang.IllegalStateException: Illegal size"
-"""Two queries of one driver: now and then Spark serialises a task while the other query changes what goes with it. Who runs Spark starts it again."""
+"""Two queries of one driver: now and then Spark serialises a task while the other changes what goes with it."""
 CHUNK = 500
 PAUSE_S = 4.0
 """From one kill to the next, on average."""
