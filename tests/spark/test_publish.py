@@ -167,3 +167,17 @@ def test_an_attempt_that_was_overtaken_publishes_only_what_is_behind(
         count(one.run(batches()))
         assert counts == [(ahead - 5, 5), (published, 20 - published)]
         assert taken(channel, queue, 20) == [b"%d" % n for n in range(20)]
+
+
+def test_without_a_checkpoint_the_broker_keeps_no_writer(spark: SparkSession, tmp_path: Path) -> None:
+    place = table(tmp_path / "rows", 2, 50)
+    with kvitto.Broker() as broker, Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("rows", durable=True)
+        assert broker._server is not None
+        writers = broker._server.broker.stages.writers
+        kept = publish(spark, broker.url, place, routing_key="rows", checkpoint=str(tmp_path / "checkpoint"))
+        assert (kept.published, len(writers)) == (100, 2)
+        assert publish(spark, broker.url, place, routing_key="rows").published == 100
+        assert len(taken(channel, "rows", 200)) == 200
+        wait_until(lambda: len(writers) == 2, 30)
