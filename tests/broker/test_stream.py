@@ -26,6 +26,11 @@ SEGMENT = 1500
 """Some ten messages of the tests."""
 
 
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_store, "SEGMENT_BYTES_MIN", 1)
+
+
 class Follower(Taker):
     """A consumer of a stream; `named` if its tag is its own, so that it is remembered."""
 
@@ -319,6 +324,21 @@ def test_the_oldest_segments_go_while_there_are_more_bytes() -> None:
     small = stream(rig, "small", x_max_length_bytes=0, x_stream_max_segment_size_bytes=SEGMENT)
     fill(rig, 0, 100, "small")
     assert len(small.log.segments) == 1 and 0 < small.ready < 20
+
+
+def test_the_smallest_segments_are_large_enough_for_retention_to_keep_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q: x-stream-max-segment-size-bytes has a least value, not refused and not told."""
+    monkeypatch.undo()
+    rig = Rig()
+    arguments = {"x_max_length_bytes": 2000, "x_stream_max_segment_size_bytes": 1}
+    queue = stream(rig, **arguments)
+    for _ in range(30):
+        for i in range(50):
+            rig.publish("s", body(i))
+            rig.turn()
+        rig.sync()
+    assert len(queue.log.segments) <= 2 and queue.cursor > 0
+    assert stream(rig, **arguments) is queue
 
 
 def test_segments_go_by_age_without_anybody_publishing() -> None:

@@ -11,12 +11,18 @@ import pytest
 
 from kvitto.broker import stream as streams
 from kvitto.broker.stream import Stream
+from kvitto.store import stream as stream_store
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Record
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_store, "SEGMENT_BYTES_MIN", 1)
 
 
 @dataclass

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kvitto.store.segment import Segment
     from kvitto.store.store import Store
 
+SEGMENT_BYTES_MIN = 64 << 10
+"""No segment is smaller, whatever its stream says: retention takes one for each sync, and has to keep up."""
 OPEN_MAX = 32
 """Sealed segments of one stream whose files stay open."""
 
@@ -43,7 +45,7 @@ class Retention:
 class StreamLog(Log):
     def __init__(self, store: Store, queue_id: str, retention: Retention, segment_bytes: int = SEGMENT_BYTES) -> None:
         super().__init__(store, queue_id, True)
-        self.segment_bytes = segment_bytes
+        self.segment_bytes = max(segment_bytes, SEGMENT_BYTES_MIN)
         self.retention = retention
         self.offsets = Offsets(store, self.directory)
         self.on_drop: Callable[[], None] = lambda: None
