@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import kvitto
 from kvitto.base.errors import REPLY_NAMES
 from kvitto.protocol.states import CLOSED, CLOSING
+from kvitto.store import stream as stream_store
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
@@ -29,6 +31,14 @@ thorough = settings(
     phases=[Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_segments() -> Iterator[None]:
+    """Retention is to be met in streams of a few messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_store, "SEGMENT_BYTES_MIN", 1)
+        yield
 
 
 def feed(house: House, wire: Wire, pieces: list[bytes]) -> None:
