@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
-from typing import Final
 
 from kvitto.client import parse_uri
 from kvitto.client.uri import DEFAULT_URI
-
-_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+from kvitto.spark.values import parse_seconds
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +26,10 @@ def uri(text: str) -> str:
 
 def seconds(text: str) -> float:
     """`10s`, `500ms`, `5m`, `1h`; a number alone is seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _UNITS:
+    found = parse_seconds(text)
+    if found is None:
         raise argparse.ArgumentTypeError(f"a time such as 500ms, 10s or 5m, not {text!r}")
-    return float(match[1]) * _UNITS[match[2]]
+    return found
 
 
 def count(text: str) -> int:

@@ -6,7 +6,6 @@ otherwise show as wrong data much later, so it is refused, with the nearest name
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from kvitto.client.uri import DEFAULT_URI, parse_uri
 from kvitto.spark.errors import OptionError
+from kvitto.spark.values import flag, refuse_unknown, seconds
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -54,7 +54,6 @@ NEEDS_STAGING: Final = (
     " query's alone"
 )
 _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
-_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +110,20 @@ def read_options(given: Mapping[str, str]) -> Options:
         max_offsets_per_trigger=_count("maxOffsetsPerTrigger", values.get("maxoffsetspertrigger")),
         max_bytes_per_trigger=_bytes("maxBytesPerTrigger", values.get("maxbytespertrigger")),
         min_partitions=_count("minPartitions", values.get("minpartitions")),
-        fail_on_data_loss=_flag("failOnDataLoss", values.get("failondataloss", "true")),
-        include_headers=_flag("includeHeaders", values.get("includeheaders", "false")),
+        fail_on_data_loss=flag("failOnDataLoss", values.get("failondataloss", "true")),
+        include_headers=flag("includeHeaders", values.get("includeheaders", "false")),
         group=values.get("group", ""),
-        reconnect_timeout_s=_seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
+        reconnect_timeout_s=seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
         staging=_directory(values["staginglocation"]) if "staginglocation" in values else "",
     )
 
 
 def _refuse_unknown(values: Mapping[str, str]) -> None:
-    names = {name.lower(): name for name in KNOWN}
     planned = {name.lower(): name for name in PLANNED}
     for name in values:
         if name in planned:
             raise OptionError(f"option {planned[name]} is not there yet; docs/spark.md has those that are")
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(KNOWN)}"
-            raise OptionError(f"format 'amqp' has no option {name!r}; {hint}")
+        refuse_unknown([name], KNOWN, "format 'amqp'")
 
 
 def _queues(values: Mapping[str, str]) -> tuple[str, ...]:
@@ -176,19 +171,6 @@ def _count(option: str, text: str | None) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise OptionError(f"option {option} is a number of at least 1, not {text!r}")
     return int(text)
-
-
-def _flag(option: str, text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise OptionError(f"option {option} is true or false, not {text!r}")
-    return text.strip().lower() == "true"
-
-
-def _seconds(option: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise OptionError(f"option {option} is a time such as 90s or 5m, not {text!r}")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def _bytes(option: str, text: str | None) -> int:

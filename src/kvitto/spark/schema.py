@@ -58,17 +58,22 @@ def full_schema(include_headers: bool) -> StructType:
 
 def check_schema(schema: StructType, include_headers: bool) -> None:
     """SourceError unless `schema` is made of columns that there are, with their types (`body` may be a string)."""
+    check_columns(schema, full_schema(True), "format 'amqp'", include_headers)
+
+
+def check_columns(schema: StructType, known: StructType, what: str, headers: bool) -> None:
+    """SourceError unless every column is one of the known, with its type. `headers`: that one may be asked for, if it is there."""
     if not schema.fields:
         raise SourceError("the schema has no column; leave it out for all, or name those that are needed")
-    known = {field.name: field.dataType for field in full_schema(True).fields}
+    kinds = {field.name: field.dataType for field in known.fields}
     for field in schema.fields:
-        kind = known.get(field.name)
-        if kind is None:
-            near = difflib.get_close_matches(field.name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise SourceError(f"format 'amqp' has no column {field.name!r}; {hint}")
-        if field.name == HEADERS and not include_headers:
+        if field.name == HEADERS and not headers:
             raise SourceError("column 'headers' needs option includeHeaders = true")
+        kind = kinds.get(field.name)
+        if kind is None:
+            near = difflib.get_close_matches(field.name, kinds, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(kinds)}"
+            raise SourceError(f"{what} has no column {field.name!r}; {hint}")
         if field.name == "body" and isinstance(field.dataType, StringType):
             continue
         if field.dataType.simpleString() != kind.simpleString():

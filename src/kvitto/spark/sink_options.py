@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 from kvitto.base import limits
 from kvitto.client.uri import DEFAULT_URI, parse_uri
 from kvitto.spark.errors import OptionError
-from kvitto.spark.options import _flag, _seconds
+from kvitto.spark.values import flag, refuse_unknown, seconds
 
 KNOWN: Final = ("uri", "exchange", "routingKey", "value", "mandatory", "writerId", "batchId", "reconnectTimeout")
 OF_SPARK: Final = {"checkpointlocation", "queryname"}
@@ -59,10 +58,10 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
         exchange=values.get("exchange", ""),
         routing_key=values.get("routingkey"),
         json=value == "json",
-        mandatory=_flag("mandatory", values.get("mandatory", "true")),
+        mandatory=flag("mandatory", values.get("mandatory", "true")),
         writer_id=writer,
         batch_id=_batch(values.get("batchid"), writer),
-        reconnect_timeout_s=_seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
+        reconnect_timeout_s=seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
     )
 
 
@@ -77,11 +76,7 @@ def _batch(text: str | None, writer: str) -> int | None:
 
 
 def _refuse_unknown(values: Mapping[str, str]) -> None:
-    names = {name.lower(): name for name in KNOWN}
     for name in values:
         if name == "path":
             raise OptionError("format 'amqp' has no path: call save() or start() without one; see option routingKey")
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(KNOWN)}"
-            raise OptionError(f"the sink of format 'amqp' has no option {name!r}; {hint}")
+        refuse_unknown([name], KNOWN, "the sink of format 'amqp'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from kvitto.spark.errors import OptionError
+from kvitto.spark.values import flag, refuse_unknown
 
 MESSAGES: Final = "messages"
 SETTLEMENTS: Final = "settlements"
@@ -45,12 +45,7 @@ class Options:
 def read_options(given: Mapping[str, str]) -> Options:
     """Check what was given; OptionError says which option is wrong and what it may be."""
     values = {name.lower(): value for name, value in given.items()}
-    names = {name.lower(): name for name in KNOWN}
-    for name in values:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(KNOWN)}"
-            raise OptionError(f"format 'kvitto-archive' has no option {name!r}; {hint}")
+    refuse_unknown(values, KNOWN, "format 'kvitto-archive'")
     if "path" not in values:
         raise OptionError(
             "say what to read: .load(DIR), a broker's data directory or an archive directory, one at a time"
@@ -68,9 +63,9 @@ def read_options(given: Mapping[str, str]) -> Options:
         queues=frozenset([values["queue"]] if "queue" in values else ()),
         start_ms=start,
         end_ms=end,
-        ignore_damage=_flag("ignoreDamage", values.get("ignoredamage", "false")),
-        include_headers=_flag("includeHeaders", values.get("includeheaders", "false")),
-        push_filters=_flag("pushFilters", values.get("pushfilters", "false")),
+        ignore_damage=flag("ignoreDamage", values.get("ignoredamage", "false")),
+        include_headers=flag("includeHeaders", values.get("includeheaders", "false")),
+        push_filters=flag("pushFilters", values.get("pushfilters", "false")),
     )
 
 
@@ -82,12 +77,6 @@ def _local(option: str, text: str) -> Path:
     if scheme[1] != "file":
         raise OptionError(f"option {option} is {text!r}: the files are read directly, so give a local or mounted path")
     return Path(unquote(urlsplit(text).path))
-
-
-def _flag(option: str, text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise OptionError(f"option {option} is true or false, not {text!r}")
-    return text.strip().lower() == "true"
 
 
 def _time_ms(option: str, text: str | None, default: int) -> int:

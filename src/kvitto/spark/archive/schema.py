@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 
 from pyspark.sql.types import (
@@ -19,8 +18,7 @@ from pyspark.sql.types import (
 )
 
 from kvitto.spark.archive.options import MESSAGES, Options
-from kvitto.spark.errors import SourceError
-from kvitto.spark.schema import HEADERS, PROPERTIES
+from kvitto.spark.schema import HEADERS, PROPERTIES, check_columns
 
 _QUEUE: Final[dict[str, DataType]] = {
     "vhost": StringType(),
@@ -63,21 +61,5 @@ def full_schema(options: Options) -> StructType:
 
 def check_schema(schema: StructType, options: Options) -> None:
     """SourceError unless `schema` is made of columns that the table has, with their types (`body` may be a string)."""
-    if not schema.fields:
-        raise SourceError("the schema has no column; leave it out for all, or name those that are needed")
-    known = {field.name: field.dataType for field in full_schema(options).fields}
-    for field in schema.fields:
-        kind = known.get(field.name)
-        if kind is None and field.name == HEADERS and options.table == MESSAGES:
-            raise SourceError("column 'headers' needs option includeHeaders = true")
-        if kind is None:
-            near = difflib.get_close_matches(field.name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise SourceError(
-                f"table {options.table!r} of format 'kvitto-archive' has no column {field.name!r}; {hint}"
-            )
-        if field.name == "body" and isinstance(field.dataType, StringType):
-            continue
-        if field.dataType.simpleString() != kind.simpleString():
-            wanted, is_ = field.dataType.simpleString(), kind.simpleString()
-            raise SourceError(f"column {field.name!r} is {is_}, not {wanted}; read it as {is_} and cast it afterwards")
+    what = f"table {options.table!r} of format 'kvitto-archive'"
+    check_columns(schema, full_schema(options), what, options.include_headers or options.table != MESSAGES)

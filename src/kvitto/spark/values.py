@@ -1,0 +1,45 @@
+"""What all options have in common: unknown names, and the texts of switches and times."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvitto.spark.errors import OptionError
+
+_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def refuse_unknown(given: Iterable[str], known: Sequence[str], what: str) -> None:
+    """OptionError for a name, in lower case, that is none of the known ones; it names the nearest."""
+    names = {name.lower(): name for name in known}
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(known)}"
+            raise OptionError(f"{what} has no option {name!r}; {hint}")
+
+
+def flag(option: str, text: str) -> bool:
+    """true or false."""
+    if text.strip().lower() not in ("true", "false"):
+        raise OptionError(f"option {option} is true or false, not {text!r}")
+    return text.strip().lower() == "true"
+
+
+def seconds(option: str, text: str) -> float:
+    """A time such as 90s or 5m."""
+    found = parse_seconds(text)
+    if found is None:
+        raise OptionError(f"option {option} is a time such as 90s or 5m, not {text!r}")
+    return found
+
+
+def parse_seconds(text: str) -> float | None:
+    """`10s`, `500ms`, `5m`, `1h`; a number alone is seconds. None if it is no time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        return None
+    return float(match[1]) * _UNITS[match[2]]
