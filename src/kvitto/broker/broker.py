@@ -279,9 +279,8 @@ class Broker:
         if self.full:
             self.retry_writes()
         self.turn()
-        for _ in range(
-            STEPS
-        ):  # a sync may seal segments, bring them to an archive or retire the journal, which writes again
+        # a sync may seal segments, bring them to an archive or retire the journal, which writes again
+        for _ in range(STEPS):
             for queue in self.queues.values():
                 queue.log.trim()
             if not self.store.dirty:

@@ -10,6 +10,7 @@ an offset that is never written lies below the cursor, so ready = next - cursor 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import StoreFull
@@ -165,9 +166,9 @@ class Queue:
         """`append` for those who hold bytes objects."""
         return self.append(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)  # type: ignore[no-any-return]
 
-    def append_run(self, b, i, n):  # type: ignore[no-untyped-def]
-        """Add the messages i .. i+n-1 of another batch, which have no flags."""
-        for k in range(i, i + n):
+    def append_run(self, b):  # type: ignore[no-untyped-def]
+        """Add all messages of another batch, which have no flags."""
+        for k in range(b.count):
             e = b.index_at + _ENTRY * k
             m = b.meta_at + bits.le32(b.index.p, e)
             props_len = bits.le32(b.index.p, e + 12)
@@ -176,20 +177,19 @@ class Queue:
             body_len = bits.le32(b.index.p, e + 8)
             self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, -1, 0)
 
-    def append_journaled_run(self, batch: Batch, sequence: int) -> None:
-        """`append_journaled` for all messages of a batch."""
-        rejects, self.rejects = self.rejects, False
-        limited, self.limited = self.limited, self.limited and not rejects
-        self.append_run(batch, 0, batch.count)
-        self.rejects, self.limited = rejects, limited
-        if self.tail is not None and sequence:
-            self.tail.journal = sequence
-
     def append_journaled(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int, sequence: int) -> None:
-        """Add a message of a journal record; limits that refuse were asked before the record was written."""
+        """Add a message of a journal record."""
+        self._journaled(sequence, self.append_bytes, key, props, body, ttl_ms, flags)
+
+    def append_journaled_run(self, batch: Batch, sequence: int) -> None:
+        """Add all messages of a batch of a journal record."""
+        self._journaled(sequence, self.append_run, batch)
+
+    def _journaled(self, sequence: int, append: Callable[..., Any], *what: object) -> None:
+        """Limits that refuse were asked before the record was written."""
         rejects, self.rejects = self.rejects, False
         limited, self.limited = self.limited, self.limited and not rejects
-        self.append_bytes(key, props, body, ttl_ms, flags)
+        append(*what)
         self.rejects, self.limited = rejects, limited
         if self.tail is not None and sequence:
             self.tail.journal = sequence

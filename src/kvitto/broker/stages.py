@@ -382,9 +382,8 @@ class Stages:
                 batch = window.batch
             if offset >= batch.first:
                 return batch, offset, min(end, batch.first + batch.count) - offset
-            offset, end = self._unmoved(
-                queue, batch.first
-            )  # what lies between was lost to damage; the store has said so
+            # what lies between was lost to damage; the store has said so
+            offset, end = self._unmoved(queue, batch.first)
         return None
 
     @staticmethod

@@ -36,9 +36,8 @@ class Buf:
     def add(self, source: bytes | bytearray | memoryview) -> None:
         k = len(source)
         self.reserve(k)
-        memoryview(self.data)[self.n : self.n + k] = (
-            source  # a slice of the bytearray itself would take a copy of a copy
-        )
+        # a slice of the bytearray itself would take a copy of a copy
+        memoryview(self.data)[self.n : self.n + k] = source
         self.n += k
 
     def drop(self, k: int) -> None:
