@@ -17,13 +17,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import kvitto
-from kvitto.base.errors import REPLY_NAMES
-from kvitto.protocol.states import CLOSED, CLOSING
 from kvitto.store import stream as stream_store
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol import sessions
+from tests.protocol.answers import check_answer
 from tests.protocol.sansio import House, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,29 +57,6 @@ def serve(pieces: list[bytes]) -> tuple[House, Wire]:
     wire = house.wire(login=False)
     feed(house, wire, pieces)
     return house, wire
-
-
-def check_answer(wire: Wire) -> None:
-    """What was written is whole frames; a closed connection was told why."""
-    assert not wire.aborted
-    data = bytes(wire.written)
-    if data.endswith(PROTOCOL_HEADER):
-        assert wire.closed and data == PROTOCOL_HEADER
-        return
-    last: dict[int, Method] = {}
-    for kind, channel, payload in wire.frames():
-        if kind == FRAME_METHOD:
-            last[channel] = decode(payload)
-            if isinstance(last[channel], m.ConnectionClose | m.ChannelClose):
-                check_close(last[channel])
-    if wire.connection.state in (CLOSING, CLOSED) and not wire.closed:
-        assert isinstance(last.get(0), m.ConnectionClose)
-
-
-def check_close(close: Method) -> None:
-    assert isinstance(close, m.ConnectionClose | m.ChannelClose)
-    assert close.reply_code in REPLY_NAMES and close.reply_code != 541
-    assert "Traceback" not in close.reply_text and close.reply_text
 
 
 def check_house(house: House, wire: Wire) -> None:
