@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import sink_table
 from benchmarks.brokers import RabbitMQ
 from kvitto.client import Connection, Properties
-from kvitto.demo import table
 from kvitto.demo.children import Child, session_members
 
 QUEUE = "kills"
@@ -124,7 +124,7 @@ def run(
 
 def spark_rows(place: Path) -> list[tuple[str, bool]]:
     """(message id, redelivered) of all rows in files that the sink has committed."""
-    landed = table.read(place / "table", ["message_id", "redelivered"])
+    landed = sink_table.read(place / "table", ["message_id", "redelivered"])
     return list(zip(*(landed.column(name).to_pylist() for name in ("message_id", "redelivered")), strict=True))
 
 
@@ -165,9 +165,10 @@ def kill_java(child: Child) -> int:
 
 def query(uri: str, place: Path, drain: bool) -> None:
     """The driver that is killed."""
-    from kvitto.demo.query import session
+    from kvitto.demo.query import SETTINGS
+    from kvitto.pipeline.session import open_session
 
-    spark = session("local[2]")
+    spark = open_session("kills", "local[2]", SETTINGS)
     messages = (
         spark.readStream.format("amqp")
         .option("uri", uri)

@@ -131,6 +131,36 @@ def test_a_schema_is_inferred_once_and_kept(spark: SparkSession, kvitto_broker: 
     assert rows(tmp_path / "orders.parquet") == [0, 1, 2, 3]
 
 
+def test_of_messages_with_the_same_id_one_is_landed(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    """In the same batch, in a later one, and after the end of a run; those of another queue and those without an id stay."""
+    url = kvitto_broker.url
+    options: dict[str, Any] = {
+        "schema": "order_id INT",
+        "available_now": True,
+        "drop_duplicates": True,
+        "batch_size": 12,
+    }
+
+    def landed(*bodies: list[bytes]) -> list[int]:
+        for each in bodies:
+            send(url, each)
+        with Connection(url) as connection:
+            channel = connection.channel()
+            channel.queue_declare("others", durable=True)
+            channel.confirm_select()
+            channel.publish(b'{"order_id": 100}', "", "others", Properties(message_id="id-0"))
+            channel.publish(b'{"order_id": 101}', "", "others")
+            channel.wait_for_confirms(30)
+        place = (str(tmp_path / "orders.parquet"), str(tmp_path / "checkpoint"))
+        land(spark, url, ["orders", "others"], *place, **options)
+        return rows(tmp_path / "orders.parquet")
+
+    assert landed(orders(0, 8), orders(0, 8)) == [*range(8), 100, 101]
+    assert landed(orders(0, 9), [b"oops"]) == [*range(9), 100, 101, 101]
+    assert not (tmp_path / "orders.parquet.bad").exists()
+    assert settled(url) == 26
+
+
 def test_it_ends_when_nothing_has_come_for_a_while(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
     send(kvitto_broker.url, orders(0, 10))
     said: list[str] = []

@@ -1,10 +1,11 @@
 """`make run`: 336,776 flights through a broker into a Parquet table, with a kill of each side on the way.
 
-    publisher --confirms--> broker (sync on) --read by range--> Spark --exactly once--> Parquet
-                            SIGKILL half-way                    SIGKILL, driver and all, later
+    publisher --confirms--> broker (sync on) --kvitto pipeline land--> Parquet, each flight once
+                            SIGKILL half-way   SIGKILL, Spark's driver and all, later
 
-At the end everything is counted where it lies (reconcile.py). Exit code 0: nothing lost, nothing doubled; 1: not so,
-or the run broke off; 130: Ctrl-C. The report is `run/report.html`.
+At the end everything is counted where it lies: the flights in the table by their ids (reconcile.py), the messages in the
+broker's files by `kvitto pipeline ledger`. Exit code 0: nothing lost, nothing doubled; 1: not so, or the run broke off;
+130: Ctrl-C. The reports are `run/report.html` and `run/ledger.html`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kvitto.demo.children import Child
 from kvitto.demo.show import Display
 from kvitto.pipeline.session import java_missing
 
-OURS = ("data", "table", "checkpoint", "logs")
+OURS = ("data", "table", "table.bad", "checkpoint", "logs", "receipts.txt", "report.html", "ledger.html")
 """What a run leaves in its directory, and what the next one removes first."""
 MARKER = ".kvitto-run"
 
@@ -78,8 +79,11 @@ def prepare(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MARKER).write_text(f"made by python -m kvitto.demo.flights at {time.strftime('%F %T')}\n")
     for name in OURS:
-        shutil.rmtree(directory / name, ignore_errors=True)
-    (directory / "report.html").unlink(missing_ok=True)
+        path = directory / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     (directory / "logs").mkdir()
     return directory
 

@@ -4,7 +4,8 @@ Every message that was sent waits in `unconfirmed` under its publish number unti
 lost connection leaves exactly those that have to be sent again; some of them the broker has already, which is why
 each flight has a message id and the table is deduplicated by it.
 
-A process of its own: `python -m kvitto.demo.publisher URI FLIGHTS RATE`; each line on stdout is a count as JSON.
+A process of its own: `python -m kvitto.demo.publisher URI FLIGHTS RATE RECEIPTS`; each line on stdout is a count as JSON. The
+file RECEIPTS gets the message id of each flight with a receipt, a line each, as `kvitto pipeline ledger` takes them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import TextIO
 
 from kvitto.client import Channel, ConnectFailed, Connection, ConnectionLost, Properties, Returned
 from kvitto.demo.data import EXCHANGE, Flight, flights
@@ -28,10 +30,11 @@ AWAY_S_MAX = 60.0
 class Publisher:
     """`published`: flights sent at least once; `republished`: sent again; `confirmed`: flights with a receipt."""
 
-    def __init__(self, uri: str, source: Iterator[Flight], rate: float) -> None:
+    def __init__(self, uri: str, source: Iterator[Flight], rate: float, receipts: TextIO) -> None:
         self.uri = uri
         self.source = source
         self.rate = rate
+        self.receipts = receipts
         self.unconfirmed: dict[int, Flight] = {}
         self.again: deque[Flight] = deque()
         self.published = self.republished = self.confirmed = self.nacked = 0
@@ -109,6 +112,7 @@ class Publisher:
             flight = self.unconfirmed.pop(number)
             if ok:
                 self.confirmed += 1
+                self.receipts.write(flight.message_id + "\n")
             else:
                 self.nacked += 1
                 self.again.append(flight)
@@ -132,4 +136,5 @@ def _on_return(message: Returned) -> None:
 
 
 if __name__ == "__main__":
-    Publisher(sys.argv[1], flights(int(sys.argv[2])), float(sys.argv[3])).run()
+    with open(sys.argv[4], "w", encoding="utf-8") as file:
+        Publisher(sys.argv[1], flights(int(sys.argv[2])), float(sys.argv[3]), file).run()

@@ -1,88 +1,31 @@
-"""The Spark side of the run: queue -> typed rows -> a Parquet table partitioned by day, each flight once.
-
-Exactly once comes from three parts: the source reads the same offsets again after a crash and settles only what Spark has
-committed; the file sink lists the files of a batch in one step; and a flight that the publisher had to send again, and
-that the queue therefore holds twice, is dropped by its message id, in state that Spark keeps in the same checkpoint.
+"""The Spark side of the run, in one session: `kvitto pipeline land` until it is stopped, then `kvitto pipeline ledger`.
 
 A process of its own: `python -m kvitto.demo.query URI DIR MAX_OFFSETS [MASTER]`. Each line on stdout that begins with {
-is a message for the run; SIGTERM ends the query in order.
+is a message for the run; SIGTERM ends the landing in order.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from types import FrameType
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql.streaming.query import StreamingQuery
+from pathlib import Path
+from typing import Final
 
 from kvitto.demo.data import QUEUE
 
-FLIGHT = (
+FLIGHT: Final = (
     "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay DOUBLE, arr_time INT, sched_arr_time INT,"
     " arr_delay DOUBLE, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time DOUBLE,"
     " distance DOUBLE, hour INT, minute INT, time_hour TIMESTAMP"
 )
-POLL_S = 0.25
-
-
-def session(master: str) -> SparkSession:
-    """A quiet Spark in this process, with this Python for its workers."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(master).appName("flights")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.showConsoleProgress": "false",
-        # a program that runs for a minute: the better compiler would cost more than it gives
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
-def landing(spark: SparkSession, uri: str, max_offsets: int) -> DataFrame:
-    """Typed flights out of the queue, each message id once."""
-    messages = (
-        spark.readStream.format("amqp")
-        .option("uri", uri)
-        .option("queue", QUEUE)
-        .option("readMode", "range")
-        .option("maxOffsetsPerTrigger", max_offsets)
-        .schema("body STRING, offset BIGINT, message_id STRING")
-        .load()
-    )
-    typed = messages.select("message_id", "offset", f.from_json("body", FLIGHT).alias("flight"))
-    flights = typed.select("message_id", "offset", "flight.*")
-    dated = flights.withColumn("date", f.make_date("year", "month", "day"))
-    return dated.dropDuplicates(["message_id"])
-
-
-def start(flights: DataFrame, directory: str) -> StreamingQuery:
-    """Land them; the checkpoint remembers how far."""
-    return (
-        flights.writeStream.format("parquet")
-        .partitionBy("date")
-        .option("path", f"{directory}/table")
-        .option("checkpointLocation", f"{directory}/checkpoint")
-        .trigger(processingTime="500 milliseconds")
-        .start()
-    )
-
-
-def warm_up(spark: SparkSession, uri: str) -> None:
-    """Have Spark start its Python workers before there is anything to do: the first job takes seconds."""
-    spark.read.format("amqp").option("uri", uri).option("queue", QUEUE).load().count()
+SETTINGS: Final = {
+    "spark.sql.shuffle.partitions": "2",
+    # a program that runs for a minute: the better compiler would cost more than it gives
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+TRIGGER_S: Final = 0.5
+LISTED: Final = 3
 
 
 def tell(**what: object) -> None:
@@ -90,31 +33,47 @@ def tell(**what: object) -> None:
 
 
 def main(uri: str, directory: str, max_offsets: int, master: str = "local[2]") -> int:
-    """Run until SIGTERM, the end of the run that started this process, or an error."""
+    """Land until SIGTERM, or the end of the run that started this process; then the ledger. What goes wrong is told."""
+    from kvitto.pipeline.land import land
+    from kvitto.pipeline.ledger import ledger
+    from kvitto.pipeline.ledger_report import page, text
+    from kvitto.pipeline.session import first_line, session
+    from kvitto.pipeline.stopping import Stop
+
     parent = os.getppid()
-    stopping = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopping
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    spark = session(master)
-    if not os.path.exists(f"{directory}/checkpoint"):
-        warm_up(spark, uri)
-    query = start(landing(spark, uri, max_offsets), directory)
-    tell(event="started")
-    batch = -1
-    while not stopping and os.getppid() == parent and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
-        progress = query.lastProgress
-        if progress is not None and progress["batchId"] != batch:
-            batch = progress["batchId"]
-            tell(event="batch", batch=batch, rows=progress["numInputRows"])
-    if (error := query.exception()) is not None:
-        tell(event="failed", why=str(error))
+    place = Path(directory)
+    try:
+        with session("flights", master, SETTINGS) as spark, Stop() as stop:
+            land(
+                spark,
+                uri,
+                [QUEUE],
+                str(place / "table"),
+                str(place / "checkpoint"),
+                schema=FLIGHT,
+                drop_duplicates=True,
+                trigger_s=TRIGGER_S,
+                batch_size=max_offsets,
+                stop=lambda: stop() or os.getppid() != parent,
+                progress=lambda said: tell(event="progress", said=said),
+            )
+            if os.getppid() != parent:
+                return 1
+            found = ledger(spark, place / "data", [place / "receipts.txt"], LISTED)
+            (place / "ledger.html").write_text(page(found), encoding="utf-8")
+            queue = found.queues[0]
+            tell(
+                event="ledger",
+                text=text(found),
+                stored=found.published,
+                settled=sum(queue.settled.values()),
+                doubled=found.doubled.count,
+                lost=found.lost.count if found.lost else None,
+                sample=found.doubled.listed[0].message_id if found.doubled.listed else "",
+            )
+    except Exception as error:  # noqa: BLE001 - top of a process: py4j and Spark raise many kinds
+        tell(event="failed", why=first_line(error))
         return 1
-    query.stop()
-    spark.stop()
     return 0
 
 

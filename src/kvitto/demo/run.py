@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +20,11 @@ from kvitto.demo.table import RowCount
 BROKER_DIES_AT: Final = 0.5
 """Share of the flights confirmed."""
 SPARK_DIES_AT: Final = 0.7
-"""Share of the flights landed; a little later than the sink's commit, often before Spark's own."""
+"""Share of the flights landed; a little later than a batch's files are there, often before Spark's own note of it."""
 BATCH_SHARE: Final = 8
 """A batch holds at most this part of all flights, so that there is something to interrupt."""
 TICK_S: Final = 0.1
+LEDGER_S: Final = 300.0
 SILENCE_S: Final = 180.0
 """Without any progress for so long the run breaks off."""
 
@@ -55,6 +57,7 @@ class Run:
         self, directory: Path, most: int, rate: float, master: str, display: Display, children: list[Child]
     ) -> None:
         self.directory = directory
+        self.receipts = directory / "receipts.txt"
         self.rate = rate
         self.master = master
         self.display = display
@@ -66,16 +69,17 @@ class Run:
         self._connection: Connection | None = None
         self._progress_at = time.monotonic()
         self._began = 0.0
+        self._spark_back = True
 
     def go(self) -> int:
         """The exit code."""
         self.broker = self._start_broker(0)
         self._declare()
         self.query = self._start_query()
-        self.query.expect('"started"', 120)
-        self.display.event("Spark reads the queue by range and lands it in " + str(self.directory / "table"))
+        self.query.expect('"progress"', 120)
+        self.display.event("kvitto pipeline land: queue flights -> " + str(self.directory / "table"))
         self._began = time.monotonic()
-        arguments = ["kvitto.demo.publisher", self.uri, str(self.result.flights), str(self.rate)]
+        arguments = ["kvitto.demo.publisher", self.uri, str(self.result.flights), str(self.rate), str(self.receipts)]
         self.publisher = self._start("publisher", arguments)
         self.display.event(
             f"publishing {self.result.flights:,} flights, {self.rate:,.0f} per second, confirms streamed"
@@ -109,7 +113,7 @@ class Run:
         with Connection(self.uri) as connection:
             channel = connection.channel()
             channel.exchange_declare(data.EXCHANGE, "topic", durable=True)
-            channel.queue_declare(data.QUEUE, durable=True)
+            channel.queue_declare(data.QUEUE, durable=True, arguments={"x-archive": True})
             channel.queue_bind(data.QUEUE, data.EXCHANGE, "flights.#")
 
     def _kill_broker(self) -> None:
@@ -127,6 +131,7 @@ class Run:
         self.display.event(f"SIGKILL to the Spark driver and all it started, {count} processes")
         self.story.kills.append((at, "Spark killed"))
         self.query = self._start_query()
+        self._spark_back = False
 
     # --- watching
 
@@ -169,8 +174,9 @@ class Run:
         for line in self.query.take():
             said = _message(line)
             if said.get("event") == "failed":
-                raise RuntimeError(f"the Spark query failed: {said['why']}")
-            if said.get("event") == "started":
+                raise RuntimeError(f"kvitto pipeline land: {said['why']}")
+            if said.get("event") == "progress" and not self._spark_back:
+                self._spark_back = True
                 self.display.event("Spark goes on from its checkpoint")
                 self.story.restarts.append((self._elapsed(), "Spark back"))
 
@@ -214,26 +220,39 @@ class Run:
     def _finish(self) -> int:
         self.story.seconds = self._elapsed()
         self.display.end()
-        self.display.event("everything has landed; stopping Spark and the broker")
         if self._connection is not None:
             self._connection.close()
+        self.display.event(
+            "everything has landed; kvitto pipeline ledger: what became of each message in the broker's files"
+        )
+        ledger = self._take_ledger()
         self.query.stop()
         self.broker.stop()
         result = reconcile(self.result, self.directory)
         report = self.directory / "report.html"
         write_report(report, result, self.story, data.airlines())
-        self._print(result, report)
+        self._print(result, ledger)
         return 1 if result.failures else 0
 
-    def _print(self, r: Result, report: Path) -> None:
+    def _take_ledger(self) -> dict[str, Any]:
+        """End the landing in order, and what the ledger says then."""
+        self.query.process.terminate()
+        said = _message(self.query.expect(r'^\{"event": "(ledger|failed)".*', LEDGER_S)[0])
+        if said["event"] == "failed":
+            raise RuntimeError(f"kvitto pipeline ledger: {said['why']}")
+        r = self.result
+        r.stored, r.settled, r.resent, r.missing = said["stored"], said["settled"], said["doubled"], said["lost"]
+        return said
+
+    def _print(self, r: Result, ledger: dict[str, Any]) -> None:
         notes = {
             "published": "",
             "confirmed": "",
             "republished": "sent again: unconfirmed when the broker died",
-            "stored": "messages in the queue, ever",
-            "removed": "stored twice because sent again; dropped by message id",
+            "stored": "messages in the queue, by the ledger",
+            "removed": "stored twice because sent again; left out of the table by message id",
             "landed": "rows in the table",
-            "settled": "messages settled after Spark's commits",
+            "settled": "messages settled after Spark's commits, by the ledger",
             "lost": "must be 0",
             "duplicates": "in the table; must be 0",
         }
@@ -243,10 +262,18 @@ class Run:
         print("\n  mean departure delay, minutes")
         for carrier, mean, count in r.delays[:3] + r.delays[-2:]:
             print(f"  {carrier:<12}{mean:>10.1f}  {count:,} flights")
-        print(f"\n  report: {report}")
+        print("\n  kvitto pipeline ledger: " + ledger["text"].replace("\n", "\n  "))
+        print(f"\n  reports: {self.directory / 'report.html'}, {self.directory / 'ledger.html'}")
+        print("  the life of one flight:", self._life(ledger["sample"]))
         for failure in r.failures:
             print(f"  FAILED: {failure}")
         print(f"\n  {'FAILED' if r.failures else 'OK: nothing lost, nothing doubled'} ({self.story.seconds:.0f} s)")
+
+    def _life(self, sample: str) -> str:
+        """The command that tells it."""
+        number = self.result.flights // 2
+        flight = sample or data.message_id(number, next(islice(data.rows(), number, None)))
+        return f"kvitto pipeline ledger {self.directory / 'data'} --message-id {flight}"
 
 
 def _message(line: str) -> dict[str, Any]:

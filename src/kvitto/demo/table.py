@@ -1,64 +1,40 @@
-"""The table as its readers see it: only the files that Spark's sink has listed in `_spark_metadata`.
-
-A killed batch leaves files that no list names; counting those would count flights twice.
-"""
+"""The table as any reader of Parquet sees it, while it is written and after."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def committed_files(table: Path) -> list[Path]:
-    """The files of all committed batches, in order."""
-    folder = table / "_spark_metadata"
-    lists: dict[int, Path] = {}
-    whole = -1
-    for path in folder.glob("[0-9]*"):
-        number, _, kind = path.name.partition(".")
-        if kind == "compact":
-            whole = max(whole, int(number))
-        if kind in ("", "compact"):
-            lists[int(number)] = path
-    # the newest compact list holds everything before it
-    numbers = sorted(number for number in lists if number >= whole)
-    return [file for number in numbers for file in _listed(lists[number])]
-
-
-def _listed(path: Path) -> list[Path]:
-    version, *lines = path.read_text().splitlines()
-    if version != "v1":
-        raise ValueError(f"{path}: version {version!r} of Spark's sink log, expected v1")
-    added = (json.loads(line) for line in lines)
-    return [Path(unquote(urlsplit(entry["path"]).path)) for entry in added if entry["action"] == "add"]
+def files(table: Path) -> list[Path]:
+    """Its files; what begins with _ or . is being written."""
+    return sorted(table.glob("[!_.]*.parquet"))
 
 
 class RowCount:
-    """Rows in the committed files; each file's footer is read once."""
+    """Rows in the table; each file's footer is read once."""
 
     def __init__(self, table: Path) -> None:
         self.table = table
-        self.rows = 0
-        self._seen: set[Path] = set()
+        self._rows: dict[tuple[str, int], int] = {}
 
     def update(self) -> int:
-        """The rows by now."""
-        try:
-            files = committed_files(self.table)
-        except FileNotFoundError:  # a list that has just been replaced by a compact one
-            return self.rows
-        for file in files:
-            if file not in self._seen:
-                self.rows += pq.ParquetFile(file).metadata.num_rows
-                self._seen.add(file)
-        return self.rows
+        """The rows by now. They may become fewer for a moment, when a batch is put again after a crash."""
+        rows: dict[tuple[str, int], int] = {}
+        for file in files(self.table):
+            try:
+                key = (file.name, file.stat().st_ino)
+                known = self._rows.get(key)
+                rows[key] = pq.ParquetFile(file).metadata.num_rows if known is None else known
+            except FileNotFoundError:  # it has just been replaced
+                continue
+        self._rows = rows
+        return sum(rows.values())
 
 
 def read(table: Path, columns: list[str]) -> pa.Table:
-    """These columns of all committed rows."""
-    parts = [pq.ParquetFile(file).read(columns=columns) for file in committed_files(table)]
+    """These columns of all rows."""
+    parts = [pq.ParquetFile(file).read(columns=columns) for file in files(table)]
     return pa.concat_tables(parts) if parts else pa.table({name: pa.array([], pa.string()) for name in columns})

@@ -56,6 +56,7 @@ def land(
     *,
     schema: str | StructType | None = None,
     bad_records: str | None = None,
+    drop_duplicates: bool = False,
     available_now: bool = False,
     trigger_s: float = 1.0,
     batch_size: int = BATCH,
@@ -66,14 +67,17 @@ def land(
     """Land JSON messages in the Parquet table `to` until `stop()`, idleness or (`available_now`) the end of what is there.
 
     `schema` is DDL or a StructType; None = that of an earlier run with this checkpoint, or inferred from SAMPLE messages.
-    Bad records go to the exchange `bad_records`, or to the table `<to>.bad`. JobError, or Spark's error, if it cannot go on.
+    Bad records go to the exchange `bad_records`, or to the table `<to>.bad`. `drop_duplicates`: of messages of one queue with
+    the same id only one; say the same with each run of a checkpoint. JobError, or Spark's error, if it cannot go on.
     """
     typed = _schema(spark, uri, queues, checkpoint, schema)
     result = Landed(schema=typed.toDDL())
     progress(f"schema: {result.schema}")
-    target = Target(spark, uri, to, typed, bad_records, result)
+    target = Target(spark, uri, to, typed, bad_records, result, drop_duplicates)
     source = spark.readStream.format("amqp").options(uri=uri, queues=",".join(queues), readMode="range")
     messages = source.option("maxOffsetsPerTrigger", batch_size).schema(MESSAGES).load()
+    if drop_duplicates:
+        messages = each_id_once(messages)
     writer = messages.writeStream.foreachBatch(target.put).option("checkpointLocation", checkpoint)
     writer = (
         writer.trigger(availableNow=True)
@@ -95,23 +99,41 @@ class Target:
     """What a batch becomes: files of the table, and bad records put aside."""
 
     def __init__(
-        self, spark: SparkSession, uri: str, to: str, schema: StructType, bad_records: str | None, result: Landed
+        self,
+        spark: SparkSession,
+        uri: str,
+        to: str,
+        schema: StructType,
+        bad_records: str | None,
+        result: Landed,
+        keep: bool = False,
     ) -> None:
+        """`keep`: which messages a batch has is found out once, for all that is done with it."""
         self.spark = spark
         self.uri = uri
         self.to = to.rstrip("/")
         self.schema = schema
         self.bad_records = bad_records
         self.result = result
+        self.keep = keep
         self._query = ""
         self._first = True
 
     def put(self, messages: DataFrame, batch: int) -> None:
         """One batch; the same again when Spark repeats it, so every step of it can be repeated."""
+        self._begin(messages)
+        if not self.keep:
+            return self._put(messages, batch)
+        messages = messages.persist()
+        try:
+            self._put(messages, batch)
+        finally:
+            messages.unpersist()
+
+    def _put(self, messages: DataFrame, batch: int) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        self._begin(messages)
         seen = Observation()
         parsed = parse(messages, self.schema)
         good = f.count_if("ok")
@@ -164,6 +186,14 @@ class Target:
 
 
 # --- records
+
+
+def each_id_once(messages: DataFrame) -> DataFrame:
+    """One message of each queue and id, and all without an id; the ids are kept in the checkpoint, for good."""
+    from pyspark.sql import functions as f
+
+    unnamed = f.when(f.col("message_id").isNull(), f.col("offset"))
+    return messages.withColumn("unnamed", unnamed).dropDuplicates(["queue", "message_id", "unnamed"])
 
 
 def parse(messages: DataFrame, schema: StructType) -> DataFrame:
@@ -360,6 +390,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--schema", metavar="DDL", help="'order_id BIGINT NOT NULL, ...' (default: inferred from a sample)"
     )
     parser.add_argument("--bad-records", metavar="EXCHANGE", help="where bad records go (default: the table TABLE.bad)")
+    parser.add_argument(
+        "--drop-duplicates", action="store_true", help="land one message per message id: publishers may send again"
+    )
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--available-now", action="store_true", help="land what is there and end")
     when.add_argument("--trigger", type=seconds, default=1.0, metavar="TIME", help="time between batches (default: 1s)")
@@ -371,7 +404,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run(args: argparse.Namespace) -> int:
     from kvitto.pipeline.stopping import Progress, Stop
 
-    with session("land", args.master) as spark, Stop() as stop, Progress() as progress:
+    with session("land", args.master, _SETTINGS) as spark, Stop() as stop, Progress() as progress:
         result = land(
             spark,
             args.uri,
@@ -380,6 +413,7 @@ def _run(args: argparse.Namespace) -> int:
             args.checkpoint,
             schema=args.schema,
             bad_records=args.bad_records,
+            drop_duplicates=args.drop_duplicates,
             available_now=args.available_now,
             trigger_s=args.trigger,
             batch_size=args.batch_size,
@@ -389,6 +423,10 @@ def _run(args: argparse.Namespace) -> int:
         )
     _print(result, args.to, args.bad_records)
     return SOME_BAD if result.bad else 0
+
+
+_SETTINGS: Final = {"spark.sql.shuffle.partitions": "8"}
+"""For --drop-duplicates: so many parts has the state of a checkpoint for good; Spark's 200 make each batch slow."""
 
 
 def _print(result: Landed, to: str, bad_records: str | None) -> None:

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from benchmarks.sink_table import read
+
 from kvitto.client import AMQPError, Connection, Properties
 from kvitto.demo.children import Child
-from kvitto.demo.table import read
 from tests.spark.chaos.cluster import Cluster
 from tests.spark.conftest import BrokerProcess
 
