@@ -43,9 +43,9 @@ def scrypts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     real = auth._scrypt
 
-    def counted(password: str, salt: bytes, cost: int) -> bytes:
+    def counted(password: str, salt: bytes, cost: int, lanes: int) -> bytes:
         calls.append("scrypt")
-        return real(password, salt, cost)
+        return real(password, salt, cost, lanes)
 
     monkeypatch.setattr(auth, "_scrypt", counted)
     return calls
@@ -56,20 +56,46 @@ def login(users: Users, name: str, password: str, loopback: bool = True) -> User
 
 
 def test_w7_passwords_are_kept_as_slow_salted_hashes(kept: Kept) -> None:
-    one, two = hash_password("hunter2"), hash_password("hunter2")
-    assert one != two and one.startswith(f"scrypt:{auth.COST}:")
+    one, two = hash_password("hunter2", 4), hash_password("hunter2", 4)
+    assert one != two and one.startswith(f"scrypt:4:{auth.LANES}:")
     assert check_password(one, "hunter2") and not check_password(one, "hunter3")
     began = time.process_time()
-    check_password(one, "x")
+    assert hash_password("hunter2").startswith(f"scrypt:{auth.COST}:{auth.LANES}:")
     assert time.process_time() - began > 0.01
     kept.users.add("u", "hunter2")
     assert "hunter2" not in repr(kept.definitions) + repr(kept.users.get("u")) + repr(vars(kept.users.list()[0]))
 
 
-@pytest.mark.parametrize("stored", ["", "plain", "md5:14:00:00", "scrypt:99:00:00", "scrypt:x:00:00", "scrypt:4:zz:00"])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "",
+        "plain",
+        "md5:14:00:00",
+        "scrypt:99:00:00",
+        "scrypt:x:00:00",
+        "scrypt:4:zz:00",
+        "scrypt:4:99:00:00",
+        "scrypt:4:1:1:00:00",
+    ],
+)
 def test_a_hash_that_cannot_be_read_lets_nobody_in(stored: str) -> None:
     assert not check_password(stored, "")
     assert not check_password(stored, "00")
+
+
+def test_w7_the_hash_is_as_slow_as_owasp_wants(kept: Kept) -> None:
+    """Its password storage cheat sheet: for scrypt n=2^17 r=8 p=1, or as here n=2^14 r=8 p=5, or others like these."""
+    assert (auth.COST, auth.BLOCK, auth.LANES) == (14, 8, 5)
+
+
+def test_w7_a_hash_of_before_still_lets_its_user_in(kept: Kept) -> None:
+    """Made with one lane; the next password gets as many as all."""
+    salt = b"0123456789abcdef"
+    old = f"scrypt:4:{salt.hex()}:{auth._scrypt('secret', salt, 4, 1).hex()}"
+    kept.users.restore("user", ("u",), {"password_hash": old, "tags": []})
+    assert login(kept.users, "u", "wrong") is None
+    assert login(kept.users, "u", "secret") is not None
 
 
 def test_login(kept: Kept) -> None:

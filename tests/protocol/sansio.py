@@ -101,6 +101,7 @@ class House:
         self.broker = Broker(self.store, self.clock)
         self.hub = Hub(self.broker)
         self.broker.start()
+        self.broker.users.cost = 4  # nothing here is about how slow a hash is
 
     def wire(self, *, login: bool = True) -> Wire:
         wire = Wire(self)

@@ -508,14 +508,13 @@ def test_a_blocked_publisher_still_hears_us() -> None:
         assert broker._server is not None
         loop, hub = broker._loop, broker._server.hub
         assert loop is not None
-        broker._server._watch_disk = lambda: None  # type: ignore[method-assign]
-        loop.call_soon_threadsafe(hub.block, "no room")
+        loop.call_soon_threadsafe(hub.block, "no room", "test")
         raw.expect(m.ConnectionBlocked)
         raw.publish(1, "", "nowhere", b"x")
         raw.publish(1, "", "nowhere", b"x")
         for _ in range(2):
             assert raw.frame() == (FRAME_HEARTBEAT, 0, b"")
-        loop.call_soon_threadsafe(hub.block, None)
+        loop.call_soon_threadsafe(hub.block, None, "test")
         raw.expect(m.ConnectionUnblocked)
         raw.call(1, m.BasicQos(), m.BasicQosOk)
 

@@ -1,9 +1,13 @@
 """What `kvitto serve` can be told, as one immutable value; reading a file or arguments is the caller's business."""
 
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from kvitto.base.limits import MIB
+from kvitto.base.process import memory_bytes
 
 
 class ConfigError(ValueError):
@@ -13,6 +17,13 @@ class ConfigError(ValueError):
 PORT_MAX = 65535
 OFF = "off"
 """What `http_port` is for people where it is None here."""
+UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+UNITS |= {f"{unit}ib": size for unit, size in UNITS.items() if size > 1}
+UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+MEMORY_SHARE = 0.4
+"""Of the memory there is. What waits in queues is on the disk, so a broker that needs more has a peer that reads nothing; the rest
+is left to the file cache, which makes reading a backlog fast, and to the others on the machine."""
+LOGIN_FROM = ("distinguished_name", "common_name", "subject_alternative_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,14 @@ class Config:
     tls_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    tls_ca: Path | None = None
+    """Authorities whose certificates clients may show, and then log in with (EXTERNAL)."""
+    tls_login_from: str = LOGIN_FROM[0]
+    """What of a client's certificate is the user's name."""
+    disk_free_limit: int = 50 * MIB
+    """Bytes; publishers wait while less is free."""
+    memory_limit: int = 0
+    """Bytes of resident memory above which publishers wait; 0: MEMORY_SHARE of what there is."""
     sync: bool = True
     """False confirms before the disk has the message: it then survives a crash of the process, not of the machine."""
     log_json: bool = False
@@ -43,11 +62,33 @@ class Config:
                 raise ConfigError(f"{option(name)} must be 0 to {PORT_MAX}, not {port}")
         if self.tls_port is not None and (self.tls_cert is None or self.tls_key is None):
             raise ConfigError("--tls-port needs --tls-cert and --tls-key")
+        if self.tls_ca is not None and self.tls_port is None:
+            raise ConfigError("--tls-ca needs --tls-port")
+        if self.tls_login_from not in LOGIN_FROM:
+            raise ConfigError(f"--tls-login-from must be one of {', '.join(LOGIN_FROM)}, not {self.tls_login_from}")
+        if self.disk_free_limit < 0 or self.memory_limit < 0:
+            raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
+        if not self.memory_limit:
+            object.__setattr__(self, "memory_limit", int(MEMORY_SHARE * memory_bytes()))
 
 
 def option(name: str) -> str:
     """A setting as it is named on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def size(text: str) -> int:
+    """Bytes of "1048576", "50MiB", "2GB". ValueError."""
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in UNITS:
+        raise ValueError(f"{text!r} is no size: bytes, or a number with KiB, MiB, GiB, KB, MB, GB")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def memory(text: str) -> int:
+    """Bytes of a size, or of "40%" of the memory there is. ValueError."""
+    share = re.fullmatch(r"(\d{1,2}|100)%", text.strip())
+    return size(text) if share is None else int(share[1]) * memory_bytes() // 100
 
 
 PORTS = ("port", "http_port", "tls_port")
@@ -60,10 +101,15 @@ TYPES: dict[str, tuple[type, ...]] = {
     "tls_port": (int,),
     "tls_cert": (str,),
     "tls_key": (str,),
+    "tls_ca": (str,),
+    "tls_login_from": (str,),
+    "disk_free_limit": (int, str),
+    "memory_limit": (int, str),
     "sync": (bool, str),
     "log_json": (bool,),
 }
-PATHS = {"data_dir", "tls_cert", "tls_key"}
+PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca"}
+SIZES = {"disk_free_limit": size, "memory_limit": memory}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -91,6 +137,11 @@ def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
         return name, value == "on"
     if name == "http_port" and value == OFF:
         return name, None
+    if name in SIZES and isinstance(value, str):
+        try:
+            return name, SIZES[name](value)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {key}: {error}") from None
     if name in PORTS and not (isinstance(value, int) and 0 <= value <= PORT_MAX):
         wanted = f'0 to {PORT_MAX} or "{OFF}"' if name == "http_port" else f"0 to {PORT_MAX}"
         raise ConfigError(f"{path}: {key} must be {wanted}, not {value!r}")

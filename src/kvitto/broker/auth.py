@@ -23,11 +23,14 @@ Define = Callable[[str, tuple[str, ...], dict[str, Any] | None], None]
 """Keeps a definition (kind, key, value); None deletes it."""
 
 COST = 14
-"""log2 of scrypt's n: about 50 ms and 16 MiB per check."""
+"""log2 of scrypt's n. With LANES it is one of the sets of parameters that OWASP gives as the least that is sound; of those the one with
+the least memory but one, since an attacker makes us spend it: 16 MiB and about 0.25 s per check, once per user and process."""
+LANES = 5
+LANES_MAX = 16
 PUBLIC_COST = 4
 """For the first password of guest, which is public: a slow hash would only double the start-up time."""
 COST_MAX = 20
-BLOCK, LANES, SALT_BYTES = 8, 1, 16
+BLOCK, SALT_BYTES = 8, 16
 
 GUEST = "guest"
 ADMINISTRATOR = "administrator"
@@ -37,25 +40,27 @@ _NOTHING = re.compile("^$")
 
 
 def hash_password(password: str, cost: int = COST) -> str:
-    """`scrypt:cost:salt:hash`, the last two in hex digits."""
+    """`scrypt:cost:lanes:salt:hash`, the last two in hex digits."""
     salt = secrets.token_bytes(SALT_BYTES)
-    return f"scrypt:{cost}:{salt.hex()}:{_scrypt(password, salt, cost).hex()}"
+    return f"scrypt:{cost}:{LANES}:{salt.hex()}:{_scrypt(password, salt, cost, LANES).hex()}"
 
 
 def check_password(stored: str, password: str) -> bool:
     """Whether `stored` is the hash of this password; False for one that this version cannot read."""
     try:
-        scheme, cost, salt, expected = stored.split(":")
-        if scheme != "scrypt" or not 1 <= int(cost) <= COST_MAX:
+        scheme, cost, *given, salt, expected = stored.split(":")
+        lanes = int(*given or "1")
+        if scheme != "scrypt" or not 1 <= int(cost) <= COST_MAX or not 1 <= lanes <= LANES_MAX:
             return False
-        return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt), int(cost)), bytes.fromhex(expected))
-    except ValueError:
+        found = _scrypt(password, bytes.fromhex(salt), int(cost), lanes)
+        return hmac.compare_digest(found, bytes.fromhex(expected))
+    except (ValueError, TypeError):
         return False
 
 
-def _scrypt(password: str, salt: bytes, cost: int) -> bytes:
+def _scrypt(password: str, salt: bytes, cost: int, lanes: int) -> bytes:
     memory = 2 * 128 * BLOCK * (1 << cost) + (1 << 20)
-    return hashlib.scrypt(_bytes(password), salt=salt, n=1 << cost, r=BLOCK, p=LANES, maxmem=memory, dklen=32)
+    return hashlib.scrypt(_bytes(password), salt=salt, n=1 << cost, r=BLOCK, p=lanes, maxmem=memory, dklen=32)
 
 
 def _bytes(text: str) -> bytes:
@@ -123,10 +128,10 @@ class Users:
         self.generation = 0
         self.loopback_only = loopback_only
         self._define = define
-        self._cost = cost
+        self.cost = cost
         self._users: dict[str, User] = {}
         self._key = secrets.token_bytes(32)
-        self._decoy = f"scrypt:{cost}:{'00' * SALT_BYTES}:{'00' * 32}"
+        self._decoy = f"scrypt:{cost}:{LANES}:{'00' * SALT_BYTES}:{'00' * 32}"
 
     def __iter__(self) -> Iterator[User]:
         return iter(self._users.values())
@@ -143,24 +148,20 @@ class Users:
 
     # -- changes ---------------------------------------------------------------------------------------------
 
-    def add(self, name: str, password: str, tags: Iterable[str] = ()) -> User:
-        """A new user without permissions."""
+    def add(self, name: str, password: str | None, tags: Iterable[str] = (), hashed: str = "") -> User:
+        """A new user without permissions; `hashed`: from `hash`, if that has been done elsewhere. Password None: logs in by certificate."""
         if not name or len(_bytes(name)) > NAME_MAX:
             raise ValueError(f"a user's name must have 1 to {NAME_MAX} bytes")
         if name in self._users:
             raise ValueError(f"there is a user {name!r} already")
-        user = User(name, self._hashed(password, self._cost), tags)
-        self._users[name] = user
-        user.proof = self._proof(user, password)
-        self._keep(user)
+        user = User(name, "", tags)
+        self._set_password(user, password, hashed)
         return user
 
     def add_guest(self) -> User:
         """guest/guest of a new data directory: administrator, everything in "/", only from this machine."""
-        user = User(GUEST, self._hashed(GUEST, PUBLIC_COST), (ADMINISTRATOR,))
-        self._users[GUEST] = user
-        user.proof = self._proof(user, GUEST)
-        self._keep(user)
+        user = User(GUEST, "", (ADMINISTRATOR,))
+        self._set_password(user, GUEST, hash_password(GUEST, PUBLIC_COST))
         self.set_permission(GUEST, "/", ".*", ".*", ".*")
         return user
 
@@ -174,10 +175,20 @@ class Users:
         self.generation += 1
         self._define("user", (name,), None)
 
-    def set_password(self, name: str, password: str) -> None:
-        user = self._user(name)
-        user.password_hash = self._hashed(password, self._cost)
-        user.proof = self._proof(user, password)
+    def set_password(self, name: str, password: str | None, hashed: str = "") -> None:
+        """As `add`."""
+        self._set_password(self._user(name), password, hashed)
+
+    def hash(self, password: str) -> str:
+        """What is kept of a password. Slow, and fit for any thread. ValueError."""
+        if not password:
+            raise ValueError("the password is empty")
+        return hash_password(password, self.cost)
+
+    def _set_password(self, user: User, password: str | None, hashed: str) -> None:
+        user.password_hash = "" if password is None else hashed or self.hash(password)
+        user.proof = b"" if password is None else self._proof(user, password)
+        self._users[user.name] = user
         self._keep(user)
 
     def set_tags(self, name: str, tags: Iterable[str]) -> None:
@@ -229,7 +240,11 @@ class Users:
             if not check_password(user.password_hash, password):
                 return None
             user.proof = proof
-        return user if peer_is_loopback or name not in self.loopback_only else None
+        return self.known(name, peer_is_loopback)
+
+    def known(self, name: str, peer_is_loopback: bool) -> User | None:
+        """The user, if there is one who may come from there: who it is has been proved already."""
+        return self._users.get(name) if peer_is_loopback or name not in self.loopback_only else None
 
     def remembers(self, name: str, password: str) -> bool:
         """Whether `authenticate` needs no slow hash, since this password has been right before."""
@@ -241,12 +256,6 @@ class Users:
         keyed = hashlib.blake2b(_bytes(user.password_hash), key=self._key)
         keyed.update(b"\0" + _bytes(password))
         return keyed.digest()
-
-    @staticmethod
-    def _hashed(password: str, cost: int) -> str:
-        if not password:
-            raise ValueError("the password is empty")
-        return hash_password(password, cost)
 
     def _keep(self, user: User) -> None:
         self.generation += 1

@@ -61,6 +61,7 @@ def add_parser(commands: Any) -> None:
     ):
         sub = add(name, command, text, "user")
         sub.add_argument("--password-stdin", action="store_true", help="read it from the first line of stdin")
+        sub.add_argument("--no-password", action="store_true", help="the user logs in by a client certificate")
         if name == "add_user":
             sub.add_argument("--tags", default="", help="with commas: administrator, monitoring, management")
     add("delete_user", delete_user, "delete a user", "user")
@@ -164,6 +165,11 @@ def close_connection(api: Management, args: argparse.Namespace) -> str:
 # -- users, virtual hosts, permissions -----------------------------------------------------------------------
 
 
+def secret(args: argparse.Namespace) -> dict[str, str]:
+    """What the API is told of a user's password."""
+    return {"password_hash": ""} if args.no_password else {"password": password(args)}
+
+
 def password(args: argparse.Namespace) -> str:
     if args.password_stdin:
         given = sys.stdin.readline().rstrip("\r\n")
@@ -181,14 +187,14 @@ def password(args: argparse.Namespace) -> str:
 def add_user(api: Management, args: argparse.Namespace) -> str:
     if any(user["name"] == args.user for user in api.get("users")):
         raise Failure(REFUSED, f"there is a user '{args.user}' already")
-    api.put("users", args.user, body={"password": password(args), "tags": args.tags})
+    api.put("users", args.user, body={**secret(args), "tags": args.tags})
     return f"user '{args.user}' is added; `kvitto ctl set_permissions` opens virtual hosts"
 
 
 def change_password(api: Management, args: argparse.Namespace) -> str:
     api.get("users", args.user)
-    api.put("users", args.user, body={"password": password(args)})
-    return f"user '{args.user}' has another password"
+    api.put("users", args.user, body=secret(args))
+    return f"user '{args.user}' has {'no' if args.no_password else 'another'} password"
 
 
 def set_user_tags(api: Management, args: argparse.Namespace) -> str:

@@ -42,6 +42,10 @@ def add_parser(commands: Any) -> None:
     add("--tls-port", type=port, help="AMQP over TLS, with --tls-cert and --tls-key")
     add("--tls-cert", type=Path, metavar="PEM")
     add("--tls-key", type=Path, metavar="PEM")
+    add("--tls-ca", type=Path, metavar="PEM", help="authorities of client certificates; they may log in (EXTERNAL)")
+    add("--tls-login-from", choices=settings.LOGIN_FROM, help=f"the user's name (default: {settings.LOGIN_FROM[0]})")
+    add("--disk-free-limit", type=size, metavar="SIZE", help="publishers wait while less is free (default: 50MiB)")
+    add("--memory-limit", type=memory, metavar="SIZE", help="publishers wait while more is used (default: 40%%)")
     add("--sync", choices=("on", "off"), help="off: confirm before the disk has the message (default: on)")
     add("--log-json", action="store_true", help="log lines as JSON")
     parser.set_defaults(run=run)
@@ -52,6 +56,22 @@ def port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= settings.PORT_MAX):
         raise argparse.ArgumentTypeError(f"must be 0 to {settings.PORT_MAX}, not {text}")
     return int(text)
+
+
+def size(text: str) -> int:
+    """An argument that is a number of bytes."""
+    try:
+        return settings.size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def memory(text: str) -> int:
+    """The same, or a share of the memory."""
+    try:
+        return settings.memory(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def http_port(text: str) -> int | None:
@@ -101,6 +121,7 @@ async def serve(config: Config) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
     if not config.sync:
         log.warning("--sync off: a confirm survives a crash of this process, not of the machine")
     gc.collect()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.queue import Queue
-from kvitto.http import process
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
 from kvitto.http.rates import of_broker
@@ -107,8 +107,13 @@ def of_server(api: Api) -> Iterable[list[str]]:
         "kvitto_store_failed", "1: the disk has failed, the broker is stopping.", int(host.store.failed is not None)
     )
     yield gauge("kvitto_alarms", "Alarms that are on.", len(api.alarms))
-    yield gauge("kvitto_publishers_blocked", "1: no room on the disk, publishers wait.", int(hub.blocked is not None))
+    yield gauge("kvitto_publishers_blocked", "1: low on disk or memory, publishers wait.", int(hub.blocked is not None))
+    yield gauge("kvitto_memory_alarm", "1: publishers wait for memory.", int("memory" in hub.alarms))
+    low = bool({"disk", "room"} & hub.alarms.keys())
+    yield gauge("kvitto_disk_alarm", "1: publishers wait for room on the disk.", int(low))
     yield gauge("kvitto_disk_free_bytes", "Free on the disk of the data directory.", host.store.disk.free_bytes())
+    yield gauge("kvitto_disk_free_limit_bytes", "--disk-free-limit.", host.config.disk_free_limit)
+    yield gauge("kvitto_memory_limit_bytes", "--memory-limit.", host.config.memory_limit)
 
 
 def of_process(api: Api) -> Iterable[list[str]]:

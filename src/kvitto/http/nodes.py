@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.exchange import TYPES
-from kvitto.http import process, views
+from kvitto.http import views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import no_items
@@ -106,9 +107,11 @@ def node(call: Call) -> dict[str, Any]:
         "os_pid": str(os.getpid()),
         "uptime": host.clock.now_ms() - host.started_ms,
         "mem_used": process.resident_bytes(),
-        "mem_alarm": False,
+        "mem_limit": host.config.memory_limit,
+        "mem_alarm": "memory" in host.hub.alarms,
         "disk_free": free,
-        "disk_free_alarm": host.hub.blocked is not None,
+        "disk_free_limit": host.config.disk_free_limit,
+        "disk_free_alarm": bool({"disk", "room"} & host.hub.alarms.keys()),
         "fd_used": process.open_files(),
         "fd_total": process.open_files_max(),
         "sockets_used": len(host.hub.connections),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
@@ -32,23 +33,27 @@ def get_user(call: Call) -> Response:
 
 
 async def put_user(call: Call) -> Response:
-    """A new user needs a password; a known one keeps password or tags if they are not given."""
+    """A new user needs a password, or the empty password_hash of one who logs in by certificate; a known one keeps what is not given."""
     body, name = call.request.json(), fields.new_name(call.name, "user")
     users = call.api.broker.users
     known = name in users
     tags = _tags(body) if "tags" in body or not known else None
-    if "password_hash" in body:
+    without = body.get("password_hash") == ""
+    if "password_hash" in body and not without:
         raise bad_request("password_hash is not supported, hashes of other brokers are weaker: send a password")
-    password = fields.text(body, "password", "" if known else None)
+    if without and "password" in body:
+        raise bad_request("password and an empty password_hash: which of them?")
+    password = None if without else fields.text(body, "password", "" if known else None)
     if password == "" and ("password" in body or not known):
         raise bad_request("the password is empty")
+    hashed = await asyncio.to_thread(users.hash, password) if password else ""
 
     def make() -> None:
-        if not known:
-            users.add(name, password, tags or ())
+        if name not in users:
+            users.add(name, password, tags or (), hashed)
             return
-        if password:
-            users.set_password(name, password)
+        if password or without:
+            users.set_password(name, password, hashed)
         if tags is not None:
             users.set_tags(name, tags)
 

@@ -10,7 +10,7 @@ cdef unsigned long long _BODY_MAX
 
 cdef class Connection:
     cdef object __weakref__
-    cdef public object hub, transport, user, vhost, _secret, name
+    cdef public object hub, transport, user, vhost, _secret, name, external
     cdef public str peer
     cdef public bint loopback, tls, can_cancel, can_block, stalled, answering, choked, publisher, blocked, failed
     cdef public Output output

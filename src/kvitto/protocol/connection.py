@@ -86,6 +86,8 @@ class Connection:
         self.peer = peer
         self.loopback = loopback
         self.tls = tls
+        self.external: str | None = None
+        """The user that a verified client certificate stands for."""
         self.output = Output(hub, self)
         self.state = HEADER
         self.frame_max = limits.FRAME_MAX

@@ -64,7 +64,7 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
             at += 8
             connection._at = at
             connection.state = START
-            connection.send(0, ConnectionStart(0, 9, server_properties(), b"PLAIN AMQPLAIN", b"en_US"))
+            connection.send(0, ConnectionStart(0, 9, server_properties(), mechanisms(connection), b"en_US"))
             continue
         if n - at < 8:
             return at
@@ -114,12 +114,22 @@ def server_properties() -> dict[str, Any]:
     }
 
 
+def mechanisms(connection: Connection) -> bytes:
+    """The ways to log in; EXTERNAL only for a peer that has shown a certificate of an authority that we trust."""
+    return b"PLAIN AMQPLAIN EXTERNAL" if connection.external is not None else b"PLAIN AMQPLAIN"
+
+
 def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     connection.client = dict(method.client_properties)
     connection.can_cancel = can(connection, "consumer_cancel_notify")
     connection.can_block = can(connection, "connection.blocked")
-    name, password = credentials(method.mechanism, method.response)
     users, in_thread = connection.hub.broker.users, connection.hub.in_thread
+    if method.mechanism == "EXTERNAL" and connection.external is not None:
+        name = connection.external
+        same = method.response in (b"", name.encode("utf-8", "surrogateescape"))
+        _logged_in(connection, "EXTERNAL", name, users.known(name, connection.loopback) if same else None)
+        return
+    name, password = credentials(method.mechanism, method.response)
     if in_thread is None or users.remembers(name, password):
         _logged_in(connection, method.mechanism, name, users.authenticate(name, password, connection.loopback))
         return
@@ -171,7 +181,8 @@ def credentials(mechanism: str, response: bytes) -> tuple[str, str]:
         if isinstance(name, str) and isinstance(password, str):
             return name, password
     else:
-        raise ConnectionError_(NOT_ALLOWED, f"mechanism {mechanism!r} is not offered; use PLAIN or AMQPLAIN")
+        text = f"mechanism {mechanism!r} is not offered to this connection; use PLAIN or AMQPLAIN"
+        raise ConnectionError_(NOT_ALLOWED, text)
     raise ConnectionError_(SYNTAX_ERROR, f"malformed {mechanism} response")
 
 

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvitto.base.limits import SHORTSTR_MAX
 from kvitto.broker.broker import Broker
 from kvitto.broker.route import Route
 from kvitto.wire.methods import BasicDeliver
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.amqp")
 
 REPLY_PREFIX = "amq.rabbitmq.reply-to."
+NO_ROOM = "low on disk: there is no room left; free some, or consume, purge or delete queues"
 REPLIES_MAX = 8 << 20
 """Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
 
@@ -39,7 +41,8 @@ class Hub:
         self.touched: list[Channel] = []
         self._durable: dict[Channel, int] = {}
         self._unwritten: list[Callable[[], None]] = []
-        self.blocked: str | None = None
+        self.alarms: dict[str, str] = {}
+        """Why publishers are blocked: "disk", "room" (a write was refused) or "memory" -> a sentence."""
         self.schedule: Callable[[], None] = lambda: None
         self.in_thread: InThread | None = None
         """Runs what takes long, the check of a password; None: it runs in place."""
@@ -113,20 +116,31 @@ class Hub:
 
     # -- blocking --------------------------------------------------------------------------------------------
 
-    def _full(self, full: bool) -> None:
-        self.block("the disk is full" if full else None)
+    @property
+    def blocked(self) -> str | None:
+        """Why publishers wait, as connection.blocked says it."""
+        return "; ".join(self.alarms.values())[:SHORTSTR_MAX] or None
 
-    def block(self, reason: str | None) -> None:
-        """Publishers wait (D4) while there is a reason; those that can take it are told."""
-        if (reason is None) == (self.blocked is None):
+    def _full(self, full: bool) -> None:
+        self.block(NO_ROOM if full else None, "room")
+
+    def block(self, reason: str | None, alarm: str = "disk") -> None:
+        """Publishers wait (D4) while an alarm has a reason (ASCII); those that can take it are told."""
+        if (reason is None) == (alarm not in self.alarms):
             return
-        self.blocked = reason
+        before = self.blocked
         if reason is None:
-            log.info("publishers may go on")
+            log.info("no longer %s", self.alarms.pop(alarm).partition(":")[0])
         else:
+            self.alarms[alarm] = reason
             log.warning("publishers are blocked: %s", reason)
+        now = self.blocked
+        if (before is None) == (now is None):
+            return
+        if now is None:
+            log.info("publishers may go on")
         for connection in list(self.connections):
-            connection.tell_blocked(reason)
+            connection.tell_blocked(now)
 
     # -- direct reply-to -------------------------------------------------------------------------------------
 

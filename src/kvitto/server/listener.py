@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
 from kvitto.protocol.connection import Connection
+from kvitto.server.tls import user_of
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class Peer(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         name, loopback = peer_name(address)
         self.connection = Connection(self.server.hub, self, name, loopback, self.tls)
+        certificate = transport.get_extra_info("peercert")
+        if certificate:
+            self.connection.external = user_of(certificate, self.server.config.tls_login_from)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         assert self.connection is not None

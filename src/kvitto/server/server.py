@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
@@ -22,9 +21,10 @@ from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
-from kvitto.server import tls
 from kvitto.server.listener import INBOX, Peer
 from kvitto.server.syncer import Syncer
+from kvitto.server.tls import BACKLOG, TlsListener
+from kvitto.server.watermarks import Watermarks
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import Store, SyncJob
 from kvitto.wire.buf import Buf
@@ -36,8 +36,6 @@ log = logging.getLogger("kvitto")
 
 LAZY_SYNC_S = 0.2
 """What nobody waits for (settlements, publishes without confirms) is synced this long after it was written."""
-DISK_RESERVE = 50 << 20
-"""Free bytes below which publishers are blocked (D4)."""
 CLOSE_S = 5.0
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
@@ -57,8 +55,10 @@ class Server:
         self.http_port = 0
         self.started_ms = self.clock.now_ms()
         self._loop: asyncio.AbstractEventLoop
+        self._watermarks: Watermarks
         self._syncer: Syncer | None = None
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[Any] = []
+        self._tls: TlsListener | None = None
         self._turn_due = False
         self._lazy: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -87,19 +87,22 @@ class Server:
         """Open the data directory and listen. ConfigError, StoreError or OSError says why it cannot."""
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        tls_context = self._tls()
+        if self.config.tls_port is not None:
+            self._tls = TlsListener(self.config, lambda: Peer(self, True))
         self.store.open()
         self.broker = Broker(self.store, self.clock)
         self.hub = Hub(self.broker)
         self.broker.start()
         self.hub.schedule = self.schedule
         self.hub.in_thread = self._in_thread
+        self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced)
         config = self.config
         try:
-            self.port = await self._listen(config.port, None)
-            if config.tls_port is not None:
-                self.tls_port = await self._listen(config.tls_port, tls_context)
+            self.port = await self._listen()
+            if self._tls is not None:
+                self.tls_port = await self._tls.listen()
+                self._servers.append(self._tls)
             if config.http_port is not None:
                 from kvitto.http.server import serve
 
@@ -111,18 +114,18 @@ class Server:
         self._every_second()
         self.schedule()
 
-    async def _listen(self, port: int, tls: ssl.SSLContext | None) -> int:
-        server = await self._loop.create_server(
-            lambda: Peer(self, tls is not None), self.config.host, port, ssl=tls, backlog=1024
-        )
+    async def _listen(self) -> int:
+        config = self.config
+        server = await self._loop.create_server(lambda: Peer(self, False), config.host, config.port, backlog=BACKLOG)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    def _tls(self) -> ssl.SSLContext | None:
-        config = self.config
-        if config.tls_cert is None or config.tls_key is None or config.tls_port is None:
-            return None
-        return tls.context(config.tls_cert, config.tls_key)
+    def reload(self) -> None:
+        """Read the TLS files again (SIGHUP): new connections get them, open ones stay. What cannot be used is logged, the old ones stay."""
+        if self._tls is None:
+            log.info("nothing to read again: there is no TLS listener")
+        else:
+            self._tls.reload()
 
     async def run_until_stopped(self) -> None:
         await self._ended.wait()
@@ -291,9 +294,12 @@ class Server:
         self._beats += 1
         for connection in list(self.hub.connections):
             self._watch(connection, now_ms)
-            if self._beats % GIVE_BACK_BEATS == 0:
+            if self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low:
                 connection.give_back()
-        self._watch_disk()
+        if self.broker.full:
+            self.broker.retry_writes()
+            self.schedule()
+        self._watermarks.look()
         if self.hub.outputs or self.broker.dirty:
             self.schedule()
 
@@ -314,11 +320,3 @@ class Server:
             if late and not connection.beat():
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()
-
-    def _watch_disk(self) -> None:
-        if self.broker.full:
-            self.broker.retry_writes()
-            self.schedule()
-            return
-        low = self.store.disk.free_bytes() < DISK_RESERVE
-        self.hub.block(f"less than {DISK_RESERVE >> 20} MiB free on the disk" if low else None)

@@ -1,15 +1,50 @@
-"""The TLS of a listener, from a certificate and its key. What is wrong with the files is said with option and file."""
+"""The TLS of a listener, from its files, and who a client's certificate stands for. What is wrong with a file is said with its option."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from kvitto.base.config import ConfigError
+from kvitto.base import limits
+from kvitto.base.config import Config, ConfigError
+
+log = logging.getLogger("kvitto")
+
+BACKLOG = 1024
+"""Connections that the system may hold ready for a listener."""
+
+SHORT = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "emailAddress": "EMAILADDRESS",
+    "generationQualifier": "GENERATIONQUALIFIER",
+    "givenName": "GIVENNAME",
+    "initials": "INITIALS",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "pseudonym": "PSEUDONYM",
+    "serialNumber": "SERIALNUMBER",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "surname": "SN",
+    "title": "TITLE",
+    "userId": "UID",
+}
+"""OpenSSL's names of what a distinguished name is made of -> those of RFC 4514, and RabbitMQ's."""
 
 
-def context(cert: Path, key: Path) -> ssl.SSLContext:
-    """TLS 1.2 or newer. ConfigError for files that cannot be read or used; a passphrase is never asked for."""
+def context(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
+    """TLS 1.2 or newer; with `ca` a client may show a certificate, which must then be one of theirs.
+
+    ConfigError for files that cannot be read or used; a passphrase is never asked for.
+    """
 
     def locked() -> str:
         raise ConfigError(
@@ -34,7 +69,96 @@ def context(cert: Path, key: Path) -> ssl.SSLContext:
             raise ConfigError(f"--tls-key {key}: this is no private key in PEM form") from None
         reason = error.reason.lower().replace("_", " ")
         raise ConfigError(f"--tls-cert {cert} with --tls-key {key}: {reason}") from None
+    if key.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("--tls-key %s can be read by other users of this machine: chmod 600 it", key)
+    if ca is not None:
+        _readable("--tls-ca", ca)
+        try:
+            made.load_verify_locations(cafile=ca)
+        except ssl.SSLError:
+            raise ConfigError(f"--tls-ca {ca}: this is no certificate in PEM form") from None
+        made.verify_mode = ssl.CERT_OPTIONAL
     return made
+
+
+class TlsListener:
+    """AMQP over TLS. ConfigError if one of the files cannot be used."""
+
+    def __init__(self, config: Config, peer: Callable[[], asyncio.BufferedProtocol]) -> None:
+        self._config = config
+        self._peer = peer
+        self._context = self._read()
+        self._servers: list[asyncio.Server] = []
+        self._swapping: asyncio.Task[None] | None = None
+
+    def _read(self) -> ssl.SSLContext:
+        config = self._config
+        assert config.tls_cert is not None and config.tls_key is not None
+        return context(config.tls_cert, config.tls_key, config.tls_ca)
+
+    async def listen(self) -> int:
+        """OSError if it cannot."""
+        server = await self._serve(host=self._config.host, port=self._config.tls_port)
+        self._servers = [server]
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(self, **where: Any) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(
+            self._peer, **where, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=limits.HANDSHAKE_S
+        )
+
+    def reload(self) -> None:
+        """Have new connections get what is in the files now; what cannot be used is logged, and nothing changes."""
+        try:
+            self._context = self._read()
+        except ConfigError as error:
+            log.error("%s; what was read before stays in use", error)
+            return
+        self._swapping = asyncio.get_running_loop().create_task(self._swap())
+
+    async def _swap(self) -> None:
+        """New listeners on the same sockets take over from the old ones: nobody is turned away."""
+        old, self._servers = self._servers, []
+        for server in old:
+            for sock in server.sockets:
+                self._servers.append(await self._serve(sock=sock.dup()))
+            server.close()
+        log.info("certificate, key and authorities have been read again, new connections get them")
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+def user_of(certificate: Mapping[str, Any], login_from: str) -> str | None:
+    """The name of the user that a verified certificate (as `getpeercert` gives it) stands for; None if there is not exactly one.
+
+    `login_from` is RabbitMQ's ssl_cert_login_from: the subject in RabbitMQ's form of RFC 4514 (last part first), its common name, or
+    the DNS name among the subject's other names.
+    """
+    subject = certificate.get("subject", ())
+    if login_from == "distinguished_name":
+        parts = ("+".join(f"{SHORT.get(kind, kind)}={escaped(value)}" for kind, value in rdn) for rdn in subject)
+        return ",".join(reversed([*parts])) or None
+    if login_from == "common_name":
+        names = [value for rdn in subject for kind, value in rdn if kind == "commonName"]
+    else:
+        names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    return names[0] if len(names) == 1 else None
+
+
+def escaped(value: str) -> str:
+    """A value inside a distinguished name: nothing in it can pass for the next part."""
+    out = ""
+    for i, octet in enumerate(value.encode()):
+        c = chr(octet)
+        edge = (c in " #" and i == 0) or (c == " " and i == len(value.encode()) - 1)
+        if edge or c in '"+,;<>\\':
+            out += "\\" + c
+        else:
+            out += c if 32 <= octet < 126 else f"\\{octet:02X}"
+    return out
 
 
 def _readable(option: str, path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Disk and memory watermarks: past them publishers are blocked, consumers and acks go on, until there is room again (D4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvitto.base import process
+from kvitto.base.config import Config
+from kvitto.base.limits import MIB
+
+DISK_CLEAR = 10
+MEMORY_CLEAR = 20
+"""An alarm ends only that part of the limit on its good side, so that it does not come and go with each message."""
+
+Block = Callable[[str | None, str], None]
+
+
+class Watermarks:
+    """`look` once a second; `block` is told a reason, or that there is none any more, for "disk" and "memory"."""
+
+    def __init__(
+        self,
+        config: Config,
+        block: Block,
+        free_bytes: Callable[[], int],
+        resident_bytes: Callable[[], int] = process.resident_bytes,
+    ) -> None:
+        self._disk_limit = config.disk_free_limit
+        self._memory_limit = config.memory_limit
+        self._block = block
+        self._free_bytes = free_bytes
+        self._resident_bytes = resident_bytes
+        self.disk_low = False
+        self.memory_low = False
+
+    def look(self) -> None:
+        free, limit = self._free_bytes(), self._disk_limit
+        self.disk_low = free < limit + (limit // DISK_CLEAR if self.disk_low else 0)
+        text = (
+            f"low on disk: {free // MIB} MiB free, less than --disk-free-limit of {limit // MIB} MiB;"
+            " make room, or consume, purge or delete queues"
+        )
+        self._block(text if self.disk_low else None, "disk")
+
+        used, limit = self._resident_bytes(), self._memory_limit
+        self.memory_low = used > limit - (limit // MEMORY_CLEAR if self.memory_low else 0)
+        text = (
+            f"low on memory: {used // MIB} MiB in use, more than --memory-limit of {limit // MIB} MiB;"
+            " end open transactions and consumers that ack nothing, or raise it"
+        )
+        self._block(text if self.memory_low else None, "memory")
+        if self.memory_low:
+            process.give_back_memory()  # what is free inside the process counts as used otherwise, and the alarm would stay

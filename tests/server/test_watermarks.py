@@ -1,0 +1,185 @@
+"""D4, W6: disk and memory watermarks. Past them publishers wait and are told why, consumers go on, and it ends by itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kvitto
+from kvitto.base import config
+from kvitto.base.config import Config, ConfigError
+from kvitto.base.limits import MIB
+from kvitto.base.process import memory_bytes, resident_bytes
+from kvitto.server.watermarks import Watermarks
+from kvitto.wire import methods as m
+from tests.http.api import Http
+from tests.protocol.raw import Raw
+from tests.protocol.sansio import House
+from tests.support.wait import wait_until
+
+
+class Machine:
+    """As much disk and memory as a test says."""
+
+    def __init__(self) -> None:
+        self.free = self.used = 100 * MIB
+        self.house = House()
+        self.hub = self.house.hub
+        settings = Config(disk_free_limit=50 * MIB, memory_limit=200 * MIB)
+        self.marks = Watermarks(settings, self.hub.block, lambda: self.free, lambda: self.used)
+
+    def look(self, *, free: int | None = None, used: int | None = None) -> set[str]:
+        """The alarms after a second in which that has become free or used, in MiB."""
+        self.free = self.free if free is None else free * MIB
+        self.used = self.used if used is None else used * MIB
+        self.marks.look()
+        return set(self.hub.alarms)
+
+
+def test_an_alarm_comes_at_the_limit_and_goes_well_behind_it() -> None:
+    machine = Machine()
+    assert machine.look() == set()
+    assert machine.look(free=50) == set()
+    assert machine.look(free=49) == {"disk"}
+    assert machine.look(free=54) == {"disk"}
+    assert machine.look(free=55) == set()
+    assert machine.look(used=200) == set()
+    assert machine.look(used=201) == {"memory"}
+    assert machine.look(used=191) == {"memory"}
+    assert machine.look(used=190) == set()
+    assert machine.look(free=50) == set()
+
+
+def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    machine = Machine()
+    wire = machine.house.wire(login=False)
+    wire.login(**{"connection.blocked": True})
+    caplog.clear()
+    machine.look(free=10)
+    machine.look(used=300)
+    machine.look(free=100)
+    machine.house.turn()
+    [told] = wire.methods()
+    assert isinstance(told, m.ConnectionBlocked)
+    assert told.reason == (
+        "low on disk: 10 MiB free, less than --disk-free-limit of 50 MiB; make room, or consume, purge or delete queues"
+    )
+    machine.look(used=100)
+    machine.house.turn()
+    assert wire.methods() == [m.ConnectionUnblocked()]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"publishers are blocked: {told.reason}",
+        "publishers are blocked: low on memory: 300 MiB in use, more than --memory-limit of 200 MiB;"
+        " end open transactions and consumers that ack nothing, or raise it",
+        "no longer low on disk",
+        "no longer low on memory",
+        "publishers may go on",
+    ]
+
+
+def test_reasons_fit_into_a_short_string() -> None:
+    """All three at once, with very large numbers."""
+    machine = Machine()
+    machine.hub._full(True)
+    machine.marks = Watermarks(
+        Config(disk_free_limit=1 << 60, memory_limit=1 << 50), machine.hub.block, lambda: 1 << 59, lambda: 1 << 60
+    )
+    machine.marks.look()
+    assert set(machine.hub.alarms) == {"disk", "room", "memory"}
+    assert m.ConnectionBlocked(machine.hub.blocked or "").encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("1048576", MIB), ("50MiB", 50 * MIB), ("1 gib", 1024 * MIB), ("2GB", 2 * 10**9), ("3k", 3072)],
+)
+def test_sizes_are_said_as_people_say_them(text: str, value: int) -> None:
+    assert config.size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1.5GiB", "50 MiBs", "40%", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        config.size(text)
+
+
+def test_memory_is_a_size_or_a_share() -> None:
+    assert config.memory("1GiB") == 1 << 30
+    assert config.memory("50%") == memory_bytes() // 2
+    assert Config().memory_limit == int(0.4 * memory_bytes())
+    with pytest.raises(ValueError):
+        config.memory("101%")
+
+
+def test_limits_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "kvitto.toml"
+    file.write_text('disk-free-limit = "2GB"\nmemory-limit = 1000\n')
+    assert config.read(file) == {"disk_free_limit": 2 * 10**9, "memory_limit": 1000}
+    file.write_text('memory-limit = "much"\n')
+    with pytest.raises(ConfigError, match="memory-limit: 'much' is no size"):
+        config.read(file)
+
+
+def test_a_real_broker_short_of_memory(tmp_path: Path) -> None:
+    """Its own memory, measured: publishers wait, a consumer takes and acks all, API and metrics say so; it ends by itself."""
+    broker = kvitto.Broker(tmp_path, http_port=0)
+    broker._config = replace(broker._config, memory_limit=1 << 50)
+    with (
+        broker,
+        Raw(broker.port, capabilities={"connection.blocked": True}) as raw,
+        Raw(broker.port, capabilities={}) as other,
+    ):
+        assert broker._server is not None
+        marks, api = broker._server._watermarks, Http(broker.http_url)
+        raw.channel(1)
+        other.channel(1)
+        raw.declare("q", durable=True)
+        raw.put_in("q", b"before")
+        assert api.get("/api/nodes")[0]["mem_alarm"] is False
+        marks._memory_limit = resident_bytes() // 2
+        assert raw.expect(m.ConnectionBlocked).reason.startswith("low on memory: ")
+        for body in (b"the last one", b"waits"):
+            raw.publish(1, "", "q", body)
+        other.consume("q")
+        assert [other.message().body for _ in range(2)] == [b"before", b"the last one"]
+        other.put(1, m.BasicAck(0, True))
+        other.declare("another", durable=True)
+        node = api.get("/api/nodes")[0]
+        assert (node["mem_alarm"], node["disk_free_alarm"]) == (True, False)
+        checked = api.call("GET", "/api/health/checks/alarms")
+        assert checked.status == 503 and "low on memory" in checked.json["reason"]
+        assert api.call("GET", "/healthz").status == 503
+        refused = api.post("/api/exchanges/%2F/amq.default/publish", {"routing_key": "q", "payload": "x"})
+        assert refused.status == 503 and "low on memory" in refused.reason
+        metrics = api.call("GET", "/metrics").body
+        assert b"\nkvitto_memory_alarm 1\n" in metrics and b"\nkvitto_disk_alarm 0\n" in metrics
+        assert b"\nkvitto_publishers_blocked 1\n" in metrics
+        marks._memory_limit = 1 << 50
+        raw.expect(m.ConnectionUnblocked)
+        assert other.message().body == b"waits"
+        assert api.call("GET", "/healthz").status == 200
+
+
+def test_memory_that_is_free_again_is_given_back(tmp_path: Path) -> None:
+    """An alarm ends although the C library likes to keep what was freed: an open transaction comes and goes."""
+    with kvitto.Broker(tmp_path) as broker, Raw(broker.port) as raw:
+        assert broker._server is not None
+        marks = broker._server._watermarks
+        before = resident_bytes()
+        raw.channel(1)
+        raw.call(1, m.TxSelect(), m.TxSelectOk)
+        for _ in range(6000):
+            raw.publish(1, "", "nowhere", bytes(10_000))
+        raw.call(1, m.BasicQos(), m.BasicQosOk)
+        assert resident_bytes() > before + 50 * MIB
+        marks._memory_limit = before + 40 * MIB
+        raw.expect(m.ConnectionBlocked)
+        raw.call(1, m.TxRollback(), m.TxRollbackOk)
+        began = time.monotonic()
+        assert wait_until(lambda: not marks.memory_low)
+        assert time.monotonic() - began < 10
