@@ -72,12 +72,12 @@ def say(text: str) -> None:
 # --- what is read and written
 
 
-def fill(uri: str, queue: str, count: int) -> None:
+def fill(uri: str, queue: str, count: int, arguments: dict[str, Any] | None = None) -> None:
     """Messages of 100 bytes with a message_id, confirmed."""
     layout = Layout(("body",), None, "", queue)
     with Connection(uri, buffer_bytes=1 << 20) as connection:
         channel = connection.channel()
-        channel.queue_declare(queue, durable=True)
+        channel.queue_declare(queue, durable=True, arguments=arguments)
         channel.confirm_select()
         for first in range(0, count, 10_000):
             size = min(10_000, count - first)

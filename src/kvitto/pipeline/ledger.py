@@ -1,12 +1,14 @@
 """`kvitto pipeline ledger DIR`: what became of every message, from the archive and the live segments.
 
 One scan counts, by queue and hour of publishing; a second one looks for message ids that are stored twice in a queue, and
-for receipts whose message is nowhere. Both read the files directly (docs/archive.md); no broker is asked.
+for receipts whose message is nowhere. Both read the files directly (docs/archive.md), in tasks of Spark that hand on sums
+and hashes only (ledger_scan.py); no broker is asked.
 """
 
 from __future__ import annotations
 
 import argparse
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 from kvitto.pipeline.session import JobError, run_job, session, told
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+    from kvitto.pipeline.ledger_scan import Keys, Scan, Task
 
 OUTCOMES: Final = ("acked", "rejected", "dead-lettered", "expired", "dropped", "purged", "range-settled")
 LISTED: Final = 20
-EXACT_MS: Final = 1000
-"""Latencies are counted to the millisecond below this, and to three digits above: 1.23 s, 45.6 s, 2,340 s."""
-_HOUR_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +128,16 @@ def _ledger(
     tell: Callable[[str], None],
 ) -> Ledger:
     started = time.monotonic()
-    queues, hours = _count(_load(spark, directory, _COUNTED, ignore_damage))
+    scan = _scan(directory, ignore_damage)
+    queues, hours = _count(spark, scan)
     total = sum(each.published for each in queues)
     tell(
         f"{total:,} messages of {len(queues)} queues counted in {time.monotonic() - started:.0f} s; comparing message ids"
     )
-    ids = _load(spark, directory, _IDS, ignore_damage).where("message_id IS NOT NULL")
-    found = Ledger(str(directory), queues, hours, _doubled(ids, limit))
+    verdicts = _compare(spark, scan, paths)
+    found = Ledger(str(directory), queues, hours, _doubled(spark, scan, verdicts, limit))
     if paths:
-        tell(f"{found.doubled.count:,} message ids doubled; looking for those of the receipts")
-        found.receipts, found.lost = _lost(spark, ids, paths, limit)
+        found.receipts, found.lost = _lost(spark, scan, verdicts, paths, limit)
     return found
 
 
@@ -149,11 +151,17 @@ def life(spark: SparkSession, directory: str | Path, message_id: str, ignore_dam
 def _life(spark: SparkSession, directory: str | Path, message_id: str, ignore_damage: bool) -> list[Step]:
     from pyspark.sql import functions as f
 
-    stored = _load(spark, directory, _LIFE, ignore_damage).where(f.col("message_id") == message_id)
-    rows = sorted(stored.collect(), key=lambda row: (row.published, row.dead_letter, row.offset))
+    from kvitto.pipeline.ledger_scan import STORED, key_of, rows_of
+
+    scan = _scan(directory, ignore_damage)
+    stored = _run(spark, scan, rows_of(scan, key_of(message_id, scan.seed)), STORED)
+    found = stored.where(f.col("message_id") == message_id).collect()
+    rows = sorted(found, key=lambda row: (row.published, row.dead_letter, row.offset))
     if not rows:
         return []
-    entries = _load(spark, directory, _AGAIN, ignore_damage, table="settlements").where("outcome = 'redelivered'")
+    reader = spark.read.format("kvitto-archive").schema(_AGAIN).option("table", "settlements")
+    reader = reader.option("ignoreDamage", ignore_damage)
+    entries = reader.load(str(Path(directory).resolve())).where("outcome = 'redelivered'")
     mine = None
     for row in rows:
         here = (f.col("queue_id") == row.queue_id) & (f.col("offset") <= row.offset)
@@ -207,38 +215,36 @@ def _steps(row: Row, again: list[Row]) -> Iterable[Step]:
 
 # --- the scans
 
-_COUNTED: Final = "vhost STRING, queue STRING, published TIMESTAMP, outcome STRING, settled TIMESTAMP, deliveries INT"
-_IDS: Final = "vhost STRING, queue STRING, queue_id STRING, offset BIGINT, message_id STRING, dead_letter BOOLEAN"
-_LIFE: Final = _IDS + (
-    ", published TIMESTAMP, exchange STRING, routing_key STRING, outcome STRING, settled TIMESTAMP, deliveries INT"
-)
 _AGAIN: Final = "queue_id STRING, offset BIGINT, count BIGINT, outcome STRING, settled TIMESTAMP, deliveries INT"
 
 
-def _load(
-    spark: SparkSession, directory: str | Path, schema: str, ignore_damage: bool, table: str = "messages"
-) -> DataFrame:
-    reader = spark.read.format("kvitto-archive").schema(schema).option("table", table)
-    return reader.option("ignoreDamage", ignore_damage).load(str(Path(directory).resolve()))
+def _scan(directory: str | Path, ignore_damage: bool) -> Scan:
+    from kvitto.pipeline.ledger_scan import Scan
+    from kvitto.spark.archive.files import find
+    from kvitto.spark.archive.planning import marks, together
+    from kvitto.spark.archive.reading import SegmentPartition
+
+    segments = find(Path(directory).resolve())
+    delivered = marks(segments)
+    parts = [SegmentPartition(group, delivered) for group in together(segments)]
+    return Scan(parts, ignore_damage, secrets.randbits(64))
 
 
-def _count(messages: DataFrame) -> tuple[list[Counts], list[Counts]]:
+def _run(spark: SparkSession, scan: Scan, task: Task, schema: pa.Schema) -> DataFrame:
+    """The task on each partition of the scan."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    count = len(scan.parts)
+    return spark.range(0, count, 1, count).mapInArrow(task, from_arrow_schema(schema))
+
+
+def _count(spark: SparkSession, scan: Scan) -> tuple[list[Counts], list[Counts]]:
     """(sums of each queue, those of each queue and hour)."""
     from pyspark.sql import functions as f
 
-    # of what waits none: greatest() would make it 0
-    ms = "IF(settled IS NULL, NULL, greatest(unix_millis(settled) - unix_millis(published), 0L))"
-    keyed = messages.select(
-        "vhost",
-        "queue",
-        f.expr(f"unix_millis(published) div {_HOUR_MS}").alias("hour"),
-        "outcome",
-        (f.col("deliveries") > 1).alias("again"),
-        f.expr(ms).alias("ms"),
-    ).withColumn("about", f.expr(rounded("ms")))
-    counted = keyed.groupBy("vhost", "queue", "hour", "outcome", "again", "about").agg(
-        f.count(f.lit(1)).alias("n"), f.max("ms").alias("longest")
-    )
+    from kvitto.pipeline.ledger_scan import TALLIES, tallies
+
+    counted = _run(spark, scan, tallies(scan), TALLIES)
 
     def total(condition: Column) -> Column:
         return f.coalesce(f.sum(f.when(condition, f.col("n"))), f.lit(0))
@@ -258,66 +264,70 @@ def _count(messages: DataFrame) -> tuple[list[Counts], list[Counts]]:
     return queues, [_counts(row) for row in hours]
 
 
-def rounded(name: str) -> str:
-    """SQL for a number of three digits, and all of them below EXACT_MS."""
-    cases = " ".join(f"WHEN {name} < {EXACT_MS * 10**k} THEN {name} div {10**k}L * {10**k}L" for k in range(1, 12))
-    return f"CASE WHEN {name} < {EXACT_MS} THEN {name} {cases} ELSE {name} END"
-
-
 def _counts(row: Row) -> Counts:
     p50, p95, p99 = row.percentiles or (None, None, None)
-    hour = None if row.hour is None else datetime.fromtimestamp(row.hour * _HOUR_MS / 1000, UTC)
+    hour = None if row.hour is None else datetime.fromtimestamp(row.hour * 3600, UTC)
     settled = {name: row[name] for name in OUTCOMES if row[name]}
     return Counts(
         row.vhost, row.queue, hour, row.published, settled, row.waiting, row.redelivered, p50, p95, p99, row.longest
     )
 
 
-def _doubled(ids: DataFrame, limit: int) -> Findings:
+def _compare(spark: SparkSession, scan: Scan, paths: Sequence[str]) -> list[Row]:
+    """Rows of VERDICTS: which hashes of message ids are in a queue more than once, and which receipts have no message."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from kvitto.pipeline.ledger_scan import KEYS, VERDICTS, compare, keys, receipt_keys
+
+    hashed = _run(spark, scan, keys(scan), KEYS)
+    if paths:
+        lines = spark.read.text(list(paths))
+        hashed = hashed.unionByName(lines.mapInArrow(receipt_keys(scan.seed), from_arrow_schema(KEYS)))
+    return hashed.groupBy("bucket").applyInArrow(compare, from_arrow_schema(VERDICTS)).collect()
+
+
+def _doubled(spark: SparkSession, scan: Scan, verdicts: list[Row], limit: int) -> Findings:
     """Ids that were published into a queue more than once; what came back to it as a dead letter is no second one."""
     from pyspark.sql import functions as f
 
-    published = ids.where("NOT dead_letter").withColumn("key", f.xxhash64("queue_id", "message_id"))
-    suspects = published.groupBy("key").agg(f.count(f.lit(1)).alias("n")).where("n > 1").select("key").cache()
-    try:
-        if suspects.isEmpty():
-            return Findings()
-        twice = published.join(f.broadcast(suspects), "key").groupBy("vhost", "queue", "queue_id", "message_id")
-        found = twice.agg(f.count(f.lit(1)).alias("n"), f.min("offset").alias("first"), f.max("offset").alias("last"))
-        found = found.where("n > 1").cache()
-        count = found.count()
-        rows = found.orderBy("vhost", "queue", "first").limit(limit).collect()
-        found.unpersist()
-    finally:
-        suspects.unpersist()
+    from kvitto.pipeline.ledger_scan import DOUBLED, STORED, rows_of
+
+    wanted = _keys(row for row in verdicts if row.kind == DOUBLED)
+    if not len(wanted):
+        return Findings()
+    published = _run(spark, scan, rows_of(scan, wanted), STORED).where("NOT dead_letter")
+    twice = published.groupBy("vhost", "queue", "queue_id", "message_id")
+    found = twice.agg(f.count(f.lit(1)).alias("n"), f.min("offset").alias("first"), f.max("offset").alias("last"))
+    found = found.where("n > 1").cache()
+    count = found.count()
+    rows = found.orderBy("vhost", "queue", "first").limit(limit).collect()
+    found.unpersist()
     return Findings(count, [Finding(row.message_id, row.vhost, row.queue, (row.first, row.last)) for row in rows])
 
 
-def _lost(spark: SparkSession, ids: DataFrame, paths: Iterable[str], limit: int) -> tuple[int, Findings]:
-    """(different receipts, those whose message is in no segment). Ids are compared by 64 bits, one in 10^12 may be overlooked."""
-    from pyspark.sql import functions as f
+def _lost(
+    spark: SparkSession, scan: Scan, verdicts: list[Row], paths: Iterable[str], limit: int
+) -> tuple[int, Findings]:
+    """(different receipts, those whose message is in no segment)."""
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-    parts = f.split(f.rtrim(f.col("value")), "\t")
-    lines = spark.read.text(list(paths)).select(
-        parts[0].alias("message_id"), f.when(f.size(parts) > 1, parts[1]).alias("queue")
-    )
-    receipts = lines.where("message_id <> ''").distinct().cache()
-    try:
-        count = receipts.count()
-        anywhere = receipts.where("queue IS NULL").withColumn("key", f.xxhash64("message_id"))
-        there = receipts.where("queue IS NOT NULL").withColumn("key", f.xxhash64("message_id", "queue"))
-        lost = anywhere.join(ids.select(f.xxhash64("message_id").alias("key")), "key", "left_anti")
-        if not there.isEmpty():
-            keys = ids.select(f.xxhash64("message_id", "queue").alias("key"))
-            lost = lost.unionByName(there.join(keys, "key", "left_anti"))
-        lost = lost.cache()
-        found = Findings(lost.count())
-        rows = lost.orderBy("message_id", "queue").limit(limit).collect()
-        lost.unpersist()
-    finally:
-        receipts.unpersist()
-    found.listed = [Finding(row.message_id, None, row.queue) for row in rows]
+    from kvitto.pipeline.ledger_scan import DIFFERENT, LOST, RECEIPTS, receipt_rows
+
+    count = sum(row.n for row in verdicts if row.kind == DIFFERENT)
+    found = Findings(sum(row.n for row in verdicts if row.kind == LOST))
+    if found.count:
+        lost = [row for row in verdicts if row.kind == LOST]
+        wanted = {queue: _keys(row for row in lost if row.queue == queue) for queue in {row.queue for row in lost}}
+        lines = spark.read.text(list(paths)).mapInArrow(receipt_rows(scan.seed, wanted), from_arrow_schema(RECEIPTS))
+        rows = lines.distinct().orderBy("message_id", "queue").limit(limit).collect()
+        found.listed = [Finding(row.message_id, None, row.queue) for row in rows]
     return count, found
+
+
+def _keys(rows: Iterable[Row]) -> Keys:
+    import numpy as np
+
+    return np.frombuffer(b"".join(bytes(row["keys"]) for row in rows), np.uint64)
 
 
 # --- the command

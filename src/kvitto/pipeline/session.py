@@ -61,6 +61,7 @@ def open_session(name: str, master: str, settings: dict[str, str] | None = None)
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
         "spark.sql.redaction.options.regex": "(?i)url|uri",  # a URI has a password in it, and plans show options
+        "spark.python.unix.domain.socket.enabled": "true",  # rows to and from Python: a tenth less CPU than over TCP
     }
     if master.startswith("local"):
         defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -17,6 +17,10 @@ from kvitto.wire.properties import FIELDS
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
+_WORD = 8
+_MASKS = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
+"""What is a value's of the next eight bytes, by how many it has left."""
+
 
 class Slices(NamedTuple):
     """One field of every message: `present`, and where its value lies in the data. Absent: length 0."""
@@ -76,6 +80,26 @@ def gather(data: Bytes, where: Slices) -> tuple[Bytes, NDArray[np.int32]]:
     np.cumsum(where.length, out=borders[1:])
     index = np.arange(borders[-1]) + np.repeat(where.start - borders[:-1], where.length)
     return data[index], borders.astype(np.int32)
+
+
+def hashes(data: Bytes, where: Slices, seed: int) -> NDArray[np.uint64]:
+    """64 bits of each value: equal values have equal ones; unequal values rarely do, and not with two seeds."""
+    padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
+    words: NDArray[np.uint64] = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
+    found = _mixed(where.length.astype(np.uint64) + np.uint64(seed))
+    at, rest = where.start, where.length
+    while len(rest) and rest.max() > 0:
+        word = words[at] & _MASKS[np.clip(rest, 0, _WORD)]
+        found = np.where(rest > 0, _mixed(found ^ word), found)
+        at, rest = np.minimum(at + _WORD, len(data)), rest - _WORD
+    return found
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A one-to-one mapping in which each bit depends on all (the finalizer of MurmurHash3)."""
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))
 
 
 def unsigned(data: Bytes, where: Slices, size: int) -> Ints:

@@ -14,7 +14,7 @@ from kvitto.spark.archive.columns import FATE_COLUMNS, META_COLUMNS, message_bat
 from kvitto.spark.archive.files import ArchiveError, Segment
 from kvitto.spark.archive.options import MESSAGES, Options
 from kvitto.spark.archive.planning import Bounds
-from kvitto.spark.archive.segment import Damage, SegmentFile, Wanted
+from kvitto.spark.archive.segment import Damage, Messages, SegmentFile, Wanted
 from kvitto.spark.archive.settlements import Entries, Outcomes, read_entries
 from kvitto.spark.columns import arrow_schema
 
@@ -46,15 +46,22 @@ def _messages(
 ) -> Iterator[pa.RecordBatch]:
     names = set(columns.names)
     wanted = Wanted(bounds.start_ms, bounds.end_ms, bool(names & META_COLUMNS), "body" in names)
+    fate = mark if names & FATE_COLUMNS else None
+    for found, outcomes in segment_messages(segment, wanted, fate, options.ignore_damage):
+        yield from message_batches(found, segment.queue, outcomes, columns)
+
+
+def segment_messages(
+    segment: Segment, wanted: Wanted, mark: int | None, ignore_damage: bool
+) -> Iterator[tuple[Messages, Outcomes | None]]:
+    """The messages of a segment, and what became of them unless `mark`, its queue's delivered mark, is None."""
     file, moved = _open(segment)
     with file:
         archived = segment.archived or moved
-        reader = SegmentFile(file, file.name, segment.base, archived, options.ignore_damage)
-        outcomes = None
-        if names & FATE_COLUMNS:
-            outcomes = Outcomes(_entries(segment, archived, options.ignore_damage), mark)
+        reader = SegmentFile(file, file.name, segment.base, archived, ignore_damage)
+        outcomes = None if mark is None else Outcomes(_entries(segment, archived, ignore_damage), mark)
         for found in reader.messages(wanted):
-            yield from message_batches(found, segment.queue, outcomes, columns)
+            yield found, outcomes
 
 
 def _open(segment: Segment) -> tuple[BinaryIO, bool]:
