@@ -1,4 +1,4 @@
-"""Spark's source and sink on this machine: `.venv/bin/python -m benchmarks.spark` writes benchmarks/spark.md.
+"""Spark's source, sink, archive and ledger on this machine: `.venv/bin/python -m benchmarks.spark` writes benchmarks/spark.md.
 
 Each job is one Spark action in `local[2]` against a Kvitto that runs beside it, timed from its start to its end as a user
 would: planning, tasks, commit. Beside it the same with pika inside of the tasks, and with Spark's own files.
@@ -30,6 +30,7 @@ import kvitto
 from benchmarks import brokers, proc
 from benchmarks.measure import disturbance
 from kvitto.client import Connection
+from kvitto.pipeline.ledger import ledger
 from kvitto.spark.rows import Layout, to_messages, with_ids
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +38,11 @@ PLACE = ROOT / "build" / "bench" / "spark"
 OUT = ROOT / "benchmarks" / "spark.md"
 BODY_BYTES = 100
 COLUMNS = "body binary, message_id string, offset bigint"
+ARCHIVE_COLUMNS = "offset bigint, body binary"
+ALL_COLUMNS = "queue string, offset bigint, published timestamp, outcome string, settled timestamp, body binary"
+PREFETCH = 20_000
 PIKA_PREFETCH = 1000
+LEDGER_S = 60
 WAIT_S = 60.0
 
 
@@ -59,6 +64,7 @@ def arguments() -> argparse.Namespace:
     flag = parser.add_argument
     flag("--read", type=int, default=2_000_000, metavar="N", help="messages that are read (2,000,000)")
     flag("--write", type=int, default=1_000_000, metavar="N", help="rows that are written (1,000,000)")
+    flag("--archive", type=int, default=10_000_000, metavar="N", help="messages in the archive (10,000,000)")
     flag("--runs", type=int, default=3, metavar="N", help="runs of each job after one to warm up (3)")
     flag("--only", default="", metavar="TEXT", help="only jobs with this in their title")
     flag("--out", type=Path, default=OUT, help="where the report goes (benchmarks/spark.md)")
@@ -92,6 +98,18 @@ def fill(uri: str, queue: str, count: int, arguments: dict[str, Any] | None = No
             raise SystemExit("the broker refused some of the messages to be read")
 
 
+def settle(uri: str, queue: str, count: int) -> None:
+    """Consume and acknowledge at least so many."""
+    with Connection(uri) as connection:
+        channel = connection.channel()
+        channel.qos(PREFETCH)
+        channel.consume(queue)
+        while count > 0:
+            batch = channel.receive(WAIT_S)
+            channel.ack(batch.delivery_tags()[-1], multiple=True)
+            count -= len(batch)
+
+
 def wait_for(uri: str, queue: str, count: int) -> None:
     """Until the queue holds exactly so many messages."""
     deadline = time.monotonic() + WAIT_S
@@ -113,6 +131,7 @@ def session(place: Path) -> SparkSession:
         "spark.driver.memory": "2g",
         "spark.local.dir": str(place / "tmp"),
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.unix.domain.socket.enabled": "true",
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -130,6 +149,9 @@ class Bench:
     place: Path
     reads: int
     writes: int
+    kept: int
+    data: Path
+    """The broker's data directory."""
     made: int = 0
     written: str = ""
     """The queue of the sink's last run."""
@@ -150,6 +172,10 @@ class Bench:
         yield Job("sink", self.writes, self.sink, 150_000)
         yield Job("pika in foreachPartition, confirmed", few, lambda: self.pika_sink(few))
         yield Job("Spark's text files as sink", self.writes, self.text)
+        yield Job(f"archive ({ARCHIVE_COLUMNS}) -> noop", self.kept, lambda: self.archive(ARCHIVE_COLUMNS), 4_000_000)
+        yield Job(f"archive ({ALL_COLUMNS}) -> noop", self.kept, lambda: self.archive(ALL_COLUMNS))
+        yield Job("ledger", self.kept, lambda: self.ledger(False), self.kept // LEDGER_S)
+        yield Job("ledger, with a receipt for each", self.kept, lambda: self.ledger(True), self.kept // LEDGER_S)
 
     def path(self) -> str:
         return str(self.place / "out" / self.fresh())
@@ -187,6 +213,29 @@ class Bench:
         self.written = self.queue()
         writer = self.numbers(self.writes).write.format("amqp").mode("append")
         return writer.option("uri", self.uri).option("routingKey", self.written).save
+
+    def archived(self) -> Path:
+        """The data directory, once it has an archive: all but a twentieth settled. Beside it a receipt for each message."""
+        receipts = self.place / "receipts.txt"
+        if not receipts.exists():
+            fill(self.uri, "archived", self.kept, {"x-archive": True})
+            settle(self.uri, "archived", self.kept - self.kept // 20)
+            with receipts.open("w") as file:
+                file.writelines(f"id-{k}\n" for k in range(self.kept))
+        return self.data
+
+    def archive(self, columns: str) -> Action:
+        return partial(noop, self.spark.read.format("kvitto-archive").schema(columns).load(str(self.archived())))
+
+    def ledger(self, receipts: bool) -> Action:
+        data, files = self.archived(), [self.place / "receipts.txt"] if receipts else []
+
+        def run() -> None:
+            found = ledger(self.spark, data, files)
+            if found.published != self.kept or not found.even:
+                raise SystemExit(f"the ledger has {found.published:,} messages of {self.kept:,}, even: {found.even}")
+
+        return run
 
     def pika_source(self, count: int) -> Action:
         """Two tasks, each with a queue of its own."""
@@ -274,7 +323,8 @@ def report(args: argparse.Namespace, rows: list[str], place: Path) -> str:
         f"Written by `.venv/bin/python -m benchmarks.spark`. {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC,"
         f" Kvitto {kvitto.__version__}, `local[2]` with the broker on the same machine; "
         + ", ".join(f"{name} {value}" for name, value in facts.items())
-        + f". Bodies of {BODY_BYTES} bytes; columns read: {COLUMNS}. Median of {args.runs} runs (least to most) after one to"
+        + f". Bodies of {BODY_BYTES} bytes; columns read from queues: {COLUMNS}. Rows to and from Python over Unix sockets"
+        f" (spark.python.unix.domain.socket.enabled). Median of {args.runs} runs (least to most) after one to"
         " warm up; a run is a whole Spark action with planning and commit.",
         "",
         "| job | rows | rows/s | target | | disturbed |",
@@ -298,7 +348,9 @@ def main() -> int:
         spark = session(PLACE)
         running.callback(spark.stop)
         rows = []
-        for job in Bench(spark, broker.uri, PLACE, args.read, args.write).jobs():
+        for job in Bench(
+            spark, broker.uri, PLACE, args.read, args.write, args.archive, PLACE / "broker" / "data"
+        ).jobs():
             if args.only in job.title:
                 rows.append(row(job, measure(job, args.runs, broker.pid)))
                 say(rows[-1])
