@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 COMMANDS = {
     "serve": "kvitto.cli.serve",
     "ctl": "kvitto.cli.ctl",
+    "check": "kvitto.cli.check",
+    "salvage": "kvitto.cli.salvage",
     "perf": "kvitto.perf.cli",
     "pipeline": "kvitto.pipeline.cli",
 }

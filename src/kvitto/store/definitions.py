@@ -8,7 +8,7 @@ some unsynced lines and lost others, a torn tail (nobody was told, it is cut) fr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import xxhash
@@ -194,11 +194,7 @@ class Definitions:
         """(end of the valid lines, the greatest `durable` that any valid line of the file claims, all that was ever put)."""
         end, durable, whole = 0, 0, True
         said: Defined = []
-        at = 0
-        while at < len(data):
-            newline = data.find(b"\n", at)
-            after = newline + 1 if newline >= 0 else len(data)
-            change = _parse(data[at:after], path)
+        for at, after, change in lines(data, path):
             whole = whole and change is not None
             if change is not None:
                 durable = max(durable, change["durable"])
@@ -210,7 +206,6 @@ class Definitions:
                     else:
                         self._unset(entry)
                     end = after
-            at = after
         return end, durable, said
 
     def _set(self, entry: tuple[str, Key], value: Any, length: int) -> None:
@@ -228,6 +223,16 @@ def _line(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:
         change["value"] = value
     text = f'{{"durable":{durable:>{DURABLE_WIDTH}}, {json.dumps(change)[1:]}'.encode()
     return xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
+
+
+def lines(data: bytes, path: str) -> Iterator[tuple[int, int, dict[str, Any] | None]]:
+    """(where it begins, where it ends, the change) of each line; None in place of a change that does not verify."""
+    at = 0
+    while at < len(data):
+        newline = data.find(b"\n", at)
+        after = newline + 1 if newline >= 0 else len(data)
+        yield at, after, _parse(data[at:after], path)
+        at = after
 
 
 def _parse(line: bytes, path: str) -> dict[str, Any] | None:

@@ -109,19 +109,19 @@ class Offsets:
         self._file = disk.open(self._path)
         data = self._file.read_at(0, self._file.size())
         self._pairs = -(-len(data) // (2 * SLOT))
-        found: list[tuple[str, Kept]] = []
+        kept: list[tuple[str, Kept]] = []
         lost = 0
         for pair in range(self._pairs):
-            slots = [data[at : at + SLOT] for at in (2 * SLOT * pair, 2 * SLOT * pair + SLOT)]
-            valid = [entry for slot in slots if (entry := _entry(pair, slot)) is not None]
+            slots = slots_of(data, pair)
+            valid = [found for slot in slots if (found := entry(pair, slot)) is not None]
             if valid:
-                found.append(max(valid, key=lambda entry: entry[1].sequence))
+                kept.append(max(valid, key=lambda tag: tag[1].sequence))
             else:
                 self._free.append((pair, -1))
                 lost += any(any(slot) for slot in slots)
         if lost:
             log.error("%s: %d entries cannot be read: those consumers start over", self._path, lost)
-        self._kept = dict(sorted(found, key=lambda entry: entry[1].time_ms))
+        self._kept = dict(sorted(kept, key=lambda tag: tag[1].time_ms))
 
     def close(self) -> None:
         """The stream is deleted."""
@@ -138,7 +138,13 @@ def _slot(tag: str, kept: Kept) -> bytes:
     return xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
 
 
-def _entry(pair: int, slot: bytes) -> tuple[str, Kept] | None:
+def slots_of(data: bytes, pair: int) -> list[bytes]:
+    """The two slots of a pair."""
+    return [data[at : at + SLOT] for at in (2 * SLOT * pair, 2 * SLOT * pair + SLOT)]
+
+
+def entry(pair: int, slot: bytes) -> tuple[str, Kept] | None:
+    """What a slot says: a tag, and what is known of it. None if it does not verify."""
     if len(slot) < SLOT or xxhash.xxh3_64_intdigest(slot[8:]) != int.from_bytes(slot[:8], "little"):
         return None
     sequence, offset, time_ms = (int.from_bytes(slot[at : at + 8], "little") for at in (8, 16, 24))

@@ -105,6 +105,12 @@ def copied(disk: Disk, file: File, path: str) -> bool:
     return True
 
 
+def how_it_ended(disk: Disk) -> tuple[bool, bool, bool]:
+    """How the last owner left the directory: (in order, intact, doubt), as `Store` has them."""
+    left = disk.read_file(paths.BOOT).split() if disk.exists(paths.BOOT) else []
+    return not left, not left or STARTING in left, bool(left) and left[0] != disk.boot_id().encode()
+
+
 class Store:
     def __init__(self, disk: Disk, clock: Clock, *, sync: bool = True) -> None:
         self.disk = disk
@@ -132,6 +138,7 @@ class Store:
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
         self.doubt = False
+        """The last owner did not stop in order, and the machine has been started since: its page cache is gone."""
         self.in_order = True
         self.intact = True
         """In order, or only starts that were cut short have been there since: a segment's end that is torn is damaged."""
@@ -145,11 +152,7 @@ class Store:
         disk = self.disk
         disk.makedirs("")
         self._lock = disk.lock(paths.LOCK)
-        left = disk.read_file(paths.BOOT).split() if disk.exists(paths.BOOT) else []
-        self.in_order = not left
-        self.intact = not left or STARTING in left
-        # The last owner did not stop in order, and the machine has been started since: its page cache is gone.
-        self.doubt = bool(left) and left[0] != disk.boot_id().encode()
+        self.in_order, self.intact, self.doubt = how_it_ended(disk)
         self._check_format()
         for path in (paths.QUEUES, paths.JOURNALS):
             disk.makedirs(path)

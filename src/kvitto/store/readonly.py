@@ -1,0 +1,93 @@
+"""A data directory that is only looked at: the `Disk` of `kvitto check` and `kvitto salvage`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvitto.base.errors import StoreError
+from kvitto.store import paths
+from kvitto.store.disk import LOCK_BYTES_MAX, Bytes, Lock, RealDisk, RealFile, fail
+
+
+class ReadOnlyFile(RealFile):
+    """Cutting does nothing: whoever reads a torn tail wants it cut, and here it stays as it is."""
+
+    def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
+        refuse(self.path)
+
+    def truncate(self, n: int) -> None:
+        pass
+
+    def reserve(self, start: int, end: int) -> None:
+        refuse(self.path)
+
+    def sync(self) -> None:
+        pass
+
+
+class ReadOnlyDisk(RealDisk):
+    """Nothing in it is made, changed or removed; StoreError for whoever tries, and where there is no directory."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        try:
+            os.listdir(self.root)
+        except OSError as error:
+            fail("read the data directory", self.root, error)
+
+    def open(self, path: str, *, create: bool = False) -> ReadOnlyFile:
+        full = self._full(path)
+        try:
+            return ReadOnlyFile(full, os.open(full, os.O_RDONLY))
+        except OSError as error:
+            fail("open", full, error)
+
+    def keep_out(self) -> Lock | None:
+        """Keep brokers out as long as the result lives. None if there is no lock: a copy of a directory needs none."""
+        full = self._full(paths.LOCK)
+        try:
+            fd = os.open(full, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            fail("open", full, error)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(fd, LOCK_BYTES_MAX, 0).split()
+            os.close(fd)
+            pid = owner[0].decode("ascii", "replace") if owner else "unknown"
+            raise StoreError(f"{self.root} is in use by process {pid}: stop the broker first") from error
+        except OSError as error:
+            os.close(fd)
+            fail("lock", full, error)
+        return Lock(fd)
+
+    def lock(self, path: str) -> Lock:
+        refuse(self._full(path))
+
+    def makedirs(self, path: str) -> None:
+        refuse(self._full(path))
+
+    def rename(self, a: str, b: str) -> None:
+        refuse(self._full(a))
+
+    def link(self, a: str, b: str) -> bool:
+        refuse(self._full(a))
+
+    def unlink(self, path: str) -> None:
+        refuse(self._full(path))
+
+    def rmtree(self, path: str) -> None:
+        refuse(self._full(path))
+
+    def sync_dir(self, path: str) -> None:
+        pass
+
+
+def refuse(path: str) -> NoReturn:
+    raise StoreError(f"{path} is only read here: {os.strerror(errno.EROFS)}")

@@ -1,0 +1,247 @@
+"""A fresh data directory with everything that can be read of another one, which is only read.
+
+Whole files are copied byte for byte. Of damaged ones the whole batches, blocks, records, lines and slots are, under the same salt and
+offsets, so that order, properties, settlements and delivered marks stay what they were. Lost offsets are gaps, as if they had never been
+written; a start takes what lies before one for delivered. How the last owner ended is kept too: the next start does with torn tails,
+transactions and doubt what it would have done here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+from kvitto.base.clock import Clock
+from kvitto.base.errors import StoreError
+from kvitto.store import paths, segment, settlements
+from kvitto.store.definitions import Defined, Definitions
+from kvitto.store.disk import Disk, File
+from kvitto.store.examine import Part, batches
+from kvitto.store.segment import HEADER, Segment
+from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements, clear_runs
+from kvitto.store.store import FORMAT
+from kvitto.store.survey import INITIALISED, Folder, Survey
+from kvitto.wire import tables
+
+NOT_FINISHED = b"salvage not finished\n"
+"""Format of a directory that is not whole yet: no broker starts there."""
+COPY_BYTES = 4 << 20
+UNKNOWN_BOOT = b"unknown "
+
+
+class Salvage:
+    """`made`: names of the queues that were defined anew, by directory."""
+
+    def __init__(self, found: Survey, target: Disk, clock: Clock) -> None:
+        self.found = found
+        self.source = found.disk
+        self.target = target
+        self.clock = clock
+        self.made: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """StoreError, StoreFull: the target is not whole, and no broker starts there."""
+        self.target.makedirs("")
+        self._write(paths.FORMAT, NOT_FINISHED)
+        self.target.sync_dir("")
+        for path in (paths.QUEUES, paths.JOURNALS):
+            self.target.makedirs(path)
+        self._define()
+        for folder in self.found.queues:
+            if folder.defined[0] or folder.orphan or folder.about:
+                self._folder(folder)
+        for folder in self.found.archives:
+            self._folder(folder)
+        for journal in self.found.journals:
+            path = f"{paths.JOURNALS}/{journal.name}"
+            self._copy(path, journal.good)
+        for path in (paths.QUEUES, paths.ARCHIVE, paths.JOURNALS):
+            self.target.sync_dir(path)
+        self._write(paths.BOOT, self._boot())
+        self._write(paths.FORMAT, FORMAT)
+        self.target.sync_dir("")
+
+    def _boot(self) -> bytes:
+        """A directory whose end is not known gets an end that differs from every boot: what waits there is in doubt."""
+        if self.found.ending.in_order:
+            return b""
+        text = self.source.read_file(paths.BOOT) if self.source.exists(paths.BOOT) else b""
+        return text if text.strip() and self.found.boot_intact else UNKNOWN_BOOT
+
+    # -- definitions -----------------------------------------------------------------------------------------
+
+    def _define(self) -> None:
+        log = Definitions(self.target)
+        log.load()
+        initialised = [d for d in self.found.definitions if d[0] == INITIALISED]
+        rest: Defined = [d for d in self.found.definitions if d[0] != INITIALISED]
+        for kind, key, value in [*rest, *self._anew(rest)]:
+            log.put(kind, key, value)
+        if any(kind == "user" for kind, _, _ in rest):
+            for kind, key, value in initialised:
+                log.put(kind, key, value)
+        elif rest:
+            self.notes.append("no user can be read: the next start defines guest, and vhost /")
+        log.flush()
+        log.file.sync()
+        log.close()
+
+    def _anew(self, known: Defined) -> Defined:
+        """Definitions that are missing: of queues that have messages, and of vhosts in which there is something."""
+        names = {key for kind, key, _ in known if kind == "queue"}
+        fresh: Defined = []
+        for folder in self.found.queues:
+            if folder.orphan:
+                key, value = self._name(folder, names)
+                names.add(key)
+                fresh.append(("queue", key, value))
+                self.made[folder.path] = f"{key[1]} in {key[0]}"
+        vhosts = {key[0] for kind, key, _ in known if kind == "vhost"}
+        used = {key[0] for kind, key, _ in [*known, *fresh] if kind not in ("vhost", "user", "permission")}
+        return [*(("vhost", (name,), dict[str, Any]()) for name in sorted(used - vhosts)), *fresh]
+
+    @staticmethod
+    def _name(folder: Folder, names: set[tuple[str, ...]]) -> tuple[tuple[str, str], dict[str, Any]]:
+        """What is known of a queue without a definition: `queue.json` says all, else its files say that it is a stream."""
+        about, arguments = folder.says, dict[str, Any]()
+        if about:
+            arguments = about["arguments"]
+        elif folder.stream:
+            arguments = {"x-queue-type": "stream"}
+        key = (about["vhost"], about["queue"]) if about else ("/", f"salvaged.{folder.queue_id}")
+        if key in names:
+            key = (key[0], f"salvaged.{folder.queue_id}")
+        value = {
+            "id": folder.queue_id,
+            "auto_delete": False,
+            "arguments": tables.encode(arguments).hex() if arguments else "",
+        }
+        return key, value
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _folder(self, folder: Folder) -> None:
+        self.target.makedirs(folder.path)
+        end = 0
+        for part, last in zip(folder.parts, [*[False] * (len(folder.parts) - 1), True], strict=False):
+            end = max(end, self._part(folder, part, last))
+        if folder.next > end and not folder.archived:
+            self._empty(folder, folder.next)  # what mentioned these offsets stays behind
+        if folder.slots:
+            file = self.target.open(paths.offsets(folder.path), create=True)
+            for at, slot in folder.slots:
+                file.write_at(at, [slot])
+            finish(file)
+        about = folder.about
+        if folder.archived and not about:
+            unknown = {"vhost": "/", "queue": f"salvaged.{folder.queue_id}", "id": folder.queue_id, "arguments": {}}
+            about = json.dumps(self.found.right_about(folder) or unknown).encode() + b"\n"
+        if about:
+            self._write(paths.about(folder.path), about)
+        self.target.sync_dir(folder.path)
+
+    def _empty(self, folder: Folder, base: int) -> None:
+        part = Segment(base)
+        part.salt = secrets.randbits(64)
+        file = self.target.open(paths.segment(folder.path, base), create=True)
+        file.write_at(0, [segment.header(segment.MAGIC, folder.queue_id, base, self.clock.now_ms(), part.salt)])
+        finish(file)
+
+    def _part(self, folder: Folder, part: Part, last: bool) -> int:
+        """Gives the end of the offsets in the segment."""
+        if not part.readable and not folder.stream:
+            return 0
+        end = part.segment.end
+        if part.intact and part.readable:
+            self._copy(part.path, [(0, part.segment.size if not part.segment.sealed else -1)])
+        else:
+            end = self._rewrite(folder, part, last)
+        acks = paths.settlements(part.directory, part.base)
+        untold = self._untold(folder, part)
+        if part.acks is not None and part.acks.good and part.acks_intact and not untold:
+            self._copy(acks, [(0, HEADER), *part.acks.good])
+        elif untold or not part.acks_intact:
+            self._settlements(folder, part, untold)
+        return end
+
+    @staticmethod
+    def _untold(folder: Folder, part: Part) -> list[tuple[int, int]]:
+        """Runs (start, count) of offsets in an archive of which no settlement can be read: they were settled, how is not known."""
+        if not folder.archived or not part.books()[0]:
+            return []
+        span = part.end - part.base
+        bitmap = part.acks.bitmap if part.acks is not None else bytearray((span + 7) // 8)
+        return [(part.base + start, count) for start, count in clear_runs(bitmap, span)]
+
+    def _settlements(self, folder: Folder, part: Part, untold: list[tuple[int, int]]) -> None:
+        """The blocks that can be read, and one more: what a lost one had told of is in doubt."""
+        path = paths.settlements(part.directory, part.base)
+        head = segment.header(segment.ACK_MAGIC, folder.queue_id, part.base, self.clock.now_ms())
+        file = self.target.open(path, create=True)
+        size = file.write_at(0, [head])
+        if part.acks is not None:
+            data = self.source.read_file(path) if part.acks.good else b""
+            for at, until in part.acks.good:
+                size += file.write_at(size, [data[at:until]])
+        more = Settlements()
+        for start, count in untold:
+            more.add(start, count, RANGE_SETTLED, 0)
+        if not part.acks_intact and part.end > part.base:
+            more.add(part.end - 1, 1, IN_DOUBT, 0)
+        if more.entries.n:
+            mark = part.acks.mark if part.acks is not None else 0
+            file.write_at(size, settlements.block(more.entries.view(), self.clock.now_ms(), mark, 0))
+        finish(file)
+
+    def _rewrite(self, folder: Folder, part: Part, last: bool) -> int:
+        """The batches of a damaged segment in a new file, each as it is."""
+        fresh = Segment(part.base)
+        fresh.salt = part.segment.salt if part.readable else secrets.randbits(64)
+        fresh.file = self.target.open(part.path, create=True)
+        created = part.created_ms or self.clock.now_ms()
+        fresh.file.write_at(0, [segment.header(segment.MAGIC, folder.queue_id, part.base, created, fresh.salt)])
+        if part.readable:
+            file = self.source.open(part.path)
+            data = file.read_at(0, part.segment.size)
+            file.close()
+            for at, head, until in batches(data, part.segment.size, fresh.salt, part.base):
+                if head is not None:
+                    fresh.file.write_at(fresh.size, [memoryview(data)[at:until]])
+                    fresh.note(head.first, head.count, head.body_len, head.journal, fresh.size)
+                    fresh.size += until - at
+        if part.segment.sealed or not last or part.end > fresh.end:
+            fresh.end = max(fresh.end, part.end)
+            fresh.file.sync()
+            fresh.write_footer()
+        finish(fresh.file)
+        return fresh.end
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def _write(self, path: str, content: bytes) -> None:
+        file = self.target.open(path, create=True)
+        file.truncate(0)
+        file.write_at(0, [content])
+        finish(file)
+
+    def _copy(self, path: str, ranges: list[tuple[int, int]]) -> None:
+        """Parts of a file one behind the other; an end of -1 is that of the file."""
+        old, new = self.source.open(path), self.target.open(path, create=True)
+        size = 0
+        for at, until in ranges:
+            end = old.size() if until < 0 else until
+            while at < end:
+                data = old.read_at(at, min(COPY_BYTES, end - at))
+                if not data:
+                    raise StoreError(f"{path} has become shorter while it was read: does a broker run there?")
+                size += new.write_at(size, [data])
+                at += len(data)
+        old.close()
+        finish(new)
+
+
+def finish(file: File) -> None:
+    file.sync()
+    file.close()

@@ -1,0 +1,430 @@
+"""A whole data directory as it lies there, with everything in it that is damaged. Nothing is changed.
+
+`kvitto check` shows it, `salvage.py` builds another directory from it. What a start would cut as a torn tail is no damage.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvitto.base.errors import StoreError
+from kvitto.store import examine, offsets, paths
+from kvitto.store.definitions import Defined, Key, lines
+from kvitto.store.disk import Disk
+from kvitto.store.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
+from kvitto.store.journal import MAGIC as JOURNAL_MAGIC
+from kvitto.store.journal import Record
+from kvitto.store.segment import HEADER
+from kvitto.store.settlements import set_bits
+from kvitto.store.store import FORMAT, how_it_ended
+from kvitto.wire import tables
+
+INITIALISED = "initialised"
+_ID = re.compile(r"[0-9a-f]{32}")
+_BOOT = re.compile(rb"(|(unknown|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}) (starting)?)\s*")
+_VERSION = re.compile(rb"kvitto (\d+)\n")
+_ROOT = {
+    paths.LOCK,
+    paths.BOOT,
+    paths.FORMAT,
+    paths.DEFINITIONS,
+    paths.JOURNALS,
+    paths.QUEUES,
+    paths.TRANSIENT,
+    paths.ARCHIVE,
+}
+
+
+@dataclass
+class Folder:
+    """The directory of a queue or of an archive. `defined`: (kind, key) of what it belongs to, "" if there is no definition.
+
+    `orphan`: no definition, not even a deleted one, tells of it, and it has messages. `next`: above every offset that its files mention.
+    `waiting`: messages that the journal has for it and that are not in its segments yet.
+    """
+
+    path: str
+    queue_id: str
+    defined: tuple[str, Key] = ("", ())
+    orphan: bool = False
+    stream: bool = False
+    about: bytes = b""
+    parts: list[Part] = field(default_factory=list)
+    slots: list[tuple[int, bytes]] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    next: int = 0
+    waiting: int = 0
+
+    @property
+    def archived(self) -> bool:
+        return self.path.startswith(f"{paths.ARCHIVE}/")
+
+    @property
+    def says(self) -> dict[str, Any]:
+        """What `queue.json` says; {} without one."""
+        return dict(json.loads(self.about)) if self.about else {}
+
+    @property
+    def journal(self) -> int:
+        """The last journal record that it has applied."""
+        return max((part.segment.journal for part in self.parts), default=0)
+
+    def books(self) -> tuple[int, int, int]:
+        """(ready, settled, damaged) messages."""
+        ready, settled, damaged = (
+            sum(column) for column in zip((0, 0, 0), *(p.books() for p in self.parts), strict=True)
+        )
+        return ready + self.waiting, settled, damaged
+
+
+@dataclass
+class JournalFile:
+    """`good`: (begin, end) in bytes of the records that can be read."""
+
+    name: str
+    good: list[tuple[int, int]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+
+class Survey:
+    """`findings` is what is damaged, `notes` what is worth knowing and no damage. StoreError if it cannot be read at all."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.definitions: Defined = []
+        self.definitions_intact = True
+        self.boot_intact = True
+        self.queues: list[Folder] = []
+        self.archives: list[Folder] = []
+        self.journals: list[JournalFile] = []
+        self._said: set[str] = set()
+        self._cut = False
+        self._check_format()
+        self.ending = self._ending()
+        self._check_root()
+        self._read_definitions()
+        owners = {value["id"]: (kind, key) for kind, key, value in self.definitions if kind in ("queue", "stage")}
+        for queue_id in self._ids(paths.QUEUES):
+            folder = self._folder(paths.queue_dir(queue_id, True), queue_id, self.ending)
+            folder.defined = owners.get(queue_id, ("", ()))
+            self._find_owner(folder)
+            self.queues.append(folder)
+        for queue_id in self._ids(paths.ARCHIVE):
+            folder = self._folder(paths.archive_dir(queue_id), queue_id, examine.SETTLED)
+            folder.defined = owners.get(queue_id, ("", ()))
+            self._check_archive(folder)
+            self.archives.append(folder)
+        for folder in (*self.queues, *self.archives):
+            self._check_about(folder)
+        self._read_journal()
+
+    def damage(self, path: str, text: str, at: int | None = None) -> None:
+        self.findings.append(Finding(path, text, at))
+
+    # -- small files -----------------------------------------------------------------------------------------
+
+    def _check_format(self) -> None:
+        names = self.disk.listdir("")
+        if paths.FORMAT not in names:
+            if paths.DEFINITIONS not in names and paths.QUEUES not in names:
+                raise StoreError("this is no data directory: it has no file `format`")
+            self.damage(paths.FORMAT, "it is missing; no broker starts here")
+            return
+        text = self.disk.read_file(paths.FORMAT)
+        version = _VERSION.fullmatch(text)
+        if version is not None and text != FORMAT:
+            raise StoreError(
+                f"the data directory has format {text.decode().strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
+            )
+        if text != FORMAT and (text or paths.DEFINITIONS in names):
+            self.damage(paths.FORMAT, f"it says {text[:40]!r}, not {FORMAT!r}; no broker starts here", 0)
+
+    def _ending(self) -> Ending:
+        """Where `boot` does not tell, what is torn is not taken for damage."""
+        text = self.disk.read_file(paths.BOOT) if self.disk.exists(paths.BOOT) else None
+        if text is None and self.disk.exists(paths.DEFINITIONS):
+            self.damage(paths.BOOT, "it is missing; a start would take the directory for one that was left in order")
+            return Ending(False, False, True)
+        if text and not _BOOT.fullmatch(text):
+            self.boot_intact = False
+            self.damage(paths.BOOT, f"it says {text[:60]!r}, which is no boot id", 0)
+        return Ending(*how_it_ended(self.disk))
+
+    def _check_root(self) -> None:
+        for name in self.disk.listdir(""):
+            if name not in _ROOT:
+                self._stray(name)
+
+    def _stray(self, path: str) -> None:
+        if path.endswith(paths.copying("")):
+            self.notes.append(f"{path} was cut short; it means nothing")
+        else:
+            self.notes.append(f"{path} is no file of Kvitto's")
+
+    def _ids(self, directory: str) -> Iterable[str]:
+        for name in self.disk.listdir(directory):
+            if _ID.fullmatch(name):
+                yield name
+            else:
+                self._stray(f"{directory}/{name}")
+
+    def _read_definitions(self) -> None:
+        path, defined = paths.DEFINITIONS, dict[tuple[str, Key], Any]()
+        if not self.disk.exists(path):
+            if self.disk.listdir(paths.QUEUES):
+                self.definitions_intact = False
+                self.damage(path, "it is missing: no queue, user or binding is defined")
+            return
+        data = self.disk.read_file(path)
+        found = list(lines(data, path))
+        durable = max((change["durable"] for _, _, change in found if change is not None), default=0)
+        end = next((at for at, _, change in found if change is None), len(data))
+        torn = end >= durable and not self.ending.in_order
+        if durable > len(data):
+            self.definitions_intact = False
+            self.damage(path, f"it ends here, although it had been synced up to byte {durable}", len(data))
+        for at, after, change in found:
+            if change is None and torn:
+                self._cut = True
+                break
+            if change is None:
+                self.definitions_intact = False
+                self.damage(path, f"a line of {after - at} bytes is damaged; no broker starts here", at)
+                continue
+            key = (change["kind"], tuple(change["key"]))
+            if change["op"] == "put":
+                defined[key] = change["value"]
+                if change["kind"] in ("queue", "stage"):
+                    self._said.add(change["value"]["id"])
+            else:
+                defined.pop(key, None)
+        self.definitions = [(kind, key, value) for (kind, key), value in defined.items()]
+        if self.definitions and (INITIALISED, ()) not in defined and self.definitions_intact and not torn:
+            self.notes.append(f"{path}: the first start was cut short; the next one defines / and guest")
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _folder(self, path: str, queue_id: str, ending: Ending) -> Folder:
+        folder = Folder(path, queue_id)
+        names = self.disk.listdir(path)
+        bases = sorted(paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX) and paths.base_of(n) >= 0)
+        for base, after in zip(bases, [*bases[1:], None], strict=False):
+            folder.next = max(folder.next, base)
+            bad = paths.copying(paths.quarantine("", base)).strip("/")
+            owed = bad in names and bad.removesuffix(paths.copying("")) not in names
+            part, found = examine.examine(self.disk, path, queue_id, base, ending, owed, after)
+            self.findings += found
+            if part.readable or found:
+                folder.parts.append(part)
+        self._compare(folder, ending)
+        for part in folder.parts:
+            folder.next = max(folder.next, part.end)
+            if paths.settlements("", part.base).strip("/") in names:
+                self.findings += examine.settle(self.disk, part, queue_id, ending)
+                assert part.acks is not None
+                folder.next = max(folder.next, part.acks.highest + 1, part.acks.mark)
+        for name in names:
+            self._other(folder, name, bases, ending)
+        return folder
+
+    def _compare(self, folder: Folder, ending: Ending) -> None:
+        """Before a segment that had been synced all had been: what is torn there is damage."""
+        synced, after = False, None
+        for part in reversed(folder.parts):
+            if synced and part.readable and part.tail and not part.holes:
+                data = self.disk.read_file(part.path)
+                hole = lose_tail(part, data, after)
+                text = f"{hole.until - hole.at} bytes at its end cannot be read, although it had been synced"
+                self.findings.append(Finding(part.path, text, hole.at, (hole.first, hole.end)))
+            synced, after = synced or part.synced, part.base
+
+    def _other(self, folder: Folder, name: str, bases: list[int], ending: Ending) -> None:
+        path, base = f"{folder.path}/{name}", paths.base_of(name)
+        if name.endswith(paths.SEGMENT_SUFFIX) and base >= 0:
+            return
+        if name.endswith(paths.SETTLEMENTS_SUFFIX) and base >= 0:
+            if base not in bases:
+                self._alone(folder, path, base, ending)
+        elif paths.QUARANTINE_SUFFIX in name and base >= 0:
+            if not name.endswith(paths.copying("")):
+                folder.copies.append(path)
+                self.damage(path, "the copy of a segment in which damage was found; what could be read of it is served")
+        elif name == "offsets":
+            folder.stream = True
+            self._read_offsets(folder, path, ending)
+        elif name == "queue.json":
+            folder.about = self._read_about(path, folder.queue_id)
+        elif name == "orphan":
+            folder.orphan = True
+        else:
+            self._stray(path)
+
+    def _alone(self, folder: Folder, path: str, base: int, ending: Ending) -> None:
+        replay = Blocks(base, 0)
+        replay.run(self.disk.read_file(path), HEADER, ending.doubt)
+        folder.next = max(folder.next, replay.highest + 1, replay.mark)
+        if ending.in_order:
+            self.damage(path, "its segment is missing")
+        else:
+            self.notes.append(f"{path}: its segment is gone; the next start removes it")
+
+    def _read_offsets(self, folder: Folder, path: str, ending: Ending) -> None:
+        data = self.disk.read_file(path)
+        for pair in range(-(-len(data) // (2 * offsets.SLOT))):
+            slots = offsets.slots_of(data, pair)
+            valid = [offsets.entry(pair, slot) is not None for slot in slots]
+            bad = [any(slot) and not ok for slot, ok in zip(slots, valid, strict=True)]
+            at = 2 * offsets.SLOT * pair
+            folder.slots += [(at + offsets.SLOT * k, slots[k]) for k in (0, 1) if valid[k]]
+            if any(bad) and (not ending.doubt or all(bad)):
+                what = "falls back to what was written before" if any(valid) else "starts over"
+                self.damage(path, f"how far a named consumer has read cannot be read: it {what}", at)
+
+    def _read_about(self, path: str, queue_id: str) -> bytes:
+        text = self.disk.read_file(path)
+        try:
+            about = json.loads(text)
+            names = [about["id"], about["queue"], about["vhost"]]
+            if (
+                text.endswith(b"\n")
+                and names[0] == queue_id
+                and all(isinstance(n, str) for n in names)
+                and isinstance(about["arguments"], dict)
+            ):
+                return text
+        except (ValueError, KeyError, TypeError):
+            pass
+        self.damage(path, "it does not say which queue this is", 0)
+        return b""
+
+    def _find_owner(self, folder: Folder) -> None:
+        holds = any(part.stored or part.holes for part in folder.parts)
+        if folder.defined[0]:
+            folder.orphan = False
+            self._check_stream(folder)
+        elif folder.orphan or (holds and folder.queue_id not in self._said and not self.definitions_intact):
+            folder.orphan = True
+            self.damage(folder.path, "it holds messages of a queue that is not defined")
+        elif holds and folder.queue_id not in self._said and self._cut:
+            folder.orphan = True
+            self.notes.append(
+                f"{folder.path} holds messages of a queue that is not defined: its line may have been torn off"
+            )
+        else:
+            self.notes.append(f"{folder.path} is of a queue that was deleted; the next start removes it")
+
+    def _check_stream(self, folder: Folder) -> None:
+        """Retention takes segments from the head of a stream: between two of them none is missing."""
+        value = next(v for kind, key, v in self.definitions if (kind, key) == folder.defined)
+        arguments = value.get("arguments", "")
+        folder.stream |= bool(arguments) and tables.decode(bytes.fromhex(arguments)).get("x-queue-type") == "stream"
+        if folder.stream and not folder.copies:
+            for part, after in zip(folder.parts, folder.parts[1:], strict=False):
+                if part.end < after.base and part.readable:
+                    hole = Hole(part.segment.size, part.segment.size, part.end, after.base)
+                    part.holes.append(hole)
+                    part.intact = False
+                    text = f"offsets {hole.first} to {hole.end - 1} should come next, and are in no segment"
+                    self.findings.append(Finding(part.path, text, None, (hole.first, hole.end)))
+
+    def right_about(self, folder: Folder) -> dict[str, Any]:
+        """What the definitions say that `queue.json` should; {} if they say nothing."""
+        kind, key = folder.defined
+        if kind != "queue":
+            return {}
+        packed = next(v for k, n, v in self.definitions if (k, n) == folder.defined)["arguments"]
+        arguments = tables.decode(bytes.fromhex(packed)) if packed else {}
+        about = {"vhost": key[0], "queue": key[1], "id": folder.queue_id, "arguments": arguments}
+        return dict(json.loads(json.dumps(about, default=str)))
+
+    def _check_about(self, folder: Folder) -> None:
+        """It has no checksum."""
+        right = self.right_about(folder)
+        if right and folder.about and folder.says != right:
+            self.damage(paths.about(folder.path), "it does not say what the definitions say", 0)
+            folder.about = b""
+
+    def _check_archive(self, folder: Folder) -> None:
+        """A segment is in an archive only with everything that had settled it."""
+        if folder.parts and not folder.about and not self._has_finding(folder.path):
+            self.damage(paths.about(folder.path), "it is missing: whose archive this is is not known")
+        for part in folder.parts:
+            ready, _, _ = part.books()
+            if part.acks is None:
+                self.damage(
+                    paths.settlements(folder.path, part.base),
+                    "it is missing: what became of these messages is not known",
+                )
+            elif ready and part.acks_intact and part.intact:
+                self.damage(paths.settlements(folder.path, part.base), f"{ready} archived messages are not settled")
+
+    def _has_finding(self, under: str) -> bool:
+        return any(finding.path.startswith(under) for finding in self.findings)
+
+    # -- journal ---------------------------------------------------------------------------------------------
+
+    def _read_journal(self) -> None:
+        by_id = {folder.queue_id: folder for folder in self.queues}
+        applied = {folder.queue_id: folder.journal for folder in self.queues}
+        names = self.disk.listdir(paths.JOURNALS)
+        for name in sorted(names, key=lambda n: (paths.journal_of(n) or (0, 0), n)):
+            known = paths.journal_of(name)
+            if known is None:
+                self._stray(f"{paths.JOURNALS}/{name}")
+                continue
+            journal = self._journal_file(name, known[1])
+            self.journals.append(journal)
+            for record in journal.records:
+                self._apply(record, by_id, applied)
+
+    def _journal_file(self, name: str, salt: int) -> JournalFile:
+        """Records in order; behind damage those that can be read go on."""
+        path = f"{paths.JOURNALS}/{name}"
+        data, at, journal = self.disk.read_file(path), 0, JournalFile(name)
+        while at < len(data):
+            found = Record.decode(data, at, salt)
+            if found is None:
+                until, after = self._next_record(data, at, salt)
+                tail = len(data.rstrip(b"\0")) - at
+                if until < 0 and self.ending.in_order and tail > 0:
+                    self.damage(path, f"{tail} bytes at its end cannot be read; it had been applied in full", at)
+                if until < 0 or not (after > at or not self.ending.doubt):
+                    break
+                text = f"{until - at} bytes of transactions or dead letters cannot be read; no broker starts here"
+                self.damage(path, text, at)
+                at = until
+                continue
+            record, end = found
+            journal.records.append(record)
+            journal.good.append((at, end))
+            at = end
+        return journal
+
+    @staticmethod
+    def _next_record(data: bytes, at: int, salt: int) -> tuple[int, int]:
+        """(where the next whole record begins, the most that any from there on had known to be synced); -1: there is none."""
+        first, durable = -1, 0
+        while (at := data.find(JOURNAL_MAGIC, at + 1)) >= 0:
+            if (found := Record.decode(data, at, salt)) is not None:
+                first = at if first < 0 else first
+                durable, at = max(durable, found[0].durable), found[1] - 1
+        return first, durable
+
+    @staticmethod
+    def _apply(record: Record, by_id: dict[str, Folder], applied: dict[str, int]) -> None:
+        for settled in record.settles:
+            folder = by_id.get(settled.queue_id)
+            for part in folder.parts if folder is not None else ():
+                span = part.end - part.base
+                part.acks = part.acks or Blocks(part.base, span)
+                set_bits(part.acks.bitmap, span, settled.offset - part.base, settled.count)
+        counts = [(a.queue_id, 1) for a in record.appends] + [(r.queue_id, r.batch.count) for r in record.runs]
+        for queue_id, count in counts:
+            if queue_id in by_id and record.sequence > applied[queue_id]:
+                by_id[queue_id].waiting += count
