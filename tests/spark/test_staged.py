@@ -110,8 +110,8 @@ def test_a_crash_between_file_and_ack_doubles_nothing(
     publish(any_broker, queue, 0, 1000)
     given = options(any_broker, queue, tmp_path)
     with Connection(any_broker) as connection:
-        place = Staging(given.staging, [queue])
-        place.shelves[queue].add([raw(receive(connection, queue, 400))])
+        place = Staging(given.staging)
+        place.shelf(queue).add([raw(receive(connection, queue, 400))])
         place.close()
     driver = driver_of(given)
     end, first = all_of(driver, given, driver.begin())
@@ -156,8 +156,8 @@ def test_settled_messages_that_come_again_are_known_after_a_restart(
     publish(any_broker, queue, 0, 1000)
     given = options(any_broker, queue, tmp_path)
     with Connection(any_broker) as connection:
-        place = Staging(given.staging, [queue])
-        shelf = place.shelves[queue]
+        place = Staging(given.staging)
+        shelf = place.shelf(queue)
         shelf.add([raw(receive(connection, queue, 400))])
         shelf.settle(1)
         place.close()
@@ -177,8 +177,8 @@ def test_without_ids_what_comes_again_is_read_again(any_broker: str, queue: str,
             channel.publish(b"the same", routing_key=queue)
         channel.wait_for_confirms(10)
     with Connection(any_broker) as connection:
-        place = Staging(given.staging, [queue])
-        place.shelves[queue].add([raw(receive(connection, queue, 4))])
+        place = Staging(given.staging)
+        place.shelf(queue).add([raw(receive(connection, queue, 4))])
         place.close()
     driver = driver_of(given)
     end, first = all_of(driver, given, driver.begin())

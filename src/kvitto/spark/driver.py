@@ -15,7 +15,7 @@ from kvitto.client import Batch, Channel, ChannelClosed
 from kvitto.spark.errors import DataLossError, SourceError
 from kvitto.spark.link import Link, explain
 from kvitto.spark.offsets import Offsets, Position, start_of
-from kvitto.spark.options import EARLIEST, LATEST, Options, Place
+from kvitto.spark.options import EARLIEST, LATEST, Options, Place, from_the_start
 from kvitto.spark.planning import fit_bytes, limit_offsets, parallelism, split
 from kvitto.spark.reading import RangePartition, declared_again
 from kvitto.wire import methods as m
@@ -39,6 +39,13 @@ class Driver:
         self._link = Link(options.uri, "kvitto spark driver", self._prepare)
 
     # --- what Spark asks for, by way of source.py
+
+    def include(self, queues: tuple[str, ...]) -> None:
+        """Read these from now on; those that are new from their start."""
+        new = set(queues) - set(self.options.queues)
+        self.options = from_the_start(self.options, queues)
+        if new:
+            self._link.call(self._prepare, self.options.reconnect_timeout_s)
 
     def begin(self) -> Offsets:
         """Where a query without a checkpoint starts; it becomes the reader of its queues."""

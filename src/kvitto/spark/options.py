@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
@@ -29,6 +29,8 @@ KNOWN: Final = (
     "uri",
     "queue",
     "queues",
+    "queuePattern",
+    "managementUri",
     "readMode",
     "startingOffsets",
     "startingTimestamp",
@@ -42,8 +44,6 @@ KNOWN: Final = (
     "group",
     "reconnectTimeout",
 )
-PLANNED: Final = ("queuePattern",)
-"""Options of what is not there yet."""
 AUTO: Final = "auto"
 RANGE: Final = "range"
 STREAM: Final = "stream"
@@ -58,13 +58,15 @@ _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb":
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options with their defaults applied. `group` "" = one group for each checkpoint; `min_partitions` 0 = by size.
+    """All options with their defaults applied. `queues`: those that are read now; `pattern` "" = always these. `group` "" = one group for each checkpoint; `min_partitions` 0 = by size.
 
     `starting_timestamp` in seconds since 1970, None = by offset. `staging` "" = none is given.
     """
 
     uri: str
     queues: tuple[str, ...]
+    pattern: str
+    management: str
     mode: str
     starting: Place
     starting_timestamp: int | None
@@ -83,10 +85,15 @@ class Options:
         return parse_uri(self.uri).vhost
 
 
+def from_the_start(options: Options, queues: tuple[str, ...]) -> Options:
+    """With these queues; where to start is for those that a new query finds, others are read from their start."""
+    return replace(options, queues=queues, starting=EARLIEST, starting_timestamp=None)
+
+
 def read_options(given: Mapping[str, str]) -> Options:
     """Check what was given; OptionError says which option is wrong and what it may be."""
     values = {name.lower(): value for name, value in given.items()}
-    _refuse_unknown(values)
+    refuse_unknown(values, KNOWN, "format 'amqp'")
     mode = values.get("readmode", AUTO).strip().lower()
     if mode not in MODES:
         raise OptionError(f"option readMode is auto, range, stream or staged, not {mode!r}")
@@ -96,6 +103,7 @@ def read_options(given: Mapping[str, str]) -> Options:
     except ValueError as error:
         raise OptionError(f"option uri: {error}") from None
     queues = _queues(values)
+    pattern = _pattern(values.get("queuepattern", ""))
     if "startingtimestamp" in values and "startingoffsets" in values:
         raise OptionError("options startingOffsets and startingTimestamp say the same thing twice: leave one out")
     if mode == STAGED and "staginglocation" not in values:
@@ -103,6 +111,8 @@ def read_options(given: Mapping[str, str]) -> Options:
     return Options(
         uri=uri,
         queues=queues,
+        pattern=pattern,
+        management=_management(values.get("managementuri", "")),
         mode=mode,
         starting=_place("startingOffsets", values.get("startingoffsets", "earliest"), queues),
         starting_timestamp=_moment(values.get("startingtimestamp")),
@@ -118,26 +128,44 @@ def read_options(given: Mapping[str, str]) -> Options:
     )
 
 
-def _refuse_unknown(values: Mapping[str, str]) -> None:
-    planned = {name.lower(): name for name in PLANNED}
-    for name in values:
-        if name in planned:
-            raise OptionError(f"option {planned[name]} is not there yet; docs/spark.md has those that are")
-        refuse_unknown([name], KNOWN, "format 'amqp'")
-
-
 def _queues(values: Mapping[str, str]) -> tuple[str, ...]:
-    if ("queue" in values) == ("queues" in values):
-        raise OptionError("say which queue to read: either option queue (one name) or queues (names, comma between)")
-    if "queue" in values:
-        names = [values["queue"]]
-    else:
-        names = [name.strip() for name in values["queues"].split(",")]
+    """The names; none with a pattern."""
+    if sum(name in values for name in ("queue", "queues", "queuepattern")) != 1:
+        raise OptionError(
+            "say which queue to read: one of the options queue (one name), queues (names, comma between) and queuePattern"
+            " (a regular expression)"
+        )
+    if "queuepattern" in values:
+        if not values["queuepattern"]:
+            raise OptionError("option queuePattern is empty, and no queue has an empty name")
+        return ()
+    names = [values["queue"]] if "queue" in values else [name.strip() for name in values["queues"].split(",")]
     if not all(names):
         raise OptionError("option queue or queues has an empty name")
     if len(set(names)) != len(names):
         raise OptionError("option queues names a queue twice")
     return tuple(names)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"option queuePattern is a regular expression, and {text!r} is none: {error}") from None
+    return text
+
+
+def _management(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        good = not text or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        good = False
+    if not good:  # not what was given: there may be a password in it
+        raise OptionError(
+            "option managementUri is like http://user:password@host:15672, with / ? # [ ] @ percent-encoded"
+        )
+    return text
 
 
 def _place(option: str, text: str, queues: tuple[str, ...]) -> Place:
@@ -146,6 +174,8 @@ def _place(option: str, text: str, queues: tuple[str, ...]) -> Place:
         if option == "endingOffsets" and word == "earliest":
             raise OptionError("option endingOffsets cannot be 'earliest'; say latest, or offsets as JSON")
         return EARLIEST if word == "earliest" else LATEST
+    if not queues:
+        raise OptionError(f"option {option} is earliest or latest with queuePattern; for offsets name the queues")
 
     def wrong(why: str) -> NoReturn:
         form = json.dumps(dict.fromkeys(queues, 0))

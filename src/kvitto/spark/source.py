@@ -12,6 +12,7 @@ batch unsettled as long as nothing new comes. Settling again is harmless, so a r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from kvitto.spark.errors import SourceError
 from kvitto.spark.offsets import Offsets
-from kvitto.spark.options import AUTO, Options, read_options
+from kvitto.spark.options import AUTO, Options, from_the_start, read_options
 from kvitto.spark.schema import check_schema, full_schema
 from kvitto.spark.sink_options import read_sink_options
 
@@ -81,9 +82,15 @@ class AmqpReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
+        from kvitto.spark.driver import FIRST_CONTACT_S
         from kvitto.spark.modes import choose, driver_of
 
-        driver = driver_of(self.options, choose(self.options))
+        options = self.options
+        if options.pattern:
+            from kvitto.spark.discovery import matching
+
+            options = replace(options, queues=matching(options, options.mode, (), FIRST_CONTACT_S))
+        driver = driver_of(options, choose(options))
         try:
             return list(driver.plan_once())
         finally:
@@ -101,12 +108,14 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._driver: ModeDriver | None = None
         self._available_now = False
+        self._planned = False
         self._vhost = options.vhost
 
     def initialOffset(self) -> dict[str, Any]:
         from kvitto.spark.modes import choose
 
-        return self._drive(choose(self.options)).begin().to_json(self._vhost)
+        options = replace(self.options, queues=self._queues(self.options.mode))
+        return self._drive(choose(options), options).begin().to_json(self._vhost)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_offsets_per_trigger:
@@ -121,7 +130,11 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limits = (0, 0)
         if not isinstance(limit, ReadAllAvailable):
             limits = (self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger)
-        return self._drive(begin.mode).advance(begin, *limits).to_json(self._vhost)
+        driver = self._continue(begin)
+        if self.options.pattern and self._planned and not self._available_now:
+            driver.include(self._queues(begin.mode, begin))
+        self._planned = True
+        return driver.advance(begin, *limits).to_json(self._vhost)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         latest = self._driver.latest if self._driver is not None else None
@@ -132,11 +145,11 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         upto = self._offsets(end)
-        return self._drive(upto.mode).plan(self._offsets(start), upto)
+        return self._continue(upto).plan(self._offsets(start), upto)
 
     def commit(self, end: dict[str, Any]) -> None:
         upto = self._offsets(end)
-        self._drive(upto.mode).settle(upto)
+        self._continue(upto).settle(upto)
 
     def stop(self) -> None:
         if self._driver is not None:
@@ -146,8 +159,24 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, self.schema, partition)
 
-    def _drive(self, mode: str) -> ModeDriver:
-        """The driver of that read mode: with readMode auto, that of the checkpoint."""
+    def _continue(self, at: Offsets) -> ModeDriver:
+        """The driver of a query that is at that place."""
+        if self._driver is not None or not self.options.pattern:
+            return self._drive(at.mode, self.options)
+        return self._drive(at.mode, from_the_start(self.options, self._queues(at.mode, at)))
+
+    def _queues(self, mode: str, at: Offsets | None = None) -> tuple[str, ...]:
+        """Those to read now; `at`: where the query is."""
+        if not self.options.pattern:
+            return self.options.queues
+        from kvitto.spark.discovery import matching
+        from kvitto.spark.driver import FIRST_CONTACT_S
+
+        timeout_s = FIRST_CONTACT_S if at is None else self.options.reconnect_timeout_s
+        return matching(self.options, mode, at.queues if at is not None else (), timeout_s)
+
+    def _drive(self, mode: str, options: Options) -> ModeDriver:
+        """The driver of that read mode, made with those options: with readMode auto, the mode of the checkpoint."""
         if self.options.mode not in (AUTO, mode):
             raise SourceError(
                 f"this checkpoint was made with readMode {mode}, and option readMode is {self.options.mode}: say {mode}, or"
@@ -156,7 +185,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._driver is None:
             from kvitto.spark.modes import driver_of
 
-            self._driver = driver_of(self.options, mode)
+            self._driver = driver_of(options, mode)
             if self._available_now:
                 self._driver.fix_target()
         return self._driver

@@ -22,7 +22,7 @@ from kvitto.spark.driver import FIRST_CONTACT_S
 from kvitto.spark.errors import DataLossError, SourceError
 from kvitto.spark.link import Link, ack_timed_out, explain
 from kvitto.spark.offsets import Offsets, Position, start_of
-from kvitto.spark.options import EARLIEST, NEEDS_STAGING, STAGED, Options
+from kvitto.spark.options import EARLIEST, NEEDS_STAGING, STAGED, Options, from_the_start
 from kvitto.spark.planning import parallelism
 from kvitto.spark.reading import FilesPartition
 from kvitto.spark.staging import TAG, Staging, raw, read_file
@@ -96,6 +96,11 @@ class StagedDriver:
 
     # --- what Spark asks for, by way of source.py
 
+    def include(self, queues: tuple[str, ...]) -> None:
+        """Read these from now on."""
+        self.options = from_the_start(self.options, queues)
+        self._intakes = {name: intake for name, intake in self._intakes.items() if name in queues}
+
     def begin(self) -> Offsets:
         """Where a query without a checkpoint starts: with what is staged already, else with the queue."""
         if self.options.starting != EARLIEST or self.options.starting_timestamp is not None:
@@ -104,19 +109,21 @@ class StagedDriver:
             )
         staging = self._open()
         self._link.call(self._look, FIRST_CONTACT_S)
-        begins = {name: shelf.files[0] if shelf.files else shelf.next for name, shelf in staging.shelves.items()}
-        return self._offsets({name: Position(staging.identity, begin, begin) for name, begin in begins.items()})
+        return self._offsets({name: self._start(name) for name in self.options.queues})
 
     def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
         """Delete what Spark has committed, stage the next batch: `most` messages of about `most_bytes`, 0 = no limit."""
         staging = self._open()
-        begins = {name: self._continue(name, start.queues.get(name)) for name in self.options.queues}
+        # a queue that is gone, or not wanted any more, has what is staged of it read all the same
+        left = [name for name in start.queues if name not in self.options.queues and staging.shelf(name).files]
+        begins = {name: self._continue(name, start.queues.get(name)) for name in (*self.options.queues, *left)}
         self._settle(begins)
-        for name, shelf in staging.shelves.items():
-            shelf.next = max(shelf.next, begins[name].next)
-        if not any(shelf.files for shelf in staging.shelves.values()):
+        for name, at in begins.items():
+            shelf = staging.shelf(name)
+            shelf.next = max(shelf.next, at.next)
+        if not any(staging.shelf(name).files for name in begins):
             self._stage(most or 1 << 62, most_bytes or BATCH_BYTES)
-        ends = {name: Position(at.incarnation, at.begin, staging.shelves[name].next) for name, at in begins.items()}
+        ends = {name: Position(at.incarnation, at.begin, staging.shelf(name).next) for name, at in begins.items()}
         ready = self._link.call(self._look, self.options.reconnect_timeout_s)
         here = {name: intake.waiting for name, intake in self._intakes.items()}
         self.latest = Offsets("", ends, STAGED, {name: count + here.get(name, 0) for name, count in ready.items()})
@@ -131,11 +138,7 @@ class StagedDriver:
         staging = self._open()
         tasks: list[FilesPartition] = []
         for name, to in end.queues.items():
-            shelf = staging.shelves.get(name)
-            if shelf is None:
-                raise SourceError(
-                    f"this checkpoint has staged messages of queue {name!r}: name it in option queues until they are read"
-                )
+            shelf = staging.shelf(name)
             numbers = range(start_of(start.queues.get(name), to), to.next)
             files = [(number, str(shelf.file(number))) for number in numbers if number in shelf.files]
             if len(files) < len(numbers) or (numbers and to.incarnation != staging.identity):
@@ -174,16 +177,14 @@ class StagedDriver:
         if self._staging is None:
             if not self.options.staging:
                 raise SourceError(f"readMode staged {NEEDS_STAGING}")
-            self._staging = Staging(self.options.staging, self.options.queues)
+            self._staging = Staging(self.options.staging)
         return self._staging
 
     def _continue(self, name: str, start: Position | None) -> Position:
         """From which file on the next batch reads."""
         staging = self._open()
-        shelf = staging.shelves[name]
-        if start is None:  # added to option queues since
-            begin = shelf.files[0] if shelf.files else shelf.next
-            return Position(staging.identity, begin, begin)
+        if start is None:  # added since
+            return self._start(name)
         if start.incarnation != staging.identity:
             raise DataLossError(
                 f"option stagingLocation: {staging.path} is another directory than the one of this checkpoint (identity"
@@ -193,11 +194,18 @@ class StagedDriver:
             )
         return start
 
+    def _start(self, name: str) -> Position:
+        """The first file of a queue that the query has read nothing of."""
+        staging = self._open()
+        shelf = staging.shelf(name)
+        begin = shelf.files[0] if shelf.files else shelf.next
+        return Position(staging.identity, begin, begin)
+
     def _settle(self, upto: dict[str, Position]) -> None:
         staging = self._open()
-        for name, shelf in staging.shelves.items():
-            if name in upto and upto[name].incarnation == staging.identity:
-                shelf.settle(upto[name].next)
+        for name, at in upto.items():
+            if at.incarnation == staging.identity:
+                staging.shelf(name).settle(at.next)
 
     # --- the broker
 
@@ -230,7 +238,7 @@ class StagedDriver:
                 return self._wait_on(channel, name)
             return 0
         self._silent_since.pop(name, None)
-        shelf = self._open().shelves[name]
+        shelf = self._open().shelf(name)
         left[0] -= count
         left[1] -= sum(batch.nbytes for batch in batches)
         if self._target is not None:

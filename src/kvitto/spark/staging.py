@@ -82,16 +82,26 @@ def _buffers(array: pa.Array) -> tuple[Any, Any]:
 class Staging:
     """The directory, open and locked. SourceError if it cannot be used."""
 
-    def __init__(self, path: str, queues: Sequence[str]) -> None:
+    def __init__(self, path: str) -> None:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._take_lock()
             self.identity = self._identify()
-            self.shelves = {name: Shelf(self.path / _directory(name)) for name in queues}
+            self._shelves: dict[str, Shelf] = {}
         except OSError as error:
             raise unusable(error, path) from None
+
+    def shelf(self, queue: str) -> Shelf:
+        """That of a queue. SourceError if its directory cannot be used."""
+        found = self._shelves.get(queue)
+        if found is None:
+            try:
+                found = self._shelves[queue] = Shelf(self.path / _directory(queue))
+            except OSError as error:
+                raise unusable(error, str(self.path)) from None
+        return found
 
     def close(self) -> None:
         """Another driver may open it."""

@@ -26,7 +26,7 @@ from kvitto.spark.driver import FIRST_CONTACT_S
 from kvitto.spark.errors import DataLossError, SourceError
 from kvitto.spark.link import LOST, Link, Patience, ack_timed_out, explain
 from kvitto.spark.offsets import Offsets, Position
-from kvitto.spark.options import EARLIEST, LATEST, STREAM, Options
+from kvitto.spark.options import EARLIEST, LATEST, STREAM, Options, from_the_start
 from kvitto.spark.planning import fit_bytes, limit_offsets, parallelism, split
 from kvitto.spark.properties import Ints
 from kvitto.spark.reading import StreamPartition, worker_link
@@ -161,6 +161,10 @@ class StreamDriver:
         self._link = Link(options.uri, "kvitto spark driver", by_range=False)
 
     # --- what Spark asks for, by way of source.py
+
+    def include(self, queues: tuple[str, ...]) -> None:
+        """Read these from now on; those that are new from their start."""
+        self.options = from_the_start(self.options, queues)
 
     def begin(self) -> Offsets:
         """Where a query without a checkpoint starts."""
