@@ -58,7 +58,9 @@ _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb":
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options with their defaults applied. `queues`: those that are read now; `pattern` "" = always these. `group` "" = one group for each checkpoint; `min_partitions` 0 = by size.
+    """All options with their defaults applied. `queues`: those that are read now; `pattern` "" = always these.
+
+    `group` "" = one group for each checkpoint; `min_partitions` 0 = by size.
 
     `starting_timestamp` in seconds since 1970, None = by offset. `staging` "" = none is given.
     """

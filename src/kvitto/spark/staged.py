@@ -107,7 +107,7 @@ class StagedDriver:
             raise SourceError(
                 "readMode staged takes every message of a queue: leave out startingOffsets and startingTimestamp"
             )
-        staging = self._open()
+        self._open()
         self._link.call(self._look, FIRST_CONTACT_S)
         return self._offsets({name: self._start(name) for name in self.options.queues})
 
