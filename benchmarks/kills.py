@@ -2,9 +2,11 @@
 
     python -m benchmarks.kills --kills 50 [--without-spark]
 
-Messages with ids are published all the time. Each turn starts a driver, lets it commit a batch, and sends SIGKILL at a
-moment by chance: to all of its processes, or to Java alone, so that the Python that consumes and acks lives on for a
-moment. In the end one more run drains the queue, and the rows that the sink has committed are counted.
+Messages with ids are published all the time. Each turn starts a driver and sends SIGKILL at a moment by chance: to all of
+its processes, or to Java alone, so that the Python that consumes and acks lives on for a moment. A real Spark is killed at
+any time, while it starts, just when a file is staged, or just when the sink has committed what is not in Spark's log yet
+(AIMS); what it was hit in is read off what it left on disk. In the end one more run drains the queue, and the rows that
+the sink has committed are counted.
 
 A Spark takes ten seconds or more to start. Without it a small process calls the source in Spark's order (offset log, read,
 sink, commit log), which makes many more kills in the same time, and more of them in the middle of something.
@@ -21,8 +23,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import sink_table
@@ -34,6 +37,9 @@ QUEUE = "kills"
 BATCH = 500
 START_S = 180.0
 DRAIN_S = 600.0
+AIMS = ("any time", "any time", "starting", "staging", "committing")
+AIM_S = 10.0
+"""So long a moment is waited for; then the kill comes anyway."""
 
 
 @dataclass
@@ -47,11 +53,16 @@ class Count:
     doubled: int = 0
     java_only: int = 0
     redelivered: int = 0
+    seconds: float = 0.0
+    hit: Counter[str] = field(default_factory=Counter)
+    """By what `state` says of the moment."""
 
     def __str__(self) -> str:
+        hit = ", ".join(f"{n} {what}" for what, n in self.hit.most_common())
         return (
-            f"{self.kills} kills ({self.java_only} of Java alone), {self.published} messages published, {self.rows} rows landed:"
-            f" {self.lost} lost, {self.doubled} doubled; {self.redelivered} rows had been delivered before"
+            f"{self.kills} kills ({self.java_only} of Java alone) in {self.seconds:.0f} s; the driver was {hit}\n"
+            f"{self.published:,} messages published, {self.rows:,} rows landed: {self.lost} lost, {self.doubled} doubled;"
+            f" {self.redelivered:,} rows had been delivered before"
         )
 
 
@@ -78,36 +89,79 @@ class Publisher(threading.Thread):
                 self.confirmed += chunk
 
 
+class Driver:
+    """The program that lands the queue. It is killed with its session, and must not end by itself."""
+
+    def __init__(self, uri: str, place: Path, *, spark: bool) -> None:
+        self.place = place
+        self.spark = spark
+        self.arguments = ["benchmarks.kills", "--query" if spark else "--imitate", uri, str(place)]
+        self.start_s = 0.0
+        """What the last one took until it had committed a batch."""
+
+    def start(self, *more: str) -> Child:
+        return Child("driver", [*self.arguments, *more], self.place / "driver.log")
+
+    def kill_at(self, aim: str, rng: random.Random) -> bool:
+        """Start one and kill it; whether its Java went alone, a moment before the rest."""
+        place, before, launched = self.place, commits(self.place), time.monotonic()
+        child = self.start()
+        if aim == "starting":
+            time.sleep(rng.uniform(0.5, 1) * self.start_s)
+        else:
+            wait(child, lambda: commits(place) > before, START_S)
+            self.start_s = time.monotonic() - launched
+            time.sleep(rng.uniform(0, 3 if self.spark else 1.5))
+        java = java_of(child)  # looked up before, so that the kill hits the moment
+        if aim == "staging":
+            newest = newest_file(place)
+            wait_briefly(lambda: newest_file(place) > newest)
+        if aim == "committing":
+            wait_briefly(lambda: sunk(place) > commits(place))
+        if not child.running:
+            raise RuntimeError(child.why("ended by itself"))
+        for pid in java:
+            os.kill(pid, signal.SIGKILL)
+        alone = bool(java) and rng.random() < 0.5
+        if alone:
+            time.sleep(rng.uniform(0, 0.5))
+        child.kill()
+        return alone
+
+    def drain(self) -> None:
+        """One more, until nothing is left."""
+        child = self.start("--drain")
+        try:
+            wait(child, lambda: not child.running, DRAIN_S, alive=False)
+            if child.process.returncode != 0:
+                raise RuntimeError(child.why("failed"))
+        finally:
+            child.kill()
+
+
 def run(
     uri: str, place: Path, kills: int, rate: int, *, spark: bool, seed: int = 0, say: Callable[[str], None] = print
 ) -> Count:
     """So many kills, then the count. `place`: an empty directory."""
     rng = random.Random(seed)
     count = Count(kills)
-    arguments = ["benchmarks.kills", "--query" if spark else "--imitate", uri, str(place)]
+    began = time.monotonic()
+    driver = Driver(uri, place, spark=spark)
     with Connection(uri) as connection:
         connection.channel().queue_declare(QUEUE, durable=True)
     publisher = Publisher(uri, rate)
     publisher.start()
     for k in range(kills):
-        before = commits(place)
-        child = Child("driver", arguments, place / "driver.log")
-        wait(child, lambda before=before: commits(place) > before, START_S)  # type: ignore[misc]
-        time.sleep(rng.uniform(0, 1.5))
-        if spark and rng.random() < 0.5:
-            count.java_only += kill_java(child)
-            time.sleep(rng.uniform(0, 0.5))
-        child.kill()
-        say(f"kill {k + 1} of {kills}: {commits(place)} batches, {publisher.confirmed} messages published")
+        # the first turn has to commit: Spark refuses a checkpoint that was killed within its very first entry
+        aim = rng.choice(AIMS) if spark and k else "any time"
+        count.java_only += driver.kill_at(aim, rng)
+        count.hit[state(place)] += 1
+        say(
+            f"kill {k + 1} of {kills}, {state(place)}: {commits(place)} batches, {publisher.confirmed:,} messages published"
+        )
     publisher.stopping.set()
     publisher.join()
-    last = Child("driver", [*arguments, "--drain"], place / "driver.log")
-    try:
-        wait(last, lambda: not last.running, DRAIN_S, alive=False)
-        if last.process.returncode != 0:
-            raise RuntimeError(last.why("failed"))
-    finally:
-        last.kill()
+    driver.drain()
     with Connection(uri) as connection:
         left = connection.channel().queue_declare(QUEUE, passive=True).message_count
     if left:
@@ -119,6 +173,7 @@ def run(
     count.lost = len({f"id-{n}" for n in range(publisher.confirmed)} - set(ids))
     count.doubled = len(ids) - len(set(ids))
     count.redelivered = sum(again for _, again in rows)
+    count.seconds = time.monotonic() - began
     return count
 
 
@@ -145,22 +200,55 @@ def wait(child: Child, condition: Callable[[], bool], timeout_s: float, *, alive
         time.sleep(0.02)
 
 
+def wait_briefly(condition: Callable[[], bool]) -> None:
+    """Until it holds, looking all the time: it may hold for milliseconds."""
+    deadline = time.monotonic() + AIM_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 def commits(place: Path) -> int:
     """Batches that Spark has committed, by the highest number."""
-    return max((int(path.name) + 1 for path in place.glob("checkpoint/commits/[0-9]*")), default=0)
+    return count_of(place / "checkpoint" / "commits")
 
 
-def kill_java(child: Child) -> int:
-    """SIGKILL for the Java of a driver, and nothing else."""
-    killed = 0
+def sunk(place: Path) -> int:
+    """Batches that the sink has committed."""
+    log = place / "table" / "_spark_metadata"
+    return count_of(log if log.exists() else place / "table")
+
+
+def count_of(log: Path) -> int:
+    """The highest number of a file in one of Spark's logs, and one more; some are named `9.compact`."""
+    return max((int(path.name.partition(".")[0]) + 1 for path in log.glob("[0-9]*")), default=0)
+
+
+def newest_file(place: Path) -> int:
+    """The number of the last staged file that is there, -1 if none is."""
+    return max((int(path.stem) for path in place.glob("staging/queue-*/*.arrow")), default=-1)
+
+
+def state(place: Path) -> str:
+    """What a driver was doing when it was killed, by what it left."""
+    offsets = place / "checkpoint" / "offsets"
+    planned = count_of(offsets)
+    if planned > commits(place):
+        return "between the sink's commit and Spark's" if sunk(place) >= planned else "within a batch"
+    last = json.loads((offsets / str(planned - 1)).read_text().splitlines()[-1])
+    (at,) = last["queues"].values()
+    return "between a staged file and Spark's log" if newest_file(place) >= at["next"] else "between two batches"
+
+
+def java_of(child: Child) -> list[int]:
+    """The Java of a driver, by process id; nothing if it has none yet."""
+    found: list[int] = []
     for pid in session_members(child.pid):
         try:
             if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
-                os.kill(pid, signal.SIGKILL)
-                killed = 1
+                found.append(pid)
         except OSError:
             continue
-    return killed
+    return found
 
 
 def query(uri: str, place: Path, drain: bool) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from kvitto.client import Connection, Properties
 from kvitto.demo.children import Child
 from kvitto.wire.tables import Value
+from tests.spark.chaos.cluster import Cluster
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a program that runs for a minute: the better compiler would cost more than it gives."""
@@ -96,6 +97,14 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One standalone cluster for all; who has it gives it back before the next."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.stop()
 
 
 Publish = Callable[..., None]

@@ -1,4 +1,7 @@
-"""A standalone Spark cluster: one master, workers of one core each, all children of this process."""
+"""A standalone Spark cluster: one master, workers of one core each, all children of this process.
+
+Each worker has a loopback address of its own: Spark runs no second attempt of a task on the host of the first.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,15 @@ class Cluster:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"spark://127.0.0.1:{port}"
-        here = ["--host", "127.0.0.1", "--webui-port", "0"]
-        self.master = start("master", [f"{DEPLOY}.master.Master", *here, "--port", str(port)], place)
+        no_page = ["--webui-port", "0"]
+        here = ["--host", "127.0.0.1", "--port", str(port)]
+        self.master = start("master", [f"{DEPLOY}.master.Master", *here, *no_page], place)
         wait_for(self.master, "I have been elected leader")
         self.workers = []
         for number in range(workers):
             mine = ["--cores", "1", "--memory", "1g", "--work-dir", str(place / f"work-{number}")]
-            worker = start(f"worker-{number}", [f"{DEPLOY}.worker.Worker", *here, *mine, self.url], place)
+            mine += ["--host", f"127.0.0.{number + 1}"]
+            worker = start(f"worker-{number}", [f"{DEPLOY}.worker.Worker", *no_page, *mine, self.url], place)
             self.workers.append(worker)
         for worker in self.workers:
             wait_for(worker, "Successfully registered with master")

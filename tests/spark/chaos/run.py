@@ -101,10 +101,11 @@ class Publisher(threading.Thread):
 
 
 class Chaos:
-    """`kills`: how often each of VICTIMS is killed."""
+    """`kills`: how often each of VICTIMS is killed. `cluster`: nobody else uses it meanwhile."""
 
-    def __init__(self, place: Path, messages: int, kills: Mapping[str, int], seed: int) -> None:
+    def __init__(self, place: Path, messages: int, kills: Mapping[str, int], seed: int, cluster: Cluster) -> None:
         self.place = place
+        self.cluster = cluster
         self.rng = Random(seed)
         self.report = Report(seed, messages)
         self.todo = [what for what, n in kills.items() for _ in range(n)]
@@ -119,7 +120,6 @@ class Chaos:
                 channel.queue_declare(queue, durable=True)
             for queue in ("a", "b"):
                 channel.queue_bind(queue, "amq.fanout", "")
-        self.cluster = Cluster(self.place)
         self.driver = self.start_driver()
         try:
             publisher = Publisher(self.broker.url, self.report.messages, PAUSE_S * len(self.todo))
@@ -135,7 +135,6 @@ class Chaos:
             self.drain()
         finally:
             self.driver.kill()
-            self.cluster.stop()
         self.check()
         self.broker.kill()
         self.report.seconds = time.monotonic() - started
@@ -222,7 +221,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         place = arguments.place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvitto-chaos-")))
         place.mkdir(parents=True, exist_ok=True)
-        report = Chaos(place, arguments.messages, dict.fromkeys(VICTIMS, arguments.kills), seed).run()
+        cluster = Cluster(place)
+        stack.callback(cluster.stop)
+        report = Chaos(place, arguments.messages, dict.fromkeys(VICTIMS, arguments.kills), seed, cluster).run()
     print(report)
     return 0 if report.right else 1
 
