@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,14 +17,22 @@ STOP_S = 20.0
 
 
 class Served:
-    """`kvitto serve` on a data directory; what it logs is kept for the report of a failed test."""
+    """`kvitto serve` on a data directory; what it logs is kept for the report of a failed test. `wrapper`: a command that runs it."""
 
-    def __init__(self, data: Path, *options: str, before: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *options: str,
+        before: Callable[[], None] | None = None,
+        env: dict[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
         self.data = data
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the broker
         command = [sys.executable, "-m", "kvitto.cli.main", "serve", "--data-dir", str(data), "--port", "0"]
         self.process = subprocess.Popen(
-            [*command, "--http-port", "0", *options],
+            [*wrapper, *command, "--http-port", "0", *options],
+            env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,

@@ -372,6 +372,22 @@ def test_a_compaction_without_room_is_not_tried_at_each_sync(monkeypatch: pytest
     assert 1 <= len(tried) <= 6
 
 
+def test_after_a_failed_sync_the_page_cache_is_not_trusted() -> None:
+    """C8, A11: the kernel may drop what it could not write, so the next start takes it for a power cut: torn ends are no damage, and
+    what was delivered comes flagged. It took zeros in a segment for damage, and what had been delivered for new."""
+    rig = with_a_queue()
+    rig.take("q")
+    rig.turn()
+    rig.disk.fail_at[rig.disk.operations + 1] = StoreError("gone")
+    with pytest.raises(StoreError):
+        rig.sync()
+    for path in [path for path in rig.disk.files() if path.endswith(".ack")]:
+        rig.disk.open(path).truncate(0)
+    rig.kill()
+    assert rig.store.doubt
+    assert [delivery.redelivered for delivery in rig.take("q")] == [True, True]
+
+
 def test_a_sync_that_fails_in_a_compaction_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8."""
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)

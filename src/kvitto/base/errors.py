@@ -80,5 +80,9 @@ class StoreError(Exception):
     """The disk failed or holds damage: the text says what happened, in which file, and what to do."""
 
 
+class SyncError(StoreError):
+    """A sync failed: what should have become durable may be gone, also from the operating system's cache."""
+
+
 class StoreFull(StoreError):
     """There is no room for more messages; nothing was written."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
-from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, SyncError
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
@@ -89,10 +89,14 @@ class Server:
         self._ended = asyncio.Event()
         if self.config.tls_port is not None:
             self._tls = TlsListener(self.config, lambda: Peer(self, True))
-        self.store.open()
         self.broker = Broker(self.store, self.clock)
         self.hub = Hub(self.broker)
-        self.broker.start()
+        try:
+            self.store.open()
+            self.broker.start()
+        except SyncError:
+            self.store.distrust()
+            raise
         self.hub.schedule = self.schedule
         self.hub.in_thread = self._in_thread
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from kvitto.base.errors import StoreError, StoreFull
+from kvitto.base.errors import StoreError, StoreFull, SyncError
 
 Bytes = bytes | bytearray | memoryview
 
@@ -78,7 +78,7 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make the contents (and the size) durable. After a failure nothing may be assumed: never call it again."""
+        """Make the contents (and the size) durable. After a failure nothing may be assumed: never call it again. Raises SyncError."""
         ...
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class RealFile:
             _datasync(self._fd)
         except (OSError, ValueError) as error:  # ValueError: closed
             # A sync that fails for want of room is no less final than any other: the pages may be gone.
-            raise StoreError(f"cannot sync {self.path}: {error}") from error
+            raise SyncError(f"cannot sync {self.path}: {error}") from error
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -305,7 +305,7 @@ class RealDisk:
         except FileNotFoundError:
             pass  # its names went with it; that it is gone is for the directory above to say
         except OSError as error:
-            raise StoreError(f"cannot sync {self._full(path)}: {error}") from error
+            raise SyncError(f"cannot sync {self._full(path)}: {error}") from error
 
     def free_bytes(self) -> int:
         try:

@@ -20,14 +20,13 @@ from kvitto.store.disk import Disk, File
 from kvitto.store.examine import Part, batches
 from kvitto.store.segment import HEADER, Segment
 from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements, clear_runs
-from kvitto.store.store import FORMAT
+from kvitto.store.store import FORMAT, UNKNOWN_BOOT
 from kvitto.store.survey import INITIALISED, Folder, Survey
 from kvitto.wire import tables
 
 NOT_FINISHED = b"salvage not finished\n"
 """Format of a directory that is not whole yet: no broker starts there."""
 COPY_BYTES = 4 << 20
-UNKNOWN_BOOT = b"unknown "
 
 
 class Salvage:

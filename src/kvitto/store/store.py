@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from kvitto.base.clock import Clock
@@ -22,6 +23,8 @@ from kvitto.store.segment import HEADER, Segment
 
 FORMAT = b"kvitto 1\n"
 STARTING = b"starting"
+UNKNOWN_BOOT = b"unknown "
+"""In place of a boot id: differs from every one."""
 log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
@@ -180,6 +183,19 @@ class Store:
         self._write_small(fresh, (self.disk.boot_id() or "unknown").encode() + b" " + state)
         self.disk.rename(fresh, paths.BOOT)
         self.disk.sync_dir("")
+
+    def distrust(self) -> None:
+        """A sync has failed, and the kernel may have dropped what it could not write: to the next start that is a power cut.
+
+        Not synced: after a real power cut the boot id says the same.
+        """
+        fresh = paths.BOOT + ".new"
+        with suppress(StoreError):
+            file = self.disk.open(fresh, create=True)
+            file.truncate(0)
+            file.write_at(0, [UNKNOWN_BOOT])
+            file.close()
+            self.disk.rename(fresh, paths.BOOT)
 
     def _write_small(self, path: str, content: bytes) -> None:
         file = self.disk.open(path, create=True)
@@ -426,6 +442,7 @@ class Store:
         self._closing.clear()
         if job.error is not None:
             self.failed = job.error
+            self.distrust()
             return
         self.syncs += 1
         if self.syncing:
@@ -454,6 +471,7 @@ class Store:
                 self.compact_definitions()
             except StoreError as error:
                 self.failed = error
+                self.distrust()
 
     def compact_definitions(self) -> None:
         """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
