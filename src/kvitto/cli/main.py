@@ -39,6 +39,7 @@ COMMANDS = {
     "check": "kvitto.cli.check",
     "salvage": "kvitto.cli.salvage",
     "perf": "kvitto.perf.cli",
+    "torture": "kvitto.torture.cli",
     "pipeline": "kvitto.pipeline.cli",
 }
 

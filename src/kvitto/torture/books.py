@@ -1,0 +1,378 @@
+"""What has been promised, what has been seen, and what follows: the oracle of the harness, and its journal.
+
+A message is (flow, number); its body begins with (flow, session of the publisher, number). A flow's numbers rise by one
+and are never used twice. Marks are a byte per number and, on the consumers' side, per queue, each array written by one
+thread alone. Judgement is passed while nothing moves (`Books.judge`), and counts of wrong deliveries at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from struct import Struct, unpack
+
+from kvitto.client import Batch
+
+HEAD = Struct(">IIQ")
+FLOW_SHIFT = 32
+LONG_EVERY, LONG_BYTES = 64, 5_000
+HUGE_EVERY, HUGE_BYTES = 4096, 200_000
+"""Most bodies are HEAD alone; some need more than one page, few more than one frame."""
+PATTERN = bytes(range(251)) * (HUGE_BYTES // 251 + 1)
+
+CONFIRMED, REFUSED, NEVER = 1, 2, 4
+"""Marks of a publish: acked, nacked, rolled back (or its transaction was given up before the commit)."""
+SEEN, ACKED, SAFE, REJECTED, REQUEUED = 1, 2, 4, 8, 16
+"""Marks of a copy in a queue: delivered; ack or reject sent; that is known to be kept; it was a reject; sent back once."""
+KEPT_BY = 1 << 14
+"""Numbers are written to the journal, and synced, in runs of so many before the first of them is published."""
+SAMPLES = 20
+"""How many ids of each kind of finding are kept."""
+
+Message = tuple[int, int]
+"""(flow, number)."""
+Item = tuple[int, int, int]
+"""A delivery: (delivery tag, flow, number)."""
+
+
+def padding(number: int) -> int:
+    """Bytes behind the head of that message's body."""
+    if number % HUGE_EVERY == HUGE_EVERY - 1:
+        return HUGE_BYTES
+    return LONG_BYTES if number % LONG_EVERY == LONG_EVERY - 1 else 0
+
+
+def body(flow: int, session: int, number: int) -> bytes:
+    return HEAD.pack(flow, session, number) + PATTERN[: padding(number)]
+
+
+class Journal:
+    """A text file of what was promised, a line each: what happened, to which flow or queue, which numbers.
+
+    `intend` is synced before a number is used. The rest is evidence: written at once, synced with the next intent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, text: str, *, sync: bool = False) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.write(self._fd, text.encode())
+                if sync:
+                    os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            os.fdatasync(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Findings:
+    """Counts of one kind of thing each, with the first ids."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.samples: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, what: str, count: int = 1) -> None:
+        with self._lock:
+            self.counts[kind] = self.counts.get(kind, 0) + count
+            kept = self.samples.setdefault(kind, [])
+            if len(kept) < SAMPLES:
+                kept.append(what)
+
+    def __getitem__(self, kind: str) -> int:
+        return self.counts.get(kind, 0)
+
+
+class Flow:
+    """A line of numbered messages. `routes`: message n goes to the n-th of them, in turn: (exchange, its queues)."""
+
+    def __init__(
+        self, number: int, name: str, routes: Sequence[tuple[str, tuple[str, ...]]], group: int, journal: Journal
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.routes = tuple(routes)
+        self.group = group
+        """So many messages in a row are one transaction; 1 = none."""
+        self.next = 0
+        self.session = 0
+        self.marks = bytearray()
+        self.judged = 0
+        self.confirmed = 0
+        self._intended = 0
+        self._journal = journal
+
+    def take(self, count: int) -> int:
+        """The first of `count` new numbers, which the journal has by now."""
+        first = self.next
+        while first + count > self._intended:
+            self._journal.write(f"intend {self.name} {self._intended} {self._intended + KEPT_BY}\n", sync=True)
+            self._intended += KEPT_BY
+        self.marks += bytes(count)
+        self.next = first + count
+        return first
+
+    def mark(self, first: int, end: int, mark: int) -> None:
+        """Confirmed, refused or given up: numbers first..end-1."""
+        self.marks[first:end] = bytes((mark,)) * (end - first)
+        if mark == CONFIRMED:
+            self.confirmed += end - first
+        self._journal.write(f"{PUBLISH_WORDS[mark]} {self.name} {first} {end}\n")
+
+
+PUBLISH_WORDS = {CONFIRMED: "confirmed", REFUSED: "refused", NEVER: "never"}
+
+
+class Ledger:
+    """The copies in one queue: what its consumers were given and what they did with it. For one thread at a time."""
+
+    def __init__(self, queue: str, books: Books, *, ordered: bool = True) -> None:
+        self.queue = queue
+        self.books = books
+        self.ordered = ordered
+        """Whether a channel's messages come in the order of their publishing: not so for dead letters."""
+        self.marks = [bytearray() for _ in books.flows]
+        self.deliveries = 0
+        self.first_deliveries = 0
+
+    def deliver(self, batch: Batch, last: dict[int, int]) -> list[Item]:
+        """Book a batch; `last` is the consuming channel's own: the last number by (flow, publisher's session)."""
+        items: list[Item] = []
+        flags = batch.flags.data
+        flows = len(self.marks)
+        for k, (tag, (key, number)) in enumerate(zip(batch.delivery_tags(), self._heads(batch), strict=True)):
+            flow = key >> FLOW_SHIFT
+            if flow >= flows or number >= self.books.flows[flow].next:
+                self.books.findings.add("invented", f"{self.queue}: flow {flow} number {number} was never published")
+                items.append((tag, -1, 0))
+                continue
+            marks = self.marks[flow]
+            if number >= len(marks):
+                marks += bytes(self.books.flows[flow].next - len(marks))
+            mark = marks[number]
+            again = flags[k]
+            if mark:
+                self._again(flow, number, mark, bool(again))
+            else:
+                marks[number] = SEEN
+                self.first_deliveries += 1
+                if again:
+                    self.books.findings.add("flagged, never seen", self._name(flow, number))
+            if not again and self.ordered:
+                if number <= last.get(key, -1):
+                    self.books.findings.add("order", f"{self._name(flow, number)} after {last[key]}")
+                last[key] = number
+            items.append((tag, flow, number))
+        self.deliveries += len(items)
+        return items
+
+    def _heads(self, batch: Batch) -> Iterable[tuple[int, int]]:
+        """(flow and session, number) of each body, which is checked to its end."""
+        data = batch.bodies.data.tobytes()
+        count = len(batch)
+        if len(data) == HEAD.size * count:
+            words = unpack(f">{2 * count}Q", data)
+            heads = list(zip(words[::2], words[1::2], strict=True))
+            if not any(padding(number) for _, number in heads):
+                return heads
+        found: list[tuple[int, int]] = []
+        for text in batch.bodies.tolist():
+            flow, session, number = HEAD.unpack_from(text.ljust(HEAD.size, b"\0"))
+            if text != body(flow, session, number):
+                self.books.findings.add("damaged", f"{self.queue}: a body of {len(text)} bytes {text[:40].hex()}")
+            found.append((flow << FLOW_SHIFT | session, number))
+        return found
+
+    def _again(self, flow: int, number: int, mark: int, flagged: bool) -> None:
+        """A copy that was delivered before."""
+        findings, name = self.books.findings, self._name(flow, number)
+        if mark & REJECTED and self.queue == self.books.dead[0] and self.books.is_dead(flow, number):
+            findings.add("half dead letters", name)
+        if mark & SAFE:
+            findings.add("settled, came back", name)
+        elif mark & ACKED:
+            findings.add("acked, came back", name)
+        if not flagged:
+            findings.add("doubled, not flagged", name)
+        elif mark & REQUEUED and not mark & ACKED:
+            findings.add("requeued, came back", name)
+        else:
+            findings.add("doubled, flagged", name)
+
+    def settle(self, items: Iterable[Item], mark: int) -> None:
+        """Mark what was acked or rejected, or is safe now."""
+        numbers: dict[int, list[int]] = {}
+        for _, flow, number in items:
+            if flow >= 0:
+                self.marks[flow][number] |= mark
+                numbers.setdefault(flow, []).append(number)
+        word = SETTLE_WORDS[mark]
+        lines = [f"{word} {self.queue} {self.books.flows[flow].name} {runs(of)}\n" for flow, of in numbers.items()]
+        self.books.journal.write("".join(lines))
+
+    def has(self, flow: int, mark: int, first: int, end: int, step: int = 1) -> int:
+        """A bit string, as a number: 8 bits for each of these numbers, the lowest of them set if the mark is."""
+        marks = self.marks[flow]
+        if len(marks) < end:
+            marks += bytes(end - len(marks))
+        return bits_of(marks[first:end:step], mark)
+
+    def _name(self, flow: int, number: int) -> str:
+        return f"{self.queue}: {self.books.flows[flow].name} {number}"
+
+
+SETTLE_WORDS = {ACKED: "acked", ACKED | REJECTED: "rejected", SAFE: "safe", REQUEUED: "requeued"}
+
+
+class Books:
+    """Flows, ledgers, findings."""
+
+    def __init__(self, journal: Journal, dead: tuple[str, str, str]) -> None:
+        self.journal = journal
+        self.flows: list[Flow] = []
+        self.ledgers: dict[str, Ledger] = {}
+        self.findings = Findings()
+        self.dead = dead
+        """What is rejected from the first queue goes to the second, from where it is moved to the third in transactions."""
+        self.groups = 0
+        """Transactions that were looked at."""
+
+    def flow(self, name: str, routes: Sequence[tuple[str, tuple[str, ...]]], group: int = 1) -> Flow:
+        """A new one. All flows are made before the first ledger."""
+        self.flows.append(Flow(len(self.flows), name, routes, group, self.journal))
+        return self.flows[-1]
+
+    def ledger(self, queue: str, *, ordered: bool = True) -> Ledger:
+        self.ledgers[queue] = Ledger(queue, self, ordered=ordered)
+        return self.ledgers[queue]
+
+    def is_dead(self, flow: int, number: int) -> bool:
+        """Whether it has been seen as a dead letter."""
+        marks = self.ledgers[self.dead[1]].marks[flow]
+        return number < len(marks) and bool(marks[number] & SEEN)
+
+    @property
+    def published(self) -> int:
+        return sum(flow.next for flow in self.flows)
+
+    @property
+    def confirmed(self) -> int:
+        return sum(flow.confirmed for flow in self.flows)
+
+    @property
+    def delivered(self) -> int:
+        return sum(ledger.deliveries for ledger in self.ledgers.values())
+
+    def judge(self) -> list[str]:
+        """What is owed and has not come, and transactions done by half, since the last `close_chapter`: as texts."""
+        return [*self._lost(), *self._lost_dead(), *self._halves()]
+
+    def close_chapter(self) -> None:
+        """Turn what is still missing into findings; later judgements are about later messages, dead letters but for."""
+        lost, halves = [*self._lost(), *self._lost_dead()], [*self._halves(), *self._undead()]
+        for kind, found in (("lost", lost), ("half transactions", halves), ("invented", self._not_rejected())):
+            for text in found:
+                self.findings.add(kind, text)
+        for flow in self.flows:
+            if flow.group > 1:
+                self.groups += (flow.next - flow.judged) // flow.group
+            flow.judged = flow.next
+
+    def _lost(self) -> list[str]:
+        found: list[str] = []
+        for flow in self.flows:
+            step = len(flow.routes)
+            for turn, (_, queues) in enumerate(flow.routes):
+                first = flow.judged + (turn - flow.judged) % step
+                owed = bits_of(flow.marks[first : flow.next : step], CONFIRMED)
+                for queue in queues:
+                    seen = self.ledgers[queue].has(flow.number, SEEN, first, flow.next, step)
+                    found += [f"{queue}: {flow.name} {first + k * step}" for k in ones(owed & ~seen)]
+        return found
+
+    def _undead(self) -> list[str]:
+        """Messages that were rolled back and came all the same."""
+        found: list[str] = []
+        for flow in self.flows:
+            never = bits_of(flow.marks[flow.judged : flow.next], NEVER)
+            for queue, ledger in self.ledgers.items():
+                seen = ledger.has(flow.number, SEEN, flow.judged, flow.next)
+                found += [f"{queue}: {flow.name} {flow.judged + k} was rolled back" for k in ones(never & seen)]
+        return found
+
+    def _not_rejected(self) -> list[str]:
+        """Dead letters that nobody has made."""
+        source, dead = (self.ledgers[queue] for queue in self.dead[:2])
+        found: list[str] = []
+        for flow in self.flows:
+            first, end, k = flow.judged, flow.next, flow.number
+            wrong = dead.has(k, SEEN, first, end) & ~source.has(k, REJECTED, first, end)
+            found += [f"{dead.queue}: {flow.name} {first + n} was not rejected" for n in ones(wrong)]
+        return found
+
+    def _lost_dead(self) -> list[str]:
+        """What was rejected has to be a dead letter; what was acked there in a transaction has been moved on by it."""
+        source, dead, moved = (self.ledgers[queue] for queue in self.dead)
+        found: list[str] = []
+        for flow in self.flows:
+            first, end, k = flow.judged, flow.next, flow.number
+            rejected = source.has(k, REJECTED, first, end)
+            safe = source.has(k, SAFE, first, end)
+            there = dead.has(k, SEEN, first, end)
+            found += [f"{dead.queue}: {flow.name} {first + n}" for n in ones(rejected & safe & ~there)]
+            taken = dead.has(k, SAFE, first, end) & ~moved.has(k, SEEN, first, end)
+            found += [f"{moved.queue}: {flow.name} {first + n}" for n in ones(taken)]
+        return found
+
+    def _halves(self) -> list[str]:
+        """T4: of each transaction every copy has been seen, or none."""
+        found: list[str] = []
+        for flow in self.flows:
+            if flow.group == 1:
+                continue
+            for start in range(flow.judged, flow.next, flow.group):
+                wanted = seen = 0
+                for number in range(start, min(start + flow.group, flow.next)):
+                    for queue in flow.routes[number % len(flow.routes)][1]:
+                        marks = self.ledgers[queue].marks[flow.number]
+                        wanted += 1
+                        seen += number < len(marks) and marks[number] & SEEN
+                if seen not in (0, wanted):
+                    found.append(f"{flow.name} {start}: {seen} of {wanted} copies")
+        return found
+
+
+def bits_of(marks: bytes | bytearray, mark: int) -> int:
+    """The marks as a number with a byte for each, 1 where `mark` is set."""
+    table = bytes(bool(value & mark) for value in range(256))
+    return int.from_bytes(marks.translate(table), "little")
+
+
+def ones(number: int) -> list[int]:
+    """The positions of the bytes that are 1."""
+    if not number:
+        return []
+    text = number.to_bytes((number.bit_length() + 7) // 8, "little")
+    return [k for k, byte in enumerate(text) if byte]
+
+
+def runs(numbers: list[int]) -> str:
+    """7 8 9 12 -> "7-9 12"."""
+    parts: list[str] = []
+    start = end = numbers[0]
+    for number in [*numbers[1:], -2]:
+        if number == end + 1:
+            end = number
+            continue
+        parts.append(f"{start}-{end}" if end > start else str(start))
+        start = end = number
+    return " ".join(parts)

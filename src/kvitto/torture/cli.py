@@ -1,0 +1,152 @@
+"""The arguments of `kvitto torture`. `add_parser` is called by the command line; `run` takes the parsed arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvitto.client.uri import parse_uri
+from kvitto.torture import plan
+from kvitto.torture.nodes import Command, Kvitto, Node, RabbitMQ, rabbitmq_script
+from kvitto.torture.report import as_json, as_text
+from kvitto.torture.run import Run, Wanted, say
+
+CYCLES = 100
+SOAK_FAULTS = (plan.STOP, plan.CUT, plan.HALF_OPEN)
+"""Those that a process lives through: memory is watched from its start to its end."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "torture",
+        help="kill, freeze and cut off a broker under load, and check what it promised",
+        description="Kill, freeze and cut off a broker under load, again and again, and check what it promised: docs/torture.md. "
+        "By default Kvitto itself on a directory of its own. Exit code 0: it kept everything.",
+    )
+    flag = parser.add_argument
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rabbitmq", action="store_true", help="RabbitMQ as installed, as a node of its own")
+    which.add_argument(
+        "--start", metavar="COMMAND", help="any broker: the command that runs it in the foreground, with --uri"
+    )
+    flag("--uri", help="where that broker will be; its queues torture.* are emptied")
+    flag(
+        "--faults",
+        type=faults,
+        metavar="KIND,...",
+        help=f"of {', '.join(plan.FAULTS)}; none (default: kill; --publishes: none; --soak: {', '.join(SOAK_FAULTS)})",
+    )
+    flag("--cycles", type=positive, metavar="N", help=f"faults ({CYCLES}, if nothing else limits the run)")
+    flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after so long")
+    flag(
+        "--publishes",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="end when so many messages were published with confirms",
+    )
+    flag(
+        "--soak", type=float, default=0.0, metavar="S", help="so long, with the broker's memory, files and disk watched"
+    )
+    flag("--seed", type=int, help="repeat the plan of an earlier run (default: a new one)")
+    flag(
+        "--place",
+        type=Path,
+        metavar="DIR",
+        help="directory for the broker's data, kept (default: a temporary one, kept on failure)",
+    )
+    flag("--json", type=Path, metavar="FILE", help="write the report as JSON too")
+    parser.set_defaults(run=run)
+
+
+def faults(text: str) -> tuple[str, ...]:
+    """An argument that lists kinds of faults."""
+    kinds = tuple(kind for kind in text.split(",") if kind and kind != "none")
+    unknown = [kind for kind in kinds if kind not in plan.FAULTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(plan.FAULTS)}, none")
+    return kinds
+
+
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 on, not {text}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    problem = impossible(args)
+    if problem:
+        print(f"kvitto torture: {problem}", file=sys.stderr)
+        return 2
+    wanted = wanted_of(args)
+    place = args.place or Path(tempfile.mkdtemp(prefix="kvitto-torture-"))
+    node = node_of(args, place)
+    say(f"{node.name} in {place}, faults {', '.join(wanted.faults) or 'none'}, seed {wanted.seed}")
+    doing = Run(node, wanted, again(args, wanted), say)
+    outcome = doing.go()
+    passed = outcome.passed(doing.books)
+    if args.place or not passed:
+        outcome.place = str(place)
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+    if args.json:
+        args.json.write_text(json.dumps(as_json(outcome, doing.books), indent=1) + "\n")
+    print(as_text(outcome, doing.books))
+    return 130 if outcome.interrupted and not outcome.judged else 0 if passed else 1
+
+
+def impossible(args: argparse.Namespace) -> str:
+    """What is wrong with these arguments together; "" if nothing is."""
+    if (args.start is None) != (args.uri is None):
+        return "--start and --uri belong together: the command that runs the broker, and where it will be"
+    if args.uri:
+        try:
+            if parse_uri(args.uri).tls:
+                return "--uri has to be amqp://; TLS connections do not pass the harness's proxy"
+        except ValueError as error:
+            return str(error)
+    if args.rabbitmq and rabbitmq_script() is None:
+        return "RabbitMQ is not installed"
+    if args.place and args.place.exists() and any(args.place.iterdir()):
+        return f"{args.place} is not empty"
+    return ""
+
+
+def wanted_of(args: argparse.Namespace) -> Wanted:
+    chosen = args.faults
+    if chosen is None:
+        chosen = SOAK_FAULTS if args.soak else () if args.publishes else (plan.KILL,)
+    seconds = args.soak or args.seconds
+    limited = seconds or args.publishes
+    cycles = args.cycles or (0 if limited or not chosen else CYCLES)
+    seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
+    if not limited and not cycles:
+        seconds = 60.0
+    return Wanted(chosen, seed, cycles, seconds, args.publishes, soak=bool(args.soak))
+
+
+def node_of(args: argparse.Namespace, place: Path) -> Node:
+    if args.rabbitmq:
+        return RabbitMQ(place)
+    return Command(place, args.start, args.uri) if args.start else Kvitto(place)
+
+
+def again(args: argparse.Namespace, wanted: Wanted) -> str:
+    """The command that repeats the plan."""
+    words = ["kvitto", "torture", f"--seed={wanted.seed}", f"--faults={','.join(wanted.faults) or 'none'}"]
+    words += ["--rabbitmq"] if args.rabbitmq else []
+    words += [f"--start={args.start}", f"--uri={args.uri}"] if args.start else []
+    words += [f"--cycles={wanted.cycles}"] if wanted.cycles else []
+    words += [f"--publishes={wanted.publishes}"] if wanted.publishes else []
+    seconds = f"{wanted.seconds:g}"
+    words += [f"--soak={seconds}" if wanted.soak else f"--seconds={seconds}"] if wanted.seconds else []
+    return " ".join(map(shlex.quote, words))

@@ -1,0 +1,476 @@
+"""The load: publishers, transactions and consumers, each a thread with a connection of its own that it makes again and again.
+
+    exchange torture.all  -> queues a, b, idle          publisher p (confirms), transactions t
+    exchange torture.some -> queues b, c                publisher q (confirms), transactions t
+    c --rejected--> dead --one transaction of ack and publish--> moved
+
+Consumers publish to `fence` behind their acks: a broker that takes both in order and answers when the message is durable
+has the acks by then. Nobody takes from `idle` until everything is drained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import accumulate
+from struct import pack
+
+from kvitto.client import AMQPError, Channel, ChannelClosed, Column, Connection, ConnectionLost, Properties
+from kvitto.torture.books import (
+    ACKED,
+    CONFIRMED,
+    FLOW_SHIFT,
+    HEAD,
+    NEVER,
+    REFUSED,
+    REJECTED,
+    REQUEUED,
+    SAFE,
+    Books,
+    Flow,
+    Item,
+    Journal,
+    Ledger,
+    body,
+    padding,
+)
+
+ALL, SOME = "torture.all", "torture.some"
+A, B, C, IDLE, DEAD, MOVED, FENCE = (f"torture.{name}" for name in ("a", "b", "c", "idle", "dead", "moved", "fence"))
+ROUTE_ALL, ROUTE_SOME = (ALL, (A, B, IDLE)), (SOME, (B, C))
+QUEUES = (A, B, C, IDLE, DEAD, MOVED)
+PERSISTENT = Properties(delivery_mode=2)
+BURST = 50
+WINDOW = 500
+"""Most unconfirmed publishes of a publisher."""
+BEHIND_MAX = 3_000
+"""Publishers wait while consumers are so many deliveries behind."""
+GROUP = 6
+ROLLBACK_EVERY = 8
+PREFETCH = 500
+SETTLE_AT = 100
+"""A consumer settles when it has so many, or when nothing comes."""
+CONFIRM_S = 60.0
+"""A confirm that has not come after so long on a connection that lives does not come."""
+WAIT_S = 0.05
+RETRY_S = 0.02
+GONE = (0, 320)
+"""Reply codes of a connection that ended because the broker did."""
+
+
+class Place:
+    """Where the broker is reached at the moment, and whether the load goes on. Shared by all clients."""
+
+    def __init__(self) -> None:
+        self.uri = ""
+        self.up = threading.Event()
+        self.paused = threading.Event()
+        """Publishers wait for their confirms and publish nothing more; consumers settle what they have."""
+        self.ended = threading.Event()
+        self.safe_after_s = 0.0
+        """How long after the fence's confirm an ack counts as kept: brokers other than Kvitto sync acks when they like."""
+
+
+class Client(threading.Thread):
+    """Connects and talks until told to end; the end of a connection is normal here, anything else is a finding."""
+
+    def __init__(self, books: Books, place: Place, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.books = books
+        self.place = place
+        self.connections = 0
+        self.moves = 0
+        """Grows when something was confirmed, or settled."""
+        self.idle = threading.Event()
+        """It has nothing to wait for."""
+        self.done = threading.Event()
+        """Told to end, alone."""
+
+    @property
+    def ending(self) -> bool:
+        return self.done.is_set() or self.place.ended.is_set()
+
+    def run(self) -> None:
+        while not self.ending:
+            if not self.place.up.wait(WAIT_S):
+                continue
+            try:
+                connection = Connection(self.place.uri, name=f"kvitto torture {self.name}", buffer_bytes=1 << 18)
+            except (AMQPError, TimeoutError, OSError):
+                time.sleep(RETRY_S)
+                continue
+            self.connections += 1
+            try:
+                self.talk(connection.channel())
+                connection.close()
+            except ChannelClosed as error:
+                self._finding(error)
+            except ConnectionLost as error:
+                if error.code not in GONE:
+                    self._finding(error)
+            except TimeoutError:
+                pass  # _await has said so if it means something
+            except (AMQPError, OSError) as error:
+                self._finding(error)
+            finally:
+                self.idle.clear()
+                connection.transport.close()
+
+    def talk(self, channel: Channel) -> None:
+        """One connection's life."""
+        raise NotImplementedError
+
+    def _finding(self, error: Exception) -> None:
+        if not self.ending:
+            self.books.findings.add("protocol", f"{self.name}: {type(error).__name__}: {error}")
+
+    def _rest(self, channel: Channel) -> None:
+        """Wait a moment, taking in what comes."""
+        channel.connection.process(WAIT_S)
+        if channel.closed is not None:
+            raise channel.closed
+
+
+class Publisher(Client):
+    """Streamed confirms: BURST publishes at a time, at most WINDOW unconfirmed. Books each confirm as it comes."""
+
+    def __init__(self, books: Books, place: Place, flow: Flow, behind: Callable[[], int], limit: int = 0) -> None:
+        super().__init__(books, place, f"publisher {flow.name}")
+        self.flow = flow
+        self.behind = behind
+        self.limit = limit
+        """It ends after so many numbers; 0 = never."""
+        self.first = 0
+        self.sent = 0
+        self.low = 1
+        self.high = 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.limit) and self.flow.next >= self.limit
+
+    def talk(self, channel: Channel) -> None:
+        flow = self.flow
+        flow.session += 1
+        self.first, self.sent, self.low, self.high = flow.next, 0, 1, 0
+        channel.confirm_select(on_confirm=self.confirm)
+        exchange, key, properties = Column.one(flow.routes[0][0].encode()), Column.one(b""), persistent()
+        while not self.ending:
+            if self.place.paused.is_set() or self.finished:
+                self._await(channel, 0)
+                self.idle.set()
+                self._rest(channel)
+                continue
+            self.idle.clear()
+            if self.behind() > BEHIND_MAX:
+                self._rest(channel)
+                continue
+            first = flow.take(BURST)
+            self.sent += BURST
+            channel.publish_rows(bodies(flow, first, BURST), exchange, key, properties, 0, BURST)
+            self._await(channel, WINDOW - BURST)
+        self._await(channel, 0)
+
+    def confirm(self, tag: int, multiple: bool, ok: bool) -> None:
+        """C5: each publish is confirmed once, and none that was not sent."""
+        last = self.sent if multiple and tag == 0 else tag
+        if not (self.low if multiple else 1) <= last <= self.sent:
+            self.books.findings.add("confirms", f"{self.name}: confirm {tag} of {self.low} to {self.sent}")
+            return
+        if last < self.high:
+            self.books.findings.add("confirms out of order", f"{self.name}: confirm {last} after {self.high}")
+        self.high = max(self.high, last)
+        start, end = self.first + (self.low if multiple else last) - 1, self.first + last
+        marks, mark = self.flow.marks, CONFIRMED if ok else REFUSED
+        if not any(marks[start:end]):
+            self.flow.mark(start, end, mark)
+        elif not multiple:
+            self.books.findings.add("confirms", f"{self.name}: number {start} is confirmed twice")
+        else:
+            for number in range(start, end):
+                if not marks[number]:
+                    self.flow.mark(number, number + 1, mark)
+        while self.low <= self.sent and marks[self.first + self.low - 1]:
+            self.low += 1
+        self.moves += 1
+
+    def _await(self, channel: Channel, most: int) -> None:
+        """Until at most so many are unconfirmed: they have to come as long as the connection lives."""
+        try:
+            channel.wait_until_outstanding(most, CONFIRM_S)
+        except TimeoutError:
+            if channel.connection.blocked is None and self.place.up.is_set():
+                text = f"{self.name}: {channel.outstanding} publishes from {self.first + self.low - 1} on"
+                self.books.findings.add(
+                    "confirms", f"{text} have no confirm after {CONFIRM_S:g} s", channel.outstanding
+                )
+            raise
+
+
+class Transactor(Client):
+    """Transactions of GROUP messages over all queues, now and then rolled back: all or nothing."""
+
+    def __init__(self, books: Books, place: Place, flow: Flow, behind: Callable[[], int]) -> None:
+        super().__init__(books, place, f"transactions {flow.name}")
+        self.flow = flow
+        self.behind = behind
+
+    def talk(self, channel: Channel) -> None:
+        flow = self.flow
+        flow.session += 1
+        channel.tx_select()
+        properties = PERSISTENT.encode()
+        while not self.ending:
+            if self.place.paused.is_set() or self.behind() > BEHIND_MAX:
+                self.idle.set()
+                self._rest(channel)
+                continue
+            self.idle.clear()
+            first = flow.take(flow.group)
+            rollback = first // flow.group % ROLLBACK_EVERY == ROLLBACK_EVERY - 1
+            if rollback:
+                flow.mark(first, first + flow.group, NEVER)
+            for number in range(first, first + flow.group):
+                exchange = flow.routes[number % len(flow.routes)][0]
+                channel.publish(body(flow.number, flow.session, number), exchange, "", properties)
+            if rollback:
+                channel.tx_rollback()
+                continue
+            channel.tx_commit()
+            flow.mark(first, first + flow.group, CONFIRMED)
+            self.moves += 1
+
+
+def persistent() -> Column:
+    return Column.one(PERSISTENT.encode())
+
+
+def bodies(flow: Flow, first: int, count: int) -> Column:
+    """The bodies of so many numbers."""
+    numbers = range(first, first + count)
+    if any(map(padding, numbers)):
+        texts = [body(flow.number, flow.session, number) for number in numbers]
+        ends = pack(f"<{count + 1}I", 0, *accumulate(map(len, texts)))
+        return Column.of(ends, b"".join(texts))
+    key = flow.number << FLOW_SHIFT | flow.session
+    words = [word for number in numbers for word in (key, number)]
+    ends = pack(f"<{count + 1}I", *range(0, HEAD.size * (count + 1), HEAD.size))
+    return Column.of(ends, pack(f">{2 * count}Q", *words))
+
+
+class Promise:
+    """Settlements whose fence is out."""
+
+    def __init__(self, fence: int, items: list[Item]) -> None:
+        self.fence = fence
+        self.items = items
+        self.confirmed_at = 0.0
+
+
+class Consumer(Client):
+    """Takes from one queue with manual acks; `_settle` says how a batch is settled."""
+
+    def __init__(self, books: Books, place: Place, ledger: Ledger) -> None:
+        super().__init__(books, place, f"consumer of {ledger.queue}")
+        self.ledger = ledger
+        self.queue = ledger.queue
+
+    def talk(self, channel: Channel) -> None:
+        channel.qos(PREFETCH)
+        channel.confirm_select()
+        channel.consume(self.queue)
+        last: dict[int, int] = {}
+        items: list[Item] = []
+        promises: deque[Promise] = deque()
+        while not self.ending:
+            batch = channel.receive(WAIT_S)
+            if len(batch):
+                self.idle.clear()
+                items += self.ledger.deliver(batch, last)
+            if len(items) >= SETTLE_AT or (items and not len(batch)):
+                settled = self._settle(channel, items)
+                promises.append(Promise(channel.publish(b"", "", FENCE, PERSISTENT), settled))
+                items = []
+                channel.connection.flush(CONFIRM_S)
+            self._keep(channel, promises)
+            if not items and not len(batch) and (not promises or self.place.safe_after_s != 0.0):
+                self.idle.set()
+
+    def _settle(self, channel: Channel, items: list[Item]) -> list[Item]:
+        """Book and send the settlements; gives what is settled for good by them."""
+        self.ledger.settle(items, ACKED)
+        channel.ack(items[-1][0], multiple=True)
+        return items
+
+    def _keep(self, channel: Channel, promises: deque[Promise]) -> None:
+        """Book as safe what the broker has to have kept by now."""
+        now = time.monotonic()
+        for promise in promises:
+            if promise.fence >= channel.settled_below:
+                break
+            promise.confirmed_at = promise.confirmed_at or now
+        while promises and promises[0].confirmed_at and now - promises[0].confirmed_at >= self.place.safe_after_s:
+            self.ledger.settle(promises.popleft().items, SAFE)
+            self.moves += 1
+
+
+class Requeuer(Consumer):
+    """Acks one by one, the last first, and sends some back, once each."""
+
+    EVERY = 16
+
+    def _settle(self, channel: Channel, items: list[Item]) -> list[Item]:
+        back = {tag for tag, flow, number in items if self._wants_back(flow, number)}
+        self.ledger.settle([item for item in items if item[0] in back], REQUEUED)
+        acked = [item for item in items if item[0] not in back]
+        self.ledger.settle(acked, ACKED)
+        for tag, _, _ in reversed(items):
+            if tag in back:
+                channel.nack(tag)
+            else:
+                channel.ack(tag)
+        return acked
+
+    def _wants_back(self, flow: int, number: int) -> bool:
+        return number % self.EVERY == 3 and flow >= 0 and not self.ledger.marks[flow][number] & REQUEUED
+
+
+class Rejecter(Consumer):
+    """Acks most and rejects the rest, which become dead letters."""
+
+    EVERY = 3
+
+    def _settle(self, channel: Channel, items: list[Item]) -> list[Item]:
+        refused = [item for item in items if item[2] % self.EVERY == 0]
+        self.ledger.settle(refused, ACKED | REJECTED)
+        self.ledger.settle([item for item in items if item[2] % self.EVERY], ACKED)
+        for tag, _, number in items:
+            if number % self.EVERY == 0:
+                channel.reject(tag, requeue=False)
+            else:
+                channel.ack(tag)
+        return items
+
+
+class Mover(Consumer):
+    """Takes dead letters and publishes them on, ack and publish in one transaction."""
+
+    def talk(self, channel: Channel) -> None:
+        channel.qos(PREFETCH)
+        channel.tx_select()
+        channel.consume(self.queue)
+        properties = PERSISTENT.encode()
+        promises: deque[Promise] = deque()
+        while not self.ending:
+            batch = channel.receive(WAIT_S)
+            if len(batch):
+                self.idle.clear()
+                texts = batch.bodies.tolist()
+                items = self.ledger.deliver(batch, {})
+                for text in texts:
+                    channel.publish(text, "", MOVED, properties)
+                channel.ack(items[-1][0], multiple=True)
+                self.ledger.settle(items, ACKED)
+                channel.tx_commit()
+                promises.append(Promise(0, items))
+                promises[-1].confirmed_at = time.monotonic()
+            self._keep(channel, promises)
+            if not len(batch):
+                self.idle.set()
+
+
+class Load:
+    """All clients of a run and their books."""
+
+    def __init__(self, journal: Journal, place: Place, publishes: int = 0) -> None:
+        self.place = place
+        self.books = books = Books(journal, (C, DEAD, MOVED))
+        p, q = books.flow("p", [ROUTE_ALL]), books.flow("q", [ROUTE_SOME])
+        t = books.flow("t", [ROUTE_ALL, ROUTE_SOME], GROUP)
+        for queue in QUEUES:
+            books.ledger(queue, ordered=queue not in (DEAD, MOVED))
+        half = -(-publishes // 2 // BURST) * BURST
+        self.publishers = [Publisher(books, place, flow, self.behind, half) for flow in (p, q)]
+        self.transactors = [Transactor(books, place, t, self.behind)]
+        kinds: dict[str, type[Consumer]] = {A: Consumer, B: Requeuer, C: Rejecter, DEAD: Mover, MOVED: Consumer}
+        self.consumers = [kind(books, place, books.ledgers[queue]) for queue, kind in kinds.items()]
+        self._idler: Consumer | None = None
+        self._given_up = 0
+
+    @property
+    def clients(self) -> list[Client]:
+        return [*self.publishers, *self.transactors, *self.consumers]
+
+    def behind(self) -> int:
+        """How many confirmed messages the slowest consumer has before it, about."""
+        p, q, t = (flow.confirmed for flow in self.books.flows)
+        seen = {queue: self.books.ledgers[queue].first_deliveries for queue in (A, B, C)}
+        return max(p + t // 2 - seen[A], p + q + t - seen[B], q + t // 2 - seen[C]) - self._given_up
+
+    def start(self) -> None:
+        for client in self.clients:
+            client.start()
+
+    def drain_idle(self, on: bool) -> None:
+        """Take from the idle queue, or stop it."""
+        if on and self._idler is None:
+            self._idler = Consumer(self.books, self.place, self.books.ledgers[IDLE])
+            self._idler.start()
+        elif not on and self._idler is not None:
+            self._idler.done.set()
+            self._idler.join()
+            self._idler = None
+
+    def forgive(self) -> None:
+        """After a judgement: what has not come by now does not count as ahead."""
+        self._given_up = 0
+        self._given_up = self.behind()
+
+    @property
+    def quiet(self) -> bool:
+        """Nobody waits for anything."""
+        idlers = [self._idler] if self._idler is not None else []
+        return all(client.idle.is_set() for client in [*self.clients, *idlers])
+
+    def join(self) -> None:
+        """End all. The broker has to be there or gone, not frozen."""
+        self.place.ended.set()
+        for client in [*self.clients, *([self._idler] if self._idler else [])]:
+            client.join()
+
+
+def declare(uri: str) -> None:
+    """Exchanges, queues and bindings of the load; what is left in them of another run is purged."""
+    with Connection(uri) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(ALL, "fanout", durable=True)
+        channel.exchange_declare(SOME, "direct", durable=True)
+        channel.queue_declare(FENCE, durable=True, arguments={"x-max-length": 5})
+        for queue in QUEUES:
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD} if queue == C else {}
+            channel.queue_declare(queue, durable=True, arguments=dict(dead))
+            channel.queue_purge(queue)
+        for exchange, queues in (ROUTE_ALL, ROUTE_SOME):
+            for queue in queues:
+                channel.queue_bind(queue, exchange, "")
+
+
+def delete(uri: str) -> None:
+    """All of it again."""
+    with Connection(uri) as connection:
+        channel = connection.channel()
+        for queue in (*QUEUES, FENCE):
+            channel.queue_delete(queue)
+        for exchange in (ALL, SOME):
+            channel.exchange_delete(exchange)
+
+
+def waiting(uri: str) -> int:
+    """Messages that are ready in all queues; -1 if the broker does not say."""
+    with contextlib.suppress(AMQPError, TimeoutError, OSError), Connection(uri, heartbeat_thread=False) as connection:
+        channel = connection.channel()
+        return sum(channel.queue_declare(queue, passive=True).message_count for queue in QUEUES)
+    return -1

@@ -1,0 +1,325 @@
+"""Brokers to be started, stopped, killed and frozen: each in a process group of its own, on a directory of its own.
+
+Nothing else on the machine is touched: ports are free ones, and only groups that were begun here are signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from kvitto.client import AMQPError, Connection
+
+START_S = 600.0
+"""A broker may have to read millions of messages first."""
+STOP_S = 300.0
+INSTALL_RABBITMQ = "sudo apt-get install -y rabbitmq-server"
+RABBITMQ_PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
+"""Debian's own script first: the one in the path is a wrapper that insists on the system's directories."""
+READY = re.compile(r"^kvitto ready amqp=(?P<amqp>\S+) http=\S+ data=.* pid=(?P<pid>\d+)(?: tls=\S+)?$")
+PORTS = range(20000, 32000)
+"""Below those that the system gives to connections: a client that tries again while a broker is down would now and then
+be given the broker's own port, connect to itself, and keep the port from the broker."""
+
+
+class BrokerFailed(Exception):
+    """A broker did not start or stop; the text says where to look."""
+
+
+def free_port() -> int:
+    """A port that nobody uses at the moment."""
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise BrokerFailed(f"no free port on 127.0.0.1 from {PORTS[0]} to {PORTS[-1]}")
+
+
+def uri_for(port: int, scheme: str = "amqp", query: str = "") -> str:
+    """For guest on this machine. No heartbeats: a generator that is busy for a minute is not dead."""
+    return f"{scheme}://guest:guest@127.0.0.1:{port}/%2f?heartbeat=0{query}"
+
+
+class Node:
+    """A broker on `place`. `start` may be called again after `stop` or `kill`."""
+
+    name = ""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.data = place / "data"
+        """Where its files are."""
+        self.log = place / "log"
+        self.uri = ""
+        self.tls_uri: str | None = None
+        self.pid = 0
+        """The broker itself; its group is that of the command that started it."""
+        self._process: subprocess.Popen[str] | None = None
+        place.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> float:
+        """Seconds until it accepted connections. BrokerFailed if it does not."""
+        started = time.perf_counter()
+        self._start()
+        return time.perf_counter() - started
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _around_spawn(self) -> AbstractContextManager[None]:
+        """What the process inherits."""
+        return nullcontext()
+
+    def _spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], *, listen: bool = False
+    ) -> subprocess.Popen[str]:
+        """The process; `listen` to read what it prints, else that goes to the log."""
+        with self.log.open("a") as log, self._around_spawn():
+            return subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if listen else log,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the harness, which then stops its brokers in order
+            )
+
+    def _wait_ready(self, process: subprocess.Popen[str]) -> None:
+        """Until a handshake succeeds."""
+        deadline = time.monotonic() + START_S
+        while not answers(self.uri):
+            if process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise BrokerFailed(f"{self.name} did not start; see {self.log}")
+            time.sleep(0.01)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> int:
+        """In order, with SIGTERM; the exit code. BrokerFailed if it does not end."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """As if the power of this process were cut: SIGKILL for its whole group."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: the whole group stands still, its sockets stay open."""
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_group(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Leave nothing behind, in whatever state it is."""
+        self.kill()
+
+    def members(self) -> list[int]:
+        """The living processes of its group, by /proc."""
+        return group_members(self._process.pid) if self._process is not None else []
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        if process is None:
+            return 0
+        if number == signal.SIGKILL:
+            self._signal_group(number)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid or process.pid, number)
+        try:
+            code = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._signal_group(signal.SIGKILL)
+            process.wait()
+            raise BrokerFailed(
+                f"{self.name} did not end within {STOP_S:g} s of {number.name}; see {self.log}"
+            ) from None
+        finally:
+            self._process = None
+            self.pid = 0
+            if process.stdout is not None:
+                process.stdout.close()
+        deadline = time.monotonic() + STOP_S
+        while group_members(process.pid):  # a script that started the broker may end before it
+            if time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise BrokerFailed(f"processes of {self.name} are left after {STOP_S:g} s; see {self.log}")
+            time.sleep(0.01)
+        return code
+
+
+class Kvitto(Node):
+    """`kvitto serve` of this installation."""
+
+    name = "Kvitto"
+
+    def _options(self) -> list[str]:
+        """More options of `kvitto serve`."""
+        return []
+
+    def _start(self) -> None:
+        command = [*kvitto_command(), "serve", "--data-dir", str(self.data), "--port", "0", "--http-port", "0"]
+        self._process = self._spawn([*command, *self._options()], {}, listen=True)
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
+        line = self._process.stdout.readline() if ready else ""
+        match = READY.match(line.rstrip("\n"))
+        if match is None:
+            self.kill()
+            raise BrokerFailed(f"kvitto serve did not get ready (it said {line!r}); see {self.log}")
+        self.pid = int(match["pid"])
+        self.uri = uri_for(int(match["amqp"].rpartition(":")[2]))
+
+
+class Command(Node):
+    """Any broker that a command starts in the foreground and a URI reaches."""
+
+    def __init__(self, place: Path, command: str, uri: str) -> None:
+        super().__init__(place)
+        self.command = command
+        self.uri = uri if "heartbeat=" in uri else uri + ("&" if "?" in uri else "?") + "heartbeat=0"
+        self.name = command.split()[0].rpartition("/")[2]
+
+    def _start(self) -> None:
+        if answers(self.uri):
+            raise BrokerFailed(f"a broker that was not started here answers already at {self.uri.rpartition('@')[2]}")
+        self._process = self._spawn(["/bin/sh", "-c", f"exec {self.command}"], {})
+        self._wait_ready(self._process)
+        self.pid = self._process.pid
+
+
+class RabbitMQ(Node):
+    """Debian's RabbitMQ as a node of its own: name, ports, cookie, port mapper and directories."""
+
+    name = "RabbitMQ"
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.data = place / "mnesia"
+        self.port, self.tls_port, self.dist_port, self.epmd_port = (free_port() for _ in range(4))
+        self._epmd: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> None:
+        script = rabbitmq_script()
+        if script is None:
+            raise BrokerFailed(f"RabbitMQ is not installed; install it with: {INSTALL_RABBITMQ}")
+        self._write_config()
+        if self._epmd is None:
+            # else Erlang leaves a daemon behind, and one that other nodes of this machine would use
+            command = [shutil.which("epmd") or "epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"]
+            self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = self._spawn([script], self._environment())
+        self.uri = uri_for(self.port)
+        self._wait_ready(self._process)
+        self.pid = next((pid for pid in self.members() if is_erlang(pid)), self._process.pid)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._end_epmd()
+
+    def stop(self) -> int:
+        try:
+            return super().stop()
+        finally:
+            self._end_epmd()
+
+    def _end_epmd(self) -> None:
+        if self._epmd is not None:
+            self._epmd.terminate()
+            self._epmd.wait()
+            self._epmd = None
+
+    def _settings(self) -> list[str]:
+        """Lines of rabbitmq.conf."""
+        return [f"listeners.tcp.local = 127.0.0.1:{self.port}", f"log.file = {self.place / 'rabbitmq.log'}"]
+
+    def _write_config(self) -> None:
+        (self.place / "rabbitmq.conf").write_text("\n".join(self._settings()) + "\n")
+        (self.place / "plugins").write_text("[].\n")
+
+    def _environment(self) -> dict[str, str]:
+        place = str(self.place)
+        return {
+            "HOME": place,
+            "RABBITMQ_NODENAME": f"kvitto-bench-{os.getpid()}@localhost",
+            "RABBITMQ_DIST_PORT": str(self.dist_port),
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_CONFIG_FILE": f"{place}/rabbitmq.conf",
+            "RABBITMQ_CONF_ENV_FILE": f"{place}/none",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{place}/plugins",
+            "RABBITMQ_MNESIA_BASE": f"{place}/mnesia",
+            "RABBITMQ_LOG_BASE": place,
+            "RABBITMQ_PID_FILE": f"{place}/pid",
+        }
+
+
+def answers(uri: str) -> bool:
+    """Whether a whole handshake succeeds."""
+    try:
+        Connection(uri, heartbeat_thread=False).close()
+    except (AMQPError, TimeoutError, OSError):
+        return False
+    return True
+
+
+def version(uri: str) -> str:
+    """As the broker introduces itself to clients; "" if it does not."""
+    with Connection(uri, heartbeat_thread=False) as connection:
+        properties = connection.server_properties
+        return " ".join(str(properties.get(name, "")) for name in ("product", "version")).strip()
+
+
+def rabbitmq_script() -> str | None:
+    """RabbitMQ's start script, if it is installed."""
+    return next((found for place in RABBITMQ_PLACES if (found := shutil.which(place))), None)
+
+
+def kvitto_command() -> list[str]:
+    """The `kvitto` beside this interpreter."""
+    beside = Path(sys.executable).with_name("kvitto")
+    return [str(beside)] if os.access(beside, os.X_OK) else [sys.executable, "-m", "kvitto.cli.main"]
+
+
+def group_members(group: int) -> list[int]:
+    """The processes of a group that are not zombies; nothing where there is no /proc."""
+    members: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name, may hold anything) state ppid pgrp session ...
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            members.append(int(entry.parent.name))
+    return members
+
+
+def is_erlang(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("beam")
+    except OSError:
+        return False

@@ -1,0 +1,164 @@
+"""The end of a run: what was done, what was found, and how to do it again."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvitto.torture.books import Books
+from kvitto.torture.sampling import Sample, Slope, slope
+
+TITLES = {
+    "lost": "confirmed, never delivered",
+    "invented": "delivered, never published (or rejected)",
+    "damaged": "bodies that are not what was published",
+    "settled, came back": "acked and synced, came back",
+    "order": "order breaks",
+    "half transactions": "transactions done by half",
+    "half dead letters": "dead letters that are in both queues",
+    "confirms": "confirms missing, doubled or for nothing",
+    "protocol": "errors that nobody had caused",
+    "doubled, not flagged": "doubled, not flagged redelivered",
+    "doubled, flagged": "doubled, flagged redelivered",
+    "acked, came back": "  of all doubled: acked, not known to be synced",
+    "requeued, came back": "requeued by the consumer, came back",
+    "flagged, never seen": "flagged redelivered, not seen before",
+    "confirms out of order": "confirms out of order",
+}
+FAILURES = tuple(TITLES)[:9]
+"""What no broker may do. `doubled, not flagged` is one more for Kvitto, which promises the flag."""
+FLAG = "doubled, not flagged"
+
+
+@dataclass
+class Outcome:
+    """Filled while a run goes on."""
+
+    broker: str
+    seed: int
+    again: str
+    """The command that repeats the plan."""
+    promises_flag: bool
+    cycles: Counter[str] = field(default_factory=Counter)
+    recoveries_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    chapters: int = 0
+    """How often everything was drained and judged."""
+    judged: bool = False
+    """Whether that was done at the end."""
+    interrupted: bool = False
+    broke: str = ""
+    """Why the run could not go on."""
+    connections: int = 0
+    place: str = ""
+    """What was kept of a run that failed."""
+    samples: list[Sample] = field(default_factory=list)
+    first: Sample | None = None
+    last: Sample | None = None
+    """When nothing was in the queues, before and after."""
+
+    def failures(self, books: Books) -> dict[str, int]:
+        """By kind, what makes the run fail."""
+        kinds = (*FAILURES, FLAG) if self.promises_flag else FAILURES
+        found = {kind: books.findings[kind] for kind in kinds if books.findings[kind]}
+        memory = self.slope
+        if memory is not None and memory.grows:
+            found["memory grows"] = 1
+        return found
+
+    @property
+    def slope(self) -> Slope | None:
+        return slope(self.samples)
+
+    def passed(self, books: Books) -> bool:
+        return self.judged and not self.broke and not self.failures(books)
+
+
+def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
+    """Everything, for a file."""
+    recovery = outcome.recoveries_s
+    memory = outcome.slope
+    result: dict[str, Any] = {
+        "broker": outcome.broker,
+        "passed": outcome.passed(books),
+        "seed": outcome.seed,
+        "again": outcome.again,
+        "seconds": round(outcome.seconds, 1),
+        "cycles": dict(outcome.cycles),
+        "published": books.published,
+        "confirmed": books.confirmed,
+        "delivered": books.delivered,
+        "transactions": books.groups,
+        "connections": outcome.connections,
+        "drained_and_judged": outcome.chapters,
+        "judged_at_end": outcome.judged,
+        "interrupted": outcome.interrupted,
+        "broke": outcome.broke,
+        "findings": {kind: books.findings[kind] for kind in TITLES},
+        "samples": books.findings.samples,
+        "recovery_s": {
+            "median": round(statistics.median(recovery), 3) if recovery else None,
+            "max": round(max(recovery), 3) if recovery else None,
+        },
+        "kept": outcome.place,
+    }
+    if memory is not None and outcome.samples:
+        result["soak"] = {
+            "rss_bytes_mean": round(statistics.mean(s.rss_bytes for s in outcome.samples)),
+            "rss_slope_bytes_per_h": round(memory.bytes_per_h),
+            "rss_slope_standard_error": round(memory.error),
+            "files": {when: s.files for when, s in ends(outcome)},
+            "files_max": max(s.files for s in outcome.samples),
+            "disk_bytes": {when: s.disk_bytes for when, s in ends(outcome)},
+            "disk_bytes_max": max(s.disk_bytes for s in outcome.samples),
+        }
+    return result
+
+
+def ends(outcome: Outcome) -> list[tuple[str, Sample]]:
+    return [(when, s) for when, s in (("start", outcome.first), ("end", outcome.last)) if s is not None]
+
+
+def as_text(outcome: Outcome, books: Books) -> str:
+    """For people."""
+    cycles = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.cycles.items())) or "none"
+    lines = [
+        f"{outcome.broker}: {outcome.cycles.total()} faults in {outcome.seconds:,.0f} s ({cycles})",
+        f"  {books.published:>12,}  published, over {outcome.connections:,} connections",
+        f"  {books.confirmed:>12,}  confirmed",
+        f"  {books.delivered:>12,}  deliveries (each message goes to 2 or 3 queues)",
+        f"  {books.groups:>12,}  transactions looked at",
+    ]
+    lines += [f"  {books.findings[kind]:>12,}  {title}" for kind, title in TITLES.items()]
+    if outcome.recoveries_s:
+        median, most = statistics.median(outcome.recoveries_s), max(outcome.recoveries_s)
+        lines.append(f"  accepts connections after a start: {median:.2f} s median, {most:.2f} s at most")
+    lines += soak_lines(outcome)
+    for kind in outcome.failures(books):
+        lines += [f"  {kind}: {text}" for text in books.findings.samples.get(kind, [])[:5]]
+    if outcome.broke:
+        lines.append(f"  the run broke off: {outcome.broke}")
+    if not outcome.judged:
+        lines.append("  the queues were not drained at the end: what came last is not judged")
+    verdict = "passed" if outcome.passed(books) else "FAILED"
+    lines.append(f"{verdict}; seed {outcome.seed}; again: {outcome.again}")
+    if outcome.place:
+        lines.append(f"kept: {outcome.place} (the broker's data and log, journal: ids and what was promised for them)")
+    return "\n".join(lines)
+
+
+def soak_lines(outcome: Outcome) -> list[str]:
+    memory = outcome.slope
+    if memory is None:
+        return []
+    mean = statistics.mean(s.rss_bytes for s in outcome.samples) / 1e6
+    text = f"{memory.bytes_per_h / 1e6:+.2f} MB/h, standard error {memory.error / 1e6:.2f}"
+    lines = [f"  resident memory {mean:.1f} MB on average, slope {text}"]
+    if outcome.first is not None and outcome.last is not None:
+        first, last = outcome.first, outcome.last
+        most = max(s.disk_bytes for s in outcome.samples) / 1e6
+        lines.append(f"  open files {first.files} at the start, {last.files} at the end")
+        lines.append(f"  disk {first.disk_bytes / 1e6:.2f} MB, {last.disk_bytes / 1e6:.2f} MB, at most {most:.1f} MB")
+    return lines

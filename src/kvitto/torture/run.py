@@ -1,0 +1,306 @@
+"""The director: starts the broker, keeps the load on it, does to it what the plan says, and has the books judged.
+
+Clients are threads (`load.py`), the proxy is one; this is the main one. It alone starts, signals and ends the broker.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+from kvitto.client import AMQPError
+from kvitto.torture import load, plan, sampling
+from kvitto.torture.books import Journal
+from kvitto.torture.nodes import BrokerFailed, Kvitto, Node, version
+from kvitto.torture.proxy import Proxy
+from kvitto.torture.report import Outcome
+
+CHAPTER_CYCLES = 50
+CHAPTER_S = 120.0
+"""Everything is drained and judged after so many cycles, or so long."""
+MOVE_S = 120.0
+"""All clients have to get on within so long after a fault."""
+LATE_S = 20.0
+"""Missing messages may still come until nothing has come for so long."""
+PROGRESS_S = 5.0
+SOAK_GAP_S = 8.0
+POLL_S = 0.01
+SAMPLE_S = 1.0
+SAFE_AFTER_S = 5.0
+"""For brokers whose acks are synced when they like: how long after the fence's confirm they have to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run is to do. 0 = no limit; a run ends when the first of its limits is reached."""
+
+    faults: tuple[str, ...]
+    seed: int
+    cycles: int = 0
+    seconds: float = 0.0
+    publishes: int = 0
+    soak: bool = False
+
+
+class Stuck(Exception):
+    """The load does not get on, or the broker ended by itself; the text says which."""
+
+
+class Run:
+    """One run against one broker. `go` does all of it and leaves nothing behind."""
+
+    def __init__(self, node: Node, wanted: Wanted, again: str, say: Callable[[str], None]) -> None:
+        self.node = node
+        self.wanted = wanted
+        self.say = say
+        self.place = load.Place()
+        self.journal = Journal(node.place / "journal")
+        self.load = load.Load(self.journal, self.place, wanted.publishes)
+        self.books = self.load.books
+        self.outcome = Outcome(node.name, wanted.seed, again, promises_flag=isinstance(node, Kvitto))
+        if not isinstance(node, Kvitto):
+            self.place.safe_after_s = SAFE_AFTER_S
+        self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
+        self._life = 0
+        self._started_s = 0.0
+        self._chapter_s = 0.0
+        self._said_s = 0.0
+
+    def go(self) -> Outcome:
+        """Until the plan is done, something breaks, or Ctrl-C; then the last judgement."""
+        self._started_s = self._chapter_s = time.monotonic()
+        sampler: threading.Thread | None = None
+        stop_sampling = threading.Event()
+        try:
+            self._prepare()
+            if self.wanted.soak:
+                sampler = threading.Thread(target=self._sample_all, args=(stop_sampling,), daemon=True)
+                sampler.start()
+            try:
+                self._faults()
+            except KeyboardInterrupt:
+                self.outcome.interrupted = True
+                self.say("interrupted; draining and judging what there is (once more: not that either)")
+            stop_sampling.set()
+            self._judge()
+            self.outcome.judged = True
+            self._last_sample()
+        except KeyboardInterrupt:
+            self.outcome.interrupted = True
+        except (Stuck, BrokerFailed) as error:
+            self.outcome.broke = str(error)
+        finally:
+            stop_sampling.set()
+            if sampler is not None:
+                sampler.join()
+            self._end()
+        return self.outcome
+
+    def _prepare(self) -> None:
+        if self.proxy is not None:
+            self.proxy.start()
+        self._start()
+        with suppress(AMQPError, TimeoutError):
+            self.outcome.broker = version(self.node.uri) or self.node.name
+        load.declare(self.node.uri)
+        self.outcome.first = self._sample()
+        self.load.start()
+
+    def _faults(self) -> None:
+        wanted, began = self.wanted, time.monotonic()
+        cycle = 0
+        while True:
+            elapsed = time.monotonic() - began
+            if wanted.publishes and all(publisher.finished for publisher in self.load.publishers):
+                return
+            if (wanted.cycles and cycle >= wanted.cycles) or (wanted.seconds and elapsed >= wanted.seconds):
+                return
+            if not wanted.faults:
+                self._alive()
+                time.sleep(SAMPLE_S)
+            else:
+                fault = plan.fault(wanted.seed, cycle, wanted.faults, SOAK_GAP_S if wanted.soak else 0.0)
+                self._cycle(fault)
+                cycle += 1
+            self._progress(cycle)
+            late = time.monotonic() - self._chapter_s > CHAPTER_S and not wanted.publishes
+            if (wanted.faults and not wanted.soak and cycle % CHAPTER_CYCLES == 0) or late:
+                self._judge()
+
+    def _cycle(self, fault: plan.Fault) -> None:
+        self._wait_moving()
+        time.sleep(fault.after_s)
+        self._alive()
+        DOES[fault.kind](self, fault)
+        self.outcome.cycles[fault.kind] += 1
+
+    def _kill(self, fault: plan.Fault) -> None:
+        self._down()
+        self.node.kill()
+        self.outcome.recoveries_s.append(self._start())
+
+    def _restart(self, fault: plan.Fault) -> None:
+        self._down()
+        code = self.node.stop()
+        if isinstance(self.node, Kvitto) and code != 0:
+            raise Stuck(f"the broker ended with {code} after SIGTERM; see {self.node.log}")
+        self.outcome.recoveries_s.append(self._start())
+
+    def _stop(self, fault: plan.Fault) -> None:
+        self.node.pause()
+        try:
+            time.sleep(fault.lasts_s)
+        finally:
+            self.node.resume()
+
+    def _cut(self, fault: plan.Fault) -> None:
+        assert self.proxy is not None
+        self.proxy.cut(chooser(fault), reset=fault.reset)
+
+    def _half_open(self, fault: plan.Fault) -> None:
+        assert self.proxy is not None
+        self.proxy.half_open(chooser(fault), from_client=fault.from_client)
+        time.sleep(fault.lasts_s)
+        self.proxy.cut_half_open()
+
+    def _down(self) -> None:
+        self.place.up.clear()
+        if self.proxy is not None:
+            self.proxy.target = None
+
+    def _start(self) -> float:
+        took = self.node.start()
+        self._life += 1
+        uri = self.node.uri
+        if self.proxy is not None:
+            parts = urlsplit(uri)
+            assert parts.hostname is not None
+            self.proxy.target = (parts.hostname, parts.port or 5672)
+            uri = through(uri, self.proxy.port)
+        if plan.HALF_OPEN in self.wanted.faults:
+            uri = uri.replace("heartbeat=0", f"heartbeat={plan.HEARTBEAT_S}")
+        self.place.uri = f"{uri}&connection_timeout=5000"
+        self.place.up.set()
+        return took
+
+    def _alive(self) -> None:
+        if not self.node.running:
+            raise Stuck(f"the broker ended by itself; see {self.node.log}")
+
+    def _wait_moving(self) -> None:
+        """Until each client that has something to do has had something promised since now."""
+        clients = [c for c in self.load.clients if not (isinstance(c, load.Publisher) and c.finished)]
+        before = {client: client.moves for client in clients}
+        deadline = time.monotonic() + MOVE_S
+        while still := [c for c in clients if c.moves == before[c] and not self._nothing_to_do(c)]:
+            self._alive()
+            if time.monotonic() > deadline:
+                raise Stuck(f"no progress within {MOVE_S:g} s: {', '.join(client.name for client in still)}")
+            time.sleep(POLL_S)
+
+    def _nothing_to_do(self, client: load.Client) -> bool:
+        """Consumers of a run without a publisher, publishers that wait for slow consumers."""
+        if isinstance(client, load.Consumer):
+            return all(p.finished for p in self.load.publishers)
+        return self.load.behind() > load.BEHIND_MAX
+
+    def _judge(self) -> None:
+        """Let everything come that may come, and close a chapter of the books."""
+        self.place.paused.set()
+        self.load.drain_idle(True)
+        seen, since = -1, time.monotonic()
+        while not self._drained():
+            self._alive()
+            if self.books.delivered != seen:
+                seen, since = self.books.delivered, time.monotonic()
+            elif time.monotonic() - since > LATE_S + (load.CONFIRM_S if not self.load.quiet else 0.0):
+                break
+            time.sleep(10 * POLL_S)
+        self.books.close_chapter()
+        self.load.drain_idle(False)
+        self.load.forgive()
+        self.outcome.chapters += 1
+        self._chapter_s = time.monotonic()
+        self.place.paused.clear()
+
+    def _drained(self) -> bool:
+        return self.load.quiet and load.waiting(self.node.uri) == 0 and self.load.quiet and not self.books.judge()
+
+    def _progress(self, cycle: int) -> None:
+        now = time.monotonic()
+        if now - self._said_s < PROGRESS_S:
+            return
+        self._said_s = now
+        wanted = f" of {self.wanted.cycles}" if self.wanted.cycles else ""
+        findings = {kind: count for kind, count in self.outcome.failures(self.books).items() if count}
+        said = ", ".join(f"{count} {kind}" for kind, count in findings.items()) or "nothing found"
+        self.say(
+            f"{now - self._started_s:6.0f} s  {cycle}{wanted} faults  {self.books.published:,} published  "
+            f"{self.books.confirmed:,} confirmed  {self.books.delivered:,} delivered  {said}"
+        )
+
+    def _sample(self) -> sampling.Sample | None:
+        return sampling.sample(self.node.members(), self.node.data, self._life, self._started_s)
+
+    def _sample_all(self, stop: threading.Event) -> None:
+        while not stop.wait(SAMPLE_S):
+            found = self._sample()
+            if found is not None:
+                self.outcome.samples.append(found)
+
+    def _last_sample(self) -> None:
+        """As at the start: nothing in the queues, no clients."""
+        if not self.wanted.soak:
+            return
+        self.load.join()
+        deadline = time.monotonic() + LATE_S
+        while time.monotonic() < deadline:
+            self.outcome.last = self._sample()
+            first, last = self.outcome.first, self.outcome.last
+            if first is None or last is None or last.files <= first.files:
+                return
+            time.sleep(10 * POLL_S)
+
+    def _end(self) -> None:
+        self.place.ended.set()
+        self.node.resume()
+        if self.proxy is not None and self.proxy.is_alive():
+            self.proxy.target = None
+            self.proxy.close()
+        self.outcome.connections = sum(client.connections for client in self.load.clients)
+        self.node.close()
+        self.load.join()
+        self.journal.close()
+        self.outcome.seconds = time.monotonic() - self._started_s
+
+
+DOES: dict[str, Callable[[Run, plan.Fault], None]] = {
+    plan.KILL: Run._kill,
+    plan.RESTART: Run._restart,
+    plan.STOP: Run._stop,
+    plan.CUT: Run._cut,
+    plan.HALF_OPEN: Run._half_open,
+}
+
+
+def chooser(fault: plan.Fault) -> Callable[[], bool]:
+    """Which connections it takes: some by chance."""
+    rng = random.Random(fault.seed)
+    return lambda: rng.random() < plan.SHARE
+
+
+def through(uri: str, port: int) -> str:
+    """The URI by way of a port of this machine."""
+    parts = urlsplit(uri)
+    user, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
