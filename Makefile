@@ -2,6 +2,7 @@
 #   make run      the main job: real flights through the broker into Spark, with two kills, reconciled
 #   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark
 #   make bench    measure this machine
+#   make torture  kill the broker under load 1,000 times (1 h), and check what it promised
 #   make fuzz     hostile input, guided by coverage, with sanitizers; SECONDS=60
 #   make compat   other projects' test suites against Kvitto, all of them
 #   make build    compile the data plane;  make lint, make lock, make clean: what they say
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench compat fuzz build lint format lock clean prerequisites
+.PHONY: help run test bench torture compat fuzz build lint format lock clean prerequisites
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,6 +38,9 @@ bench: build
 
 fuzz: build
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
+
+torture: build
+	$(BIN)/kvitto torture --cycles 1000
 
 compat: build
 	$(BIN)/python -m tests.compat

@@ -139,14 +139,17 @@ class Ledger:
         self.queue = queue
         self.books = books
         self.ordered = ordered
-        """Whether a channel's messages come in the order of their publishing: not so for dead letters."""
+        """Whether messages come in the order of their publishing: not so for dead letters."""
         self.marks = [bytearray() for _ in books.flows]
         self.deliveries = 0
         self.first_deliveries = 0
+        self.unread = 0
+        """How many messages may come flagged that were never seen: those that went out and that nobody has read."""
 
     def deliver(self, batch: Batch, last: dict[int, int]) -> list[Item]:
         """Book a batch; `last` is the consuming channel's own: the last number by (flow, publisher's session)."""
         items: list[Item] = []
+        whole = self.books.whole_order
         flags = batch.flags.data
         flows = len(self.marks)
         for k, (tag, (key, number)) in enumerate(zip(batch.delivery_tags(), self._heads(batch), strict=True)):
@@ -166,11 +169,12 @@ class Ledger:
                 marks[number] = SEEN
                 self.first_deliveries += 1
                 if again:
-                    self.books.findings.add("flagged, never seen", self._name(flow, number))
-            if not again and self.ordered:
-                if number <= last.get(key, -1):
-                    self.books.findings.add("order", f"{self._name(flow, number)} after {last[key]}")
-                last[key] = number
+                    self._flagged(flow, number)
+            if self.ordered and (not again or whole) and not mark & REQUEUED:
+                line = flow if whole else key
+                if number <= last.get(line, -1):
+                    self.books.findings.add("order", f"{self._name(flow, number)} after {last[line]}")
+                last[line] = number
             items.append((tag, flow, number))
         self.deliveries += len(items)
         return items
@@ -208,6 +212,13 @@ class Ledger:
         else:
             findings.add("doubled, flagged", name)
 
+    def _flagged(self, flow: int, number: int) -> None:
+        """A copy that is said to have been delivered before, and was not seen."""
+        self.books.findings.add("flagged, never seen", self._name(flow, number))
+        self.unread -= 1
+        if self.unread < 0:
+            self.books.findings.add("flagged, never delivered", self._name(flow, number))
+
     def settle(self, items: Iterable[Item], mark: int) -> None:
         """Mark what was acked or rejected, or is safe now."""
         numbers: dict[int, list[int]] = {}
@@ -243,6 +254,9 @@ class Books:
         self.findings = Findings()
         self.dead = dead
         """What is rejected from the first queue goes to the second, from where it is moved to the third in transactions."""
+        self.whole_order = False
+        """Order holds for what is redelivered, too, and over all sessions of a publisher: so in Kvitto, if each end of a
+        connection is known to the broker before the next begins."""
         self.groups = 0
         """Transactions that were looked at."""
 

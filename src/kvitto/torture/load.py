@@ -51,6 +51,8 @@ BEHIND_MAX = 3_000
 GROUP = 6
 ROLLBACK_EVERY = 8
 PREFETCH = 500
+UNREAD_MAX = 2 * PREFETCH
+"""What the last connection of a consumer may have left unread, and one before it that the broker had not given up."""
 SETTLE_AT = 100
 """A consumer settles when it has so many, or when nothing comes."""
 CONFIRM_S = 60.0
@@ -280,6 +282,7 @@ class Consumer(Client):
 
     def talk(self, channel: Channel) -> None:
         channel.qos(PREFETCH)
+        self.ledger.unread = UNREAD_MAX if self.connections > 1 else 0
         channel.confirm_select()
         channel.consume(self.queue)
         last: dict[int, int] = {}
@@ -360,6 +363,7 @@ class Mover(Consumer):
 
     def talk(self, channel: Channel) -> None:
         channel.qos(PREFETCH)
+        self.ledger.unread = UNREAD_MAX if self.connections > 1 else 0
         channel.tx_select()
         channel.consume(self.queue)
         properties = PERSISTENT.encode()

@@ -25,11 +25,15 @@ TITLES = {
     "acked, came back": "  of all doubled: acked, not known to be synced",
     "requeued, came back": "requeued by the consumer, came back",
     "flagged, never seen": "flagged redelivered, not seen before",
+    "flagged, never delivered": "  of these: more than anybody can have left unread",
     "confirms out of order": "confirms out of order",
 }
 FAILURES = tuple(TITLES)[:9]
-"""What no broker may do. `doubled, not flagged` is one more for Kvitto, which promises the flag."""
-FLAG = "doubled, not flagged"
+"""What no broker may do."""
+FLAGS = ("doubled, not flagged", "flagged, never delivered")
+"""What Kvitto may not do either: it promises the flag."""
+DISK_NOISE_BYTES = 1 << 20
+"""What a broker may have on the disk more than at the start: logs, the history of its definitions."""
 
 
 @dataclass
@@ -56,17 +60,28 @@ class Outcome:
     """What was kept of a run that failed."""
     samples: list[Sample] = field(default_factory=list)
     first: Sample | None = None
-    last: Sample | None = None
-    """When nothing was in the queues, before and after."""
+    drained: Sample | None = None
+    deleted: Sample | None = None
+    """Before there were any queues, when they were drained at the end, and after they were deleted."""
 
     def failures(self, books: Books) -> dict[str, int]:
         """By kind, what makes the run fail."""
-        kinds = (*FAILURES, FLAG) if self.promises_flag else FAILURES
+        kinds = (*FAILURES, *FLAGS) if self.promises_flag else FAILURES
         found = {kind: books.findings[kind] for kind in kinds if books.findings[kind]}
         memory = self.slope
         if memory is not None and memory.grows:
             found["memory grows"] = 1
+        if self.deleted is not None and not self.as_before:
+            found["files or disk are left"] = 1
         return found
+
+    @property
+    def as_before(self) -> bool:
+        """Whether no file is open that was not at the start, and hardly more is on the disk."""
+        first, last = self.first, self.deleted
+        if first is None or last is None:
+            return False
+        return last.files <= first.files and last.disk_bytes <= first.disk_bytes + DISK_NOISE_BYTES
 
     @property
     def slope(self) -> Slope | None:
@@ -104,11 +119,11 @@ def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
         },
         "kept": outcome.place,
     }
-    if memory is not None and outcome.samples:
+    if outcome.samples:
         result["soak"] = {
             "rss_bytes_mean": round(statistics.mean(s.rss_bytes for s in outcome.samples)),
-            "rss_slope_bytes_per_h": round(memory.bytes_per_h),
-            "rss_slope_standard_error": round(memory.error),
+            "rss_slope_bytes_per_h": round(memory.bytes_per_h) if memory else None,
+            "rss_slope_standard_error": round(memory.error) if memory else None,
             "files": {when: s.files for when, s in ends(outcome)},
             "files_max": max(s.files for s in outcome.samples),
             "disk_bytes": {when: s.disk_bytes for when, s in ends(outcome)},
@@ -118,7 +133,8 @@ def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
 
 
 def ends(outcome: Outcome) -> list[tuple[str, Sample]]:
-    return [(when, s) for when, s in (("start", outcome.first), ("end", outcome.last)) if s is not None]
+    given = (("start", outcome.first), ("drained", outcome.drained), ("deleted", outcome.deleted))
+    return [(when, s) for when, s in given if s is not None]
 
 
 def as_text(outcome: Outcome, books: Books) -> str:
@@ -150,15 +166,15 @@ def as_text(outcome: Outcome, books: Books) -> str:
 
 
 def soak_lines(outcome: Outcome) -> list[str]:
-    memory = outcome.slope
-    if memory is None:
-        return []
-    mean = statistics.mean(s.rss_bytes for s in outcome.samples) / 1e6
-    text = f"{memory.bytes_per_h / 1e6:+.2f} MB/h, standard error {memory.error / 1e6:.2f}"
-    lines = [f"  resident memory {mean:.1f} MB on average, slope {text}"]
-    if outcome.first is not None and outcome.last is not None:
-        first, last = outcome.first, outcome.last
-        most = max(s.disk_bytes for s in outcome.samples) / 1e6
-        lines.append(f"  open files {first.files} at the start, {last.files} at the end")
-        lines.append(f"  disk {first.disk_bytes / 1e6:.2f} MB, {last.disk_bytes / 1e6:.2f} MB, at most {most:.1f} MB")
+    lines = []
+    memory, samples = outcome.slope, outcome.samples
+    if memory is not None:
+        mean = statistics.mean(s.rss_bytes for s in samples) / 1e6
+        text = f"{memory.bytes_per_h / 1e6:+.2f} MB/h, standard error {memory.error / 1e6:.2f}"
+        lines.append(f"  resident memory {mean:.1f} MB on average, slope {text}")
+    if outcome.deleted is not None and samples:
+        files = ", ".join(f"{when} {s.files}" for when, s in ends(outcome))
+        disk = ", ".join(f"{when} {s.disk_bytes / 1e6:.2f} MB" for when, s in ends(outcome))
+        lines.append(f"  open files: {files}; at most {max(s.files for s in samples)}")
+        lines.append(f"  disk: {disk}; at most {max(s.disk_bytes for s in samples) / 1e6:.1f} MB")
     return lines

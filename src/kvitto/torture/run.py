@@ -64,7 +64,9 @@ class Run:
         self.load = load.Load(self.journal, self.place, wanted.publishes)
         self.books = self.load.books
         self.outcome = Outcome(node.name, wanted.seed, again, promises_flag=isinstance(node, Kvitto))
-        if not isinstance(node, Kvitto):
+        if isinstance(node, Kvitto):
+            self.books.whole_order = set(wanted.faults) <= {plan.KILL, plan.RESTART}
+        else:
             self.place.safe_after_s = SAFE_AFTER_S
         self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
         self._life = 0
@@ -108,8 +110,8 @@ class Run:
         self._start()
         with suppress(AMQPError, TimeoutError):
             self.outcome.broker = version(self.node.uri) or self.node.name
-        load.declare(self.node.uri)
         self.outcome.first = self._sample()
+        load.declare(self.node.uri)
         self.load.start()
 
     def _faults(self) -> None:
@@ -255,17 +257,16 @@ class Run:
                 self.outcome.samples.append(found)
 
     def _last_sample(self) -> None:
-        """As at the start: nothing in the queues, no clients."""
+        """Nothing is in the queues and there are no clients; then the queues go, and everything is as at the start."""
         if not self.wanted.soak:
             return
         self.load.join()
+        self.outcome.drained = self._sample()
+        load.delete(self.node.uri)
         deadline = time.monotonic() + LATE_S
-        while time.monotonic() < deadline:
-            self.outcome.last = self._sample()
-            first, last = self.outcome.first, self.outcome.last
-            if first is None or last is None or last.files <= first.files:
-                return
+        while not self.outcome.as_before and time.monotonic() < deadline:
             time.sleep(10 * POLL_S)
+            self.outcome.deleted = self._sample()
 
     def _end(self) -> None:
         self.place.ended.set()

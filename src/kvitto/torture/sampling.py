@@ -12,6 +12,8 @@ from pathlib import Path
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BLOCKS = 30
 """Samples are averaged in so many blocks before the regression: neighbours depend on each other."""
+LEAST_S = 300.0
+"""Of a shorter time nothing is said: a process that has just started grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,10 @@ def slope(samples: Sequence[Sample]) -> Slope | None:
     for each in samples:
         lives.setdefault(each.life, []).append(each)
     longest = max(lives.values(), key=len)
+    if longest[-1].at_s - longest[0].at_s < LEAST_S:
+        return None
     points = blocks([(each.at_s, float(each.rss_bytes)) for each in longest[len(longest) // 10 :]])
-    return regression(points) if len(points) >= 3 else None
+    return regression(points) if len(points) >= BLOCKS else None
 
 
 def blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

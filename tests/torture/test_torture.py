@@ -1,0 +1,104 @@
+"""`kvitto torture` against real brokers: it passes one that keeps its promises and finds out one that does not."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvitto.torture import cli
+from kvitto.torture.nodes import Kvitto, group_members
+from kvitto.torture.report import as_json, as_text
+from kvitto.torture.run import Run, Wanted
+
+pytestmark = pytest.mark.slow
+QUIET_S = 0.5
+
+
+def torture(node: Kvitto, wanted: Wanted) -> Run:
+    run = Run(node, wanted, "", lambda text: None)
+    run.go()
+    return run
+
+
+class Forgetful(Kvitto):
+    """Loses a file of messages with every kill."""
+
+    def kill(self) -> None:
+        super().kill()
+        for segment in sorted(self.data.glob("queues/*/*.log"))[:2]:
+            segment.unlink()
+
+
+def test_a_broker_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P2: the oracle is worth something."""
+    monkeypatch.setattr("kvitto.torture.run.LATE_S", QUIET_S)
+    run = torture(Forgetful(tmp_path), Wanted(("kill",), 1, cycles=1))
+    assert run.books.findings["lost"] > 0
+    assert not run.outcome.passed(run.books)
+    report = as_json(run.outcome, run.books)
+    assert not report["passed"] and report["samples"]["lost"]
+    assert "FAILED; seed 1" in as_text(run.outcome, run.books)
+
+
+def test_cut_connections_and_a_frozen_broker_lose_nothing(tmp_path: Path) -> None:
+    """P2, A6, C5, T4."""
+    run = torture(Kvitto(tmp_path), Wanted(("cut", "stop", "half-open"), 6, cycles=3))
+    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
+    assert run.outcome.cycles == {"cut": 2, "stop": 1}
+
+
+def test_a_number_of_publishes_each_confirmed_once_and_in_order(tmp_path: Path) -> None:
+    """C5."""
+    run = torture(Kvitto(tmp_path), Wanted((), 1, publishes=5000))
+    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
+    p, q, _ = run.books.flows
+    assert (p.confirmed, q.confirmed, p.next, q.next) == (2500,) * 4
+    assert run.books.findings["confirms out of order"] == run.books.findings["order"] == 0
+
+
+def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvitto.cli.main", "torture", "--place", str(tmp_path / "place")]
+    report = tmp_path / "report.json"
+    with subprocess.Popen(
+        [*command, "--faults", "none", "--seconds", "600", "--seed", "9", "--json", str(report)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stderr is not None and process.stdout is not None
+        assert "seed 9" in process.stderr.readline()
+        assert "published" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+        errors = process.stderr.read()
+        assert process.wait(60) == 0, errors
+    assert "interrupted" in errors and "Traceback" not in errors
+    assert "passed; seed 9; again: kvitto torture --seed=9" in printed
+    found = json.loads(report.read_text())
+    assert found["interrupted"] and found["judged_at_end"] and found["confirmed"] > 0
+    assert (tmp_path / "place" / "journal").exists()
+    left = [pid for pid in group_members(os.getpgid(0)) if str(tmp_path) in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--start", "x"], "belong together"),
+        (["--start", "x", "--uri", "amqps://h"], "has to be amqp://"),
+        (["--start", "x", "--uri", "http://h"], "starts with amqp://"),
+        (["--place", "."], "is not empty"),
+    ],
+)
+def test_arguments_that_make_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["torture", *words])
+    assert args.run(args) == 2
+    assert said in capsys.readouterr().err
