@@ -36,7 +36,7 @@ from kvitto.demo.children import Child, session_members
 QUEUE = "kills"
 BATCH = 500
 START_S = 180.0
-DRAIN_S = 600.0
+DRAIN_S = 1800.0
 AIMS = ("any time", "any time", "starting", "staging", "committing")
 AIM_S = 10.0
 """So long a moment is waited for; then the kill comes anyway."""
@@ -262,7 +262,7 @@ def query(uri: str, place: Path, drain: bool) -> None:
         .option("uri", uri)
         .option("queue", QUEUE)
         .option("stagingLocation", str(place / "staging"))
-        .option("maxOffsetsPerTrigger", BATCH if not drain else 100 * BATCH)
+        .option("maxOffsetsPerTrigger", BATCH if not drain else 400 * BATCH)
         .schema("message_id string, offset long, redelivered boolean")
         .load()
     )

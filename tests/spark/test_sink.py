@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,45 @@ def test_a_broker_that_is_killed_in_the_middle_costs_no_row_and_doubles_none(
     thread.join()
     with Connection(broker_process.url) as connection:
         assert bodies(connection.channel(), 4_000) == list(range(4_000))
+
+
+def test_a_query_goes_on_after_its_broker_has_been_away(
+    spark: SparkSession, broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    """P2: from a queue to a queue, each message once. KVITTO_AWAY_S=60 for a minute."""
+    away_s = float(os.environ.get("KVITTO_AWAY_S", "2"))
+    url = broker_process.url
+
+    def publish(first: int, last: int) -> None:
+        with Connection(url) as connection:
+            channel = connection.channel()
+            channel.confirm_select()
+            for n in range(first, last):
+                channel.publish(b"%d" % n, routing_key="in")
+            assert channel.wait_for_confirms(30)
+
+    def count() -> int:
+        with Connection(url) as connection:
+            return connection.channel().queue_declare("q", passive=True).message_count
+
+    with Connection(url) as connection:
+        for name in ("in", "q"):
+            connection.channel().queue_declare(name, durable=True)
+    publish(0, 1000)
+    rows = spark.readStream.format("amqp").option("uri", url).option("queue", "in").schema("body string").load()
+    writer = rows.writeStream.format("amqp").option("uri", url).option("routingKey", "q")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    wait_until(lambda: count() == 1000, 60)
+    broker_process.kill()
+    killed = time.monotonic()
+    wait_until(lambda: time.monotonic() - killed > away_s, away_s + 1)
+    assert query.isActive
+    broker_process.start()
+    publish(1000, 2000)
+    wait_until(lambda: count() == 2000, 60)
+    query.stop()
+    with Connection(url) as connection:
+        assert bodies(connection.channel(), 2000) == list(range(2000))
 
 
 def files(directory: Path, spark: SparkSession, names: list[str]) -> DataFrame:

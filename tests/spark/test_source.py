@@ -158,3 +158,18 @@ def test_what_cannot_be_read_is_told(
     channel.queue_delete("q")
     publish(kvitto_broker.url, "q", 0, 20)
     fails(stream(spark, kvitto_broker.url), tmp_path / "4", "was deleted and declared again")
+
+
+def test_a_query_ends_when_its_offset_has_aged_out_of_a_stream(
+    spark: SparkSession, kvitto_broker: HasUrl, channel: Channel, publish: Publish, tmp_path: Path
+) -> None:
+    limits = {"x_max_length_bytes": 100_000, "x_stream_max_segment_size_bytes": 50_000}
+    publish(kvitto_broker.url, "q", 0, 100, x_queue_type="stream", **limits)
+    land(stream(spark, kvitto_broker.url), tmp_path)
+    publish(kvitto_broker.url, "q", 100, 5000, x_queue_type="stream", **limits)
+    fails(stream(spark, kvitto_broker.url), tmp_path, "are gone before they were read: the stream's retention")
+    land(stream(spark, kvitto_broker.url, failOnDataLoss="false"), tmp_path)
+    got = landed(spark, tmp_path)
+    assert got[:100] == list(range(100))
+    assert got[100] > 100
+    assert got[100:] == list(range(got[100], 5000))
