@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.load import QUEUES, Books, Message, declare, drain, start
+from tests.crash.load import QUEUES, Books, Message, check_transactions, declare, drain, end, start
 from tests.crash.serve import Served
-from tests.crash.test_kill9 import check_transactions, end
 
 pytestmark = pytest.mark.slow
 
