@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from random import Random
 
 import pytest
 
@@ -316,3 +317,39 @@ def test_many_delayed_messages_come_back_a_bounded_number_at_a_time(monkeypatch:
         came.append(queue.ready)
     assert came == [10, 20, 25]
     assert sorted(rig.drain("q"), key=int) == [b"%d" % i for i in range(25)] and queue.messages == 0
+
+
+def test_what_the_journal_brings_back_after_a_power_cut_is_flagged() -> None:
+    """A9: a dead letter was delivered, the power cut took it from its queue, the journal brought it back, and it was not flagged."""
+    for seed in range(10):
+        rig = Rig()
+        rig.declare("dead")
+        work = rig.declare("work", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        rig.publish("work", b"message")
+        rig.settle_down()
+        assert work.get(Taker(work))
+        work.reject(0, 1)
+        rig.turn()
+        rig.sync(everything=False)
+        assert [delivery.redelivered for delivery in rig.take("dead")] == [False]
+        rig.turn()
+        rig.cut(Random(seed), hostile=True)
+        rig.kill()
+        assert [delivery.redelivered for delivery in rig.take("dead")] == [True], (
+            "and the start after that knows it too"
+        )
+
+
+def test_with_priorities_the_second_start_after_a_power_cut_flags_what_was_delivered() -> None:
+    """A9: what had been delivered lay below the mark, behind which alone the first start noted its doubt."""
+    for seed in range(10):
+        rig = Rig()
+        queue = rig.declare("q", x_max_priority=4)
+        for i in range(3):
+            rig.publish("q", b"%d" % i)
+        rig.settle_down()
+        assert queue.get(Taker(queue))
+        rig.turn()
+        rig.cut(Random(seed))
+        rig.kill()
+        assert all(delivery.redelivered for delivery in rig.take("q") if delivery.body == b"0")

@@ -24,6 +24,7 @@ from kvitto.store import paths
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Record
 from kvitto.store.log import Log
+from kvitto.store.settlements import IN_DOUBT
 from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.properties import edit_headers, join, split
@@ -143,6 +144,10 @@ class Broker:
                     queue.settle_recovered(op.offset, op.count, op.outcome)
             self.apply(record, recovering=True)
         for queue in self.queues.values():
+            if self.store.doubt and not queue.stream and queue.next > queue.doubt:
+                # what the journal has brought may have been delivered before the power cut took it from the queue (A9)
+                queue.settlements.add(queue.doubt, queue.next - queue.doubt, IN_DOUBT, 0)
+                queue.doubt = queue.next
             queue.mark_dirty()
         self.turn()
         if replayed:

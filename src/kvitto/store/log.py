@@ -193,7 +193,7 @@ class Log:
             self._fill(current)
         for part in [s for s in self.segments if s.full and s.done]:
             if self.durable and part.journal >= self.store.journal_needed and not self.leaving:
-                self.store.blocked_drops.add(self)
+                self.store.blocked_drops[self] = None
                 continue
             try:
                 if not self.leaving and not self._may_go(part):
@@ -249,7 +249,7 @@ class Log:
         """Unlink everything; the queue's definition is gone already. Without room it is not, and the queue may come back."""
         if self.archive is not None:
             self.trim()
-            self.store.leaving.add(self)
+            self.store.leaving[self] = None
             self.store.when_defined(self.leave)
             return
         for part in self.segments:
@@ -266,7 +266,7 @@ class Log:
     def leave(self) -> None:
         """The queue is gone for sure: what is settled completely goes to its archive, all else is unlinked."""
         self.leaving = True
-        self.store.leaving.add(self)
+        self.store.leaving[self] = None
         for part in self.segments[:]:
             if not part.done or not part.count:
                 self.segments.remove(part)
@@ -443,7 +443,7 @@ class Log:
                     self._keep_mark(rest)  # it was in a settlement log whose segment is gone, or follows from gaps
         if self.store.doubt:
             found.doubt = self.next
-            self._note_doubt(found.cursor)
+            self._note_doubt()
         self._sync_found()
         with suppress(StoreFull):
             self._tell_next()
@@ -453,10 +453,13 @@ class Log:
         self.drop_settled()
         return found
 
-    def _note_doubt(self, cursor: int) -> None:
-        """After a power cut any message may have been delivered, the mark was lost: the next starts must know it too."""
+    def _note_doubt(self) -> None:
+        """After a power cut any message may have been delivered, what told so was lost: the next starts must know it too.
+
+        Below the mark too: in a queue with priorities it lies behind messages that were never delivered.
+        """
         for part in self.segments:
-            if part.end > cursor and part.size > segment.HEADER and not part.linked:
+            if not part.done and part.size > segment.HEADER and not part.linked:
                 doubt = Settlements()
                 doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
                 with suppress(StoreFull):

@@ -121,7 +121,7 @@ class Store:
         self.syncing = sync
         self.alarms: list[str] = []
         self.failed: Exception | None = None
-        self.blocked_drops: set[Log] = set()
+        self.blocked_drops: dict[Log, None] = {}
         self.syncs = 0
         self._room = 0
         self._lock: object | None = None
@@ -134,7 +134,7 @@ class Store:
         self._unlinks: list[tuple[str, str]] = []
         self._copies: list[tuple[str, str]] = []
         self._clean: dict[Segment, Callable[[], None]] = {}
-        self.leaving: set[Log] = set()
+        self.leaving: dict[Log, None] = {}
         """Of deleted queues that have an archive, until all that is settled is in there."""
         self._closing: list[File] = []
         self._callbacks: list[Callable[[], None]] = []
@@ -299,8 +299,8 @@ class Store:
         self._seals = [s for s in self._seals if s[0] is not log_]
         self._unlinks = [u for u in self._unlinks if u[0] != log_.directory]
         self._dirs.pop(log_.directory, None)
-        self.blocked_drops.discard(log_)
-        self.leaving.discard(log_)
+        self.blocked_drops.pop(log_, None)
+        self.leaving.pop(log_, None)
 
     def alarm(self, text: str) -> None:
         if text not in self.alarms:
@@ -496,6 +496,6 @@ class Store:
             log.warning("no room for the footer of %s", part.file.path)
 
     def journal_retired(self) -> None:
-        blocked, self.blocked_drops = self.blocked_drops, set()
+        blocked, self.blocked_drops = self.blocked_drops, {}
         for log_ in blocked:
             log_.drop_settled()

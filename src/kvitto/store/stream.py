@@ -65,7 +65,7 @@ class StreamLog(Log):
             return
         head = self.segments[0]
         if head.journal >= self.store.journal_needed:
-            self.store.blocked_drops.add(self)
+            self.store.blocked_drops[self] = None
             return
         del self.segments[0]
         self._unlink(head)
@@ -183,7 +183,7 @@ class StreamLog(Log):
         if before is not None and before.sealed and not before.settled and before not in self._open_files:
             self._idle(before)
 
-    def _note_doubt(self, cursor: int) -> None:
+    def _note_doubt(self) -> None:
         """Nothing is flagged in a stream."""
 
     def trim(self) -> None:
