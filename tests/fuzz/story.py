@@ -77,9 +77,8 @@ class Peer(Wire):
         c = self.connection
         if c.state == RUNNING and not c.stalled and not c.choked:
             assert len(c.rest) < c.frame_max
-        if c.state == RUNNING:
-            begun = [channel.content for channel in c.channels.values() if channel.content is not None]
-            assert c.unfinished == sum(content.body.n for content in begun)
+        begun = [channel.content for channel in c.channels.values() if channel.content is not None]
+        assert c.unfinished == sum(content.body.n for content in begun)
         assert len(c.channels) <= c.channel_max
         assert c.staged >= 0
         assert c.output.buf.n < 2 * INPUT_PAUSE + LIMIT + len(self.written)
@@ -143,11 +142,11 @@ def end(house: House, everybody: list[Peer], dice: int) -> None:
         if peer.connection.state < CLOSING or peer.connection in house.hub.connections:
             peer.connection.lost()
         assert not peer.connection.channels and not peer.connection.queues
-        assert peer.connection.staged == 0
+        assert peer.connection.staged == peer.connection.unfinished == 0
     house.clock.advance(2.0)
     house.broker.tick()
     house.settle()
-    assert not house.hub.connections
+    assert not house.hub.connections and not house.hub.held
     for queue in house.broker.queues.values():
         assert queue.unacked == queue.moving == 0 and not queue.consumers, queue.name
         assert queue.stream or queue.ready == queue.next - queue.cursor + len(queue.requeued), queue.name

@@ -294,6 +294,9 @@ class SimDisk:
         self.alive()
         return 0 if self.full else self.free
 
+    def open_files(self) -> int:
+        return 0
+
     def read_file(self, path: str) -> bytes:
         file = self.open(path)
         return file.read_at(0, file.size())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kvitto.base import limits
 from kvitto.base.limits import MIB
 from kvitto.base.process import memory_bytes
 
@@ -52,6 +53,12 @@ class Config:
     sync: bool = True
     """False confirms before the disk has the message: it then survives a crash of the process, not of the machine."""
     log_json: bool = False
+    max_connections: int | None = None
+    """None: as many as there are file descriptors for."""
+    max_channels: int = limits.CHANNEL_MAX
+    """Per connection."""
+    max_queues: int | None = None
+    """In all virtual hosts; None: as many as there are file descriptors for."""
 
     def __post_init__(self) -> None:
         if not self.http_host:
@@ -60,6 +67,11 @@ class Config:
             port = getattr(self, name)
             if port is not None and not 0 <= port <= PORT_MAX:
                 raise ConfigError(f"{option(name)} must be 0 to {PORT_MAX}, not {port}")
+        for name in COUNTS:
+            count = getattr(self, name)
+            most = COUNTS[name]
+            if count is not None and not 1 <= count <= most:
+                raise ConfigError(f"{option(name)} must be 1 to {most}, not {count}")
         if self.tls_port is not None and (self.tls_cert is None or self.tls_key is None):
             raise ConfigError("--tls-port needs --tls-cert and --tls-key")
         if self.tls_ca is not None and self.tls_port is None:
@@ -91,6 +103,7 @@ def memory(text: str) -> int:
     return size(text) if share is None else int(share[1]) * memory_bytes() // 100
 
 
+COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_queues": 1 << 31}
 PORTS = ("port", "http_port", "tls_port")
 TYPES: dict[str, tuple[type, ...]] = {
     "data_dir": (str,),
@@ -107,6 +120,9 @@ TYPES: dict[str, tuple[type, ...]] = {
     "memory_limit": (int, str),
     "sync": (bool, str),
     "log_json": (bool,),
+    "max_connections": (int,),
+    "max_channels": (int,),
+    "max_queues": (int,),
 }
 PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca"}
 SIZES = {"disk_free_limit": size, "memory_limit": memory}

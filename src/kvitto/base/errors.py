@@ -49,14 +49,18 @@ REPLY_NAMES: dict[int, str] = {
 
 
 class ProtocolError(Exception):
-    """A peer broke a rule: `code` and `text` as they go into the Close; class and method 0 = not yet known."""
+    """A peer broke a rule: `code` and `text` as they go into the Close; class and method 0 = not yet known.
 
-    def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
+    `limit`: the name in limits.REFUSALS under which it is counted; "" if no limit was met.
+    """
+
+    def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0, *, limit: str = "") -> None:
         super().__init__(f"{code} {text}")
         self.code = code
         self.text = text
         self.class_id = class_id
         self.method_id = method_id
+        self.limit = limit
 
     @property
     def reply_text(self) -> str:

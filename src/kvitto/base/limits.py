@@ -12,6 +12,8 @@ HEADER_BYTES = 20
 """Of a content header's frame, without the properties."""
 PROPERTIES_MAX = FRAME_MAX - HEADER_BYTES
 """Bytes of a message's properties: a content header is one frame."""
+HANDSHAKE_FRAME_MAX = 8 * KIB
+"""Frame size in bytes until the connection is tuned: who has not logged in gets no more room (RabbitMQ's initial_frame_max)."""
 FRAME_MIN = 4096
 """The smallest frame_max a peer may ask for (AMQP 0-9-1, 4.2.3)."""
 HEARTBEAT_S = 60
@@ -32,6 +34,52 @@ TABLE_DEPTH_MAX = 32
 """Tables and arrays inside each other; deeper ones are malformed."""
 HANDSHAKE_S = 10.0
 """A peer that has not opened its connection by then is disconnected."""
+
+# what there may be of each thing; a user sets the first three (base/config.py)
+REFUSED_MAX = 256
+"""Connections over their limit that are told so at one time; further ones are dropped without a word."""
+FILES_RESERVE = 512
+"""File descriptors that connections and new queues leave to what there is: HTTP, the journal, further segments; at most an eighth."""
+FILES_PER_QUEUE = 2
+"""A segment and its settlement log."""
+EXCHANGES_MAX = 100_000
+"""In one virtual host."""
+BINDINGS_MAX = 1_000_000
+"""From one exchange."""
+ROUTE_STEPS_MAX = 250_000
+"""What an exchange may have to look at for one message: headers to compare, places in topic patterns. About 0.1 to 0.2 us each."""
+ROUTING_STEPS_MAX = 8 * ROUTE_STEPS_MAX
+"""The same over all exchanges and routing keys (CC, BCC) of one message."""
+COPIES_MAX = 1000
+"""Routing keys in CC and BCC together."""
+CONSUMERS_MAX = 10_000
+"""Of one queue, and of one connection."""
+UNACKED_MAX = 1_000_000
+"""Deliveries of one channel that are not settled: consumers get no more, a basic.get is refused. 24 bytes each."""
+HELD_MAX = 1024 * MIB
+"""Bytes of messages that are not complete, and in transactions, of all connections together."""
+
+REFUSALS = (
+    "bindings",
+    "body",
+    "connections",
+    "consumers",
+    "exchanges",
+    "channels",
+    "frame",
+    "handshake",
+    "held",
+    "http_body",
+    "http_connections",
+    "http_head",
+    "queues",
+    "routing",
+    "table_depth",
+    "transaction",
+    "unacked",
+    "unfinished",
+)
+"""What `kvitto_refused_total` counts, by limit; docs/limits.md says what each means."""
 
 # the store
 SEGMENT_BYTES = 64 * MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.base.limits import COPIES_MAX, PROPERTIES_MAX
 from kvitto.wire import check
 
 if TYPE_CHECKING:
@@ -32,11 +32,16 @@ def expiration_ms(text: str | None) -> int:
 
 
 def check_copies(headers: dict[str, Any]) -> None:
-    """ChannelError 406 unless CC and BCC are arrays of strings."""
+    """ChannelError 406 unless CC and BCC are arrays of strings, and not too many."""
+    count = 0
     for name in ("CC", "BCC"):
         value = headers.get(name, [])
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
+        count += len(value)
+    if count > COPIES_MAX:
+        text = f"CC and BCC have {count} routing keys, the limit is {COPIES_MAX}"
+        raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
 
 def check_size(props: bytes) -> None:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.clock import Clock
-from kvitto.base.errors import ConnectionError_, StoreFull
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
@@ -61,6 +62,10 @@ class Broker:
         self.unwritten: dict[Queue, None] = {}
         self.full = False
         self.gone = Counts()
+        self.refused = dict.fromkeys(limits.REFUSALS, 0)
+        self.max_queues: int | None = None
+        self.file_room: Callable[[], int] = lambda: limits.FILES_PER_QUEUE
+        """How many more files may be open, those of new queues counted as open."""
         self.applying = False
         self._held = 0
         self.definitions_pending = False
@@ -185,6 +190,11 @@ class Broker:
         else:
             self.define(kind, key, value)
 
+    @property
+    def restoring(self) -> bool:
+        """What is made now was there before: no limit can refuse it."""
+        return not self._defining
+
     @staticmethod
     def pack(arguments: dict[str, Any]) -> str:
         """Arguments as text that gives back every type: the hex digits of the AMQP table."""
@@ -205,6 +215,24 @@ class Broker:
 
     def open_log(self, queue_id: str, durable: bool) -> Log:
         return Log(self.store, queue_id, durable)
+
+    # -- limits ----------------------------------------------------------------------------------------------
+
+    def count_refusal(self, error: ProtocolError) -> None:
+        """For the places that tell a peer of a mistake: was it a limit that it met?"""
+        if error.limit:
+            self.refused[error.limit] += 1
+
+    def check_queues(self, name: str, vhost: str) -> None:
+        """ChannelError 406 if there may be no queue more."""
+        text = f"cannot declare queue '{name}' in vhost '{vhost}': "
+        if self.max_queues is not None and len(self.queues) >= self.max_queues:
+            text += f"the limit of {self.max_queues} queues is reached (--max-queues)"
+        elif self.file_room() < limits.FILES_PER_QUEUE:
+            text += "the broker has no file descriptors left for it (ulimit -n)"
+        else:
+            return
+        raise ChannelError(PRECONDITION_FAILED, text, limit="queues")
 
     # -- turn ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import headers as headers_matching
 from kvitto.broker.equivalence import check_arguments, check_field, describe, type_name
@@ -33,7 +34,12 @@ class Binding:
 
 
 class Index(Protocol):
-    """What makes an exchange type: who gets a message. Every `add` is taken back by one `remove`."""
+    """What makes an exchange type: who gets a message. Every `add` is taken back by one `remove`.
+
+    `steps`: how much there may be to look at for one message, beside what is found at once.
+    """
+
+    steps: int
 
     def add(self, routing_key: str, dest: Dest, arguments: dict[str, Value], /) -> None: ...
 
@@ -46,6 +52,8 @@ class Index(Protocol):
 
 class DirectIndex:
     """The routing key must be the binding's."""
+
+    steps = 0
 
     def __init__(self) -> None:
         self._keys: dict[str, dict[Dest, int]] = {}
@@ -114,6 +122,7 @@ class Exchange:
         self.needs_headers = type == "headers"
         self._index = TYPES[type]()
         self._bindings: dict[Dest, dict[tuple[str, Hashable], Binding]] = {}
+        self._count = 0
 
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.type}>"
@@ -133,7 +142,24 @@ class Exchange:
             return False
         own[key] = Binding(self, dest, routing_key, arguments)
         self._index.add(routing_key, dest, arguments)
+        self._count += 1
         return True
+
+    @property
+    def steps(self) -> int:
+        return self._index.steps
+
+    def check_limits(self) -> None:
+        """ChannelError 406 if there are too many bindings, or routing one message may take too long."""
+        if self._count > limits.BINDINGS_MAX:
+            text = f"exchange '{self.name}' has {limits.BINDINGS_MAX} bindings, the limit"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="bindings")
+        if self.steps > limits.ROUTE_STEPS_MAX:
+            text = (
+                f"routing at exchange '{self.name}' could take more than {limits.ROUTE_STEPS_MAX} steps for one message: "
+                "bind fewer headers, or patterns with fewer words behind wildcards"
+            )
+            raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
     def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
         """False if there is no such binding."""
@@ -144,6 +170,7 @@ class Exchange:
         if not own:
             del self._bindings[dest]
         self._index.remove(routing_key, dest, binding.arguments)
+        self._count -= 1
         return True
 
     def unbind_all(self, dest: Dest) -> list[Binding]:
@@ -151,6 +178,7 @@ class Exchange:
         removed = list(self._bindings.pop(dest, {}).values())
         for binding in removed:
             self._index.remove(binding.routing_key, dest, binding.arguments)
+        self._count -= len(removed)
         return removed
 
     def bindings(self) -> Iterator[Binding]:
@@ -169,19 +197,25 @@ def resolve(
     headers: Headers | None,
     lookup: Callable[[str], Exchange | None],
     more_keys: Sequence[str] = (),
+    whatever: bool = False,
 ) -> tuple[list[Dest], bool]:
     """The queues that a message reaches, each once, and whether that depended on its headers (then: no caching).
 
     `more_keys` are those of CC and BCC. Where no key finds anything at an exchange, a destination exchange
     included, its alternate exchange is asked; one that does not exist is passed over. Each exchange is asked once,
-    so cycles end.
+    so cycles end. ChannelError 406 if it could take too long, unless `whatever` it takes.
     """
+    steps = 0
     seen, waiting = {exchange}, [exchange]
     queues: dict[Dest, None] = {}
     dynamic = False
     while waiting:
         current = waiting.pop()
         dynamic = dynamic or current.needs_headers
+        steps += current.steps * (1 + len(more_keys))
+        if steps > limits.ROUTING_STEPS_MAX and not whatever:
+            text = f"routing from exchange '{exchange.name}' could take more than {limits.ROUTING_STEPS_MAX} steps for this message"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
         found = current.route(routing_key, headers)
         if more_keys:
             found = dict.fromkeys(dest for key in (routing_key, *more_keys) for dest in current.route(key, headers))

@@ -67,19 +67,26 @@ class HeadersIndex:
 
     def __init__(self) -> None:
         self._patterns: dict[Hashable, Pattern] = {}
+        self.steps = 0
 
     def add(self, _routing_key: str, dest: Dest, arguments: dict[str, Value]) -> None:
-        pattern = self._patterns.setdefault(comparable(arguments), Pattern(arguments))
+        key = comparable(arguments)
+        pattern = self._patterns.get(key)
+        if pattern is None:
+            pattern = self._patterns[key] = Pattern(arguments)
+            self.steps += 1 + len(pattern.wanted)
         pattern.dests[dest] = pattern.dests.get(dest, 0) + 1
 
     def remove(self, _routing_key: str, dest: Dest, arguments: dict[str, Value]) -> None:
         key = comparable(arguments)
-        dests = self._patterns[key].dests
+        pattern = self._patterns[key]
+        dests = pattern.dests
         dests[dest] -= 1
         if not dests[dest]:
             del dests[dest]
         if not dests:
             del self._patterns[key]
+            self.steps -= 1 + len(pattern.wanted)
 
     def route(self, _routing_key: str, headers: Mapping[str, Value] | None) -> Collection[Dest]:
         values = {name: comparable(value) for name, value in (headers or {}).items()}

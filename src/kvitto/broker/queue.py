@@ -322,10 +322,14 @@ class Queue:
 
     def _pick_by_priority(self) -> Consumer | None:
         self.burst = 1
-        ready = [c for c in self.consumers if c.credit() > 0]
-        if not ready:
+        top: list[Consumer] = []
+        for c in self.consumers:  # the highest priority comes first
+            if top and c.priority != top[0].priority:
+                break
+            if c.credit() > 0:
+                top.append(c)
+        if not top:
             return None
-        top = [c for c in ready if c.priority == ready[0].priority]
         self.turn_of += 1
         return top[self.turn_of % len(top)]
 
@@ -817,7 +821,8 @@ class Queue:
 
     def _consumers_changed(self) -> None:
         self.turn_of = 0
-        self.prioritised = len({c.priority for c in self.consumers}) > 1
+        n = len(self.consumers)  # sorted; compiled, there is no index -1
+        self.prioritised = n > 1 and self.consumers[0].priority != self.consumers[n - 1].priority
 
     @property
     def messages(self) -> int:

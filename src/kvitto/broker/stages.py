@@ -134,6 +134,7 @@ class Stages:
         self._check(name, batch)
         if not task or "\n" in task:
             raise ChannelError(PRECONDITION_FAILED, "a task needs a name without newlines")
+        self.broker.check_queues(name_of((vhost.name, name, batch, task)), vhost.name)
         writer = self._writer(vhost, name)
         key = (vhost.name, name, batch, task)
         if writer.has(batch):

@@ -3,7 +3,7 @@
 A pattern is words with dots between; `*` stands for exactly one word, `#` for any number, none included. The empty
 key has no words, "a." has two. Going through a routing key carries the set of all trie nodes that its beginning can
 have led to, so the work is at most words x nodes, whatever patterns a peer thinks up (backtracking over several `#`
-would be exponential).
+would be exponential). `steps` says how much that can be, limits.ROUTE_STEPS_MAX how much it may be.
 """
 
 from __future__ import annotations
@@ -15,27 +15,36 @@ Dest = Any
 """Where a binding leads: a queue or an exchange, hashed by identity."""
 
 
+WORDS_MAX = 128
+"""In a routing key: a short string with dots between them."""
+
+
 class Node:
-    """The patterns that share a beginning. `dests` holds what is bound by exactly this pattern, and how many times."""
+    """The patterns that share a beginning. `dests` holds what is bound by exactly this pattern, and how many times.
 
-    __slots__ = ("children", "dests", "hash", "loops", "star")
+    `steps`: how often one routing key can lead here beside the others that do: never for a beginning without wildcards (there is one
+    for each key), once behind `*`, with every word behind `#`.
+    """
 
-    def __init__(self, loops: bool = False) -> None:
+    __slots__ = ("children", "dests", "hash", "loops", "star", "steps")
+
+    def __init__(self, loops: bool = False, steps: int = 0) -> None:
         self.children: dict[str, Node] = {}
         self.star: Node | None = None
         self.hash: Node | None = None
         self.loops = loops
+        self.steps = steps
         self.dests: dict[Dest, int] = {}
 
     def child(self, word: str) -> Node:
-        """The node one pattern word further, made if need be."""
+        """Make the node one pattern word further."""
         if word == "*":
-            self.star = self.star or Node()
-            return self.star
-        if word == "#":
-            self.hash = self.hash or Node(loops=True)
-            return self.hash
-        return self.children.setdefault(word, Node())
+            made = self.star = Node(steps=WORDS_MAX if self.loops else max(self.steps, 1))
+        elif word == "#":
+            made = self.hash = Node(loops=True, steps=WORDS_MAX if self.steps else 0)
+        else:
+            made = self.children[word] = Node(steps=WORDS_MAX if self.loops else self.steps)
+        return made
 
     def find(self, word: str) -> Node | None:
         return self.star if word == "*" else self.hash if word == "#" else self.children.get(word)
@@ -58,11 +67,16 @@ class TopicIndex:
 
     def __init__(self) -> None:
         self._root = Node()
+        self.steps = 0
 
     def add(self, pattern: str, dest: Dest, _arguments: object) -> None:
         node = self._root
         for word in pattern_words(pattern):
-            node = node.child(word)
+            found = node.find(word)
+            if found is None:
+                found = node.child(word)
+                self.steps += found.steps
+            node = found
         node.dests[dest] = node.dests.get(dest, 0) + 1
 
     def remove(self, pattern: str, dest: Dest, _arguments: object) -> None:
@@ -78,8 +92,10 @@ class TopicIndex:
         if not dests[dest]:
             del dests[dest]
         for word in reversed(words):
-            if not path.pop().empty:
+            last = path.pop()
+            if not last.empty:
                 break
+            self.steps -= last.steps
             path[-1].drop(word)
 
     def route(self, routing_key: str, _headers: object) -> Collection[Dest]:

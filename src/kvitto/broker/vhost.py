@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
 from kvitto.broker import exchange as exchanges
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings
@@ -31,7 +32,8 @@ PREDECLARED = (
     ("amq.match", "headers"),
     ("amq.topic", "topic"),
 )
-ROUTES_MAX = 100_000
+ROUTES_MAX = 200_000
+"""Routes that are remembered, and queues in them, together."""
 
 
 class VHost:
@@ -42,6 +44,7 @@ class VHost:
         self.queues: dict[str, Queue] = {}
         self.epoch = Epoch()
         self._routes: dict[bytes, Route] = {}
+        self._remembered = 0
 
     def clear(self) -> None:
         """Delete all that is in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""
@@ -62,8 +65,10 @@ class VHost:
             name, routing_key = split_key(key)
             found, dynamic = exchanges.resolve(self.exchange(name), routing_key, {}, self.exchanges.get)
             route = Route(name, routing_key, found, dynamic)
-            if len(self._routes) >= ROUTES_MAX:
+            self._remembered += 1 + len(found)
+            if self._remembered > ROUTES_MAX:
                 self._routes.clear()
+                self._remembered = 1 + len(found)
             self._routes[key] = route
         return route
 
@@ -78,12 +83,13 @@ class VHost:
         exchange = self.exchanges.get(name)
         if exchange is None:
             return []
-        found, _ = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:])
+        found, _ = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:], whatever=True)
         return found
 
     def changed(self) -> None:
         """A binding, queue or exchange is not what it was: forget every route."""
         self._routes.clear()
+        self._remembered = 0
         self.epoch.value += 1
 
     # -- exchanges -------------------------------------------------------------------------------------------
@@ -104,6 +110,9 @@ class VHost:
             return found
         self._refuse_reserved("exchange", name)
         exchanges.check_declare(name, self.name, kind, arguments)
+        if len(self.exchanges) >= limits.EXCHANGES_MAX and not self.broker.restoring:
+            text = f"cannot declare exchange '{name}': vhost '{self.name}' has {limits.EXCHANGES_MAX}, the limit"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
@@ -143,6 +152,12 @@ class VHost:
     def bind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
         exchange = self.exchange(source)
         if exchange.bind(dest, routing_key, arguments):
+            if not self.broker.restoring:
+                try:
+                    exchange.check_limits()
+                except ChannelError:
+                    exchange.unbind(dest, routing_key, arguments)
+                    raise
             self.changed()
             if exchange.durable and self._durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
@@ -211,6 +226,7 @@ class VHost:
             self._check_same(found, durable, exclusive, auto_delete, arguments)
             found.used_ms = self.broker.now_ms
             return found
+        self.broker.check_queues(name, self.name)
         if arguments.get("x-queue-type") == "stream":
             check_stream(name, self.name, durable, exclusive, auto_delete)
         if name == "":

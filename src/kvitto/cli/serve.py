@@ -48,6 +48,14 @@ def add_parser(commands: Any) -> None:
     add("--memory-limit", type=memory, metavar="SIZE", help="publishers wait while more is used (default: 40%%)")
     add("--sync", choices=("on", "off"), help="off: confirm before the disk has the message (default: on)")
     add("--log-json", action="store_true", help="log lines as JSON")
+    add(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="AMQP connections (default: what the limit of open files allows)",
+    )
+    add("--max-channels", type=int, metavar="N", help="channels per connection (default: 2047)")
+    add("--max-queues", type=int, metavar="N", help="queues (default: what the limit of open files allows)")
     parser.set_defaults(run=run)
 
 

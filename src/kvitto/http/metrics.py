@@ -107,6 +107,10 @@ def of_server(api: Api) -> Iterable[list[str]]:
         "kvitto_store_failed", "1: the disk has failed, the broker is stopping.", int(host.store.failed is not None)
     )
     yield gauge("kvitto_alarms", "Alarms that are on.", len(api.alarms))
+    yield [
+        *head("kvitto_refused_total", "counter", "What was refused to peers, by the limit that they met."),
+        *(f'kvitto_refused_total{{limit="{name}"}} {count}' for name, count in broker.refused.items()),
+    ]
     yield gauge("kvitto_publishers_blocked", "1: low on disk or memory, publishers wait.", int(hub.blocked is not None))
     yield gauge("kvitto_memory_alarm", "1: publishers wait for memory.", int("memory" in hub.alarms))
     low = bool({"disk", "room"} & hub.alarms.keys())

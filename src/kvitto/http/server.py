@@ -52,6 +52,8 @@ class Listener:
         self.router = Router()
         self.body_bytes = 0
         """Of all requests whose answer is not ready, at most `limits.HTTP_BODIES_MAX`."""
+        self.waiting: dict[Peer, None] = {}
+        """Those that have not asked for anything yet, or not again, longest first: where there are too many they go first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._sampler: asyncio.TimerHandle | None = None
@@ -76,10 +78,17 @@ class Listener:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= CONNECTIONS_MAX:
-            log.warning("more than %d HTTP connections, one turned away", CONNECTIONS_MAX)
-            writer.transport.abort()
-            return
-        task = asyncio.get_running_loop().create_task(Peer(self, reader, writer).run())
+            longest = next(iter(self.waiting), None)
+            log.warning("more than %d HTTP connections, one is ended", CONNECTIONS_MAX)
+            self.api.broker.refused["http_connections"] += 1
+            if longest is None:
+                writer.transport.abort()
+                return
+            del self.waiting[longest]
+            longest.writer.transport.abort()
+        peer = Peer(self, reader, writer)
+        self.waiting[peer] = None
+        task = asyncio.get_running_loop().create_task(peer.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -92,6 +101,7 @@ class Peer:
         self.reader = reader
         self.writer = writer
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.HTTP_HEAD_MAX)
+        self.served = False
         self.loopback = is_loopback(writer.get_extra_info("peername"))
 
     async def run(self) -> None:
@@ -107,8 +117,7 @@ class Peer:
         """One request and its answer; whether another may follow on this connection."""
         head: Request | None = None
         try:
-            async with asyncio.timeout(IDLE_S):
-                event = await self._event()
+            event = await self._next_request()
             if not isinstance(event, h11.Request):
                 return False
             head = self._head(event)
@@ -121,6 +130,17 @@ class Peer:
             response = failure(problem)
         await self._send(response, head is not None and head.method == "HEAD")
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+
+    async def _next_request(self) -> Any:
+        """Within the time that a peer has for it: more once it has asked for something."""
+        waiting = self.listener.waiting
+        waiting[self] = None
+        try:
+            async with asyncio.timeout(IDLE_S if self.served else limits.HANDSHAKE_S):
+                return await self._event()
+        finally:
+            self.served = True
+            waiting.pop(self, None)
 
     async def _linger(self) -> None:
         """Take what the peer still sends: closing over unread input would reset the connection, and the answer be lost."""
@@ -178,6 +198,7 @@ class Peer:
         except Problem as problem:
             return failure(problem)
         except ProtocolError as error:
+            self.listener.api.broker.count_refusal(error)
             return failure(amqp_problem(error))
         except StoreFull as error:
             return failure(Problem(503, "disk_full", f"{error}; nothing was changed"))

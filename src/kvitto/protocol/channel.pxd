@@ -16,10 +16,10 @@ cdef class Channel:
     cdef public object connection, tx, stage, content, vhost, reply_tag
     cdef public unsigned int number
     cdef public Output output
-    cdef public bint closing, flow, confirm, unsynced, touched, reading
+    cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
     cdef public dict consumers, _allowed
     cdef public str last_queue
-    cdef public Py_ssize_t prefetch, prefetch_all, unacked, in_flight, _head
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, unacked_max, in_flight, _head
     cdef public unsigned long long next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props

@@ -8,8 +8,10 @@ calls it.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.errors import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from kvitto.broker.stages import Stage
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
+
+log = logging.getLogger("kvitto.amqp")
 
 ACK = 0
 REJECT = 1
@@ -67,6 +71,8 @@ class Channel:
         self.prefetch = 0
         self.prefetch_all = 0
         self.unacked = 0
+        self.unacked_max = limits.UNACKED_MAX
+        self.capped = False
         self.next_tag = 1
         self._head = 0
         self._tags = Buf(0)
@@ -400,10 +406,17 @@ class Channel:
             q.requeue(offset, n, body_bytes)
         if not q.dirty:
             q.mark_dirty()
-        if self.prefetch_all:
+        if self.prefetch_all or self.capped:
             self.wake()
         if not c.active and c.unacked == 0:
             self.free_slot(slot)
+
+    def cap(self, c: Consumer) -> None:
+        """A consumer gets no more until something is settled: there are too many unacked messages. Told once for a channel."""
+        self.capped = True
+        self.connection.hub.broker.refused["unacked"] += 1
+        text = "%s: consumer %r of queue %r waits: channel %d has %d unacked messages, the limit"
+        log.warning(text, self.connection.peer, c.tag, c.queue.name, self.number, self.unacked)
 
     def wake(self) -> None:
         """This channel's consumers may have credit again."""
@@ -447,6 +460,7 @@ class Content:
         self.body = body
         self.props: bytes | None = None
         self.size = 0
+        self.held = 0
 
 
 __all__ = ["ACK", "REJECT", "REQUEUE", "RETRY", "STAGE", "Channel", "Content", "Queue"]

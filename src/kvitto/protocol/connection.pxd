@@ -11,7 +11,7 @@ cdef unsigned long long _BODY_MAX
 cdef class Connection:
     cdef object __weakref__
     cdef public object hub, transport, user, vhost, _secret, name, external
-    cdef public str peer
+    cdef public str peer, refusal
     cdef public bint loopback, tls, can_cancel, can_block, stalled, answering, choked, publisher, blocked, failed
     cdef public Output output
     cdef public int state

@@ -88,6 +88,8 @@ class Connection:
         self.tls = tls
         self.external: str | None = None
         """The user that a verified client certificate stands for."""
+        self.refusal = ""
+        """Why there is no room for this connection: its peer is told as soon as it speaks AMQP."""
         self.output = Output(hub, self)
         self.state = HEADER
         self.frame_max = limits.FRAME_MAX
@@ -165,7 +167,8 @@ class Connection:
             size = bits.be32(p, pos + 3)
             if size > most:
                 self._at = n
-                raise ConnectionError_(FRAME_ERROR, f"frame of {size + 8} bytes, frame_max is {self.frame_max}")
+                text = f"frame of {size + 8} bytes, frame_max is {self.frame_max}"
+                raise ConnectionError_(FRAME_ERROR, text, limit="frame")
             end = pos + 8 + size
             if end > n:
                 break
@@ -280,7 +283,7 @@ class Connection:
                 self.finish()
             return
         if c is not None and c.content is not None:
-            c.content = None
+            self._drop_content(c)
             raise ConnectionError_(UNEXPECTED_FRAME, "expected content header or body, got a method frame instead")
         method = decode(payload)
         before = self.output.buf.n
@@ -328,9 +331,9 @@ class Connection:
         content.size = int.from_bytes(payload[4:12], "big")
         content.props = payload[12:]
         if content.size > _BODY_MAX:
-            c.content = None
+            self._drop_content(c)
             text = f"message size {content.size} is larger than the maximum of {limits.BODY_MAX} bytes"
-            raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40)
+            raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40, limit="body")
         if not content.size:
             self._publish_whole(c)
 
@@ -342,19 +345,35 @@ class Connection:
         if content is None or content.props is None:
             raise ConnectionError_(UNEXPECTED_FRAME, "expected method or header frame, got content body frame instead")
         body = content.body
-        self.unfinished += n
-        if self.unfinished > limits.UNFINISHED_MAX:
-            text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
-            raise ConnectionError_(RESOURCE_ERROR, text, 60, 40)
         if body.n + n > content.size:
             raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
+        if self.unfinished + n > limits.UNFINISHED_MAX:
+            text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
+            raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
             ahead = BODY_AHEAD if self.unfinished < AHEAD_MAX else 1
             body.grow(min(content.size, ahead * (body.n + n)))
+            self._hold(content)
         bits.copy(body.p, body.n, p, at, n)
         body.n += n
+        self.unfinished += n
         if body.n == content.size:
             self._publish_whole(c)
+
+    def _hold(self, content: Content) -> None:
+        """A body takes more memory: count it. ConnectionError_ 506 if all connections together hold too much."""
+        hub, size = self.hub, content.body.cap
+        hub.held += size - content.held
+        content.held = size
+        if hub.held > limits.HELD_MAX:
+            raise ConnectionError_(RESOURCE_ERROR, hub.too_much_held(), 60, 40, limit="held")
+
+    def _drop_content(self, c: Channel) -> None:
+        """A message that is not complete never will be."""
+        content, c.content = c.content, None
+        assert content is not None
+        self.unfinished -= content.body.n
+        self.hub.held -= content.held
 
     def _content_channel(self, number: int) -> Channel | None:
         c = self.channels.get(number)
@@ -368,6 +387,8 @@ class Connection:
         content, c.content = c.content, None
         key, props, body = content.key, content.props, content.body
         self.unfinished -= body.n
+        if content.held:
+            self.hub.held -= content.held
         c.publish(key, 0, len(key), content.options, props, 0, len(props), body.p, 0, body.n)
         body.clear(KEPT_BYTES)
         self._spare = body
@@ -376,6 +397,7 @@ class Connection:
 
     def fail(self, error: ProtocolError) -> None:
         """The one place where a peer's mistake becomes a Close."""
+        self.hub.broker.count_refusal(error)
         number = self._last_number
         c = self.channels.get(number)
         if isinstance(error, ChannelError) and c is not None and self.state == RUNNING:
@@ -412,8 +434,7 @@ class Connection:
         """Consumers go, unacked messages go back, a transaction is rolled back."""
         c.closing = True
         if c.content is not None:
-            self.unfinished -= c.content.body.n
-            c.content = None
+            self._drop_content(c)
         consumers, c.consumers = list(c.consumers.values()), {}
         for consumer in consumers:
             consumer.active = False

@@ -65,7 +65,12 @@ class ChannelConsumer(Consumer):
             return 0
         left = _PLENTY
         if not self.no_ack:
-            if self.prefetch:
+            left = c.unacked_max - c.unacked
+            if left <= 0:
+                if not c.capped:
+                    c.cap(self)
+                return 0
+            if self.prefetch and self.prefetch - self.unacked < left:
                 left = self.prefetch - self.unacked
             if c.prefetch_all and c.prefetch_all - c.unacked < left:
                 left = c.prefetch_all - c.unacked

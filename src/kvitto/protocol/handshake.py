@@ -10,6 +10,7 @@ from kvitto.base.errors import (
     COMMAND_INVALID,
     FRAME_ERROR,
     NOT_ALLOWED,
+    RESOURCE_ERROR,
     SYNTAX_ERROR,
     ConnectionError_,
 )
@@ -47,7 +48,6 @@ CAPABILITIES = {
     "kvitto_log": True,
     "kvitto_stage": True,
 }
-FRAME_BEFORE_TUNE = 64 * 1024
 
 
 def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
@@ -65,13 +65,16 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
             connection._at = at
             connection.state = START
             connection.send(0, ConnectionStart(0, 9, server_properties(), mechanisms(connection), b"en_US"))
+            if connection.refusal:
+                raise ConnectionError_(RESOURCE_ERROR, connection.refusal, limit="connections")
             continue
         if n - at < 8:
             return at
         size = int.from_bytes(box.data[at + 3 : at + 7], "big")
-        if size > FRAME_BEFORE_TUNE:
+        if size > limits.HANDSHAKE_FRAME_MAX - 8:
             connection._at = n
-            raise ConnectionError_(FRAME_ERROR, f"frame of {size} bytes before the connection is open")
+            text = f"frame of {size + 8} bytes before the connection is open, at most {limits.HANDSHAKE_FRAME_MAX} are taken"
+            raise ConnectionError_(FRAME_ERROR, text, limit="frame")
         end = at + size + 8
         if end > n:
             return at
@@ -159,7 +162,7 @@ def _logged_in(connection: Connection, mechanism: str, name: str, user: User | N
             connection.finish()
         raise ConnectionError_(ACCESS_REFUSED, text)
     connection.user = user
-    connection.send(0, ConnectionTune(limits.CHANNEL_MAX, limits.FRAME_MAX, limits.HEARTBEAT_S))
+    connection.send(0, ConnectionTune(connection.hub.max_channels, limits.FRAME_MAX, limits.HEARTBEAT_S))
     connection.state = TUNE
 
 
@@ -191,9 +194,10 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
     if not limits.FRAME_MIN <= frame_max <= limits.FRAME_MAX:
         text = f"negotiated frame_max = {frame_max} is not between {limits.FRAME_MIN} and {limits.FRAME_MAX}"
         raise ConnectionError_(NOT_ALLOWED, text)
-    channel_max = method.channel_max or limits.CHANNEL_MAX
-    if channel_max > limits.CHANNEL_MAX:
-        text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed value ({limits.CHANNEL_MAX})"
+    most = connection.hub.max_channels
+    channel_max = method.channel_max or most
+    if channel_max > most:
+        text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed value ({most})"
         raise ConnectionError_(NOT_ALLOWED, text)
     connection.frame_max = frame_max
     connection.output.limit_frames(frame_max)

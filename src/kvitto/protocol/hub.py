@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvitto.base import limits
 from kvitto.base.limits import SHORTSTR_MAX
 from kvitto.broker.broker import Broker
 from kvitto.broker.route import Route
@@ -51,6 +52,9 @@ class Hub:
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0
+        self.max_channels = limits.CHANNEL_MAX
+        self.held = 0
+        """Bytes of messages that are not complete, and in transactions."""
         self.unroutable = 0
         self.answered = 0
         broker.on_full = self._full
@@ -113,6 +117,10 @@ class Hub:
         for output in outputs:
             output.dirty = False
             output.owner.flush()  # type: ignore[attr-defined]
+
+    @staticmethod
+    def too_much_held() -> str:
+        return f"messages that are not complete and transactions of all connections take {limits.HELD_MAX} bytes, the limit"
 
     # -- blocking --------------------------------------------------------------------------------------------
 

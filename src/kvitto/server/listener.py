@@ -51,7 +51,13 @@ class Peer(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = transport.get_extra_info("peername")
         name, loopback = peer_name(address)
+        refusal = self.server.refusal()
         self.connection = Connection(self.server.hub, self, name, loopback, self.tls)
+        if refusal is None:
+            self.server.broker.refused["connections"] += 1
+            transport.abort()
+            return
+        self.connection.refusal = refusal
         certificate = transport.get_extra_info("peercert")
         if certificate:
             self.connection.external = user_of(certificate, self.server.config.tls_login_from)

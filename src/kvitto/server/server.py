@@ -17,6 +17,7 @@ from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, SyncError
+from kvitto.base.process import open_files_max
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
@@ -97,6 +98,9 @@ class Server:
         except SyncError:
             self.store.distrust()
             raise
+        self.hub.max_channels = self.config.max_channels
+        self.broker.max_queues = self.config.max_queues
+        self.broker.file_room = self._file_room
         self.hub.schedule = self.schedule
         self.hub.in_thread = self._in_thread
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
@@ -123,6 +127,24 @@ class Server:
         server = await self._loop.create_server(lambda: Peer(self, False), config.host, config.port, backlog=BACKLOG)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
+
+    def _file_room(self) -> int:
+        """How many more files may be open for queues, beside connections, a reserve, and what the queues that there are may need."""
+        most = open_files_max()
+        needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
+        return most - reserve(most) // 2 - needed - len(self.hub.connections)
+
+    def refusal(self) -> str | None:
+        """Why there may be no further connection, "" if there may; None if not even one that is told so."""
+        most = self.config.max_connections
+        over = 0 if most is None else len(self.hub.connections) + 1 - most
+        kept = reserve(open_files_max())
+        room = self._file_room() - kept // 2
+        if over <= 0 and room > 0:
+            return ""
+        if over > limits.REFUSED_MAX or room <= -kept // 4:
+            return None
+        return f"the limit of {most} connections is reached" if over > 0 else "there are no file descriptors left"
 
     def reload(self) -> None:
         """Read the TLS files again (SIGHUP): new connections get them, open ones stay. What cannot be used is logged, the old ones stay."""
@@ -311,6 +333,7 @@ class Server:
         age = (now_ms - connection.started_ms) / 1000
         if connection.state < RUNNING and age > limits.HANDSHAKE_S:
             log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
+            self.broker.refused["handshake"] += 1
             connection.transport.abort()
         elif connection.state in (CLOSING, CLOSED):
             connection.quiet_out += 1
@@ -324,3 +347,8 @@ class Server:
             if late and not connection.beat():
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()
+
+
+def reserve(files: int) -> int:
+    """Of so many that may be open, those that are left to what there is."""
+    return min(limits.FILES_RESERVE, files // 8)

@@ -123,6 +123,10 @@ class Disk(Protocol):
 
     def free_bytes(self) -> int: ...
 
+    def open_files(self) -> int:
+        """Files that are open now."""
+        ...
+
     def read_file(self, path: str) -> bytes: ...
 
     def lock(self, path: str) -> object:
@@ -148,9 +152,11 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
 class RealFile:
     """A `File` of the operating system."""
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, fd: int, open_fds: set[int] | None = None) -> None:
         self.path = path
         self._fd = fd
+        self._open_fds = set() if open_fds is None else open_fds
+        self._open_fds.add(fd)
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
         views = [v for v in (memoryview(b).cast("B") for b in buffers) if v.nbytes]
@@ -218,6 +224,7 @@ class RealFile:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            self._open_fds.discard(fd)
             os.close(fd)
 
 
@@ -235,6 +242,7 @@ class RealDisk:
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
+        self._open_fds: set[int] = set()
         try:
             _make_dirs_durably(self.root)
         except OSError as error:
@@ -243,7 +251,8 @@ class RealDisk:
     def open(self, path: str, *, create: bool = False) -> RealFile:
         full = self._full(path)
         try:
-            return RealFile(full, os.open(full, os.O_RDWR | (os.O_CREAT if create else 0), 0o600))
+            fd = os.open(full, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+            return RealFile(full, fd, self._open_fds)
         except OSError as error:
             fail("open", full, error)
 
@@ -313,6 +322,9 @@ class RealDisk:
         except OSError as error:
             fail("ask for the free space of", self.root, error)
         return stat.f_bavail * stat.f_frsize
+
+    def open_files(self) -> int:
+        return len(self._open_fds)
 
     def read_file(self, path: str) -> bytes:
         try:

@@ -73,7 +73,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Method:
             raise Malformed(f"{len(data) - end} bytes too many")
     except PARSE_ERRORS as error:
         text = f"malformed arguments of {method.NAME}: {error}"
-        raise ConnectionError_(COMMAND_INVALID, text, *ids) from None
+        raise ConnectionError_(COMMAND_INVALID, text, *ids, limit=getattr(error, "limit", "")) from None
     return parsed
 
 

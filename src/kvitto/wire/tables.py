@@ -35,6 +35,12 @@ Table: TypeAlias = dict[str, Value]
 class Malformed(ValueError):
     """Bytes that do not parse. Stays inside the codec: the public decoders turn it into ConnectionError_ 502."""
 
+    limit = ""
+
+
+class TooDeep(Malformed):
+    limit = "table_depth"
+
 
 _LONG = struct.Struct(">I")
 _NUMBERS = {
@@ -165,7 +171,7 @@ def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Value], int]:
 def _enter(data: bytes, at: int, depth: int) -> tuple[int, int]:
     """First and end position of the content of a table or array whose length prefix is at `at`."""
     if depth > limits.TABLE_DEPTH_MAX:
-        raise Malformed(f"nested deeper than {limits.TABLE_DEPTH_MAX}")
+        raise TooDeep(f"nested deeper than {limits.TABLE_DEPTH_MAX}")
     size = int(_LONG.unpack_from(data, at)[0])
     if size > BYTES_MAX:
         raise Malformed(f"table of {size} bytes, at most {BYTES_MAX} are accepted")

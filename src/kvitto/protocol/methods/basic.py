@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.errors import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
@@ -65,6 +66,7 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     name = named(chan, m.queue)
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
+    _check_consumers(conn, queue)
     if not queue.stream:
         _check_exclusive(queue, m.exclusive)
     consumer = _stream_consumer(chan, queue, m, tag) if isinstance(queue, Stream) else _consumer(chan, queue, m, tag)
@@ -72,6 +74,15 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     if not m.no_wait:
         conn.send(chan.number, BasicConsumeOk(tag))
     queue.add_consumer(consumer)
+
+
+def _check_consumers(conn: Connection, queue: Queue) -> None:
+    most = limits.CONSUMERS_MAX
+    if len(queue.consumers) >= most:
+        text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' has {most} consumers, the limit"
+        raise ChannelError(PRECONDITION_FAILED, text, limit="consumers")
+    if sum(len(chan.consumers) for chan in conn.channels.values()) >= most:
+        raise ChannelError(PRECONDITION_FAILED, f"this connection has {most} consumers, the limit", limit="consumers")
 
 
 def _consumer(chan: Channel, queue: Queue, m: BasicConsume, tag: str) -> ChannelConsumer:
@@ -102,7 +113,8 @@ def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) ->
 def _check_exclusive(queue: Queue, exclusive: bool) -> None:
     _check_group(queue)
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
-    if any(c.exclusive for c in queue.consumers) or (exclusive and queue.consumers):
+    # who is exclusive is alone
+    if any(c.exclusive for c in queue.consumers[:1]) or (exclusive and queue.consumers):
         raise ChannelError(ACCESS_REFUSED, f"{thing} in exclusive use")
 
 
@@ -144,6 +156,9 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
     _check_group(queue)
+    if not m.no_ack and chan.unacked >= chan.unacked_max:
+        text = f"this channel has {chan.unacked} unacked messages, the limit is {chan.unacked_max}"
+        raise ChannelError(PRECONDITION_FAILED, text, limit="unacked")
     _get(conn, chan, queue, GetConsumer(chan, queue, m.no_ack))
 
 

@@ -30,7 +30,7 @@ def open_(conn: Connection, number: int, chan: Channel | None) -> None:
     # channel_max limits how many there are, whatever their numbers, as with RabbitMQ.
     if len(conn.channels) >= conn.channel_max:
         text = f"number of channels opened ({len(conn.channels)}) has reached the negotiated channel_max ({conn.channel_max})"
-        raise ConnectionError_(NOT_ALLOWED, text)
+        raise ConnectionError_(NOT_ALLOWED, text, limit="channels")
     conn.channels[number] = Channel(conn, number)
     conn.hub.channels_made += 1
     conn.forget_last()

@@ -60,17 +60,20 @@ class Transaction:
         conn = self.chan.connection
         self.size += size
         conn.staged += size
+        conn.hub.held += size
         if self.size > limits.TX_MAX:
-            raise ChannelError(
-                PRECONDITION_FAILED, f"a transaction may hold {limits.TX_MAX} bytes at most: {OFTEN}", 60, 40
-            )
+            text = f"a transaction may hold {limits.TX_MAX} bytes at most: {OFTEN}"
+            raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
+        if conn.hub.held > limits.HELD_MAX:
+            raise ChannelError(PRECONDITION_FAILED, conn.hub.too_much_held(), 60, 40, limit="held")
         if conn.staged > limits.STAGED_MAX:
             text = f"the transactions of a connection may hold {limits.STAGED_MAX} bytes at most: {OFTEN}"
-            raise ChannelError(PRECONDITION_FAILED, text, 60, 40)
+            raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
 
     def _clear(self) -> None:
         self.publishes, self.settles = [], []
         self.chan.connection.staged -= self.size
+        self.chan.connection.hub.held -= self.size
         self.size = 0
 
     def rollback(self) -> None:
@@ -187,7 +190,7 @@ def check_copies(size: int) -> None:
     """ChannelError 406 if that is too much for one record."""
     if size > COPIES_MAX * limits.TX_MAX:
         text = f"the copies of this transaction's messages are more than {COPIES_MAX * limits.TX_MAX} bytes: {OFTEN}"
-        raise ChannelError(PRECONDITION_FAILED, text)
+        raise ChannelError(PRECONDITION_FAILED, text, limit="transaction")
 
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
@@ -206,7 +209,7 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
     else:
         queue.requeue(offset, n, size)
     queue.mark_dirty()
-    if chan.prefetch_all:
+    if chan.prefetch_all or chan.capped:
         chan.wake()
     if not consumer.active and not consumer.unacked:
         chan.free_slot(slot)
