@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvitto.torture import cli
-from kvitto.torture.nodes import Kvitto, group_members
+import kvitto
+from kvitto.torture import cli, plan
+from kvitto.torture.nodes import Command, Kvitto, free_port, group_members, kvitto_command
 from kvitto.torture.report import as_json, as_text
-from kvitto.torture.run import Run, Wanted
+from kvitto.torture.run import DOES, Run, Wanted
 
 pytestmark = pytest.mark.slow
 QUIET_S = 0.5
@@ -26,12 +27,12 @@ def torture(node: Kvitto, wanted: Wanted) -> Run:
 
 
 class Forgetful(Kvitto):
-    """Loses a file of messages with every kill."""
+    """Loses its files of messages with every kill."""
 
     def kill(self) -> None:
         super().kill()
-        for segment in sorted(self.data.glob("queues/*/*.log"))[:2]:
-            segment.unlink()
+        for path in self.data.glob("queues/*/0*.*"):
+            path.unlink()
 
 
 def test_a_broker_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +60,42 @@ def test_a_number_of_publishes_each_confirmed_once_and_in_order(tmp_path: Path) 
     p, q, _ = run.books.flows
     assert (p.confirmed, q.confirmed, p.next, q.next) == (2500,) * 4
     assert run.books.findings["confirms out of order"] == run.books.findings["order"] == 0
+
+
+def test_any_broker_by_its_start_command(tmp_path: Path) -> None:
+    """Here Kvitto as a stranger would start it; what answers already is not taken for it."""
+    port = free_port()
+    words = [
+        *kvitto_command(),
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--port",
+        str(port),
+        "--http-port",
+        "off",
+    ]
+    node = Command(tmp_path / "place", " ".join(words), f"amqp://localhost:{port}")
+    run = torture(node, Wanted((), 1, publishes=500))
+    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
+    assert run.outcome.broker.startswith("Kvitto ") and not node.running
+    with kvitto.Broker() as broker:
+        late = torture(Command(tmp_path / "late", "false", broker.url), Wanted((), 1, publishes=500))
+    assert "answers already" in late.outcome.broke and not late.outcome.passed(late.books)
+
+
+def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the broker is down: it is started once more, drained and judged."""
+
+    def interrupted(run: Run, fault: plan.Fault) -> None:
+        run._down()
+        run.node.kill()
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(DOES, plan.KILL, interrupted)
+    run = torture(Kvitto(tmp_path), Wanted(("kill",), 1, cycles=5))
+    assert run.outcome.interrupted and run.outcome.judged
+    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
 
 
 def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path) -> None:

@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import lt, sub
 from pathlib import Path
-from struct import Struct, unpack
+from struct import Struct
 
 from kvitto.client import Batch
 
 HEAD = Struct(">IIQ")
-FLOW_SHIFT = 32
+WORDS = Struct(">QQ")
+"""The same bytes as two numbers: (flow, session) and number."""
+FLOW_SHIFT, SESSION_MASK = 32, (1 << 32) - 1
 LONG_EVERY, LONG_BYTES = 64, 5_000
 HUGE_EVERY, HUGE_BYTES = 4096, 200_000
 """Most bodies are HEAD alone; some need more than one page, few more than one frame."""
@@ -148,53 +152,87 @@ class Ledger:
 
     def deliver(self, batch: Batch, last: dict[int, int]) -> list[Item]:
         """Book a batch; `last` is the consuming channel's own: the last number by (flow, publisher's session)."""
-        items: list[Item] = []
-        whole = self.books.whole_order
-        flags = batch.flags.data
-        flows = len(self.marks)
-        for k, (tag, (key, number)) in enumerate(zip(batch.delivery_tags(), self._heads(batch), strict=True)):
-            flow = key >> FLOW_SHIFT
-            if flow >= flows or number >= self.books.flows[flow].next:
-                self.books.findings.add("invented", f"{self.queue}: flow {flow} number {number} was never published")
-                items.append((tag, -1, 0))
-                continue
-            marks = self.marks[flow]
-            if number >= len(marks):
-                marks += bytes(self.books.flows[flow].next - len(marks))
-            mark = marks[number]
-            again = flags[k]
-            if mark:
-                self._again(flow, number, mark, bool(again))
-            else:
-                marks[number] = SEEN
-                self.first_deliveries += 1
-                if again:
-                    self._flagged(flow, number)
-            if self.ordered and (not again or whole) and not mark & REQUEUED:
-                line = flow if whole else key
-                if number <= last.get(line, -1):
-                    self.books.findings.add("order", f"{self._name(flow, number)} after {last[line]}")
-                last[line] = number
-            items.append((tag, flow, number))
+        heads = self._heads(batch)
+        flags = batch.flags.view()
+        items: list[Item] = [
+            (tag, key >> FLOW_SHIFT, n) for tag, (key, n) in zip(batch.delivery_tags(), heads, strict=True)
+        ]
+        if any(flags) or not self._all_new(heads, last):
+            whole = self.books.whole_order
+            for k, (key, number) in enumerate(heads):
+                if not self._one(key, number, flags[k], last, key >> FLOW_SHIFT if whole else key):
+                    items[k] = (items[k][0], -1, 0)
         self.deliveries += len(items)
         return items
 
-    def _heads(self, batch: Batch) -> Iterable[tuple[int, int]]:
+    def _all_new(self, heads: list[tuple[int, int]], last: dict[int, int]) -> bool:
+        """Book what is delivered for the first time and in order, as nearly all is; False if something else is among it."""
+        numbers: dict[int, list[int]] = {}
+        for key, number in heads:
+            numbers.setdefault(key, []).append(number)
+        for key, of in numbers.items():
+            flow = key >> FLOW_SHIFT
+            line = flow if self.books.whole_order else key
+            if flow >= len(self.marks) or of[-1] >= self.books.flows[flow].next or not all(map(lt, of, of[1:])):
+                return False
+            if self.ordered and of[0] <= last.get(line, -1):
+                return False
+            self._reach(flow, of[-1])
+            if any(map(self.marks[flow].__getitem__, of)):
+                return False
+        if self.books.whole_order and len({key >> FLOW_SHIFT for key in numbers}) < len(numbers):
+            return False
+        for key, of in numbers.items():
+            set_marks(self.marks[key >> FLOW_SHIFT], of, SEEN)
+            last[key >> FLOW_SHIFT if self.books.whole_order else key] = of[-1]
+        self.first_deliveries += len(heads)
+        return True
+
+    def _one(self, key: int, number: int, again: int, last: dict[int, int], line: int) -> bool:
+        """Book one delivery; False if there is no such message."""
+        flow = key >> FLOW_SHIFT
+        if flow >= len(self.marks) or number >= self.books.flows[flow].next:
+            self.books.findings.add("invented", f"{self.queue}: flow {flow} number {number} was never published")
+            return False
+        self._reach(flow, number)
+        mark = self.marks[flow][number]
+        if mark:
+            self._again(flow, number, mark, bool(again))
+        else:
+            self.marks[flow][number] = SEEN
+            self.first_deliveries += 1
+            if again:
+                self._flagged(flow, number)
+        if self.ordered and (not again or self.books.whole_order) and not mark & REQUEUED:
+            if number <= last.get(line, -1):
+                self.books.findings.add("order", f"{self._name(flow, number)} after {last[line]}")
+            last[line] = number
+        return True
+
+    def _reach(self, flow: int, number: int) -> None:
+        """Have marks up to that number, which is taken."""
+        marks = self.marks[flow]
+        if number >= len(marks):
+            marks += bytes(self.books.flows[flow].next - len(marks))
+
+    def _heads(self, batch: Batch) -> list[tuple[int, int]]:
         """(flow and session, number) of each body, which is checked to its end."""
+        ends = batch.bodies.ends.view().cast("I").tolist()
+        sizes = list(map(sub, ends[1:], ends))
+        if not sizes or min(sizes) < HEAD.size:
+            texts = batch.bodies.tolist()
+            for text in texts:
+                self.books.findings.add("damaged", f"{self.queue}: one of {len(text)} bytes {text[:40].hex()}")
+            return [WORDS.unpack_from(text.ljust(HEAD.size, b"\xff")) for text in texts]
         data = batch.bodies.data.tobytes()
-        count = len(batch)
-        if len(data) == HEAD.size * count:
-            words = unpack(f">{2 * count}Q", data)
-            heads = list(zip(words[::2], words[1::2], strict=True))
-            if not any(padding(number) for _, number in heads):
-                return heads
-        found: list[tuple[int, int]] = []
-        for text in batch.bodies.tolist():
-            flow, session, number = HEAD.unpack_from(text.ljust(HEAD.size, b"\0"))
-            if text != body(flow, session, number):
-                self.books.findings.add("damaged", f"{self.queue}: a body of {len(text)} bytes {text[:40].hex()}")
-            found.append((flow << FLOW_SHIFT | session, number))
-        return found
+        heads = list(map(WORDS.unpack_from, repeat(data), ends[:-1]))
+        for k, size in enumerate(sizes):
+            if size != HEAD.size or heads[k][1] % LONG_EVERY == LONG_EVERY - 1:
+                key, number = heads[k]
+                text = data[ends[k] : ends[k + 1]]
+                if text != body(key >> FLOW_SHIFT, key & SESSION_MASK, number):
+                    self.books.findings.add("damaged", f"{self.queue}: one of {size} bytes {text[:40].hex()}")
+        return heads
 
     def _again(self, flow: int, number: int, mark: int, flagged: bool) -> None:
         """A copy that was delivered before."""
@@ -224,8 +262,9 @@ class Ledger:
         numbers: dict[int, list[int]] = {}
         for _, flow, number in items:
             if flow >= 0:
-                self.marks[flow][number] |= mark
                 numbers.setdefault(flow, []).append(number)
+        for flow, of in numbers.items():
+            set_marks(self.marks[flow], of, mark)
         word = SETTLE_WORDS[mark]
         lines = [f"{word} {self.queue} {self.books.flows[flow].name} {runs(of)}\n" for flow, of in numbers.items()]
         self.books.journal.write("".join(lines))
@@ -379,8 +418,26 @@ def ones(number: int) -> list[int]:
     return [k for k, byte in enumerate(text) if byte]
 
 
+def consecutive(numbers: list[int]) -> bool:
+    """Whether each is one more than the one before it."""
+    return numbers[-1] - numbers[0] + 1 == len(numbers) and all(map(lt, numbers, numbers[1:]))
+
+
+def set_marks(marks: bytearray, numbers: list[int], mark: int) -> None:
+    """Add a mark to these."""
+    first = marks[numbers[0]]
+    part = slice(numbers[0], numbers[-1] + 1)
+    if consecutive(numbers) and marks[part].count(first) == len(numbers):
+        marks[part] = bytes((first | mark,)) * len(numbers)
+        return
+    for number in numbers:
+        marks[number] |= mark
+
+
 def runs(numbers: list[int]) -> str:
     """7 8 9 12 -> "7-9 12"."""
+    if consecutive(numbers):
+        return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     parts: list[str] = []
     start = end = numbers[0]
     for number in [*numbers[1:], -2]:

@@ -443,7 +443,8 @@ class Load:
         """End all. The broker has to be there or gone, not frozen."""
         self.place.ended.set()
         for client in [*self.clients, *([self._idler] if self._idler else [])]:
-            client.join()
+            if client.ident is not None:  # else the broker did not even start
+                client.join()
 
 
 def declare(uri: str) -> None:

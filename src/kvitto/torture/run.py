@@ -89,6 +89,7 @@ class Run:
             except KeyboardInterrupt:
                 self.outcome.interrupted = True
                 self.say("interrupted; draining and judging what there is (once more: not that either)")
+                self._mend()
             stop_sampling.set()
             self._judge()
             self.outcome.judged = True
@@ -170,6 +171,15 @@ class Run:
         self.proxy.half_open(chooser(fault), from_client=fault.from_client)
         time.sleep(fault.lasts_s)
         self.proxy.cut_half_open()
+
+    def _mend(self) -> None:
+        """Undo the fault that was interrupted."""
+        self.node.resume()
+        if self.proxy is not None:
+            self.proxy.cut_half_open()
+        if not self.place.up.is_set():
+            self.node.kill()
+            self._start()
 
     def _down(self) -> None:
         self.place.up.clear()
