@@ -53,6 +53,16 @@ def test_an_alarm_comes_at_the_limit_and_goes_well_behind_it() -> None:
     assert machine.look(free=50) == set()
 
 
+def test_with_a_large_limit_an_alarm_ends_soon_behind_it() -> None:
+    """A tenth of a large disk might never come back."""
+    machine = Machine()
+    settings = Config(disk_free_limit=50_000 * MIB, memory_limit=10_000 * MIB)
+    machine.marks = Watermarks(settings, machine.hub.block, lambda: machine.free, lambda: machine.used)
+    assert machine.look(free=49_999, used=10_001) == {"disk", "memory"}
+    assert machine.look(free=50_063, used=9_937) == {"disk", "memory"}
+    assert machine.look(free=50_064, used=9_936) == set()
+
+
 def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     machine = Machine()

@@ -9,6 +9,7 @@ from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue
 
 SAMPLE_S = 5.0
+PIECE = 500
 TOTAL = "total"
 """Key of the counters of the whole broker."""
 
@@ -46,16 +47,18 @@ class Rates:
         self._rates: dict[object, tuple[float, ...]] = {}
         self._at: float | None = None
 
-    def sample(self, now_s: float, broker: Broker, connections: list[Any]) -> None:
-        counts = dict(self._counts(broker, connections))
-        if self._at is not None and now_s > self._at:
-            elapsed, last = now_s - self._at, self._last
-            nothing = (0,) * len(QUEUE_COUNTS)
-            self._rates = {
-                thing: tuple([(n - o) / elapsed for n, o in zip(new, last.get(thing, nothing), strict=False)])
-                for thing, new in counts.items()
-            }
-        self._last, self._at = counts, now_s
+    def sample(self, now_s: float, broker: Broker, connections: list[Any]) -> Iterator[None]:
+        """Yields after each PIECE things, so that the broker can go on working; complete at the end."""
+        last, counts, rates = self._last, {}, {}
+        elapsed = None if self._at is None else now_s - self._at
+        nothing = (0,) * len(QUEUE_COUNTS)
+        for i, (thing, new) in enumerate(self._counts(broker, connections)):
+            counts[thing] = new
+            if elapsed:
+                rates[thing] = tuple([(n - o) / elapsed for n, o in zip(new, last.get(thing, nothing), strict=False)])
+            if i % PIECE == PIECE - 1:
+                yield
+        self._rates, self._last, self._at = rates, counts, now_s
 
     @staticmethod
     def _counts(broker: Broker, connections: list[Any]) -> Iterator[tuple[object, Counts]]:

@@ -56,11 +56,11 @@ class Listener:
         """Those that have not asked for anything yet, or not again, longest first: where there are too many they go first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._sampler: asyncio.TimerHandle | None = None
+        self._sampler: asyncio.Task[None] | None = None
 
     async def listen(self, address: str, port: int) -> int:
         self._server = await asyncio.start_server(self._accept, address, port, limit=READ_BYTES)
-        self._sample()
+        self._sampler = asyncio.get_running_loop().create_task(self._sample())
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
@@ -71,10 +71,12 @@ class Listener:
         for task in self._tasks:
             task.cancel()
 
-    def _sample(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.api.rates.sample(loop.time(), self.api.broker, self.api.connections)
-        self._sampler = loop.call_later(SAMPLE_S, self._sample)
+    async def _sample(self) -> None:
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            for _ in self.api.rates.sample(now_s, self.api.broker, self.api.connections):
+                await asyncio.sleep(0)
+            await asyncio.sleep(SAMPLE_S)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= CONNECTIONS_MAX:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
 from kvitto.protocol.connection import Connection
+from kvitto.server.pacing import MUCH
 from kvitto.server.tls import user_of
 from kvitto.wire.buf import Buf
 
@@ -38,6 +39,7 @@ class Peer(asyncio.BufferedProtocol):
         self._at = 0
         self._done = False
         self._paused = False
+        self._held = False
         self._copies = False
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
@@ -79,6 +81,8 @@ class Peer(asyncio.BufferedProtocol):
             return
         self.connection.received_bytes += nbytes
         self.server.received += nbytes
+        if nbytes >= MUCH:
+            self.server.pacing.pouring.add(self)
         paused = self._paused
         try:
             self.connection.receive(self._box, self._at + nbytes)
@@ -88,8 +92,8 @@ class Peer(asyncio.BufferedProtocol):
             log.exception("%s: internal error, the connection is closed", self.connection.peer)
             self.connection.rest = b""
             self.connection.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
-        if paused and self._paused and self.socket is not None:
-            self.socket.pause_reading()
+        if paused and self._paused:
+            self._stop_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -150,7 +154,26 @@ class Peer(asyncio.BufferedProtocol):
 
     def resume(self) -> None:
         self._paused = False
-        if self.socket is not None and not self.socket.is_reading() and not self.socket.is_closing():
+        self._read_on()
+
+    # -- pacing ----------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Read nothing for a moment; the connection does not know of it."""
+        self._held = True
+        self._stop_reading()
+
+    def go_on(self) -> None:
+        self._held = False
+        if not self._paused:
+            self._read_on()
+
+    def _stop_reading(self) -> None:
+        if self.socket is not None and self.socket.is_reading():
+            self.socket.pause_reading()
+
+    def _read_on(self) -> None:
+        if self.socket is not None and not self._held and not self.socket.is_reading() and not self.socket.is_closing():
             self.socket.resume_reading()
 
 

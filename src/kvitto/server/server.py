@@ -23,6 +23,7 @@ from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
 from kvitto.server.listener import INBOX, Peer
+from kvitto.server.pacing import Pacing
 from kvitto.server.syncer import Syncer
 from kvitto.server.tls import BACKLOG, TlsListener
 from kvitto.server.watermarks import Watermarks
@@ -41,6 +42,10 @@ CLOSE_S = 5.0
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
+
+
+def nothing() -> None:
+    """For a sync that nobody waits for."""
 
 
 class Server:
@@ -65,6 +70,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._full_sync_at = 0.0
+        self.pacing = Pacing()
         self.received = 0
         """Bytes since the last turn."""
         self._beat: asyncio.TimerHandle | None = None
@@ -241,6 +247,8 @@ class Server:
     def _drive_sync(self) -> None:
         store = self.store
         idle, self.received = self.received < IDLE_BYTES, 0
+        if store.waiting:
+            self.pacing.waited(self._loop.time())
         while store.waiting and not store.busy and store.failed is None:
             now = self._loop.time()
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
@@ -248,6 +256,12 @@ class Server:
                 self._full_sync_at = now
             if not self._begin(everything, idle):
                 return
+        if store.syncing and store.failed is None:
+            now = self._loop.time()
+            if self.pacing.is_too_much(store.unsynced, now) and not store.busy:
+                store.when_durable(nothing)
+                self._begin(False, False)
+            self.pacing.look(store.unsynced, now)
         if store.dirty and not store.busy and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 
@@ -281,6 +295,7 @@ class Server:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
+        self.pacing.measured(job.size, job.seconds)
 
     def _in_thread(self, work: Callable[[], User | None], done: Callable[[User | None], None]) -> None:
         """One at a time: whoever guesses passwords must not take the processor from those who are in."""

@@ -38,7 +38,8 @@ class Syncer:
     def run(self, job: SyncJob) -> None:
         begin = time.perf_counter()
         job.run(self._together)
-        self._usual += (time.perf_counter() - begin - self._usual) * WEIGHT
+        job.seconds = time.perf_counter() - begin
+        self._usual += (job.seconds - self._usual) * WEIGHT
 
     def stop(self) -> None:
         self._jobs.put(None)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from kvitto.base import process
 from kvitto.base.config import Config
-from kvitto.base.limits import MIB
+from kvitto.base.limits import MIB, SEGMENT_BYTES
 
 DISK_CLEAR = 10
 MEMORY_CLEAR = 20
-"""An alarm ends only that part of the limit on its good side, so that it does not come and go with each message."""
+CLEAR_MAX = SEGMENT_BYTES
+"""An alarm ends only that part of the limit, at most so many bytes, on its good side: else it would come and go with each message."""
 
 Block = Callable[[str | None, str], None]
 
@@ -35,7 +36,7 @@ class Watermarks:
 
     def look(self) -> None:
         free, limit = self._free_bytes(), self._disk_limit
-        self.disk_low = free < limit + (limit // DISK_CLEAR if self.disk_low else 0)
+        self.disk_low = free < limit + (min(limit // DISK_CLEAR, CLEAR_MAX) if self.disk_low else 0)
         text = (
             f"low on disk: {free // MIB} MiB free, less than --disk-free-limit of {limit // MIB} MiB;"
             " make room, or consume, purge or delete queues"
@@ -43,7 +44,7 @@ class Watermarks:
         self._block(text if self.disk_low else None, "disk")
 
         used, limit = self._resident_bytes(), self._memory_limit
-        self.memory_low = used > limit - (limit // MEMORY_CLEAR if self.memory_low else 0)
+        self.memory_low = used > limit - (min(limit // MEMORY_CLEAR, CLEAR_MAX) if self.memory_low else 0)
         text = (
             f"low on memory: {used // MIB} MiB in use, more than --memory-limit of {limit // MIB} MiB;"
             " end open transactions and consumers that ack nothing, or raise it"

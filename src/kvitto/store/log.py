@@ -89,7 +89,7 @@ class Log:
         self.next = batch.first + batch.count
         self.journal = max(self.journal, batch.journal)
         if self.durable:
-            self.store.wrote(self, current)
+            self.store.wrote(self, current, batch.size())
 
     def _writable(self, batch: Batch) -> Segment:
         current = self.segments[-1] if self.segments else None

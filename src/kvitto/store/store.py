@@ -53,6 +53,10 @@ class SyncJob:
         self.callbacks: list[Callable[[], None]] = []
         self.journal_applied = 0
         self.journal_written = (0, 0)
+        self.size = 0
+        """Bytes of messages."""
+        self.seconds = 0.0
+        """How long it took, if whoever ran it says so."""
         self.error: Exception | None = None
 
     @property
@@ -140,6 +144,8 @@ class Store:
         self._callbacks: list[Callable[[], None]] = []
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
+        self.unsynced = 0
+        """Bytes of messages that no sync has begun for."""
         self.doubt = False
         """The last owner did not stop in order, and the machine has been started since: its page cache is gone."""
         self.in_order = True
@@ -244,8 +250,10 @@ class Store:
         """A name was made or removed in `directory`."""
         self._dirs[directory] = None
 
-    def wrote(self, log_: Log, part: Segment) -> None:
+    def wrote(self, log_: Log, part: Segment, size: int = 0) -> None:
+        """`size`: bytes of messages."""
         self._segments[part] = log_
+        self.unsynced += size
 
     def settled(self, part: Segment) -> None:
         self._acks[part] = None
@@ -420,6 +428,7 @@ class Store:
             job.seals, self._seals = self._seals, []
             self._segments = {}
             self._messages_wanted = False
+            job.size, self.unsynced = self.unsynced, 0
         if everything:
             files += [part.acks for part in self._acks if part.acks is not None]
             job.acks = [(part, part.acks_size) for part in self._acks]
