@@ -4,15 +4,17 @@
 #   make bench    measure this machine
 #   make torture  kill the broker under load 1,000 times (1 h), and check what it promised
 #   make fuzz     hostile input, guided by coverage, with sanitizers; SECONDS=60
+#   make sim      the simulation: power cuts, torn writes, errors, full disks; one run again: make sim SEED=n KIND=power
 #   make compat   other projects' test suites against Kvitto, all of them
 #   make build    compile the data plane;  make lint, make lock, make clean: what they say
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench torture compat fuzz build lint format lock clean prerequisites
+.PHONY: help run test bench torture compat fuzz sim build lint format lock clean prerequisites
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,6 +43,9 @@ fuzz: build
 
 torture: build
 	$(BIN)/kvitto torture --cycles 1000
+
+sim: build
+	$(BIN)/python -m tests.sim --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(if $(STATES),--states $(STATES)) $(if $(KIND),--kind $(KIND))
 
 compat: build
 	$(BIN)/python -m tests.compat

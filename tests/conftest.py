@@ -1,6 +1,7 @@
-"""What all tests share: the form of Kvitto under test, and hypothesis without surprises of timing."""
+"""What all tests share: the form of Kvitto under test, a seed for the simulation, and hypothesis without surprises of timing."""
 
 import os
+import secrets
 
 import hypothesis
 import pytest
@@ -12,9 +13,17 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=200
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvitto"))
 
 
+os.environ.setdefault("KVITTO_SEED", str(secrets.randbits(32)))  # the processes of this run get it from here
+
+
 def pytest_report_header() -> str:
     """Say which form of the data plane is tested."""
     return f"kvitto {kvitto.__version__}, {'compiled' if kvitto.compiled() else 'interpreted'}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to have the same simulation again."""
+    terminalreporter.write_line(f"KVITTO_SEED={os.environ['KVITTO_SEED']}")
 
 
 def pytest_sessionstart() -> None:

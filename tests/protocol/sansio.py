@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
-from kvitto.store.store import Store
+from kvitto.store.store import Store, SyncJob
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import Method, decode, frame
@@ -93,9 +93,9 @@ class Wire:
 class House:
     """Hub, broker and store on a simulated disk."""
 
-    def __init__(self, disk: SimDisk | None = None) -> None:
+    def __init__(self, disk: SimDisk | None = None, clock: ManualClock | None = None) -> None:
         self.disk = disk or SimDisk()
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.store = Store(self.disk, self.clock)
         self.store.open()
         self.broker = Broker(self.store, self.clock)
@@ -113,12 +113,16 @@ class House:
         self.hub.turn()
 
     def sync(self) -> None:
-        """One group commit of what somebody waits for, and the turn behind it."""
+        """One group commit of what somebody waits for, and the turn behind it. Raises what the disk raised (C8)."""
         job = self.store.begin_sync(everything=False)
         job.run()
-        self.store.end_sync(job)
-        assert self.store.failed is None
+        self.end_sync(job)
         self.turn()
+
+    def end_sync(self, job: SyncJob) -> None:
+        self.store.end_sync(job)
+        if self.store.failed is not None:
+            raise self.store.failed
 
     def settle(self) -> None:
         """Turn and sync until nobody waits."""

@@ -1,7 +1,12 @@
-"""What a client knows of its messages, and what it may therefore expect after a power cut (C2, A11, T4, X4)."""
+"""What a client knows of its messages, and what it may therefore expect after a failure (C2, A11, T4, X4).
+
+Bodies are unique. A message that a queue may pass to its dead-letter queue is in exactly one of the two (`Ledger.moves`), unless
+the client has settled it there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -15,9 +20,33 @@ class Told:
     confirmed: set[bytes] = field(default_factory=set)
     delivered: set[bytes] = field(default_factory=set)
     settled: set[bytes] = field(default_factory=set)
-    """Acked, rejected or about to be."""
+    """Acked, purged, dropped, or about to be: may be there no more."""
     gone: set[bytes] = field(default_factory=set)
     """Settled, and that was synced."""
+    refused: set[bytes] = field(default_factory=set)
+    """The publisher got a nack (C6)."""
+    doomed: set[bytes] = field(default_factory=set)
+    """Expired, or delivered too often: may leave by itself."""
+    expires: dict[bytes, int] = field(default_factory=dict)
+    """When, in ms."""
+    brought: set[bytes] = field(default_factory=set)
+    """Dead letters, and what a stage held: they arrive when they arrive."""
+    length: int = -1
+    """All but the last so many may have been dropped; -1: none."""
+    ordered: bool = True
+    stream: bool = False
+    """Nothing in it is flagged."""
+
+    def may_lack(self, body: bytes) -> bool:
+        """Whether the message may have left by itself, or been settled."""
+        if body in self.settled or body in self.doomed:
+            return True
+        return self.length >= 0 and len(self.sent) - self.sent.index(body) > self.length
+
+
+def short(bodies: Iterable[bytes]) -> str:
+    """Bodies as a failure shows them: without what fills them up."""
+    return " ".join(body.rstrip(b".").decode() for body in bodies)
 
 
 @dataclass
@@ -31,13 +60,21 @@ class Transaction:
 class Ledger:
     queues: dict[str, Told] = field(default_factory=dict)
     transactions: list[Transaction] = field(default_factory=list)
-    moves: dict[bytes, tuple[str, str]] = field(default_factory=dict)
-    """Rejected messages: source and dead-letter queue."""
+    moves: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    """What may become or has become a dead letter: (queue, body) -> dead-letter queue."""
     ends: dict[str, int] = field(default_factory=dict)
     """Incarnation -> the highest offset that a reader by range could have been told to be the end."""
 
     def queue(self, name: str) -> Told:
         return self.queues.setdefault(name, Told())
+
+    def move(self, source: str, target: str, *bodies: bytes) -> None:
+        """From now on the messages may be, or become, dead letters."""
+        for body in bodies:
+            if (source, body) not in self.moves:
+                self.moves[source, body] = target
+                self.queue(target).sent.append(body)
+                self.queue(target).brought.add(body)
 
     def forget(self, name: str) -> None:
         """The queue was deleted: one of that name is another."""
@@ -50,6 +87,23 @@ class Ledger:
         assert end >= self.ends.get(incarnation, 0), "the end of a queue goes back"
         self.ends[incarnation] = end
 
+    def adopt(self, found: dict[str, list[tuple[bytes, bool]]]) -> None:
+        """After a start from a disk that is certain: what is there is durable, what is not never comes back."""
+        self.transactions.clear()
+        for name, told in list(self.queues.items()):
+            if name not in found:
+                self.forget(name)
+                continue
+            told.exists = True
+            here = {body for body, _ in found[name]}
+            sure = set(told.sent) - (told.brought - told.settled) if told.length < 0 else set()
+            told.gone |= {b for b in sure - here - told.doomed if (name, b) not in self.moves}
+            told.settled -= here
+            told.confirmed |= here
+            told.delivered |= {body for body, again in found[name] if again}
+
+    # -- after a failure -------------------------------------------------------------------------------------
+
     def check(self, found: dict[str, list[tuple[bytes, bool]]]) -> None:
         """`found`: queue -> (body, redelivered) in order."""
         for name, told in self.queues.items():
@@ -60,32 +114,49 @@ class Ledger:
             if name in found:
                 self._check_queue(name, told, found[name])
         assert set(found) <= set(self.queues)
-        here = {name: [body for body, _ in messages] for name, messages in found.items()}
+        here = {name: {body for body, _ in messages} for name, messages in found.items()}
+        self.check_lost(here)
+        for (source, body), target in self.moves.items():
+            if source in here and target in here and body in here[source]:
+                assert body not in here[target], f"{body!r} is in {source} and in {target}"
+                assert body not in self.queue(target).gone, f"{body!r} was acked in {target} and is back in {source}"
         for transaction in self.transactions:
             self._check_whole(transaction, here)
-        for body, (source, target) in self.moves.items():
-            if body in self.queue(source).confirmed and source in here and target in here:
-                places = here[source].count(body) + here[target].count(body)
-                assert places == 1, f"{body!r} is {places} times in {source} and {target}"
 
     def _check_queue(self, name: str, told: Told, messages: list[tuple[bytes, bool]]) -> None:
         bodies = [body for body, _ in messages]
-        assert len(set(bodies)) == len(bodies), f"{name}: twice: {bodies}"
+        assert len(set(bodies)) == len(bodies), f"{name}: twice: {short(bodies)}"
         order = {body: i for i, body in enumerate(told.sent)}
-        assert set(bodies) <= set(order), f"{name}: never sent: {set(bodies) - set(order)}"
-        places = [
-            order[body] for body in bodies if self.moves.get(body, ("", ""))[1] != name
-        ]  # moves may be tried again
-        assert places == sorted(places), f"{name}: order: {bodies}"
-        lost = told.confirmed - told.settled - set(bodies)
-        assert not lost, f"{name}: lost: {lost}"
+        assert set(bodies) <= set(order), f"{name}: never sent: {short(set(bodies) - set(order))}"
+        if told.ordered:
+            places = [order[body] for body in bodies if body not in told.brought]
+            assert places == sorted(places), f"{name}: order: {short(bodies)}"
         back = told.gone & set(bodies)
-        assert not back, f"{name}: came back: {back}"
+        assert not back, f"{name}: came back: {short(back)}"
+        taken = told.refused & set(bodies)
+        assert not taken, f"{name}: refused, but there: {short(taken)}"
         unflagged = {body for body, again in messages if body in told.delivered and not again}
-        assert not unflagged, f"{name}: not flagged: {unflagged}"
+        assert told.stream or not unflagged, f"{name}: not flagged: {short(unflagged)}"
 
-    @staticmethod
-    def _check_whole(transaction: Transaction, here: dict[str, list[bytes]]) -> None:
-        effects = [body in here[q] for q, bodies in transaction.publishes.items() if q in here for body in bodies]
+    def check_lost(self, here: dict[str, set[bytes]]) -> None:
+        """What was confirmed is in its queue, or in the dead-letter queue."""
+        for name, bodies in here.items():
+            told = self.queue(name)
+            expected = told.confirmed | told.delivered if told.stream else told.confirmed
+            missing = {body for body in expected - bodies if not told.may_lack(body)}
+            lost = {body for body in missing if not self._has_moved(name, body, here)}
+            assert not lost, f"{name}: lost: {short(lost)}"
+
+    def _has_moved(self, name: str, body: bytes, here: dict[str, set[bytes]]) -> bool:
+        target = self.moves.get((name, body))
+        return target is not None and (target not in here or body in here[target] or self.queue(target).may_lack(body))
+
+    def _check_whole(self, transaction: Transaction, here: dict[str, set[bytes]]) -> None:
+        effects = [
+            body in here[q]
+            for q, bodies in transaction.publishes.items()
+            for body in bodies
+            if q in here and not self.queue(q).may_lack(body) and (q, body) not in self.moves
+        ]
         effects += [body not in here[q] for q, bodies in transaction.acks.items() if q in here for body in bodies]
         assert all(effects) or (not any(effects) and not transaction.told), f"half a transaction: {transaction}: {here}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from kvitto.wire import methods as m
-from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, Method, decode, frame
+from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
 from tests.protocol.sansio import House, Wire
 from tests.sim.ledger import Ledger, Transaction
@@ -18,7 +19,8 @@ class Client:
         self.house = house
         self.ledger = ledger
         self.wire: Wire = house.wire()
-        self.unconfirmed: dict[int, tuple[str, bytes]] = {}
+        self.wires = [self.wire]
+        self.unconfirmed: dict[int, tuple[tuple[str, ...], bytes]] = {}
         self.published = 0
         self.tags: dict[tuple[int, bytes], int] = {}
         self._deliveries: list[BasicDeliver | BasicGetOk] = []
@@ -35,31 +37,35 @@ class Client:
     def read(self) -> list[Method]:
         """Take what was written; note confirms and deliveries."""
         methods = []
-        for kind, channel, payload in self.wire.frames():
+        for kind, channel, payload in chain.from_iterable(wire.frames() for wire in self.wires):
             if kind == FRAME_METHOD:
                 method = decode(payload)
                 methods.append(method)
-                if isinstance(method, BasicAck):
-                    self._confirmed(method)
+                if isinstance(method, BasicAck | BasicNack) and channel == CONFIRMS:
+                    self._answered(method)
                 elif isinstance(method, BasicDeliver | BasicGetOk):
                     self._deliveries.append(method)
                     self._channels.append(channel)
             elif kind == FRAME_BODY:
-                delivery, channel = self._deliveries.pop(0), self._channels.pop(0)
-                if isinstance(delivery, BasicDeliver):
-                    self.ledger.queue(self.consumers[delivery.consumer_tag]).delivered.add(payload)
-                self.tags[channel, payload] = delivery.delivery_tag
+                self.take(self._deliveries.pop(0), self._channels.pop(0), payload)
         for queue in self.house.broker.queues.values():
             if queue.durable:
                 self.ledger.tell_end(queue.log.queue_id, queue.log.durable_end)
         return methods
 
-    def _confirmed(self, ack: BasicAck) -> None:
-        first = 1 if ack.multiple else ack.delivery_tag
-        for number in range(first, ack.delivery_tag + 1):
+    def take(self, delivery: BasicDeliver | BasicGetOk, channel: int, body: bytes) -> None:
+        if isinstance(delivery, BasicDeliver):
+            self.ledger.queue(self.consumers[delivery.consumer_tag]).delivered.add(body)
+        self.tags[channel, body] = delivery.delivery_tag
+
+    def _answered(self, answer: BasicAck | BasicNack) -> None:
+        first = min(self.unconfirmed, default=1) if answer.multiple else answer.delivery_tag
+        for number in range(first, answer.delivery_tag + 1):
             if number in self.unconfirmed:
-                queue, body = self.unconfirmed.pop(number)
-                self.ledger.queue(queue).confirmed.add(body)
+                queues, body = self.unconfirmed.pop(number)
+                for queue in queues:
+                    told = self.ledger.queue(queue)
+                    (told.confirmed if isinstance(answer, BasicAck) else told.refused).add(body)
 
     def put(self, channel: int, *methods: Method) -> None:
         self.wait_to_write()
@@ -95,15 +101,15 @@ class Client:
 
     def full_sync(self) -> None:
         """Settlements too."""
-        gone = {name: told.settled - set(self.ledger.moves) for name, told in self.ledger.queues.items()}
+        gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
         self.house.turn()
         self.read()
         job = self.house.store.begin_sync(everything=True)
         job.run()
-        self.house.store.end_sync(job)
-        assert self.house.store.failed is None
+        self.house.end_sync(job)
         for name, bodies in gone.items():
-            self.ledger.queue(name).gone |= bodies
+            if not self.house.broker.unwritten:
+                self.ledger.queue(name).gone |= bodies
         self.house.turn()
         self.read()
 
@@ -125,7 +131,7 @@ class Client:
         for body in bodies:
             if channel == CONFIRMS:
                 self.published += 1
-                self.unconfirmed[self.published] = (queue, body)
+                self.unconfirmed[self.published] = ((queue,), body)
                 self.ledger.queue(queue).sent.append(body)
             self.wait_to_write()
             self.wire.feed(content(channel, queue, body))
@@ -155,17 +161,12 @@ class Client:
             self.put(PLAIN, m.BasicAck(self.tags[PLAIN, body], False))
 
     def reject(self, source: str, target: str, *bodies: bytes) -> None:
+        self.ledger.move(source, target, *bodies)
         for body in bodies:
-            self.ledger.queue(source).settled.add(body)
-            self.ledger.queue(target).sent.append(body)
-            self.ledger.moves[body] = (source, target)
             self.put(PLAIN, m.BasicReject(self.tags[PLAIN, body], False))
 
     def expire(self, source: str, target: str, *bodies: bytes) -> None:
-        for body in bodies:
-            self.ledger.queue(source).settled.add(body)
-            self.ledger.queue(target).sent.append(body)
-            self.ledger.moves[body] = (source, target)
+        self.ledger.move(source, target, *bodies)
         self.house.clock.advance(2.0)
         self.house.broker.tick()
         self.rest()
@@ -180,8 +181,7 @@ class Client:
         self.house.turn()
         self.read()
         job.run()
-        store.end_sync(job)
-        assert store.failed is None
+        self.house.end_sync(job)
         self.rest()
 
     def roll_back(self, queue: str, *bodies: bytes) -> None:
@@ -226,10 +226,10 @@ class Client:
         self.rest()
 
 
-def content(channel: int, queue: str, body: bytes) -> bytes:
-    """The three frames of a publish to a queue."""
-    header = b"\x00\x3c\x00\x00" + len(body).to_bytes(8, "big") + b"\x00\x00"
-    publish = m.BasicPublish("", queue, False, False).encode()
+def content(channel: int, key: str, body: bytes, exchange: str = "", props: bytes = b"\0\0") -> bytes:
+    """The three frames of a publish, to a queue if no exchange is given."""
+    header = b"\x00\x3c\x00\x00" + len(body).to_bytes(8, "big") + props
+    publish = m.BasicPublish(exchange, key, False, False).encode()
     return (
         frame(FRAME_METHOD, channel, publish) + frame(FRAME_HEADER, channel, header) + frame(FRAME_BODY, channel, body)
     )

@@ -4,14 +4,14 @@ A `SimDisk` keeps two states: what the process sees, and what is certain. Betwee
 file (certain after `File.sync`) and the pending changes of names (certain after `sync_dir` of their directory; syncing
 a file says nothing about its name). `crash` makes the disk that a machine finds after a power cut, `kill` the one that
 a new process finds. Each operation that changes something is counted, so that a test can cut the power, or fail, at
-every one of them. Everything random comes from the caller's `random.Random`: same seed, same disk.
+every one of them, or look at each with `watch` what a power cut would leave. Everything random comes from the caller's
+`random.Random`: same seed, same disk.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeVar
 
@@ -54,6 +54,9 @@ class Inode:
     def change(self, write: Write) -> None:
         write.apply(self.live)
         self.pending.append(write)
+
+    def copy(self) -> Inode:
+        return Inode(bytearray(self.live), bytearray(self.certain), [replace(write) for write in self.pending])
 
     def sync(self) -> None:
         for write in self.pending:
@@ -116,11 +119,11 @@ class SimFile:
         def fail() -> None:
             inode.change(Write(pos, data[: len(data) // 2]))
 
-        self._disk.change(write, fail, failure)
+        self._disk.change(f"write {self.path} {pos}+{len(data)}", write, fail, failure)
         return len(data)
 
     def read_at(self, pos: int, n: int) -> bytes:
-        self._disk.alive()
+        self._disk.read(self.path)
         return bytes(self._open().live[pos : pos + n])
 
     def read_into(self, pos: int, buf: memoryview) -> int:
@@ -134,12 +137,13 @@ class SimFile:
 
     def truncate(self, n: int) -> None:
         inode = self._open()
-        self._disk.change(lambda: inode.change(Write(n, None)))
+        self._disk.change(f"cut {self.path} {n}", lambda: inode.change(Write(n, None)))
 
     def reserve(self, start: int, end: int) -> None:
         inode = self._open()
         if self._disk.reserving and not self._disk.full and end > len(inode.live):
-            self._disk.change(lambda: inode.change(Write(len(inode.live), bytes(end - len(inode.live)))))
+            room = Write(len(inode.live), bytes(end - len(inode.live)))
+            self._disk.change(f"reserve {self.path} {end}", lambda: inode.change(room))
 
     def sync(self) -> None:
         inode = self._open()
@@ -148,7 +152,7 @@ class SimFile:
             for write in inode.pending:
                 write.stuck = True
 
-        self._disk.sync(inode.sync, fail)
+        self._disk.sync(f"sync {self.path}", inode.sync, fail)
 
     def close(self) -> None:
         self._closed = True
@@ -174,7 +178,8 @@ class SimDisk:
     `cut_at`: the number of the operation at which PowerCut is raised (and from then on by every call). A write or a
     change of names has reached the pending ones by then, a sync has not happened.
     `fail_at`: operation -> the error that it raises; a failed write leaves half of its bytes, after a failed sync
-    what it should have synced stays uncertain for good.
+    what it should have synced stays uncertain for good. `fail_read_at`: the same for reads, which are counted apart.
+    `watch` is called at each operation, where `cut_at` would raise; `trace`, if it is a list, gets the names of all operations.
     `reserving`: whether files get the room that is asked for; without, they end behind what was written.
     `linking`: whether a file may have two names.
     `full`: writes that make a file longer raise StoreFull. `free`: what free_bytes says.
@@ -186,6 +191,10 @@ class SimDisk:
         self.operations = 0
         self.cut_at: int | None = None
         self.fail_at: dict[int, Exception] = {}
+        self.reads = 0
+        self.fail_read_at: dict[int, Exception] = {}
+        self.watch: Callable[[], None] | None = None
+        self.trace: list[str] | None = None
         self.full = False
         self.free = 1 << 40
         self.locks: set[str] = set()
@@ -278,7 +287,7 @@ class SimDisk:
                     waiting = [c for c in waiting if not c.path.startswith(f"{change.path}/")]
             self._pending = waiting
 
-        self.sync(sync)
+        self.sync(f"sync {path}/", sync)
 
     def _certain_with(self, directory: str) -> set[int]:
         """Ids of the changes that a sync of the directory makes certain: its own, and what gave a file the name it is moved from."""
@@ -316,12 +325,16 @@ class SimDisk:
     # -- what happens to it ----------------------------------------------------------------------------------
 
     def crash(self, rng: Random, *, hostile: bool = False) -> SimDisk:
-        """The disk after a power cut, one of the many that are legal. This one is dead from now on.
+        """The disk after a power cut, one of the many that are legal. This one is dead from now on."""
+        self._dead = True
+        return self.survivor(rng, hostile=hostile)
+
+    def survivor(self, rng: Random, *, hostile: bool = False) -> SimDisk:
+        """What `crash` would give now; this disk goes on.
 
         Of the pending writes of each file any part survives, each whole, torn, or as zeros. Of the pending changes of
         names the first few survive in order, or, if hostile, any of them.
         """
-        self._dead = True
         found = SimDisk(self._boot + 1, reserving=self.reserving)
         found.linking = self.linking
         survivors = self._surviving_names(rng, hostile)
@@ -347,9 +360,23 @@ class SimDisk:
 
     def copy(self) -> SimDisk:
         """The same state on another disk, which a test may start from without touching this one."""
-        twin = copy.deepcopy(self)
-        twin.locks.clear()
+        twin = SimDisk(self._boot, reserving=self.reserving)
+        twin.linking, twin.operations, twin.cut_at, twin._dead = self.linking, self.operations, self.cut_at, self._dead
+        twin.full, twin.free, twin.fail_at = self.full, self.free, dict(self.fail_at)
+        inodes: dict[int, Inode] = {}
+
+        def copied(inode: Inode | None) -> Inode | None:
+            if inode is not None and id(inode) not in inodes:
+                inodes[id(inode)] = inode.copy()
+            return None if inode is None else inodes[id(inode)]
+
+        twin._names = {path: copied(inode) for path, inode in self._names.items()}
+        twin._certain = {path: copied(inode) for path, inode in self._certain.items()}
+        twin._pending = [replace(change, inode=copied(change.inode)) for change in self._pending]
         return twin
+
+    def __deepcopy__(self, _: dict[int, object]) -> SimDisk:
+        return self.copy()
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Damage: one bit of a file is another, on the disk too if it was certain."""
@@ -385,10 +412,20 @@ class SimDisk:
         if self._dead:
             raise PowerCut("the power is gone")
 
-    def _count(self, on_failure: Callable[[], None], failure: Exception | None = None) -> bool:
+    def read(self, path: str) -> None:
+        """Count a read; raises if it is to fail."""
+        self.alive()
+        self.reads += 1
+        failure = self.fail_read_at.pop(self.reads, None)
+        if failure is not None:
+            raise failure
+
+    def _count(self, what: str, on_failure: Callable[[], None], failure: Exception | None = None) -> bool:
         """Count an operation; raises if it is to fail. True if the power goes at this one."""
         self.alive()
         self.operations += 1
+        if self.trace is not None:
+            self.trace.append(what)
         failure = self.fail_at.pop(self.operations, None) or failure
         if failure is not None:
             on_failure()
@@ -397,18 +434,26 @@ class SimDisk:
         return self._dead
 
     def change(
-        self, apply: Callable[[], None], on_failure: Callable[[], None] = lambda: None, failure: Exception | None = None
+        self,
+        what: str,
+        apply: Callable[[], None],
+        on_failure: Callable[[], None] = lambda: None,
+        failure: Exception | None = None,
     ) -> None:
         """An operation that becomes pending, also if the power goes at it."""
-        cut = self._count(on_failure, failure)
+        cut = self._count(what, on_failure, failure)
         apply()
         if cut:
             self.alive()
+        if self.watch is not None:
+            self.watch()
 
-    def sync(self, apply: Callable[[], None], on_failure: Callable[[], None] = lambda: None) -> None:
+    def sync(self, what: str, apply: Callable[[], None], on_failure: Callable[[], None] = lambda: None) -> None:
         """An operation that makes things certain, unless the power goes at it."""
-        if self._count(on_failure):
+        if self._count(what, on_failure):
             self.alive()
+        if self.watch is not None:
+            self.watch()
         apply()
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -429,7 +474,8 @@ class SimDisk:
             change.apply(self._names)
             self._pending.append(change)
 
-        self.change(apply)
+        name = "make" if change.made else "remove"
+        self.change(f"{name} {change.path} from {change.moved_from}", apply)
 
     def _surviving_names(self, rng: Random, hostile: bool) -> Names:
         names = dict(self._certain)

@@ -1,0 +1,75 @@
+"""Run the simulation: `python -m tests.sim`, or `make sim`; docs/simulation.md tells what it shows and how a run is repeated."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import secrets
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import kvitto
+from tests.sim.kinds import KINDS, Result
+
+WANTED = {"power": 100_000, "tx": 10_000}
+"""States or failures of each kind that a full run tries."""
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: 0 if nothing was wrong."""
+    options = parse(arguments)
+    first = secrets.randbits(32) if options.seed is None else options.seed
+    form = "compiled" if kvitto.compiled() else "interpreted"
+    print(f"kvitto {kvitto.__version__}, {form}; seeds from {first}", flush=True)
+    print(f"{'kind':<9}{'tried':>9}{'runs':>7}{'findings':>10}{'seconds':>9}   notes", flush=True)
+    wrong = 0
+    for kind in options.kind:
+        started = time.monotonic()
+        least = 1 if options.seed is not None and options.states is None else options.states or WANTED[kind]
+        results = list(enough(kind, first, least, options.jobs))
+        findings = [(result.seed, text) for result in results for text in result.findings]
+        notes = sum((result.notes for result in results), Counter[str]())
+        tried, seconds = sum(result.tried for result in results), time.monotonic() - started
+        told = ", ".join(f"{name}: {count}" for name, count in sorted(notes.items()))
+        print(f"{kind:<9}{tried:>9}{len(results):>7}{len(findings):>10}{seconds:>9.1f}   {told}", flush=True)
+        for seed, text in findings:
+            print(f"  make sim KIND={kind} SEED={seed}: {text}", flush=True)
+        wrong += len(findings)
+    return 1 if wrong else 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, help="repeat the run of this seed; with --states, begin at it")
+    parser.add_argument(
+        "--states", type=int, help="go on with the next seeds until so much of each kind has been tried"
+    )
+    parser.add_argument("--kind", type=kinds, default=list(KINDS), help=f"some of {','.join(KINDS)} (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    return parser.parse_args(arguments)
+
+
+def kinds(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(KINDS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no such kind, there are {', '.join(KINDS)}")
+    return names
+
+
+def enough(kind: str, first: int, least: int, jobs: int) -> Iterator[Result]:
+    """The runs of the seeds from `first` on, until so much has been tried; the same ones however many processes there are."""
+    tried, seeds = 0, itertools.count(first)
+    with multiprocessing.Pool(jobs) as pool:
+        running = deque(pool.apply_async(KINDS[kind], (seed,)) for seed in itertools.islice(seeds, jobs))
+        while tried < least:
+            result: Result = running.popleft().get()
+            running.append(pool.apply_async(KINDS[kind], (next(seeds),)))
+            yield result
+            tried += max(result.tried, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

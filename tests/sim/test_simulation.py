@@ -1,0 +1,57 @@
+"""Some runs of the simulation with fresh seeds, on part of what they could try; `make sim` does all (docs/simulation.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from kvitto.store.journal import Journal
+from tests.sim.kinds import KINDS
+from tests.sim.world import World, small_world
+from tests.support.simdisk import SimFile
+
+SEED = int(os.environ["KVITTO_SEED"])
+"""From the operating system, for all processes of a test run, which shows it at its end (tests/conftest.py)."""
+PARTS = {"power": 0.02, "tx": 0.02}
+RUNS = 2
+
+
+@pytest.mark.parametrize("number", range(RUNS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_from_a_fresh_seed_finds_nothing(kind: str, number: int) -> None:
+    """P2, C2, C8, A9, A11, D2, D3, D4, T4, X4: as far as this seed goes. `make sim KIND=... SEED=...` tries everything of it."""
+    result = KINDS[kind](SEED + number, PARTS[kind])
+    assert result.tried
+    assert not result.findings, f"KVITTO_SEED={SEED}, make sim KIND={kind} SEED={SEED + number}: {result.findings}"
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    """Operation by operation, whatever is looked at on the way."""
+    traces = []
+    for watch in (False, True):
+        with small_world(SEED):
+            world = World(SEED)
+            world.disk.trace = trace = []
+            if watch:
+                world.disk.watch = lambda world=world: world.disk.copy() and None  # type: ignore[misc]
+            world.play(steps=30)
+            traces.append(trace)
+    assert traces[0] == traces[1] and len(traces[0]) > 100
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (SimFile, "sync", lambda self: None),
+        (Journal, "replay", lambda self, floor: iter(())),
+    ],
+    ids=["a sync that does nothing", "a journal that is not read"],
+)
+def test_a_broker_that_forgets_is_found_out(
+    where: type, name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger sees what is missing."""
+    monkeypatch.setattr(where, name, broken)
+    assert any(KINDS["power"](seed, 0.3).findings for seed in range(20))

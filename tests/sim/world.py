@@ -1,0 +1,233 @@
+"""A run of the simulation: one seed makes the client, its days, and what a failure leaves (docs/simulation.md)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from random import Random
+
+import pytest
+import xxhash
+
+from kvitto.broker import deadletter, stages
+from kvitto.broker.broker import Broker
+from kvitto.broker.queue import Queue
+from kvitto.store import definitions, journal, log, segment, stream
+from tests.protocol.sansio import House
+from tests.sim.actor import Actor, Plan, plan
+from tests.sim.ledger import Ledger
+from tests.support.archived import entries
+from tests.support.clock import ManualClock
+from tests.support.rig import Rig, Taker
+from tests.support.simdisk import SimDisk
+
+Found = dict[str, list[tuple[bytes, bool]]]
+ENDS = ("order", "kill", "power", "power")
+"""How a broker may end before the next one starts."""
+
+
+class Dice:
+    """Where ids and salts come from."""
+
+    rng = Random()
+
+    @classmethod
+    def bits(cls, n: int) -> int:
+        return cls.rng.getrandbits(n)
+
+    @classmethod
+    def bytes(cls, n: int) -> bytes:
+        return cls.rng.randbytes(n)
+
+    @classmethod
+    @contextmanager
+    def others(cls, rng: Random) -> Iterator[None]:
+        """What begins here does not change what comes after it."""
+        before, cls.rng = cls.rng, rng
+        try:
+            yield
+        finally:
+            cls.rng = before
+
+
+@contextmanager
+def small_world(seed: int) -> Iterator[None]:
+    """Files that fill, roll and go within a run; ids, salts and delays that the seed decides; nothing is logged."""
+    rng, patch, state = Random(f"{seed} world"), pytest.MonkeyPatch(), random.getstate()
+    logger = logging.getLogger("kvitto")
+    patch.setattr(logger, "propagate", False)
+    patch.setattr(logger, "handlers", [logging.NullHandler()])
+    patch.setattr(log, "SEGMENT_BYTES", rng.choice((700, 1500, 4000)))
+    patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
+    patch.setattr(log, "ROLL_WHEN_SETTLED_MS", 2000)
+    patch.setattr(log, "CHUNK_BYTES", 512)
+    patch.setattr(journal, "ROTATE_BYTES", 500)
+    patch.setattr(journal, "RESERVE_BYTES", 300)
+    patch.setattr(segment, "RESERVE_LEAST", 100)
+    patch.setattr(segment, "RESERVE_MOST", 400)
+    patch.setattr(segment, "SPARSE_BYTES", 200)
+    patch.setattr(stream, "SEGMENT_BYTES_MIN", 1)
+    patch.setattr(stages, "RECORD_BYTES", 400)
+    patch.setattr(deadletter, "RECORD_BYTES", 500)
+    patch.setattr(definitions, "COMPACT_BYTES", rng.choice((1000, 1 << 20)))
+    patch.setattr(secrets, "randbits", Dice.bits)
+    patch.setattr(secrets, "token_bytes", Dice.bytes)
+    patch.setattr(secrets, "token_hex", lambda n: Dice.bytes(n).hex())
+    random.seed(seed)
+    try:
+        with Dice.others(rng):
+            yield
+    finally:
+        random.setstate(state)
+        patch.undo()
+
+
+class World:
+    """A broker on a simulated disk, its client, and the client's ledger; every end is followed by a start from what is left."""
+
+    def __init__(self, seed: int, disk: SimDisk | None = None, transactions: bool = False) -> None:
+        self.seed = seed
+        self.rng = Random(f"{seed} client")
+        self.queues: Plan = plan(self.rng, transactions)
+        self.disk = disk or SimDisk()
+        self.disk.linking = self.rng.random() < 0.7
+        self.clock = ManualClock()
+        self.ledger = Ledger()
+        self._numbers = count(1)
+        self.house: House
+        self.actor: Actor
+
+    def play(self, steps: int = 60, ends: int = 2) -> None:
+        """Live, die and live again."""
+        self.start()
+        when = {self.rng.randrange(1, steps) for _ in range(ends)}
+        for i in range(steps):
+            if i in when:
+                self.end(self.rng.choice(ENDS))
+                self.start()
+            self.actor.step()
+        self.actor.rest()
+
+    def start(self) -> None:
+        self.house = House(self.disk, self.clock)
+        if self.ledger.queues:
+            self.house.settle()
+            found = waiting(self.house.broker)
+            self.ledger.check(found)
+            self.ledger.adopt(found)
+        self.actor = Actor(self.house, self.ledger, self.rng, self.queues, self._numbers)
+
+    def begin(self, disk: SimDisk) -> Rig:
+        """A start at this time, on another disk."""
+        return Rig(disk, ManualClock(self.clock.wall_ms, self.clock.seconds))
+
+    def end(self, kind: str) -> None:
+        """In order, by a kill, or by a power cut; the disk is the next one's."""
+        old = self.disk
+        if kind == "order":
+            self.actor.rest()
+            for wire in self.actor.wires:
+                wire.connection.lost()
+            self.house.turn()
+            self.house.broker.finish()
+            self.house.store.shut()
+        old.watch, watch = None, old.watch
+        self.disk = old.crash(self.rng, hostile=self.rng.random() < 0.5) if kind == "power" else old.kill()
+        self.disk.watch, self.disk.trace, self.disk.operations = watch, old.trace, old.operations
+
+
+# -- what is there ---------------------------------------------------------------------------------------------
+
+
+def waiting(broker: Broker) -> Found:
+    """Every message of every queue and whether it is flagged; nothing is taken."""
+    return {name: list(_waiting(queue)) for name, queue in broker.vhosts["/"].queues.items()}
+
+
+def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
+    offsets = [o for start, n in [*queue.requeued, *queue.parked] for o in range(start, start + n)]
+    for offset in sorted([*offsets, *range(queue.cursor, queue.next)]):
+        message = queue.read(offset)
+        if message is not None:
+            first = offset >= queue.cursor and not queue.ranked
+            again = offset < queue.doubt if first else queue._earlier(offset) > 0
+            yield message[2], again
+
+
+def moving(rig: Rig) -> bool:
+    """Whether anything is on its way from one queue to another."""
+    letters, writers = rig.broker.dead_letters, rig.broker.stages.writers.values()
+    return bool(letters.moves or letters.in_flight or any(writer.moving for writer in writers))
+
+
+def rest(rig: Rig) -> None:
+    """Until everything has arrived."""
+    rig.turn()
+    for _ in range(200):
+        if not moving(rig):
+            return
+        rig.settle_down()
+        rig.clock.advance(0.1)
+        rig.broker.tick()
+    raise AssertionError("something never arrives")
+
+
+def served(rig: Rig) -> Found:
+    """Every message as a consumer gets it, in order, with its flag."""
+    rest(rig)
+    takers: dict[str, Taker] = {}
+    streams = {name: list(_waiting(q)) for name, q in rig.broker.vhosts["/"].queues.items() if q.stream}
+    while True:
+        for name, queue in rig.broker.vhosts["/"].queues.items():
+            if not queue.stream:
+                taker = takers.setdefault(name, Taker(queue, no_ack=True))
+                while queue.get(taker) or queue.ready:
+                    if not queue.get(taker):
+                        rig.turn()
+        if not moving(rig):
+            break
+        rest(rig)
+    found = {name: [(d.body, d.redelivered) for d in taker.got] for name, taker in takers.items()} | streams
+    for name, queue in rig.broker.vhosts["/"].queues.items():
+        parked = [queue.read(o) for start, n in queue.parked for o in range(start, start + n)]
+        found[name] += [(message[2], True) for message in parked if message is not None]
+    return found
+
+
+def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> None:
+    """Start from a disk and hold what is served against the ledger; the disk is used up."""
+    rig = Rig(disk, ManualClock(clock.wall_ms, clock.seconds))
+    assert not rig.store.alarms, rig.store.alarms
+    for incarnation, end in ledger.ends.items():
+        queue = rig.broker.queues.get(incarnation)
+        assert queue is None or queue.next >= queue.log.durable_end >= end, f"{queue.name}: {queue.next} is told again"
+    check_archives(rig, ledger)
+    ledger.check(served(rig))
+
+
+def check_archives(rig: Rig, ledger: Ledger) -> None:
+    """P2: of a queue with an archive every confirmed message is in the files, with its outcome if that had been synced."""
+    archived = [queue for queue in rig.broker.vhosts["/"].queues.values() if queue.archived]
+    if not archived:
+        return
+    files = rig.disk.files()
+    for queue in archived:
+        told = ledger.queue(queue.name)
+        found = {entry.body: entry for entry in entries(files, queue.log.queue_id).values()}
+        lost = told.confirmed - set(found)
+        assert not lost, f"{queue.name}: neither waiting nor archived: {lost}"
+        open_ = {body for body in told.gone & told.confirmed if not found[body].outcome}
+        assert not open_, f"{queue.name}: receipts are lost: {open_}"
+
+
+def digest(disk: SimDisk) -> int:
+    """Of everything that a process would find."""
+    state = xxhash.xxh3_64()
+    for path, content in disk.files().items():
+        state.update(path.encode())
+        state.update(content)
+    return state.intdigest()
