@@ -9,6 +9,7 @@ import pytest
 
 from kvitto.base.errors import ChannelError, StoreFull
 from kvitto.broker import queue as queues
+from kvitto.store import log
 from tests.support.rig import Rig, Taker
 
 
@@ -353,3 +354,20 @@ def test_with_priorities_the_second_start_after_a_power_cut_flags_what_was_deliv
         rig.cut(Random(seed))
         rig.kill()
         assert all(delivery.redelivered for delivery in rig.take("q") if delivery.body == b"0")
+
+
+def test_a_footer_that_a_killed_process_has_written_is_synced_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: it was not, an end in order vouched for it, and after a power cut its absence was taken for damage."""
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 500)
+    for seed in range(10):
+        rig = with_messages(1)
+        for _ in range(2):
+            rig.publish("q", bytes(400))
+            rig.turn()
+        rig.sync()  # and behind it comes the footer
+        rig.kill()
+        rig.settle_down()
+        rig.broker.finish()
+        rig.store.shut()
+        rig.cut(Random(seed), hostile=True)
+        assert rig.store.in_order and not rig.store.alarms

@@ -480,7 +480,7 @@ class Log:
         if self.store.in_order or not self.store.syncing or not self.durable:
             return
         for part in self.segments:
-            if part.file is not None and not part.sealed:
+            if part.file is not None:  # of a sealed segment the footer may not have been synced
                 part.file.sync()
             if part.acks is not None:
                 part.acks.sync()

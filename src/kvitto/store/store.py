@@ -193,15 +193,12 @@ class Store:
     def distrust(self) -> None:
         """A sync has failed, and the kernel may have dropped what it could not write: to the next start that is a power cut.
 
-        Not synced: after a real power cut the boot id says the same.
+        Not synced: after a real power cut the boot id says the same. So it is written over the id; a new file might be found empty then.
         """
-        fresh = paths.BOOT + ".new"
         with suppress(StoreError):
-            file = self.disk.open(fresh, create=True)
-            file.truncate(0)
+            file = self.disk.open(paths.BOOT, create=True)
             file.write_at(0, [UNKNOWN_BOOT])
             file.close()
-            self.disk.rename(fresh, paths.BOOT)
 
     def _write_small(self, path: str, content: bytes) -> None:
         file = self.disk.open(path, create=True)
