@@ -128,6 +128,21 @@ def test_channels_end_at_their_limit() -> None:
     assert house.broker.refused["channels"] == 1
 
 
+def test_all_connections_share_a_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit CHANNELS_MAX: what one closes others may open."""
+    monkeypatch.setattr(limits, "CHANNELS_MAX", 6)
+    house = House()
+    first, second = house.wire(), house.wire()
+    ask(first, m.ChannelOpen(), channel=2)
+    ask(first, m.ChannelClose(200, ""), channel=2)
+    for number in range(2, 6):
+        ask(first, m.ChannelOpen(), channel=number)
+    assert close_of(ask(second, m.ChannelOpen(), channel=2))[:2] == (m.ConnectionClose, 506)
+    first.connection.lost()
+    assert house.hub.channels == 0
+    check_others(house)
+
+
 def test_a_flood_of_queues_is_refused_and_those_there_are_work() -> None:
     """Limit max_queues."""
     house = House()

@@ -25,7 +25,7 @@ from kvitto.base import limits
 from kvitto.http import server as http_server
 from kvitto.wire import methods as m
 from kvitto.wire.spec import PROTOCOL_HEADER
-from tests.cli.process import KVITTO, READY, serving
+from tests.cli.process import KVITTO, READY
 from tests.http.api import Http
 from tests.protocol.raw import Raw
 from tests.support.wait import wait_until
@@ -82,33 +82,37 @@ def test_a_flood_of_refused_connections_is_dropped_without_a_word(monkeypatch: p
 
 def test_connections_end_before_descriptors_do(tmp_path: Path) -> None:
     """Limit of open files: connections are refused while queues can still be written."""
-    command = ["prlimit", "--nofile=200:200", *KVITTO, "serve", "--data-dir", str(tmp_path), "--port", "0"]
     if shutil.which("prlimit") is None:
         pytest.skip("needs prlimit (Debian: util-linux)")
-    process = subprocess.Popen(
-        [*command, "--http-port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    with process(tmp_path, "prlimit", "--nofile=200:200") as (port, http), Raw(port) as working:
+        working.channel(1)
+        queues = [working.declare(durable=True) for _ in range(20)]
+        clients = [Raw(port, login=False) for _ in range(200)]
+        wait_until(lambda: refused(http.url, "connections") > 0)
+        for queue in queues:
+            working.put_in(queue, b"x")
+            assert working.get(queue, no_ack=True) is not None
+        working.put(1, *[m.QueueDeclare(f"q{i}", durable=True, no_wait=True) for i in range(200)])
+        assert "ulimit" in working.channel_error(406).reply_text
+        for client in clients:
+            client.drop()
+        working.channel(1)
+        working.put_in(queues[0], b"x")
+
+
+@contextmanager
+def process(data_dir: Path, *prefix: str) -> Iterator[tuple[int, Http]]:
+    """A broker in a process of its own, with as many files as it likes; nobody reads its log."""
+    command = [*prefix, *KVITTO, "serve", "--data-dir", str(data_dir), "--port", "0", "--http-port", "0"]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert process.stdout is not None
-        ready = READY.match(process.stdout.readline())
+        assert started.stdout is not None
+        ready = READY.match(started.stdout.readline())
         assert ready is not None
-        port, http = int(ready["amqp"]), f"http://127.0.0.1:{ready['http']}"
-        with Raw(port) as working:
-            working.channel(1)
-            queues = [working.declare(durable=True) for _ in range(20)]
-            clients = [Raw(port, login=False) for _ in range(200)]
-            wait_until(lambda: refused(http, "connections") > 0)
-            for queue in queues:
-                working.put_in(queue, b"x")
-                assert working.get(queue, no_ack=True) is not None
-            working.put(1, *[m.QueueDeclare(f"q{i}", durable=True, no_wait=True) for i in range(200)])
-            assert "ulimit" in working.channel_error(406).reply_text
-            for client in clients:
-                client.drop()
-        assert process.poll() is None
+        yield int(ready["amqp"]), Http(f"http://127.0.0.1:{ready['http']}")
     finally:
-        process.kill()
-        process.communicate()
+        started.kill()
+        started.communicate()
 
 
 def test_a_handshake_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +150,7 @@ def test_idle_connections_cost_others_nothing(tmp_path: Path) -> None:
         pytest.skip(f"{IDLE} connections need {IDLE + 1000} open files here, the limit is {hard} (ulimit -n)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        with serving(tmp_path) as running:
-            port = int(running.ready["amqp"])
-            http = Http(f"http://{running.ready['http_host']}:{running.ready['http']}")
+        with process(tmp_path) as (port, http):
             before = resident(http)
             idle = [Raw(port, heartbeat=0) for _ in range(IDLE)]
             with closing_all(idle), Raw(port) as working:

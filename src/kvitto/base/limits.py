@@ -42,6 +42,8 @@ FILES_RESERVE = 512
 """File descriptors that connections and new queues leave to what there is: HTTP, the journal, further segments; at most an eighth."""
 FILES_PER_QUEUE = 2
 """A segment and its settlement log."""
+CHANNELS_MAX = 500_000
+"""Of all connections; an idle one takes about 1.5 KB."""
 EXCHANGES_MAX = 100_000
 """In one virtual host."""
 BINDINGS_MAX = 1_000_000

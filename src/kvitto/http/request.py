@@ -14,14 +14,20 @@ from typing import Any
 
 
 class Problem(Exception):
-    """An answer other than success: `error` is a word for programs, `reason` a sentence for people."""
+    """An answer other than success: `error` is a word for programs, `reason` a sentence for people.
 
-    def __init__(self, status: int, error: str, reason: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    `limit`: the name in limits.REFUSALS under which it is counted, "" for none.
+    """
+
+    def __init__(
+        self, status: int, error: str, reason: str, headers: tuple[tuple[str, str], ...] = (), limit: str = ""
+    ) -> None:
         super().__init__(f"{status} {error}: {reason}")
         self.status = status
         self.error = error
         self.reason = reason
         self.headers = headers
+        self.limit = limit
 
 
 def bad_request(reason: str) -> Problem:

@@ -127,6 +127,8 @@ class Peer:
                 await self._event()  # the end of the message: no body may come
             response = await self._answer(head)
         except h11.RemoteProtocolError as error:
+            if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                self.listener.api.broker.refused["http_head"] += 1
             response = failure(Problem(error.error_status_hint, "bad_request", str(error)))
         except Problem as problem:
             response = failure(problem)
@@ -185,7 +187,7 @@ class Peer:
             while isinstance(event := await self._event(), h11.Data):
                 if self.listener.body_bytes + len(event.data) > limits.HTTP_BODIES_MAX:
                     text = f"the bodies of other requests fill {limits.HTTP_BODIES_MAX} bytes: try again"
-                    raise Problem(503, "busy", text)
+                    raise Problem(503, "busy", text, limit="http_body")
                 body += event.data
                 self.listener.body_bytes += len(event.data)
                 if len(body) > limits.HTTP_BODY_MAX:
@@ -198,6 +200,8 @@ class Peer:
         try:
             return await self._handle(head)
         except Problem as problem:
+            if problem.limit:
+                self.listener.api.broker.refused[problem.limit] += 1
             return failure(problem)
         except ProtocolError as error:
             self.listener.api.broker.count_refusal(error)
@@ -266,7 +270,8 @@ def refuse_body(head: Request) -> None:
 
 
 def too_large() -> Problem:
-    return Problem(413, "payload_too_large", f"the body has more than {limits.HTTP_BODY_MAX} bytes")
+    text = f"the body has more than {limits.HTTP_BODY_MAX} bytes"
+    return Problem(413, "payload_too_large", text, limit="http_body")
 
 
 def is_loopback(address: Any) -> bool:

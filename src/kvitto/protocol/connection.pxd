@@ -16,7 +16,7 @@ cdef class Connection:
     cdef public Output output
     cdef public int state
     cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, beats, unfinished, staged
-    cdef public dict client, channels, queues
+    cdef public dict client, channels, queues, groups
     cdef public bytes rest
     cdef public Channel _last
     cdef Buf _spare

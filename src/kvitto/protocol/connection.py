@@ -103,6 +103,8 @@ class Connection:
         self.channels: dict[int, Channel] = {}
         self.queues: dict[Any, None] = {}
         """Its exclusive queues."""
+        self.groups: dict[Any, None] = {}
+        """Queues that it has been attached to."""
         self.rest = b""
         self.stalled = False
         self.answering = False
@@ -256,7 +258,8 @@ class Connection:
         self._last_number = number
 
     def forget_channel(self, number: int) -> None:
-        self.channels.pop(number, None)
+        if self.channels.pop(number, None) is not None:
+            self.hub.channels -= 1
         self.forget_last()
 
     def forget_last(self) -> None:
@@ -453,13 +456,13 @@ class Connection:
         for c in list(self.channels.values()):
             if not c.closing:
                 self.close_channel(c)
+        self.hub.channels -= len(self.channels)
         self.channels.clear()
         self._last, self._last_number = None, -1
         for queue in list(self.queues):
             queue.vhost.delete_queue(queue)
-        if self.vhost is not None:
-            for queue in [q for q in self.vhost.queues.values() if self in q.group_holders]:
-                leave_group(queue, self)
+        for queue in self.groups:
+            leave_group(queue, self)
         self.hub.broker.definitions_pending = False
 
     def finish(self) -> None:

@@ -52,6 +52,8 @@ class Hub:
         self.connections_made = 0
         self.connections_closed = 0
         self.channels_made = 0
+        self.channels = 0
+        """Open ones, of all connections."""
         self.max_channels = limits.CHANNEL_MAX
         self.held = 0
         """Bytes of messages that are not complete, and in transactions."""

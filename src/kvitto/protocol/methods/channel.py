@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import CHANNEL_ERROR, NOT_ALLOWED, PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.base import limits
+from kvitto.base.errors import (
+    CHANNEL_ERROR,
+    NOT_ALLOWED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    ChannelError,
+    ConnectionError_,
+)
 from kvitto.protocol.channel import Channel
 from kvitto.wire.methods import (
     AccessRequest,
@@ -31,7 +39,11 @@ def open_(conn: Connection, number: int, chan: Channel | None) -> None:
     if len(conn.channels) >= conn.channel_max:
         text = f"number of channels opened ({len(conn.channels)}) has reached the negotiated channel_max ({conn.channel_max})"
         raise ConnectionError_(NOT_ALLOWED, text, limit="channels")
+    if conn.hub.channels >= limits.CHANNELS_MAX:
+        text = f"all connections together have {limits.CHANNELS_MAX} channels, the limit"
+        raise ConnectionError_(RESOURCE_ERROR, text, limit="channels")
     conn.channels[number] = Channel(conn, number)
+    conn.hub.channels += 1
     conn.hub.channels_made += 1
     conn.forget_last()
     conn.send(number, ChannelOpenOk())

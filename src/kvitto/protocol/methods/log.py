@@ -67,6 +67,7 @@ def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
     queue.group = m.group
     if conn not in queue.group_holders:
         queue.group_holders.append(conn)
+        conn.groups[queue] = None
     conn.send(chan.number, LogAttachOk(*_position(queue)))
 
 
