@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker.queue import Queue
-from tests.support.rig import Rig
+from kvitto.store.journal import Append, Record
+from tests.support.rig import Rig, address
 from tests.support.simdisk import PowerCut, SimDisk
 
 VHOSTS = st.sampled_from(["/", "v"])
@@ -131,3 +132,22 @@ def test_what_was_deleted_does_not_come_back() -> None:
     rig.broker.users.delete("guest")
     rig.restart()
     assert not rig.broker.vhosts and not rig.broker.users.list()
+
+
+def test_what_the_journal_brings_back_after_a_power_cut_is_flagged() -> None:
+    """A11, T4: a transaction that was delivered before its queue was synced is applied again, and came as if it were new."""
+    for seed in range(40):
+        rig = Rig()
+        for name in ("q", "other"):
+            rig.declare(name)
+        rig.settle_down()
+        record = Record(appends=[Append(rig.queue(n).log.queue_id, address(n), b"\0\0", b"m") for n in ("q", "other")])
+        rig.broker.journal(record, lambda r=record, b=rig.broker: b.apply(r), lambda: None)  # type: ignore[misc]
+        rig.turn()
+        rig.sync()
+        assert [delivery.body for delivery in rig.take("q")] == [b"m"]
+        rig.turn()
+        rig.cut(Random(seed))
+        assert [delivery.redelivered for delivery in rig.take("q")] == [True]
+        rig.kill()
+        assert [delivery.redelivered for delivery in rig.take("q")] == [True]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from kvitto.store.segment import RESERVE_LEAST
+from kvitto.store.segment import HEADER, RESERVE_LEAST
+from kvitto.store.store import ROOM_KEPT
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.rig import Rig
 from tests.support.simdisk import SimDisk
@@ -51,3 +52,31 @@ def test_a_full_disk_gives_no_room_ahead() -> None:
     assert shelf.log.segments[0].reserved == room
     shelf.write(b"b")
     assert len(shelf.disk.files()[SEGMENT]) == room
+
+
+def test_what_is_settled_goes_at_once_while_the_disk_is_short_of_room() -> None:
+    """D4: below 8 MiB a settled segment waits for more. While publishers wait no more comes: many queues kept the disk full for ever."""
+    rig = Rig()
+    for n in range(3):
+        rig.declare(f"q{n}")
+        for _ in range(10):
+            rig.publish(f"q{n}", bytes(1000))
+        rig.settle_down()
+        rig.drain(f"q{n}")
+    rig.settle_down()
+    sizes = [len(content) for path, content in rig.disk.files().items() if path.endswith(".log") and "queues" in path]
+    assert min(sizes) > 10_000
+    rig.disk.free, rig.store._room = ROOM_KEPT, 0
+    rig.publish("q0", b"m")
+    rig.turn()
+    assert rig.broker.full
+    rig.broker.make_room(True)
+    rig.settle_down()
+    sizes = [len(content) for path, content in rig.disk.files().items() if path.endswith(".log") and "queues" in path]
+    assert sizes == [HEADER] * 3
+    rig.disk.free = 1 << 40
+    rig.broker.retry_writes()
+    rig.broker.make_room(False)
+    rig.settle_down()
+    rig.restart()
+    assert rig.drain("q0") == [b"m"] and not rig.store.short

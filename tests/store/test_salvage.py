@@ -20,7 +20,7 @@ from tests.support import datadir
 from tests.support.datadir import Memory, Message
 
 FLIPS = int(os.environ.get("KVITTO_FLIPS", "30"))
-UNCHECKED = ("lock", "boot", "format")
+UNCHECKED = ("lock", "boot", "format", "spare")
 """Files without a checksum; they hold no message."""
 Contents = dict[str, list[Message]]
 
@@ -242,6 +242,16 @@ def test_a_segment_without_its_header(in_order: Original) -> None:
         check_saved(in_order, found, saved)
         assert len(saved["again"]) == left
         assert {flag for _, flag in saved["journaled"]} == {False}
+
+
+def test_an_offset_that_cannot_be_verified_is_not_believed(in_order: Original) -> None:
+    """The last batch says that it begins 2^37 offsets further on: a start on what was salvaged took 16 GiB for the gap."""
+    disk, path = in_order.copy(), in_order.part("plain", f"{54:020d}.log")
+    disk.flip(path, HEADER + 20, 5)
+    found, _, to = salvage(disk)
+    assert [f.offsets for f in found.findings] == [(54, 60)]
+    assert max(folder.next for folder in survey(to).queues) == 61
+    check_saved(in_order, found, datadir.read(to))
 
 
 def test_lost_settlements_come_again_flagged(in_order: Original) -> None:

@@ -158,6 +158,9 @@ class Broker:
         if replayed:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
+            if self.store.doubt:
+                for queue in self.queues.values():
+                    queue.doubt = queue.log.doubt_all()
             self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()
@@ -306,6 +309,12 @@ class Broker:
             self.full = False
             log.warning("there is room on the disk again")
             self.on_full(False)
+
+    def make_room(self, short: bool) -> None:
+        """While there is little room: what is settled in any queue goes at once, however little it is."""
+        self.store.make_room(short)
+        for queue in list(self.queues.values()) if short else ():
+            queue.log.drop_settled()
 
     def finish(self) -> None:
         """Write and sync everything: the end in order. StoreError if that cannot be."""

@@ -341,6 +341,10 @@ class Server:
             self.broker.retry_writes()
             self.schedule()
         self._watermarks.look()
+        short = self.broker.full or self._watermarks.disk_low
+        if short or self.store.short:
+            self.broker.make_room(short)
+            self.schedule()
         if self.hub.outputs or self.broker.dirty:
             self.schedule()
 

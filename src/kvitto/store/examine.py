@@ -14,6 +14,9 @@ from kvitto.store.disk import Disk
 from kvitto.store.segment import FOOTER_MAGIC, GAP_MAX, HEADER, DamagedSegment, Segment, find_batch, valid_at
 from kvitto.store.settlements import Replay, clear_runs
 
+NEAR = 1 << 20
+"""Offsets that a batch which cannot be verified is believed to leave out."""
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -225,8 +228,9 @@ def lose_tail(part: Part, data: bytes, after: int | None) -> Hole:
     own = part.segment
     first = end = own.end
     at = own.size
-    while (head := BatchHeader(data, at)).length and end <= head.first <= end + GAP_MAX:
-        at, end = at + head.length, head.end
+    while (head := BatchHeader(data, at)).length:
+        near = end <= head.first <= end + NEAR
+        at, end = at + head.length, (head.first if near else end) + head.count
     end = end if after is None else max(after, first)
     part.holes.append(Hole(own.size, own.size + max(part.tail, 1), first, end, after is None))
     part.intact = False

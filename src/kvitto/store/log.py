@@ -209,7 +209,7 @@ class Log:
 
     def _is_due(self, current: Segment) -> bool:
         """Whether no more is written to a segment that is settled completely."""
-        if current.size > ROLL_WHEN_SETTLED_BYTES:
+        if current.size > (segment.HEADER if self.store.short else ROLL_WHEN_SETTLED_BYTES):
             return True
         if self.archive is None or not current.count:
             return False
@@ -452,6 +452,11 @@ class Log:
         self.lost.clear()
         self.drop_settled()
         return found
+
+    def doubt_all(self) -> int:
+        """After a power cut what the journal has brought back may have been delivered too. Gives the end of what is in doubt."""
+        self._note_doubt()
+        return self.next
 
     def _note_doubt(self) -> None:
         """After a power cut any message may have been delivered, what told so was lost: the next starts must know it too.

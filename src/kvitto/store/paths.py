@@ -12,6 +12,7 @@ JOURNALS = "journal"
 QUEUES = "queues"
 TRANSIENT = "transient"
 ARCHIVE = "archive"
+SPARE = "spare"
 
 SEGMENT_SUFFIX = ".log"
 SETTLEMENTS_SUFFIX = ".ack"

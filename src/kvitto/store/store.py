@@ -23,8 +23,8 @@ from kvitto.store.segment import HEADER, Segment
 
 FORMAT = b"kvitto 1\n"
 STARTING = b"starting"
-UNKNOWN_BOOT = b"unknown "
-"""In place of a boot id: differs from every one."""
+UNKNOWN_BOOT = b"unknown"
+"""In place of a boot id, or of its beginning: differs from every one."""
 log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
@@ -34,6 +34,8 @@ Together = Callable[[list[Callable[[], None]]], None]
 """Makes the calls, in other threads perhaps; returns when all have ended, or raises what one of them has raised."""
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
+SPARE_BYTES = 1 << 20
+"""Bytes kept in a file of their own and given up when others have taken the last ones: for what frees space again."""
 ROOM_STEP = 16 << 20
 """After so many bytes of messages the disk is asked again."""
 
@@ -127,6 +129,8 @@ class Store:
         self.failed: Exception | None = None
         self.blocked_drops: dict[Log, None] = {}
         self.syncs = 0
+        self.short = False
+        """There is little room on the disk: what is settled goes at once, however little it is."""
         self._room = 0
         self._lock: object | None = None
         self._job: SyncJob | None = None
@@ -162,6 +166,8 @@ class Store:
         disk.makedirs("")
         self._lock = disk.lock(paths.LOCK)
         self.in_order, self.intact, self.doubt = how_it_ended(disk)
+        if disk.exists(paths.SPARE) and disk.free_bytes() < SPARE_BYTES:
+            self._spare(False)
         self._check_format()
         for path in (paths.QUEUES, paths.JOURNALS):
             disk.makedirs(path)
@@ -182,6 +188,7 @@ class Store:
         if not self.in_order and self.syncing:
             self.disk.sync_dir(paths.QUEUES)
         self._write_boot()
+        self.make_room(False)
 
     def _write_boot(self, state: bytes = b"") -> None:
         """From here on the directory is not in order until `shut`."""
@@ -397,6 +404,24 @@ class Store:
                 left = f"{ROOM_KEPT >> 20} MiB must stay free for what frees space"
                 raise StoreFull(f"cannot write messages to {path}: {left} (free some on this file system)")
         self._room -= size
+
+    def make_room(self, short: bool) -> None:
+        """Once a second while there is little room, and when there is enough again."""
+        self.short = short
+        free = self.disk.free_bytes()
+        if short and free < SPARE_BYTES:
+            self._spare(False)
+        elif free > ROOM_KEPT:
+            self._spare(True)
+
+    def _spare(self, keep: bool) -> None:
+        with suppress(StoreFull):
+            file = self.disk.open(paths.SPARE, create=True)
+            if keep:
+                file.reserve(0, SPARE_BYTES)
+            else:
+                file.truncate(0)
+            file.close()
 
     def when_defined(self, callback: Callable[[], None]) -> None:
         """Call back once the definitions made so far are durable, if there is no room for them: once they have been written."""

@@ -25,7 +25,7 @@ from kvitto.wire import tables
 
 INITIALISED = "initialised"
 _ID = re.compile(r"[0-9a-f]{32}")
-_BOOT = re.compile(rb"(|(unknown|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}) (starting)?)\s*")
+_BOOT = re.compile(rb"(unknown[-0-9a-f]*|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})( starting)?\s*")
 _VERSION = re.compile(rb"kvitto (\d+)\n")
 _ROOT = {
     paths.LOCK,
@@ -36,6 +36,7 @@ _ROOT = {
     paths.QUEUES,
     paths.TRANSIENT,
     paths.ARCHIVE,
+    paths.SPARE,
 }
 
 
