@@ -45,6 +45,11 @@ class Memory(SimDisk):
             file.truncate = lambda n: None  # type: ignore[method-assign]
         return file
 
+    def copy(self) -> Memory:
+        twin = Memory()
+        twin.__dict__.update(super().copy().__dict__)
+        return twin
+
     def __getitem__(self, path: str) -> bytes:
         return self.files()[path]
 
