@@ -7,6 +7,7 @@ import json
 import random
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if problem:
         print(f"kvitto torture: {problem}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no broker is left behind
     wanted = wanted_of(args)
     place = args.place or Path(tempfile.mkdtemp(prefix="kvitto-torture-"))
     node = node_of(args, place)
@@ -116,6 +118,8 @@ def impossible(args: argparse.Namespace) -> str:
             return str(error)
     if args.rabbitmq and rabbitmq_script() is None:
         return "RabbitMQ is not installed"
+    if args.json and not args.json.resolve().parent.is_dir():
+        return f"there is no directory for {args.json}"
     if args.place and args.place.exists() and any(args.place.iterdir()):
         return f"{args.place} is not empty"
     return ""

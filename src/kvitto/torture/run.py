@@ -96,7 +96,7 @@ class Run:
             self._last_sample()
         except KeyboardInterrupt:
             self.outcome.interrupted = True
-        except (Stuck, BrokerFailed) as error:
+        except (Stuck, BrokerFailed, AMQPError, OSError) as error:
             self.outcome.broke = str(error)
         finally:
             stop_sampling.set()
