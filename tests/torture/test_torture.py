@@ -43,6 +43,7 @@ def test_a_broker_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.
     assert not run.outcome.passed(run.books)
     report = as_json(run.outcome, run.books)
     assert not report["passed"] and report["samples"]["lost"]
+    assert (tmp_path / "findings").read_text().startswith("lost: torture.")
     assert "FAILED; seed 1" in as_text(run.outcome, run.books)
 
 

@@ -32,7 +32,7 @@ SEEN, ACKED, SAFE, REJECTED, REQUEUED = 1, 2, 4, 8, 16
 """Marks of a copy in a queue: delivered; ack or reject sent; that is known to be kept; it was a reject; sent back once."""
 KEPT_BY = 1 << 14
 """Numbers are written to the journal, and synced, in runs of so many before the first of them is published."""
-SAMPLES = 20
+SAMPLES = 10_000
 """How many ids of each kind of finding are kept."""
 
 Message = tuple[int, int]
@@ -94,6 +94,11 @@ class Findings:
 
     def __getitem__(self, kind: str) -> int:
         return self.counts.get(kind, 0)
+
+    def write(self, path: Path, kinds: Iterable[str]) -> None:
+        """A line each."""
+        lines = [f"{kind}: {text}\n" for kind in kinds for text in self.samples.get(kind, ())]
+        path.write_text("".join(lines))
 
 
 class Flow:

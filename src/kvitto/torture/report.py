@@ -32,6 +32,8 @@ FAILURES = tuple(TITLES)[:9]
 """What no broker may do."""
 FLAGS = ("doubled, not flagged", "flagged, never delivered")
 """What Kvitto may not do either: it promises the flag."""
+TEXT_SAMPLES, JSON_SAMPLES = 5, 20
+"""How many ids of a kind are shown; all are in the file `findings`."""
 DISK_NOISE_BYTES = 1 << 20
 """What a broker may have on the disk more than at the start: logs, the history of its definitions."""
 
@@ -112,7 +114,7 @@ def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
         "interrupted": outcome.interrupted,
         "broke": outcome.broke,
         "findings": {kind: books.findings[kind] for kind in TITLES},
-        "samples": books.findings.samples,
+        "samples": {kind: found[:JSON_SAMPLES] for kind, found in books.findings.samples.items()},
         "recovery_s": {
             "median": round(statistics.median(recovery), 3) if recovery else None,
             "max": round(max(recovery), 3) if recovery else None,
@@ -153,7 +155,7 @@ def as_text(outcome: Outcome, books: Books) -> str:
         lines.append(f"  accepts connections after a start: {median:.2f} s median, {most:.2f} s at most")
     lines += soak_lines(outcome)
     for kind in outcome.failures(books):
-        lines += [f"  {kind}: {text}" for text in books.findings.samples.get(kind, [])[:5]]
+        lines += [f"  {kind}: {text}" for text in books.findings.samples.get(kind, [])[:TEXT_SAMPLES]]
     if outcome.broke:
         lines.append(f"  the run broke off: {outcome.broke}")
     if not outcome.judged:
@@ -161,7 +163,9 @@ def as_text(outcome: Outcome, books: Books) -> str:
     verdict = "passed" if outcome.passed(books) else "FAILED"
     lines.append(f"{verdict}; seed {outcome.seed}; again: {outcome.again}")
     if outcome.place:
-        lines.append(f"kept: {outcome.place} (the broker's data and log, journal: ids and what was promised for them)")
+        lines.append(
+            f"kept: {outcome.place} (findings: their ids; journal: what was promised for which; the broker's data and log)"
+        )
     return "\n".join(lines)
 
 

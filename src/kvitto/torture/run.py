@@ -288,6 +288,7 @@ class Run:
         self.node.close()
         self.load.join()
         self.journal.close()
+        self.books.findings.write(self.node.place / "findings", self.outcome.failures(self.books))
         self.outcome.seconds = time.monotonic() - self._started_s
 
 
