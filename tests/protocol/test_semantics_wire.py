@@ -631,7 +631,7 @@ def test_a_password_is_checked_outside_the_loop() -> None:
     assert guest is not None
     guest.proof = b""  # as after a start: the password has not been seen yet
     checks: list[Callable[[], None]] = []
-    house.hub.in_thread = lambda work, done: checks.append(lambda: done(work()))
+    house.hub.log_in = lambda attempt, done: checks.append(lambda: done(attempt.check()))
     right, wrong, gone = (Wire(house) for _ in range(3))
     behind = b"".join(
         frame(FRAME_METHOD, 0, method.encode()) for method in (m.ConnectionTuneOk(0, 0, 0), m.ConnectionOpen("/"))

@@ -131,7 +131,6 @@ class Users:
         self.cost = cost
         self._users: dict[str, User] = {}
         self._key = secrets.token_bytes(32)
-        self._decoy = f"scrypt:{cost}:{LANES}:{'00' * SALT_BYTES}:{'00' * 32}"
 
     def __iter__(self) -> Iterator[User]:
         return iter(self._users.values())
@@ -233,7 +232,8 @@ class Users:
         """
         user = self._users.get(name)
         if user is None or not user.password_hash:
-            check_password(self._decoy, password)
+            decoy = f"scrypt:{self.cost}:{LANES}:{'00' * SALT_BYTES}:{'00' * 32}"
+            check_password(decoy, password)
             return None
         proof = self._proof(user, password)
         if not (user.proof and hmac.compare_digest(proof, user.proof)):
@@ -266,3 +266,22 @@ class Users:
         if user is None:
             raise LookupError(f"there is no user {name!r}")
         return user
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attempt:
+    """A login by password from an address; `wanted`: whether somebody still waits for the answer. `check` may run in any thread."""
+
+    users: Users
+    name: str
+    password: str
+    address: str
+    loopback: bool
+    wanted: Callable[[], bool] = lambda: True
+
+    @property
+    def is_remembered(self) -> bool:
+        return self.users.remembers(self.name, self.password)
+
+    def check(self) -> User | None:
+        return self.users.authenticate(self.name, self.password, self.loopback)

@@ -1,16 +1,14 @@
-"""Who may call a route. A login costs a slow hash once; it runs in a thread, at most two at a time (16 MiB each)."""
+"""Who may call a route. A login costs a slow hash once, which runs in a thread; whoever fails often waits for the answer."""
 
 from __future__ import annotations
 
-import asyncio
 from enum import Enum
 from urllib.parse import urlsplit
 
-from kvitto.broker.auth import User
+from kvitto.broker.auth import Attempt, User
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Request, not_authorised
 
-LOGINS_AT_ONCE = 2
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -27,7 +25,6 @@ class Access(Enum):
 class Door:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._logins = asyncio.Semaphore(LOGINS_AT_ONCE)
 
     async def admit(self, request: Request, access: Access) -> User | None:
         """The user, None where none is needed. Problem 401, 403."""
@@ -45,16 +42,14 @@ class Door:
             raise not_authorised("this needs a login: send an Authorization header of type Basic")
         users = self._api.broker.users
         name, password = given
-        if users.remembers(name, password):
-            user = users.authenticate(name, password, request.loopback)
-        else:
-            async with self._logins:
-                user = await asyncio.to_thread(users.authenticate, name, password, request.loopback)
-        if user is None or users.get(name) is not user:
+        attempt = Attempt(users, name, password, request.address, request.loopback)
+        user = attempt.check() if attempt.is_remembered else await self._api.host.logins.check(attempt)
+        found = users.get(name)
+        if found is None or found is not user:
             raise not_authorised(
                 f"login of user '{name}' refused: wrong name or password, or guest from another machine"
             )
-        return user
+        return found
 
 
 def refuse_forgery(request: Request) -> None:

@@ -29,12 +29,13 @@ OUTSIDER = object()
 
 
 class Host(Protocol):
-    """The server, as far as it is used here. `hub` has the connections."""
+    """The server, as far as it is used here. `hub` has the connections, `logins` checks passwords."""
 
     config: Config
     store: Store
     broker: Broker
     hub: Any
+    logins: Any
     clock: Clock
     started_ms: int
     port: int

@@ -83,6 +83,8 @@ def of_server(api: Api) -> Iterable[list[str]]:
     yield counter("kvitto_connections_closed_total", "AMQP connections ended.", hub.connections_closed)
     yield gauge("kvitto_channels", "Open channels.", sum(len(c.channels) for c in hub.connections))
     yield counter("kvitto_channels_opened_total", "Channels opened.", hub.channels_made)
+    yield counter("kvitto_logins_refused_total", "Logins with a wrong name or password.", host.logins.refused)
+    yield counter("kvitto_logins_delayed_total", "Of those, answered later since many had failed.", host.logins.delayed)
     queues = broker.listed
     yield gauge("kvitto_vhosts", "Virtual hosts.", len(broker.vhosts))
     yield gauge("kvitto_exchanges", "Exchanges.", sum(len(v.exchanges) for v in broker.vhosts.values()))

@@ -52,6 +52,7 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     loopback: bool
+    address: str
     body: bytes = b""
 
     def credentials(self) -> tuple[str, str] | None:

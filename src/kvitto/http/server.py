@@ -104,7 +104,9 @@ class Peer:
         self.writer = writer
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.HTTP_HEAD_MAX)
         self.served = False
-        self.loopback = is_loopback(writer.get_extra_info("peername"))
+        peer = writer.get_extra_info("peername")
+        self.loopback = is_loopback(peer)
+        self.address = str(peer[0]) if isinstance(peer, tuple) else "local"
 
     async def run(self) -> None:
         try:
@@ -175,7 +177,7 @@ class Peer:
             pairs = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100))
         except ValueError:
             raise bad_request("too many query parameters") from None
-        return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback)
+        return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback, self.address)
 
     async def _body(self, head: Request, body: bytearray) -> None:
         """Read it into `body`, counted among those of all requests: the caller takes it off again."""

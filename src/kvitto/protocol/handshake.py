@@ -15,6 +15,7 @@ from kvitto.base.errors import (
     ConnectionError_,
 )
 from kvitto.base.version import __version__
+from kvitto.broker.auth import Attempt
 from kvitto.protocol.states import CLOSED, HEADER, OPEN, RUNNING, START, TUNE
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
@@ -126,20 +127,18 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     connection.client = dict(method.client_properties)
     connection.can_cancel = can(connection, "consumer_cancel_notify")
     connection.can_block = can(connection, "connection.blocked")
-    users, in_thread = connection.hub.broker.users, connection.hub.in_thread
+    users, log_in = connection.hub.broker.users, connection.hub.log_in
     if method.mechanism == "EXTERNAL" and connection.external is not None:
         name = connection.external
         same = method.response in (b"", name.encode("utf-8", "surrogateescape"))
         _logged_in(connection, "EXTERNAL", name, users.known(name, connection.loopback) if same else None)
         return
     name, password = credentials(method.mechanism, method.response)
-    if in_thread is None or users.remembers(name, password):
-        _logged_in(connection, method.mechanism, name, users.authenticate(name, password, connection.loopback))
+    address = connection.peer.rpartition(":")[0]
+    attempt = Attempt(users, name, password, address, connection.loopback, lambda: connection.state == START)
+    if log_in is None or attempt.is_remembered:
+        _logged_in(connection, method.mechanism, name, attempt.check())
         return
-
-    def check() -> User | None:
-        gone = connection.state != START  # while others were checked
-        return None if gone else users.authenticate(name, password, connection.loopback)
 
     def checked(user: User | None) -> None:
         if connection.state == START:
@@ -151,7 +150,7 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
             connection.hub.schedule()
 
     connection.stall()
-    in_thread(check, checked)
+    log_in(attempt, checked)
 
 
 def _logged_in(connection: Connection, mechanism: str, name: str, user: User | None) -> None:

@@ -17,7 +17,7 @@ from kvitto.broker.route import Route
 from kvitto.wire.methods import BasicDeliver
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import User
+    from kvitto.broker.auth import Attempt, User
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.output import Output
@@ -30,8 +30,8 @@ REPLIES_MAX = 8 << 20
 """Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
 
 
-InThread = Callable[[Callable[[], "User | None"], Callable[["User | None"], None]], None]
-"""Runs the first outside the loop and gives what it returns to the second, in the loop."""
+LogIn = Callable[["Attempt", Callable[["User | None"], None]], None]
+"""Checks an attempt outside the loop and gives the user, or None, to the second, in the loop."""
 
 
 class Hub:
@@ -45,8 +45,8 @@ class Hub:
         self.alarms: dict[str, str] = {}
         """Why publishers are blocked: "disk", "room" (a write was refused) or "memory" -> a sentence."""
         self.schedule: Callable[[], None] = lambda: None
-        self.in_thread: InThread | None = None
-        """Runs what takes long, the check of a password; None: it runs in place."""
+        self.log_in: LogIn | None = None
+        """For passwords that have not been seen yet, whose check takes long; None: in place."""
         self._repliers: dict[str, Channel] = {}
         self._addresses: dict[Channel, str] = {}
         self.connections_made = 0

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -23,6 +22,7 @@ from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
 from kvitto.server.listener import INBOX, Peer
+from kvitto.server.logins import Logins
 from kvitto.server.pacing import Pacing
 from kvitto.server.syncer import Syncer
 from kvitto.server.tls import BACKLOG, TlsListener
@@ -32,7 +32,7 @@ from kvitto.store.store import Store, SyncJob
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import User
+    from kvitto.broker.auth import Attempt, User
 
 log = logging.getLogger("kvitto")
 
@@ -76,7 +76,8 @@ class Server:
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
         self._stopping = False
-        self._slow = ThreadPoolExecutor(1, "kvitto-login")
+        self.logins: Logins
+        self._logging_in: set[asyncio.Task[User | None]] = set()
         self._ended: asyncio.Event
         self._error: Exception | None = None
 
@@ -108,7 +109,8 @@ class Server:
         self.broker.max_queues = self.config.max_queues
         self.broker.file_room = self._file_room
         self.hub.schedule = self.schedule
-        self.hub.in_thread = self._in_thread
+        self.logins = Logins(self.broker.users, self._loop.time)
+        self.hub.log_in = self._log_in
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced)
         config = self.config
@@ -194,7 +196,10 @@ class Server:
                     connection.finish()
             self._turn()
             await self._drain()
-        self._slow.shutdown(wait=False, cancel_futures=True)
+        for task in self._logging_in:
+            task.cancel()
+        if hasattr(self, "logins"):
+            self.logins.close()
         if self._syncer is not None:
             self._syncer.stop()
         try:
@@ -297,14 +302,15 @@ class Server:
             raise self.store.failed
         self.pacing.measured(job.size, job.seconds)
 
-    def _in_thread(self, work: Callable[[], User | None], done: Callable[[User | None], None]) -> None:
-        """One at a time: whoever guesses passwords must not take the processor from those who are in."""
+    def _log_in(self, attempt: Attempt, done: Callable[[User | None], None]) -> None:
+        def ended(task: asyncio.Task[User | None]) -> None:
+            self._logging_in.discard(task)
+            if not task.cancelled():
+                self.guard(lambda: done(task.result()))
 
-        def ended(future: asyncio.Future[User | None]) -> None:
-            if not future.cancelled():
-                self.guard(lambda: done(future.result()))
-
-        self._loop.run_in_executor(self._slow, work).add_done_callback(ended)
+        task = self._loop.create_task(self.logins.check(attempt))
+        self._logging_in.add(task)
+        task.add_done_callback(ended)
 
     def _arm_timer(self) -> None:
         due = self.broker.timers.next_ms

@@ -119,10 +119,16 @@ class TlsListener:
 
     async def _swap(self) -> None:
         """New listeners on the same sockets take over from the old ones: nobody is turned away."""
+        loop = asyncio.get_running_loop()
         old, self._servers = self._servers, []
         for server in old:
             for sock in server.sockets:
                 self._servers.append(await self._serve(sock=sock.dup()))
+                loop.remove_reader(sock.fileno())
+        # what the old ones have accepted needs them once more, in the next turn of the loop
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for server in old:
             server.close()
         log.info("certificate, key and authorities have been read again, new connections get them")
 

@@ -1,0 +1,138 @@
+"""Logins by password: the slow hash in a thread, and patience with whoever has failed before (W7).
+
+A password that has been right before costs nothing here. Any other is checked in a thread: one for addresses without failures, one for all
+others, so that who guesses passwords waits for who guesses passwords. From the sixth failure within a minute on, of an address or for a
+user's name, a refusal comes later and later; until it has come, the address has one try less under way. A right password is never
+delayed: nobody can lock a user out by guessing, but from the user's own address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv6Address, ip_address
+
+from kvitto.broker.auth import Attempt, User, Users
+
+log = logging.getLogger("kvitto")
+
+FREE = 5
+"""Failures within FORGET_S after which nothing happens: people mistype."""
+DELAY_S = 0.25
+"""Of the refusal behind those; twice as long with each further one, up to DELAY_MAX_S."""
+DELAY_MAX_S = 4.0
+"""An AMQP connection has 10 s to be opened, and should hear the refusal."""
+FORGET_S = 60.0
+"""Since the last failure."""
+KEPT = 10_000
+"""Addresses and names with failures; of more the oldest are forgotten."""
+AT_ONCE = 2
+"""Tries of an address under way; more wait."""
+WAITING_MAX = 20
+"""Tries that wait, of an address that has failed too often; more are refused unread."""
+
+
+class Failures:
+    """How often something has failed lately."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def count(self, key: str) -> int:
+        count, at = self._counts.get(key, (0, 0.0))
+        return count if self._now() - at < FORGET_S else 0
+
+    def add(self, key: str) -> int:
+        """The failures with this one."""
+        count = self.count(key) + 1
+        self._counts[key] = count, self._now()
+        self._counts.move_to_end(key)
+        if len(self._counts) > KEPT:
+            self._counts.popitem(last=False)
+        return count
+
+
+class Gate:
+    """Of one address."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Semaphore(AT_ONCE)
+        self.users = 0
+
+
+class Logins:
+    def __init__(self, users: Users, now: Callable[[], float]) -> None:
+        self._users = users
+        self._addresses = Failures(now)
+        self._names = Failures(now)
+        self._gates: dict[str, Gate] = {}
+        self._clean = ThreadPoolExecutor(1, "kvitto-login")
+        self._failed = ThreadPoolExecutor(1, "kvitto-login-again")
+        self.refused = 0
+        self.delayed = 0
+
+    def close(self) -> None:
+        for threads in (self._clean, self._failed):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def check(self, attempt: Attempt) -> User | None:
+        """The user, or None, perhaps after a while."""
+        address = network(attempt.address)
+        gate = self._gates.setdefault(address, Gate())
+        if gate.users >= AT_ONCE + WAITING_MAX and self._addresses.count(address) > FREE:
+            self.refused += 1
+            return None
+        gate.users += 1
+        try:
+            async with gate.free:
+                return await self._try(attempt, address)
+        finally:
+            gate.users -= 1
+            if not gate.users:
+                self._gates.pop(address, None)
+
+    async def _try(self, attempt: Attempt, address: str) -> User | None:
+        if not attempt.wanted():
+            return None
+        if attempt.is_remembered:
+            return attempt.check()
+        suspect = self._addresses.count(address) > 0
+        threads = self._failed if suspect else self._clean
+        user = await asyncio.get_running_loop().run_in_executor(threads, attempt.check)
+        if user is not None and self._users.get(attempt.name) is user:
+            return user
+        self.refused += 1
+        delay = self._delay(attempt.name, address)
+        if delay:
+            self.delayed += 1
+            await asyncio.sleep(delay)
+        return None
+
+    def _delay(self, name: str, address: str) -> float:
+        """Count a failure; seconds until it is told."""
+        of_address, of_name = self._addresses.add(address), self._names.add(name)
+        for count, what in ((of_address, f"from {address}"), (of_name, f"for user {name!r}")):
+            if count == FREE + 1:
+                log.warning("%d failed logins %s: from now on refusals are delayed", count, what)
+        over = max(of_address, of_name) - FREE
+        return min(DELAY_S * 2.0 ** min(over - 1, 10), DELAY_MAX_S) if over > 0 else 0.0
+
+
+def network(address: str) -> str:
+    """What belongs to one peer: an IPv4 address, 64 bits of an IPv6 one."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return f"{IPv6Address(int(ip) >> 64 << 64)}/64"
