@@ -113,9 +113,9 @@ class TopicIndex:
             if not after:
                 return ()
             states = after
-        matched: dict[Dest, None] = {}
+        matched: dict[Dest, int] = {}
         for node in states:
-            matched.update(dict.fromkeys(node.dests))
+            matched.update(node.dests)
         return matched
 
 
