@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from kvitto.base.errors import StoreError
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
@@ -97,11 +100,24 @@ class House:
         self.disk = disk or SimDisk()
         self.clock = clock or ManualClock()
         self.store = Store(self.disk, self.clock)
+        try:
+            self._start()
+        except StoreError as error:
+            self.fail(error)
+            raise
+
+    def _start(self) -> None:
         self.store.open()
         self.broker = Broker(self.store, self.clock)
         self.hub = Hub(self.broker)
         self.broker.start()
         self.broker.users.cost = 4  # nothing here is about how slow a hash is
+
+    def fail(self, error: Exception) -> None:
+        """What the server does when the disk has failed, up to its end."""
+        self.store.fail(error)
+        with suppress(StoreError):
+            self.store.shut()
 
     def wire(self, *, login: bool = True) -> Wire:
         wire = Wire(self)

@@ -81,6 +81,7 @@ class Actor(Client):
         self.getting = ""
         self.fanout: list[str] = []
         self.while_full: Callable[[], None] = lambda: None
+        """Called now and then as long as the disk is full."""
         self.inbox = house.wire()
         self.wires.append(self.inbox)
         self.wire.put(STAGE, m.ChannelOpen(), m.ConfirmSelect(False))
@@ -419,6 +420,7 @@ class Actor(Client):
         self.house.turn()
 
     def let_tick(self, ms: int) -> None:
+        """What the clock ends may leave."""
         self.house.clock.advance(ms / 1000)
         for name, told in self.ledger.queues.items():
             late = [body for body, due in told.expires.items() if due <= self.now_ms()]

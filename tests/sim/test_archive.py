@@ -13,12 +13,11 @@ import pytest
 from kvitto.store import journal, log
 from tests.protocol.sansio import House
 from tests.sim.ledger import Ledger
-from tests.sim.test_full_disk import FillingDisk
 from tests.sim.test_power_cut import contents
 from tests.sim.workload import Client, bodies, day
 from tests.support.archived import ARCHIVE, Files, bases, entries, segment
 from tests.support.rig import Rig
-from tests.support.simdisk import PowerCut, SimDisk
+from tests.support.simdisk import FillingDisk, PowerCut, SimDisk
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 STEP = 1

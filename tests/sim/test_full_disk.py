@@ -16,7 +16,7 @@ from tests.sim.ledger import Ledger
 from tests.sim.test_power_cut import contents, look
 from tests.sim.workload import PLAIN, Client, day
 from tests.support.rig import Rig
-from tests.support.simdisk import SimDisk
+from tests.support.simdisk import FillingDisk, SimDisk
 
 STEP = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
 
@@ -26,28 +26,6 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "SEGMENT_BYTES", 1500)
     monkeypatch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
     monkeypatch.setattr(journal, "ROTATE_BYTES", 500)
-
-
-class FillingDisk(SimDisk):
-    """Full from operation `start` on, until `length` more have been tried."""
-
-    def __init__(self, start: int, length: int) -> None:
-        self.start, self.length = start, length
-        super().__init__()
-
-    @property
-    def full(self) -> bool:
-        return self.start <= self.operations < self.start + self.length
-
-    @full.setter
-    def full(self, _: bool) -> None:
-        pass
-
-    def free_bytes(self) -> int:
-        """Asking counts as trying: who finds no room may not even write."""
-        free = super().free_bytes()
-        self.operations += not free
-        return free
 
 
 def operations() -> tuple[int, int]:

@@ -82,14 +82,17 @@ class Client:
     def flow(self) -> list[Method]:
         """A turn and a sync of what somebody waits for."""
         if self.house.broker.full:
-            self.house.clock.advance(1.0)
-            self.house.broker.tick()
+            self.let_tick(1000)
             self.house.broker.retry_writes()
         self.house.turn()
         methods = self.read()
         if self.house.store.waiting:
             self.house.sync()
         return methods + self.read()
+
+    def let_tick(self, ms: int) -> None:
+        self.house.clock.advance(ms / 1000)
+        self.house.broker.tick()
 
     def rest(self) -> list[Method]:
         methods = self.flow()

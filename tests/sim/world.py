@@ -98,12 +98,14 @@ class World:
         self.clock = ManualClock()
         self.ledger = Ledger()
         self._numbers = count(1)
+        self.up = False
         self.house: House
         self.actor: Actor
 
     def play(self, steps: int = 60, ends: int = 2) -> None:
         """Live, die and live again."""
-        self.start()
+        if not self.up:
+            self.start()
         when = {self.rng.randrange(1, steps) for _ in range(ends)}
         for i in range(steps):
             if i in when:
@@ -113,7 +115,9 @@ class World:
         self.actor.rest()
 
     def start(self) -> None:
+        self.up = False
         self.house = House(self.disk, self.clock)
+        self.up = True
         if self.ledger.queues:
             self.house.settle()
             found = waiting(self.house.broker)
@@ -137,7 +141,13 @@ class World:
             self.house.store.shut()
         old.watch, watch = None, old.watch
         self.disk = old.crash(self.rng, hostile=self.rng.random() < 0.5) if kind == "power" else old.kill()
-        self.disk.watch, self.disk.trace, self.disk.operations = watch, old.trace, old.operations
+        self.disk.watch, self.disk.trace, self.disk.operations, self.disk.reads = (
+            watch,
+            old.trace,
+            old.operations,
+            old.reads,
+        )
+        self.disk.fail_at, self.disk.fail_read_at = old.fail_at, old.fail_read_at
 
 
 # -- what is there ---------------------------------------------------------------------------------------------
@@ -198,15 +208,17 @@ def served(rig: Rig) -> Found:
     return found
 
 
-def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> None:
-    """Start from a disk and hold what is served against the ledger; the disk is used up."""
+def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
+    """Start from a disk and hold what is served against the ledger; gives that, and the disk is used up."""
     rig = Rig(disk, ManualClock(clock.wall_ms, clock.seconds))
     assert not rig.store.alarms, rig.store.alarms
     for incarnation, end in ledger.ends.items():
         queue = rig.broker.queues.get(incarnation)
         assert queue is None or queue.next >= queue.log.durable_end >= end, f"{queue.name}: {queue.next} is told again"
     check_archives(rig, ledger)
-    ledger.check(served(rig))
+    found = served(rig)
+    ledger.check(found)
+    return found
 
 
 def check_archives(rig: Rig, ledger: Ledger) -> None:

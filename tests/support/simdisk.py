@@ -115,6 +115,7 @@ class SimFile:
 
         def write() -> None:
             inode.change(Write(pos, data))
+            self._disk.written = (self.path, inode)
 
         def fail() -> None:
             inode.change(Write(pos, data[: len(data) // 2]))
@@ -195,6 +196,8 @@ class SimDisk:
         self.fail_read_at: dict[int, Exception] = {}
         self.watch: Callable[[], None] | None = None
         self.trace: list[str] | None = None
+        self.written: tuple[str, Inode] | None = None
+        """Where the last write went."""
         self.full = False
         self.free = 1 << 40
         self.locks: set[str] = set()
@@ -350,6 +353,35 @@ class SimDisk:
         found._certain = dict(found._names)
         return found
 
+    def torn(self, n: int, *, cut: bool) -> SimDisk:
+        """A disk on which all is certain but the end of the last write: n bytes of that have arrived. After a power cut, or a kill."""
+        assert self.written is not None
+        found = SimDisk(self._boot + cut, reserving=self.reserving)
+        found.linking = self.linking
+        last = self.written[1].pending[-1]
+        assert last.data is not None
+        content = bytearray(self.written[1].certain)
+        for write in [*self.written[1].pending[:-1], Write(last.pos, last.data[:n])]:
+            write.apply(content)
+        files: dict[int, Inode] = {id(self.written[1]): Inode(content, bytearray(content))}
+        for path, inode in self._names.items():
+            if inode is not None and id(inode) not in files:
+                files[id(inode)] = Inode(bytearray(inode.live), bytearray(inode.live))
+            found._names[path] = None if inode is None else files[id(inode)]
+        found._certain = dict(found._names)
+        return found
+
+    def drop_stuck(self) -> None:
+        """The operating system gives up the pages that a failed sync could not write: nobody sees them any more."""
+        for inode in {id(inode): inode for inode in self._names.values() if inode is not None}.values():
+            if any(write.stuck for write in inode.pending):
+                size = len(inode.live)
+                inode.pending = [write for write in inode.pending if not write.stuck]
+                inode.live = bytearray(inode.certain)
+                for write in inode.pending:
+                    write.apply(inode.live)
+                Write(max(size, len(inode.live)), None).apply(inode.live)
+
     def kill(self) -> SimDisk:
         """The disk that the next process finds after kill -9: nothing is lost, nothing became certain by it."""
         self._dead = True
@@ -486,6 +518,28 @@ class SimDisk:
         for change in kept:
             change.apply(names)
         return names
+
+
+class FillingDisk(SimDisk):
+    """Full from operation `start` on, until `length` more have been tried."""
+
+    def __init__(self, start: int, length: int) -> None:
+        self.start, self.length = start, length
+        super().__init__()
+
+    @property
+    def full(self) -> bool:
+        return self.start <= self.operations < self.start + self.length
+
+    @full.setter
+    def full(self, _: bool) -> None:
+        pass
+
+    def free_bytes(self) -> int:
+        """Asking counts as trying: who finds no room may not even write."""
+        free = super().free_bytes()
+        self.operations += not free
+        return free
 
 
 def some(items: Sequence[T], rng: Random) -> Iterator[T]:

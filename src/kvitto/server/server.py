@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
-from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError, SyncError
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import open_files_max
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
@@ -102,8 +102,8 @@ class Server:
         try:
             self.store.open()
             self.broker.start()
-        except SyncError:
-            self.store.distrust()
+        except StoreError as error:
+            self.store.fail(error)
             raise
         self.hub.max_channels = self.config.max_channels
         self.broker.max_queues = self.config.max_queues
@@ -170,6 +170,7 @@ class Server:
         """The disk cannot be trusted any more: stop without confirming anything (C8)."""
         if self._error is None:
             self._error = error
+            self.store.fail(error)
             trace = None if isinstance(error, StoreError) else error
             log.critical("%s; stopping, what was not confirmed yet never will be", error, exc_info=trace)
             for connection in list(self.hub.connections):

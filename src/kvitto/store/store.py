@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from kvitto.base.clock import Clock
-from kvitto.base.errors import StoreError, StoreFull
+from kvitto.base.errors import StoreError, StoreFull, SyncError
 from kvitto.store import paths
 from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
@@ -196,6 +196,12 @@ class Store:
         self._write_small(fresh, (self.disk.boot_id() or "unknown").encode() + b" " + state)
         self.disk.rename(fresh, paths.BOOT)
         self.disk.sync_dir("")
+
+    def fail(self, error: Exception) -> None:
+        """Whoever drives the store has to give up: the directory is not left in order, whatever else is done."""
+        self.failed = self.failed or error
+        if isinstance(error, SyncError):
+            self.distrust()
 
     def distrust(self) -> None:
         """A sync has failed, and the kernel may have dropped what it could not write: to the next start that is a power cut.

@@ -1,0 +1,148 @@
+"""Runs in which the disk fails or is full for a while (C8, D4)."""
+
+from __future__ import annotations
+
+from random import Random
+
+from kvitto.base.errors import StoreError, SyncError
+from kvitto.wire import methods as m
+from kvitto.wire.methods import BasicDeliver, decode
+from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD
+from tests.sim.actor import INBOX, PROBE
+from tests.sim.result import Result, finding
+from tests.sim.workload import CONFIRMS, content
+from tests.sim.world import Dice, World, check_state, small_world
+from tests.support.simdisk import FillingDisk, SimDisk
+
+CUTS = 3
+
+
+def eio(seed: int, part: float = 1.0) -> Result:
+    """A write, a sync and a read fail: nothing is told after that, the process ends, the next start is consistent (C8)."""
+    result = Result(seed)
+    writes, syncs, reads = operations(seed)
+    rng = Random(f"{seed} eio")
+    for kind, places in (("write", writes), ("sync", syncs), ("read", reads)):
+        at = rng.choice(places)
+        error = (SyncError if kind == "sync" else StoreError)(f"the {kind} fails")
+        with small_world(seed):
+            world = World(seed)
+            (world.disk.fail_read_at if kind == "read" else world.disk.fail_at)[at] = error
+            with finding(result, f"{kind} {at}"):
+                result.tried += 1
+                fail(world, error)
+                result.notes[kind] += 1
+                after(world, rng)
+    return result
+
+
+def operations(seed: int) -> tuple[list[int], list[int], list[int]]:
+    """The numbers of the run's writes (and changes of names), of its syncs, and of its reads."""
+    with small_world(seed):
+        world = World(seed)
+        world.disk.trace = trace = []
+        world.play()
+    numbered = list(enumerate(trace, 1))
+    syncs = [i for i, name in numbered if name.startswith("sync")]
+    return [i for i, name in numbered if not name.startswith("sync")], syncs, list(range(1, world.disk.reads + 1))
+
+
+def fail(world: World, error: StoreError) -> None:
+    """Play until the broker gives up."""
+    try:
+        world.play()
+    except StoreError as raised:
+        assert raised is error, f"another error: {raised}"
+    else:
+        raise AssertionError("the broker went on")
+    if world.up:
+        actor = getattr(world, "actor", None)
+        if actor is not None and actor.house is world.house:
+            actor.read()
+        world.house.fail(error)
+        if actor is not None and actor.house is world.house:
+            assert not actor.read(), "something was told after the failure"
+
+
+def after(world: World, rng: Random) -> None:
+    """The next start: in the same boot, with the pages that could not be written or without, or after a power cut."""
+    for way in range(2 + CUTS):
+        found = world.disk.copy()
+        if way == 1:
+            found.drop_stuck()
+        found = found.kill() if way < 2 else found.crash(rng, hostile=rng.random() < 0.5)
+        found.fail_at, found.fail_read_at = {}, {}
+        with Dice.others(rng):
+            check_state(found, world.clock, world.ledger)
+
+
+def enospc(seed: int, part: float = 1.0) -> Result:
+    """The disk is full for a while: acks work, nothing is lost, and it recovers without hands (D4)."""
+    result = Result(seed, tried=1)
+    with small_world(seed):
+        whole = World(seed)
+        whole.play(ends=0)
+    rng = Random(f"{seed} enospc")
+    start, length = rng.randint(40, whole.disk.operations), rng.choice((1, 3, 10, 40, 100))
+    with small_world(seed), finding(result, f"full from operation {start} on, {length} long"):
+        world = World(seed, FillingDisk(start, length))
+        world.start()
+        probe = Probe(world)
+        world.actor.while_full = probe.ack
+        world.play(ends=0)
+        for _ in range(2 * length):
+            world.actor.let_tick(2000)
+            world.actor.rest()
+            if not world.house.broker.full and not any(queue.parked for queue in world.house.broker.queues.values()):
+                break
+        else:
+            raise AssertionError("it does not recover")
+        assert not world.actor.unconfirmed, "not confirmed"
+        assert not world.house.store.alarms
+        world.actor.full_sync()
+        result.notes["while full, acks that brought the next message"] += probe.acked
+        for way in range(1 + CUTS):
+            found: SimDisk = world.disk.survivor(rng, hostile=way % 2 == 1) if way else world.disk.copy().kill()
+            with Dice.others(rng):
+                check_state(found, world.clock, world.ledger)
+    return result
+
+
+class Probe:
+    """A consumer with a connection of its own and one message at a time: while the disk is full it acks, and gets the next (D4)."""
+
+    MESSAGES = 8
+
+    def __init__(self, world: World) -> None:
+        self.house, self.told = world.house, world.ledger.queue(PROBE)
+        self.acked = 0
+        actor = world.actor
+        actor.declare(PROBE)
+        bodies = [f"probe {i}".encode() for i in range(self.MESSAGES)]
+        for body in bodies:
+            actor.published += 1
+            actor.unconfirmed[actor.published] = ((PROBE,), body)
+            self.told.sent.append(body)
+            actor.wire.feed(content(CONFIRMS, PROBE, body))
+        actor.full_sync()
+        self.wire = world.house.wire()
+        self.wire.put(INBOX, m.ChannelOpen(), m.BasicQos(0, 1, False))
+        self.wire.put(INBOX, m.BasicConsume(PROBE, PROBE, False, False, False, False, {}))
+        actor.rest()
+        self.tag, self.body = self.next()
+
+    def next(self) -> tuple[int, bytes]:
+        frames = self.wire.frames()
+        tags = [decode(payload) for kind, _, payload in frames if kind == FRAME_METHOD]
+        bodies = [payload for kind, _, payload in frames if kind == FRAME_BODY]
+        assert bodies, "an ack while the disk is full has not brought the next message"
+        self.told.delivered.add(bodies[-1])
+        return next(method.delivery_tag for method in tags if isinstance(method, BasicDeliver)), bodies[-1]
+
+    def ack(self) -> None:
+        if self.acked < self.MESSAGES - 1:
+            self.acked += 1
+            self.told.settled.add(self.body)
+            self.wire.put(INBOX, m.BasicAck(self.tag, False))
+            self.house.turn()
+            self.tag, self.body = self.next()
