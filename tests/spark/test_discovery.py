@@ -118,6 +118,25 @@ def test_a_queue_that_is_new_is_read_from_its_first_message(
     assert again.batch() == ids("orders.d", 0, 2)
 
 
+@pytest.mark.parametrize("mode", ["range", "stream"])
+def test_a_queue_that_is_new_after_a_crash_in_the_first_batch_is_read_from_its_first_message(
+    broker: kvitto.Broker, publish: Publish, query: Query, mode: str
+) -> None:
+    """Then Spark asks for the initial offset once more, which `latest` must not take for the new queue."""
+    kind = {"x_queue_type": "stream" if mode == "stream" else "classic"}
+    options = {"startingOffsets": "latest", "readMode": mode}
+    publish(broker.url, "orders.a", 0, 3, **kind)
+    killed = query(**options)
+    publish(broker.url, "orders.a", 3, 5, **kind)
+    end = killed.reader.latestOffset(killed.start, ReadAllAvailable())
+    killed.reader.stop()
+    publish(broker.url, "orders.b", 0, 4, **kind)
+    again = query(**options)
+    assert again.read(end) == ids("orders.a", 3, 5)
+    again.start = end
+    assert again.batch() == ids("orders.b", 0, 4)
+
+
 @pytest.mark.parametrize("mode", ["range", "staged"])
 def test_a_queue_that_is_gone_ends_the_query_or_is_left_out(
     broker: kvitto.Broker, publish: Publish, query: Query, tmp_path: Path, mode: str

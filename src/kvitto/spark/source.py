@@ -115,7 +115,12 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from kvitto.spark.modes import choose
 
         options = replace(self.options, queues=self._queues(self.options.mode))
-        return self._drive(choose(options), options).begin().to_json(self._vhost)
+        driver = self._drive(choose(options), options)
+        begun = driver.begin()
+        if options.pattern:
+            # Spark asks again after a crash in its first batch: what is new since then has no place in its log
+            driver.include(options.queues)
+        return begun.to_json(self._vhost)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_offsets_per_trigger:
