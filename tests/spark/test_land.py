@@ -1,18 +1,23 @@
 """`kvitto pipeline land`: each message in the table once, what does not fit put aside, whoever is killed."""
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from kvitto.cli.main import main
 from kvitto.client import Connection, Properties
 from kvitto.demo.children import Child
-from kvitto.pipeline.land import MESSAGES, Landed, Target, land
+from kvitto.pipeline.delta import check
+from kvitto.pipeline.land import DELTA, MESSAGES, PARQUET, Landed, Target, land
 from kvitto.pipeline.session import JobError
 from tests.support.wait import wait_until
 
@@ -51,8 +56,11 @@ def orders(first: int, last: int) -> list[bytes]:
 
 def rows(table: Path, column: str = "order_id") -> list[Any]:
     """As a reader without Spark sees the table."""
-    if not table.exists():
-        return []
+    if (table / "_delta_log").exists():
+        from deltalake import DeltaTable
+
+        found: list[Any] = DeltaTable(table).to_pyarrow_table(columns=[column])[column].to_pylist()
+        return sorted(found)
     return sorted(value for file in table.glob("[!_.]*.parquet") for value in pq.read_table(file)[column].to_pylist())
 
 
@@ -161,6 +169,84 @@ def test_of_messages_with_the_same_id_one_is_landed(spark: SparkSession, kvitto_
     assert settled(url) == 26
 
 
+class Killed(Exception):
+    """Stands for the end of a driver."""
+
+
+def test_a_delta_table_has_each_batch_once(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
+    """The driver ends between Delta's commit and Spark's, for a batch with rows and bad records; others append meanwhile."""
+    deltalake = pytest.importorskip("deltalake")
+    url, to = kvitto_broker.url, tmp_path / "orders"
+    send(url, [*orders(0, 50), b"oops"])
+    schema = StructType.fromDDL(SCHEMA)
+    assert isinstance(schema, StructType)
+    target = Target(spark, url, str(to), schema, None, Landed(), format=DELTA)
+
+    def put_and_die(messages: DataFrame, batch: int) -> None:
+        target.put(messages, batch)
+        raise Killed
+
+    messages = spark.readStream.format("amqp").options(uri=url, queue="orders").schema(MESSAGES).load()
+    writer = messages.writeStream.foreachBatch(put_and_die).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(StreamingQueryException, match="Killed"):
+        writer.trigger(availableNow=True).start().awaitTermination()
+    assert (rows(to), settled(url)) == (list(range(50)), 0)
+    whole = deltalake.DeltaTable(to).to_pyarrow_table()
+    deltalake.write_deltalake(to, whole.slice(0, 1), mode="append")
+
+    def land_again() -> Landed:
+        return land(
+            spark,
+            url,
+            ["orders"],
+            str(to),
+            str(tmp_path / "checkpoint"),
+            format=DELTA,
+            schema=SCHEMA,
+            available_now=True,
+        )
+
+    send(url, orders(50, 60))
+    result = land_again()
+    assert (result.rows, result.bad, settled(url)) == (60, 1, 61)
+    assert rows(to) == [0, *range(60)]
+    assert rows(tmp_path / "orders.bad", "offset") == [50]
+    table = deltalake.DeltaTable(to)
+    assert (table.version(), {str(each.type) for each in table.schema().fields if each.name == "_timestamp"}) == (
+        *(3, {'PrimitiveType("timestamp")'}),
+    )
+    assert str(whole.schema.field("at").type) == "timestamp[us, tz=UTC]"
+
+
+def test_a_table_of_another_format_or_schema_is_left_alone(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    (tmp_path / "files").mkdir()
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "files" / "a.parquet")
+    deltalake.write_deltalake(tmp_path / "delta", pa.table({"order_id": ["text"]}))
+    send(kvitto_broker.url, orders(0, 3))
+
+    def refused(to: str, format: str, said: str) -> None:
+        place = (to, str(tmp_path / "checkpoint"))
+        with pytest.raises((JobError, StreamingQueryException), match=said):
+            land(spark, kvitto_broker.url, ["orders"], *place, format=format, schema=SCHEMA, available_now=True)
+
+    refused(str(tmp_path / "files"), "delta", "holds Parquet files and is no Delta table")
+    refused(str(tmp_path / "delta"), "parquet", "is a Delta table: land in it with --format delta")
+    refused(str(tmp_path / "delta"), "delta", "column order_id as .*string.* has it as .*long")
+    refused("s3://bucket/orders", "delta", "a directory that is mounted")
+    refused(str(tmp_path / "new"), "csv", "parquet or delta, not 'csv'")
+    assert settled(kvitto_broker.url) == 0
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "deltalake", raising=False)
+    with pytest.raises(JobError, match=r"package deltalake: pip install 'kvitto\[delta\]'"):
+        check("orders")
+
+
 def test_it_ends_when_nothing_has_come_for_a_while(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
     send(kvitto_broker.url, orders(0, 10))
     said: list[str] = []
@@ -189,10 +275,11 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, kvitto_broker: HasUrl,
 def test_nothing_is_lost_or_doubled_by_a_killed_driver(
     broker_process: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P2, exactly once: SIGKILL in the middle, the same command again, by the command line."""
+    """P2, exactly once: SIGKILL in the middle, the same command again, by the command line; into Delta, Parquet files are test_demo's."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JVM)
     url = broker_process.url
-    table, total = tmp_path / "orders.parquet", 3000
+    table, total = tmp_path / "orders", 3000
+    format = DELTA if importlib.util.find_spec("deltalake") else PARQUET
     bodies = orders(0, total)
     bad = set(range(50, total, 100))
     for n in bad:
@@ -200,24 +287,24 @@ def test_nothing_is_lost_or_doubled_by_a_killed_driver(
     send(url, bodies)
     command = ["kvitto.cli.main", "pipeline", "land", "--uri", url, "--master", "local[2]", "--queue", "orders"]
     command += ["--to", str(table), "--checkpoint", str(tmp_path / "checkpoint"), "--schema", SCHEMA]
-    command += ["--batch-size", "1000"]
+    command += ["--batch-size", "1000", "--format", format]
     first = Child("land", [*command, "--trigger", "0s"], tmp_path / "land.log")
     try:
         wait_until(lambda: len(rows(table)) > 1000, 200, first.log.read_text(errors="replace"))
     finally:
         first.kill()
     assert settled(url) < total
-    again = Child("land", [*command, "--available-now"], tmp_path / "land.log")
+    again = Child("land", [*command, "--available-now"], tmp_path / "again.log")
     try:
         code = again.process.wait(200)
     finally:
         again.kill()
     said = "\n".join(again.take())
-    assert code == 1, (tmp_path / "land.log").read_text()
+    assert code == 1, (tmp_path / "again.log").read_text()
     assert "bad" in said and "lag         0 messages" in said, said
-    assert "Traceback" not in (tmp_path / "land.log").read_text()
+    assert "Traceback" not in (tmp_path / "again.log").read_text()
     assert rows(table) == sorted(set(range(total)) - bad)
-    assert rows(tmp_path / "orders.parquet.bad", "offset") == sorted(bad)
+    assert rows(tmp_path / "orders.bad", "offset") == sorted(bad)
     assert settled(url) == total
 
 

@@ -18,31 +18,36 @@ if TYPE_CHECKING:
 class BatchFiles:
     """The files that one query adds to a table."""
 
-    def __init__(self, spark: SparkSession, table: str, query: str) -> None:
+    def __init__(self, spark: SparkSession, table: str, query: str, run: str = "") -> None:
+        """`run`: part of the names, if files that an earlier run left must stay as they are."""
         self.table = table
         self.query = query
+        self.run = run
         self._jvm: Any = spark._jvm
         self._fs = self._path(table).getFileSystem(spark._jsc.hadoopConfiguration())
-        self._first = True
+        self._first = not run
 
-    def put(self, batch: int, rows: DataFrame | None) -> None:
-        """Make these rows the batch's; None for a batch without any."""
+    def put(self, batch: int, rows: DataFrame | None) -> list[Any]:
+        """Make these rows the batch's; None for a batch without any. What there is then, as Hadoop's FileStatus each."""
         if self._first:  # only the first batch of a run can be one that was begun before
             self._drop(batch)
             self._first = False
         if rows is None:
-            return
+            return []
         aside = f"{self.table}/_{self._prefix(batch)}staging"  # readers leave out names that begin with _
         rows.write.mode("overwrite").parquet(aside)
         written = [file.getPath() for file in self._fs.listStatus(self._path(aside))]
         parts = sorted(
             (file for file in written if file.getName().startswith("part-")), key=lambda file: file.getName()
         )
+        put = []
         for number, file in enumerate(parts):
-            name = f"{self.table}/{self._prefix(batch)}{number:05}.parquet"
+            name = f"{self.table}/{self._prefix(batch)}{self.run}{number:05}.parquet"
             if not self._fs.rename(file, self._path(name)):
                 raise JobError(f"{file} could not be renamed to {name}; is there room, and the right to write?")
+            put.append(self._fs.getFileStatus(self._path(name)))
         self._fs.delete(self._path(aside), True)
+        return put
 
     def _drop(self, batch: int) -> None:
         if self._fs.exists(self._path(self.table)):
@@ -55,6 +60,13 @@ class BatchFiles:
 
     def _path(self, text: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(text)
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether there is such a file or directory on Spark's file system."""
+    jvm: Any = spark._jvm
+    at = jvm.org.apache.hadoop.fs.Path(path)
+    return bool(at.getFileSystem(spark._jsc.hadoopConfiguration()).exists(at))
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`land`: queues -> typed rows in Parquet files, each message once; what does not fit the schema is put aside, never dropped."""
+"""`land`: queues -> typed rows in a table, each message once; what does not fit the schema is put aside, never dropped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MESSAGE_COLUMNS: Final = ("queue", "offset", "message_id", "exchange", "routing_key", "timestamp")
 """What each row has of its message, under these names with _ before."""
 MESSAGES: Final = "body BINARY, queue STRING, offset BIGINT, message_id STRING, exchange STRING, routing_key STRING, timestamp TIMESTAMP"
+PARQUET: Final = "parquet"
+DELTA: Final = "delta"
+FORMATS: Final = (PARQUET, DELTA)
 SAMPLE: Final = 1000
 """Messages that a schema is inferred from."""
 BATCH: Final = 1_000_000
@@ -54,6 +57,7 @@ def land(
     to: str,
     checkpoint: str,
     *,
+    format: str = PARQUET,
     schema: str | StructType | None = None,
     bad_records: str | None = None,
     drop_duplicates: bool = False,
@@ -64,16 +68,18 @@ def land(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Landed:
-    """Land JSON messages in the Parquet table `to` until `stop()`, idleness or (`available_now`) the end of what is there.
+    """Land JSON messages in the table `to` until `stop()`, idleness or (`available_now`) the end of what is there.
 
-    `schema` is DDL or a StructType; None = that of an earlier run with this checkpoint, or inferred from SAMPLE messages.
-    Bad records go to the exchange `bad_records`, or to the table `<to>.bad`. `drop_duplicates`: of messages of one queue with
-    the same id only one; say the same with each run of a checkpoint. JobError, or Spark's error, if it cannot go on.
+    `format`: one of FORMATS. `schema` is DDL or a StructType; None = that of an earlier run with this checkpoint, or inferred
+    from SAMPLE messages. Bad records go to the exchange `bad_records`, or to the table `<to>.bad`. `drop_duplicates`: of the
+    messages of a queue with the same id only one; say the same with each run of a checkpoint. JobError, or Spark's error, if
+    it cannot go on.
     """
+    _check_table(spark, to, format)
     typed = _schema(spark, uri, queues, checkpoint, schema)
     result = Landed(schema=typed.toDDL())
     progress(f"schema: {result.schema}")
-    target = Target(spark, uri, to, typed, bad_records, result, drop_duplicates)
+    target = Target(spark, uri, to, typed, bad_records, result, drop_duplicates, format)
     source = spark.readStream.format("amqp").options(uri=uri, queues=",".join(queues), readMode="range")
     messages = source.option("maxOffsetsPerTrigger", batch_size).schema(MESSAGES).load()
     if drop_duplicates:
@@ -107,6 +113,7 @@ class Target:
         bad_records: str | None,
         result: Landed,
         keep: bool = False,
+        format: str = PARQUET,
     ) -> None:
         """`keep`: which messages a batch has is found out once, for all that is done with it."""
         self.spark = spark
@@ -116,6 +123,7 @@ class Target:
         self.bad_records = bad_records
         self.result = result
         self.keep = keep
+        self.format = format
         self._query = ""
         self._first = True
 
@@ -152,15 +160,17 @@ class Target:
     def _begin(self, messages: DataFrame) -> None:
         if self._query:
             return
+        from kvitto.pipeline.delta import DeltaBatches
         from kvitto.pipeline.files import BatchFiles
 
+        kind: type[BatchFiles] | type[DeltaBatches] = DeltaBatches if self.format == DELTA else BatchFiles
         spark = messages.sparkSession
         query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         if not query:  # files of two queries must never have the same names
             raise JobError("Spark has not told which query this is (sql.streaming.queryId); use Spark 4.3")
         self._query = query
-        self.good = BatchFiles(spark, self.to, self._query)
-        self.bad = BatchFiles(spark, f"{self.to}.bad", self._query)
+        self.good = kind(spark, self.to, self._query)
+        self.bad = kind(spark, f"{self.to}.bad", self._query)
 
     def _put_aside(self, bad: DataFrame, batch: int, count: int) -> None:
         from pyspark.sql import functions as f
@@ -181,7 +191,8 @@ class Target:
             writer = messages.write.format("amqp").option("uri", self.uri).option("exchange", self.bad_records)
             writer.option("writerId", f"{self._query}-bad").mode("append").save()
         if count and not self.result.samples:
-            shown = bad.select("queue", "offset", "reason").limit(3).collect()
+            # in order: a worker that is told to stop in the middle of a read prints a traceback
+            shown = bad.select("queue", "offset", "reason").orderBy("queue", "offset").limit(3).collect()
             self.result.samples = [f"{row.queue} {row.offset}: {row.reason}" for row in shown]
 
 
@@ -250,6 +261,19 @@ def _required(schema: StructType) -> list[str]:
 
 
 # --- the schema
+
+
+def _check_table(spark: SparkSession, to: str, format: str) -> None:
+    """JobError if the table is of another format."""
+    from kvitto.pipeline.delta import check
+    from kvitto.pipeline.files import exists
+
+    if format not in FORMATS:
+        raise JobError(f"the format is {' or '.join(FORMATS)}, not {format!r}")
+    if format == DELTA:
+        check(to)
+    elif exists(spark, f"{to.rstrip('/')}/_delta_log"):
+        raise JobError(f"{to} is a Delta table: land in it with --format delta, or give another directory")
 
 
 def _schema(
@@ -378,13 +402,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `land`."""
     parser = subparsers.add_parser(
         "land",
-        help="JSON messages of queues -> Parquet, each once",
-        description="Land the JSON messages of durable queues in a Parquet table, each once, and settle them. Exit codes:"
+        help="JSON messages of queues -> a table, each once",
+        description="Land the JSON messages of durable queues in a table, each once, and settle them. Exit codes:"
         " 0 all that was read is landed, 1 the same, but some records were bad, 2 it could not be done.",
     )
     add_common(parser)
     parser.add_argument("--queue", action="append", required=True, help="a queue to land; may be given again")
-    parser.add_argument("--to", required=True, metavar="TABLE", help="directory of the Parquet table")
+    parser.add_argument("--to", required=True, metavar="TABLE", help="directory of the table")
+    parser.add_argument("--format", choices=FORMATS, default=PARQUET, help="of the table (default: %(default)s)")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where Spark remembers how far it is")
     parser.add_argument(
         "--schema", metavar="DDL", help="'order_id BIGINT NOT NULL, ...' (default: inferred from a sample)"
@@ -411,6 +436,7 @@ def _run(args: argparse.Namespace) -> int:
             args.queue,
             args.to,
             args.checkpoint,
+            format=args.format,
             schema=args.schema,
             bad_records=args.bad_records,
             drop_duplicates=args.drop_duplicates,
