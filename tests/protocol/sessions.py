@@ -39,6 +39,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"x-overflow": "away"},
     {"x-priority": 3},
     {"x-stream-offset": "first"},
+    {"x-offset-header": True},
     {"x-stream-offset": -1, "x-stream-automatic-offset-tracking": True},
     {"x-priority": 1 << 62},
     {"x-match": "any", "k": 1},

@@ -100,6 +100,7 @@ class Connection:
         self.client: dict[str, Any] = {}
         self.can_cancel = False
         self.can_block = False
+        self.wants_offsets = False
         self.channels: dict[int, Channel] = {}
         self.queues: dict[Any, None] = {}
         """Its exclusive queues."""

@@ -30,9 +30,16 @@ cdef class StreamConsumer(ChannelConsumer):
     cdef bint with_offset(self, const unsigned char* p, Py_ssize_t at, Py_ssize_t n, unsigned long long offset, bint look) except -1
     cpdef edited(self, bytes props, unsigned long long offset)
 
+cdef class OffsetConsumer(StreamConsumer):
+    cdef public bint awaiting
+    @cython.locals(left=Py_ssize_t)
+    cpdef Py_ssize_t credit(self) except -1
+    cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
+
 cdef class GetConsumer(Consumer):
     cdef public Channel channel
     cdef public unsigned int slot
+    cdef public bint offsets
 
 cdef class RangeConsumer(Consumer):
     cdef public Channel channel

@@ -1,7 +1,7 @@
 """Consumers of a channel: how a queue's messages become frames.
 
-`ChannelConsumer` for basic.consume (compiled), `StreamConsumer` for that of a stream, `GetConsumer` for basic.get, `RangeConsumer`
-for Kvitto's log.read.
+`ChannelConsumer` for basic.consume (compiled), `StreamConsumer` for that of a stream, `OffsetConsumer` for one that asked for
+offsets of another queue, `GetConsumer` for basic.get, `RangeConsumer` for Kvitto's log.read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ log = logging.getLogger("kvitto.amqp")
 OFFSET_KEY = b"\x0fx-stream-offset"
 OFFSET_HEADER = 25
 """Bytes of the header with a message's offset: key, type and value."""
+
+FULL_MS = 100
+"""On a full disk a consumer that waits for durable messages looks so often."""
 
 _KEY = OFFSET_KEY
 _KEY_LEN = len(OFFSET_KEY)
@@ -139,8 +142,16 @@ class ChannelConsumer(Consumer):
 class StreamConsumer(ChannelConsumer):
     """Delivers from a stream: each message has its offset among the headers."""
 
-    def __init__(self, channel: Channel, queue: Queue, tag: str, arguments: dict[str, Any]) -> None:
-        super().__init__(channel, queue, tag, False, False, 0, arguments)
+    def __init__(
+        self,
+        channel: Channel,
+        queue: Queue,
+        tag: str,
+        arguments: dict[str, Any],
+        exclusive: bool = False,
+        priority: int = 0,
+    ) -> None:
+        super().__init__(channel, queue, tag, False, exclusive, priority, arguments)
         self.props = Buf(256)
 
     def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
@@ -214,12 +225,64 @@ class StreamConsumer(ChannelConsumer):
         self.with_offset(props, 0, len(props), offset, False)
 
 
+class OffsetConsumer(StreamConsumer):
+    """The same for a queue that is consumed. A message waits until it is durable: before, its offset may become another's."""
+
+    def __init__(
+        self, channel: Channel, queue: Queue, tag: str, exclusive: bool, priority: int, arguments: dict[str, Any]
+    ) -> None:
+        super().__init__(channel, queue, tag, arguments, exclusive, priority)
+        self.awaiting = False
+
+    def credit(self):  # type: ignore[no-untyped-def]
+        left = ChannelConsumer.credit(self)
+        queue = self.queue
+        if left <= 0 or not queue.ready:
+            return left
+        durable = queue.log.durable_end
+        at = queue.cursor
+        if queue.ranked:  # any of them may be the next one
+            at = queue.next - 1
+        elif queue.requeued_ready:
+            at = queue.requeued.first()
+        if at >= durable:
+            self.wait()
+            return 0
+        return min(left, durable - at)
+
+    def wait(self) -> None:
+        """Look again after the next sync; on a full disk, where nothing is written, a little later."""
+        if self.awaiting:
+            return
+        self.awaiting = True
+        broker = self.queue.broker
+        if broker.full:
+            broker.timers.at(broker.now_ms + FULL_MS, self.look)
+        else:
+            broker.store.when_durable(self.look)
+
+    def look(self) -> None:
+        self.awaiting = False
+        if self.active:
+            self.queue.mark_dirty()
+
+    def deliver_again(self, key, props, body, offset):  # type: ignore[no-untyped-def]
+        if not self.with_offset(props, 0, len(props), offset, True):
+            self.edited(props, offset)
+        ChannelConsumer.deliver_again(self, key, self.props.tobytes(0, self.props.n), body, offset)
+
+    def takes(self, props_len: int) -> bool:
+        return bool(props_len + 4 + OFFSET_HEADER <= self.output.properties_max)
+
+
 class GetConsumer(Consumer):
     """Takes one message for a basic.get."""
 
-    def __init__(self, channel: Channel, queue: Queue, no_ack: bool) -> None:
+    def __init__(self, channel: Channel, queue: Queue, no_ack: bool, offsets: bool) -> None:
+        """`offsets`: put a durable message's offset among the headers."""
         super().__init__(queue, "", no_ack, False, 0, {})
         self.channel = channel
+        self.offsets = offsets and queue.log.durable
         self.active = False
         self.slot = 0 if no_ack else channel.slot_of(self)
 
@@ -227,6 +290,8 @@ class GetConsumer(Consumer):
         return 1
 
     def takes(self, props_len: int) -> bool:
+        if self.offsets:
+            props_len += 4 + OFFSET_HEADER
         return bool(props_len <= self.channel.output.properties_max)
 
     def turned_away(self) -> None:
@@ -250,6 +315,10 @@ class GetConsumer(Consumer):
             channel.next_tag = tag + 1
         else:
             tag = channel.remember_one(offset, len(body), self.slot)
+        if self.offsets and offset < self.queue.log.durable_end:
+            fields = split(props)
+            edit_headers(fields, {"x-stream-offset": offset})
+            props = join(fields)
         exchange, at = tables.read_shortstr(key, 0)
         routing_key = tables.read_shortstr(key, at)[0]
         left = max(self.queue.ready - 1, 0)

@@ -48,6 +48,7 @@ CAPABILITIES = {
     "direct_reply_to": True,
     "kvitto_log": True,
     "kvitto_stage": True,
+    "kvitto_offset_header": True,
 }
 
 
@@ -127,6 +128,7 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     connection.client = dict(method.client_properties)
     connection.can_cancel = can(connection, "consumer_cancel_notify")
     connection.can_block = can(connection, "connection.blocked")
+    connection.wants_offsets = can(connection, "kvitto_offset_header")
     users, log_in = connection.hub.broker.users, connection.hub.log_in
     if method.mechanism == "EXTERNAL" and connection.external is not None:
         name = connection.external

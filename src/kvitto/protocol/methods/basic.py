@@ -18,7 +18,7 @@ from kvitto.base.errors import (
 from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.broker.stream import Stream
 from kvitto.protocol.channel import ACK, REJECT, RETRY
-from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, StreamConsumer
+from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, OffsetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
 from kvitto.protocol.states import RUNNING
 from kvitto.wire.methods import (
@@ -90,7 +90,25 @@ def _consumer(chan: Channel, queue: Queue, m: BasicConsume, tag: str) -> Channel
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': expected an integer, got {priority!r}")
     priority = max(-(1 << 31), min(priority, (1 << 31) - 1))
+    if m.arguments.get("x-offset-header", False) is not False:
+        return _offset_consumer(chan, queue, m, tag, priority)
     return ChannelConsumer(chan, queue, tag, m.no_ack, m.exclusive, priority, m.arguments)
+
+
+def _offset_consumer(chan: Channel, queue: Queue, m: BasicConsume, tag: str, priority: int) -> OffsetConsumer:
+    asked = m.arguments["x-offset-header"]
+    why = ""
+    if asked is not True:
+        why = f"expected a boolean, got {asked!r}"
+    elif not queue.log.durable:
+        why = (
+            f"queue '{queue.name}' in vhost '{queue.vhost.name}' is not durable, or exclusive: its offsets do not last"
+        )
+    elif m.no_ack:
+        why = "it needs manual acks"
+    if why:
+        raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-offset-header': {why}")
+    return OffsetConsumer(chan, queue, tag, m.exclusive, priority, m.arguments)
 
 
 def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) -> StreamConsumer:
@@ -159,7 +177,7 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     if not m.no_ack and chan.unacked >= chan.unacked_max:
         text = f"this channel has {chan.unacked} unacked messages, the limit is {chan.unacked_max}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="unacked")
-    _get(conn, chan, queue, GetConsumer(chan, queue, m.no_ack))
+    _get(conn, chan, queue, GetConsumer(chan, queue, m.no_ack, conn.wants_offsets))
 
 
 def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> None:
