@@ -131,7 +131,8 @@ class Peer:
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
                 self.listener.api.broker.refused["http_head"] += 1
-            response = failure(Problem(error.error_status_hint, "bad_request", str(error)))
+            reason = str(error).partition(":")[0]  # behind it h11 repeats what was sent
+            response = failure(Problem(error.error_status_hint, "bad_request", reason))
         except Problem as problem:
             response = failure(problem)
         await self._send(response, head is not None and head.method == "HEAD")

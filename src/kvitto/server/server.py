@@ -7,6 +7,7 @@ failed (then it raises StoreError: nothing that was waiting has been confirmed, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -101,6 +102,7 @@ class Server:
         self.hub = Hub(self.broker)
         try:
             self.store.open()
+            self._look_who_reads()
             self.broker.start()
         except StoreError as error:
             self.store.fail(error)
@@ -129,6 +131,12 @@ class Server:
             raise
         self._every_second()
         self.schedule()
+
+    def _look_who_reads(self) -> None:
+        """What Kvitto makes is its user's alone; the directory itself may have been there before."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self.store_path).st_mode & 0o077:
+                log.warning("%s can be read by other users of this machine: chmod 700 it", self.store_path)
 
     async def _listen(self) -> int:
         config = self.config
