@@ -26,10 +26,11 @@ class Served:
         before: Callable[[], None] | None = None,
         env: dict[str, str] | None = None,
         wrapper: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "kvitto.cli.main"),
     ) -> None:
         self.data = data
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the broker
-        command = [sys.executable, "-m", "kvitto.cli.main", "serve", "--data-dir", str(data), "--port", "0"]
+        command = [sys.executable, *program, "serve", "--data-dir", str(data), "--port", "0"]
         self.process = subprocess.Popen(
             [*wrapper, *command, "--http-port", "0", *options],
             env={**os.environ, **(env or {})},
@@ -39,7 +40,8 @@ class Served:
             preexec_fn=before,  # noqa: PLW1509 - sets a limit, nothing else
         )
         assert self.process.stdout is not None
-        ready = READY.match(self.process.stdout.readline())
+        self.ready = self.process.stdout.readline()
+        ready = READY.match(self.ready)
         if ready is None:
             self.process.wait(STOP_S)
             raise AssertionError(f"the broker did not start:\n{self.log()}")

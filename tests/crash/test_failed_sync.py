@@ -1,4 +1,4 @@
-"""C8: a sync fails in a real process, under load, and what it should have synced is gone; KVITTO_FAILED_SYNCS=500 for more than 3 times.
+"""C8: a sync fails in a real process, under load, and what it should have synced is gone; KVITTO_FAILED_SYNCS=500 for more than 2 times.
 
 The broker's own files fail: failing_sync.c is preloaded. The clients and their books are those of the kills.
 """
@@ -20,8 +20,8 @@ from tests.crash.serve import Served
 
 pytestmark = pytest.mark.slow
 
-RUNS = int(os.environ.get("KVITTO_FAILED_SYNCS", "3"))
-LIFE_S = 0.2
+RUNS = int(os.environ.get("KVITTO_FAILED_SYNCS", "2"))
+LIFE_S = 0.1
 SYNCS = 60
 """The failing one is one of the next so many."""
 SAID = re.compile(r"^kvitto: cannot sync (\S+): \[Errno 5\] Input/output error$")

@@ -19,7 +19,7 @@ from kvitto.store.survey import Survey
 from tests.support import datadir
 from tests.support.datadir import Memory, Message
 
-FLIPS = int(os.environ.get("KVITTO_FLIPS", "30"))
+FLIPS = int(os.environ.get("KVITTO_FLIPS", "20"))
 UNCHECKED = ("lock", "boot", "format", "spare")
 """Files without a checksum; they hold no message."""
 Contents = dict[str, list[Message]]
@@ -115,7 +115,7 @@ def test_a_sound_directory_is_sound_and_salvaged_whole(state: str, request: pyte
 
 
 def test_every_flipped_bit_is_found_after_an_end_in_order(in_order: Original) -> None:
-    """100 % detected, what is not named as lost is saved, no wrong body; KVITTO_FLIPS for more than 30."""
+    """100 % detected, what is not named as lost is saved, no wrong body; KVITTO_FLIPS for more than 20."""
     seed = Random().randrange(1 << 32)
     print(f"seed {seed}")
     rng, disk = Random(seed), in_order.copy()
@@ -133,6 +133,7 @@ def test_every_flipped_bit_is_found_after_an_end_in_order(in_order: Original) ->
     assert survey(disk).findings == []
 
 
+@pytest.mark.slow
 def test_flipped_bits_after_a_kill_give_no_wrong_body(killed: Original) -> None:
     """The last batches have no witness then (P5); what is salvaged is sound all the same."""
     rng, disk = Random(5), killed.copy()
@@ -148,6 +149,7 @@ def test_flipped_bits_after_a_kill_give_no_wrong_body(killed: Original) -> None:
         disk.flip(path, at)
 
 
+@pytest.mark.slow
 def test_files_that_end_too_early(in_order: Original) -> None:
     """Each file, cut in its middle and by one byte."""
     for path in files(in_order.disk):
@@ -160,6 +162,7 @@ def test_files_that_end_too_early(in_order: Original) -> None:
             check_saved(in_order, found, datadir.read(to))
 
 
+@pytest.mark.slow
 def test_files_that_are_gone(in_order: Original) -> None:
     """Each file; what another one tells of is missed, and what is left is saved."""
     missed = set()

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvitto.base.errors import StoreError
 from kvitto.store import examine, offsets, paths
+from kvitto.store.batch import MAGIC
 from kvitto.store.definitions import Defined, Key, lines
 from kvitto.store.disk import Disk
 from kvitto.store.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
@@ -149,7 +150,7 @@ class Survey:
     def _ending(self) -> Ending:
         """Where `boot` does not tell, what is torn is not taken for damage."""
         text = self.disk.read_file(paths.BOOT) if self.disk.exists(paths.BOOT) else None
-        if text is None and self.disk.exists(paths.DEFINITIONS):
+        if text is None and self.disk.exists(paths.DEFINITIONS) and self.disk.read_file(paths.DEFINITIONS):
             self.damage(paths.BOOT, "it is missing; a start would take the directory for one that was left in order")
             return Ending(False, False, True)
         if text and not _BOOT.fullmatch(text):
@@ -223,7 +224,7 @@ class Survey:
             self.findings += found
             if part.readable or found:
                 folder.parts.append(part)
-        self._compare(folder, ending)
+        self._compare(folder)
         for part in folder.parts:
             folder.next = max(folder.next, part.end)
             if paths.settlements("", part.base).strip("/") in names:
@@ -234,15 +235,16 @@ class Survey:
             self._other(folder, name, bases, ending)
         return folder
 
-    def _compare(self, folder: Folder, ending: Ending) -> None:
-        """Before a segment that had been synced all had been: what is torn there is damage."""
+    def _compare(self, folder: Folder) -> None:
+        """Before a segment that had been synced all batches had been: one that is torn there is damage. A torn footer is none."""
         synced, after = False, None
         for part in reversed(folder.parts):
             if synced and part.readable and part.tail and not part.holes:
                 data = self.disk.read_file(part.path)
-                hole = lose_tail(part, data, after)
-                text = f"{hole.until - hole.at} bytes at its end cannot be read, although it had been synced"
-                self.findings.append(Finding(part.path, text, hole.at, (hole.first, hole.end)))
+                if data[part.segment.size :].startswith(MAGIC.to_bytes(4, "little")):
+                    hole = lose_tail(part, data, after)
+                    text = f"{hole.until - hole.at} bytes at its end cannot be read, although it had been synced"
+                    self.findings.append(Finding(part.path, text, hole.at, (hole.first, hole.end)))
             synced, after = synced or part.synced, part.base
 
     def _other(self, folder: Folder, name: str, bases: list[int], ending: Ending) -> None:
