@@ -226,7 +226,7 @@ def test_ext4_without_a_free_block(ext4: Path) -> None:
     rng = random.Random(seed)
     confirmed = 0
     began = time.monotonic()
-    for run in range(RUNS):
+    for _ in range(RUNS):
         confirmed += fill_and_drain(ext4, rng, kill=rng.random() < 1 / 3)
         shutil.rmtree(ext4 / "data")
         (ext4 / "ballast").unlink(missing_ok=True)
