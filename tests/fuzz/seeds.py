@@ -25,8 +25,15 @@ def message(
 
 
 def seeds() -> list[bytes]:
+    """Each whole, byte by byte, and in pieces that end inside a message whose method has come."""
+    whole = [handshakes(), consumed(), confirmed(), routed(), held(), dead(), *ours(), *flowing()]
+    cut = [in_pieces(steps, n) for steps in whole for n in (1, 37, 61)]
+    return [pack(steps) for steps in (*whole, *cut)]
+
+
+def in_pieces(steps: list[Step], n: int) -> list[Step]:
     return [
-        pack(steps) for steps in (handshakes(), consumed(), confirmed(), routed(), held(), dead(), *ours(), *flowing())
+        step._replace(kind=PIECES, argument=step.argument & 1 | n - 1 << 1) if step.data else step for step in steps
     ]
 
 

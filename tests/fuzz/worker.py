@@ -104,8 +104,8 @@ class Worker:
         rng, report = self.rng, time.monotonic() + REPORT_S
         self.report()
         while (now := time.monotonic()) < until:
-            late = rng.random() < 0.3  # what was found last has been tried least
-            parent = rng.choice(self.queue[-50:] if late else self.queue)
+            found = self.queue[-50:] if rng.random() < 0.3 else self.queue  # what was found last has been tried least
+            parent = min(rng.choice(found), rng.choice(found), key=len)  # small ones are tried sooner
             story = mutated(rng, parent, self.queue)
             if self.run(story):
                 self.queue.append(story)
