@@ -6,6 +6,7 @@
 #   make fuzz     hostile input, guided by coverage, with sanitizers; SECONDS=60
 #   make sim      the simulation: power cuts, torn writes, errors, full disks; one run again: make sim SEED=n KIND=power
 #   make compat   other projects' test suites against Kvitto, all of them
+#   make audit    look over the dependencies: the lock, and known vulnerabilities where they can be asked for
 #   make build    compile the data plane;  make lint, make lock, make clean: what they say
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench torture compat fuzz sim build lint format lock clean prerequisites
+.PHONY: help run test bench torture compat fuzz sim audit build lint format lock clean prerequisites
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,6 +50,9 @@ sim: build
 
 compat: build
 	$(BIN)/python -m tests.compat
+
+audit: $(VENV)/installed
+	$(BIN)/python scripts/audit
 
 lint: $(VENV)/installed
 	$(BIN)/python scripts/test lint
