@@ -182,7 +182,7 @@ def test_a_flood_of_exchanges_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_binding_bomb_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit BINDINGS_MAX, of one exchange; a refused binding leaves nothing behind, in memory or on the disk."""
+    """Limit BINDINGS_MAX, of a virtual host; a refused binding leaves nothing behind, in memory or on the disk."""
     monkeypatch.setattr(limits, "BINDINGS_MAX", 50)
     house = House()
     wire = house.wire()
@@ -194,6 +194,17 @@ def test_a_binding_bomb_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     other = house.wire()
     ask(other, m.QueueUnbind("a", "amq.direct", "k0"), m.QueueBind("a", "amq.direct", "one more"))
     assert direct.route("one more", None)
+    ask(other, m.QueueDeclare("b"), m.QueueDelete("a"), m.QueueBind("b", "amq.fanout"))
+    assert house.broker.vhosts["/"].bindings == 1
+    ask(other, m.ExchangeDeclare("e", "direct"), m.QueueBind("b", "e"), m.ExchangeDelete("e"), m.QueueDelete("b"))
+    assert house.broker.vhosts["/"].bindings == 0
+
+
+def test_a_start_refuses_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit BINDINGS_MAX: what the disk has is there."""
+    house = House()
+    wire = house.wire()
+    ask(wire, m.QueueDeclare("a", durable=True), *[m.QueueBind("a", "amq.direct", f"k{i}") for i in range(50)])
     monkeypatch.setattr(limits, "BINDINGS_MAX", 5)
     again = House(house.disk.kill())
     assert len(list(again.broker.vhosts["/"].exchanges["amq.direct"].bindings())) == 50

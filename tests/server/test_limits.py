@@ -143,6 +143,16 @@ def test_idle_http_connections_make_room_for_who_asks(monkeypatch: pytest.Monkey
             each.close()
 
 
+def test_refused_http_requests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits HTTP_HEAD_MAX, HTTP_BODY_MAX."""
+    monkeypatch.setattr(limits, "HTTP_BODY_MAX", 1000)
+    with broker() as running:
+        http = Http(running.http_url)
+        assert http.call("PUT", "/api/vhosts/x", b"x" * 2000).status == 413
+        assert http.call("GET", "/api/overview", headers={"X-Long": "x" * 2 * limits.HTTP_HEAD_MAX}).status == 431
+        assert refused(http.url, "http_body") == refused(http.url, "http_head") == 1
+
+
 def test_idle_connections_cost_others_nothing(tmp_path: Path) -> None:
     """Thousands of connections that say nothing more: publishes are confirmed as before, and memory is small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -47,7 +47,7 @@ CHANNELS_MAX = 500_000
 EXCHANGES_MAX = 100_000
 """In one virtual host."""
 BINDINGS_MAX = 1_000_000
-"""From one exchange."""
+"""In one virtual host; one takes about 0.8 KB."""
 ROUTE_STEPS_MAX = 1_000_000
 """What an exchange may have to look at for one message: headers to compare, places in topic patterns. About 0.1 us each."""
 ROUTING_STEPS_MAX = 8 * ROUTE_STEPS_MAX

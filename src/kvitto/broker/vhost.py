@@ -45,6 +45,8 @@ class VHost:
         self.epoch = Epoch()
         self._routes: dict[bytes, Route] = {}
         self._remembered = 0
+        self.bindings = 0
+        """How many there are, without those of the default exchange."""
 
     def clear(self) -> None:
         """Delete all that is in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""
@@ -133,6 +135,7 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, f"{describe('exchange', name, self.name)} in use")
         del self.exchanges[name]
         for binding in list(found.bindings()):
+            self.bindings -= 1
             self._unbound(found, binding.dest, binding.routing_key, binding.arguments)
         self._unbind_everywhere(found)
         self.changed()
@@ -152,20 +155,29 @@ class VHost:
     def bind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
         exchange = self.exchange(source)
         if exchange.bind(dest, routing_key, arguments):
+            self.bindings += 1
             if not self.broker.restoring:
                 try:
+                    self._check_bindings()
                     exchange.check_limits()
                 except ChannelError:
                     exchange.unbind(dest, routing_key, arguments)
+                    self.bindings -= 1
                     raise
             self.changed()
             if exchange.durable and self._durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
 
+    def _check_bindings(self) -> None:
+        if self.bindings > limits.BINDINGS_MAX:
+            text = f"vhost '{self.name}' has {limits.BINDINGS_MAX} bindings, the limit"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="bindings")
+
     def unbind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
         """A binding that is not there is fine."""
         exchange = self.exchange(source)
         if exchange.unbind(dest, routing_key, arguments):
+            self.bindings -= 1
             self._unbound(exchange, dest, routing_key, arguments)
             self.changed()
             self._auto_delete(exchange)
@@ -185,6 +197,7 @@ class VHost:
     def _unbind_everywhere(self, dest: Queue | Exchange) -> None:
         for exchange in list(self.exchanges.values()):
             removed = exchange.unbind_all(dest)
+            self.bindings -= len(removed)
             for binding in removed:
                 self._unbound(exchange, dest, binding.routing_key, binding.arguments)
             if removed:
