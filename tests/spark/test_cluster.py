@@ -91,15 +91,13 @@ def test_a_client_of_spark_connect_reads_and_writes(
     publish(kvitto_broker.url, "q", 0, 1000)
     reader = spark.read.format("amqp").option("uri", kvitto_broker.url)
     rows = reader.option("queue", "q").schema("body string, message_id string, offset long").load()
-    got = rows.where("offset >= 990").orderBy("offset").collect()
-    assert [(row.body, row.message_id) for row in got] == [(f"message {n}", f"id-{n}") for n in range(990, 1000)]
+    got = {(row.offset, row.body, row.message_id) for row in rows.collect()}
+    assert got == {(n, f"message {n}", f"id-{n}") for n in range(1000)}
     writer = rows.select("body", "message_id").write.format("amqp").mode("append").option("uri", kvitto_broker.url)
     writer.option("routingKey", "out").save()
     assert arrived_once(channel, 1000)
     with pytest.raises(Exception, match="did you mean 'queue'"):
         reader.option("queu", "q").load().count()
-    with pytest.raises(Exception, match="no queue took a message with routing key 'nowhere'"):
-        writer.option("routingKey", "nowhere").save()
 
 
 def test_a_speculative_attempt_doubles_nothing(
