@@ -170,7 +170,7 @@ def test_a_query_goes_on_after_its_broker_has_been_away(
     spark: SparkSession, broker_process: BrokerProcess, tmp_path: Path
 ) -> None:
     """P2: from a queue to a queue, each message once. KVITTO_AWAY_S=60 for a minute."""
-    away_s = float(os.environ.get("KVITTO_AWAY_S", "2"))
+    away_s = float(os.environ.get("KVITTO_AWAY_S", "1"))
     url = broker_process.url
 
     def publish(first: int, last: int) -> None:
