@@ -30,6 +30,7 @@ def test_settings_take_the_types_of_their_fields(tmp_path: Path) -> None:
         ("port = ", "cannot read the configuration"),
         ("port = 99999", "port must be 0 to 65535, not 99999"),
         ("tls-port = -1", "tls-port must be 0 to 65535, not -1"),
+        ('max-queues = "many"', "max-queues must be int, not str"),
         ("http_port = 65536", 'http_port must be 0 to 65535 or "off", not 65536'),
         ('http_port = "no"', "http_port must be 0 to 65535 or \"off\", not 'no'"),
     ],
@@ -54,6 +55,8 @@ def test_http_can_be_off_or_elsewhere(tmp_path: Path) -> None:
     [
         ({"port": 70000}, "--port must be 0 to 65535, not 70000"),
         ({"http_port": -1}, "--http-port must be 0 to 65535, not -1"),
+        ({"max_connections": 0}, "--max-connections must be 1 to"),
+        ({"max_channels": 2048}, "--max-channels must be 1 to 2047, not 2048"),
         ({"tls_port": 5671, "tls_cert": Path("c")}, "--tls-port needs --tls-cert and --tls-key"),
     ],
 )
