@@ -371,3 +371,37 @@ def test_a_footer_that_a_killed_process_has_written_is_synced_by_the_next(monkey
         rig.store.shut()
         rig.cut(Random(seed), hostile=True)
         assert rig.store.in_order and not rig.store.alarms
+
+
+def test_behind_a_damaged_last_batch_of_a_segment_the_next_segment_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: whoever read the segment from its beginning was told that nothing followed."""
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 400)
+    rig = Rig()
+    rig.declare("q")
+    for i in range(8):
+        rig.publish("q", f"message {i}".encode())
+        rig.turn()
+    rig.restart()
+    queue = rig.queue("q")
+    last = queue.log.segments[0].end - 1
+    assert last > 0 and len(queue.log.segments) > 2
+    flip_body(rig, "q", f"message {last}".encode())
+    assert rig.drain("q") == [f"message {i}".encode() for i in range(8) if i != last]
+
+
+def test_what_a_damaged_settlement_log_had_settled_is_flagged() -> None:
+    """A9, D3: the delivered mark was in the same block."""
+    rig = Rig()
+    rig.declare("q")
+    for i in range(2):
+        rig.publish("q", b"%d" % i)
+    rig.turn()
+    rig.drain("q")
+    rig.publish("q", b"2")
+    rig.restart()
+    path = next(path for path in rig.disk.files() if path.endswith(".ack"))
+    rig.disk.flip(path, 100)
+    for _ in range(2):
+        rig.restart()
+        seen = {delivery.body: delivery.redelivered for delivery in rig.take("q")}
+        assert seen.keys() >= {b"0", b"1"} and seen[b"0"] and seen[b"1"], "and the start after that knows it too"

@@ -15,7 +15,7 @@ import kvitto
 from tests.sim.kinds import KINDS
 from tests.sim.result import Result
 
-WANTED = {"power": 100_000, "tx": 10_000, "torn": 20_000, "eio": 1_500, "enospc": 200}
+WANTED = {"power": 100_000, "tx": 10_000, "torn": 20_000, "bitflip": 10_000, "eio": 1_500, "enospc": 200}
 """States or failures of each kind that a full run tries."""
 
 

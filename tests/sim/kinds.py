@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from tests.sim.cuts import power, torn, tx
 from tests.sim.faults import eio, enospc
+from tests.sim.flips import bitflip
 from tests.sim.result import Result
 
 KINDS: dict[str, Callable[..., Result]] = {
     "power": power,
     "tx": tx,
     "torn": torn,
+    "bitflip": bitflip,
     "eio": eio,
     "enospc": enospc,
 }

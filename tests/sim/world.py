@@ -65,7 +65,7 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
     patch.setattr(log, "ROLL_WHEN_SETTLED_MS", 2000)
     patch.setattr(log, "CHUNK_BYTES", 512)
-    patch.setattr(journal, "ROTATE_BYTES", 500)
+    patch.setattr(journal, "ROTATE_BYTES", rng.choice((500, 500, 4000)))
     patch.setattr(journal, "RESERVE_BYTES", 300)
     patch.setattr(segment, "RESERVE_LEAST", 100)
     patch.setattr(segment, "RESERVE_MOST", 400)

@@ -158,9 +158,6 @@ class Broker:
         if replayed:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
-            if self.store.doubt:
-                for queue in self.queues.values():
-                    queue.doubt = queue.log.doubt_all()
             self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()

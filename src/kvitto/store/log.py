@@ -316,7 +316,9 @@ class Log:
         if window.segment is not None and window.batch.first + window.batch.count <= offset:
             head = BatchHeader(window.chunk.view(0, window.length), at)
             if head.length and at + head.length <= window.length and head.first <= offset < head.end:
-                return self._open(window, head, at, offset)
+                if self._open(window, head, at, offset):
+                    return True
+                offset = window.segment.end
         bases = [s.base for s in self.segments]
         for part in self.segments[max(bisect_right(bases, offset) - 1, 0) :]:
             if offset < part.end and self._load_from(window, part, max(offset, part.base)):
@@ -443,7 +445,10 @@ class Log:
                     self._keep_mark(rest)  # it was in a settlement log whose segment is gone, or follows from gaps
         if self.store.doubt:
             found.doubt = self.next
-            self._note_doubt()
+            self._note_doubt(self.segments)
+        elif damaged := [part for part in self.segments if part.base in logs and logs[part.base].damaged]:
+            found.doubt = max(found.doubt, damaged[-1].end)
+            self._note_doubt(damaged)
         self._sync_found()
         with suppress(StoreFull):
             self._tell_next()
@@ -453,17 +458,12 @@ class Log:
         self.drop_settled()
         return found
 
-    def doubt_all(self) -> int:
-        """After a power cut what the journal has brought back may have been delivered too. Gives the end of what is in doubt."""
-        self._note_doubt()
-        return self.next
-
-    def _note_doubt(self) -> None:
-        """After a power cut any message may have been delivered, what told so was lost: the next starts must know it too.
+    def _note_doubt(self, parts: list[Segment]) -> None:
+        """After a power cut, or damage, any message may have been delivered, what told so was lost: the next starts must know it too.
 
         Below the mark too: in a queue with priorities it lies behind messages that were never delivered.
         """
-        for part in self.segments:
+        for part in parts:
             if not part.done and part.size > segment.HEADER and not part.linked:
                 doubt = Settlements()
                 doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
@@ -567,7 +567,8 @@ class Log:
         data = self.store.disk.read_file(path)
         replay = settlements.Replay(part.base, part.end - part.base)
         replay.run(data, segment.HEADER, self.store.doubt)
-        if replay.damaged or (self.store.in_order and len(data) > max(replay.end, segment.HEADER)):
+        replay.damaged |= self.store.in_order and len(data) > max(replay.end, segment.HEADER)
+        if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
         part.acks = self.store.disk.open(path)
         part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)

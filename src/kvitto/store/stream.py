@@ -183,7 +183,7 @@ class StreamLog(Log):
         if before is not None and before.sealed and not before.settled and before not in self._open_files:
             self._idle(before)
 
-    def _note_doubt(self) -> None:
+    def _note_doubt(self, parts: list[Segment]) -> None:
         """Nothing is flagged in a stream."""
 
     def trim(self) -> None:

@@ -1,0 +1,139 @@
+"""One bit of a file is another when the broker starts, after an end in order (D3)."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+
+from kvitto.base.errors import StoreError
+from kvitto.store.examine import batches
+from kvitto.store.segment import salts
+from kvitto.store.survey import Survey
+from tests.sim.ledger import short
+from tests.sim.result import Result, finding
+from tests.sim.world import Dice, Found, World, served, small_world
+from tests.support.simdisk import SimDisk
+
+FLIPS = 300
+"""Of one run."""
+SEGMENT, SETTLEMENTS, JOURNAL, DEFINITIONS, OFFSETS, ARCHIVE = (
+    "segment",
+    "settlement log",
+    "journal",
+    "definitions",
+    "a stream's offsets",
+    "archive",
+)
+
+
+def bitflip(seed: int, part: float = 1.0) -> Result:
+    """Every flip is told of, or changes nothing; no wrong body is served; at most the messages of one batch are missing."""
+    result = Result(seed)
+    with small_world(seed), finding(result, "the run itself"):
+        world = World(seed)
+        world.play(ends=1)
+        world.end("order")
+        Flips(world, result).run(round(FLIPS * part))
+    return result
+
+
+class Errors(logging.Handler):
+    """How often something was logged that is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+
+
+def kind_of(path: str) -> str | None:
+    if path.startswith("archive/"):
+        return ARCHIVE
+    ends = ((".log", SEGMENT), (".ack", SETTLEMENTS), (".jnl", JOURNAL), ("/offsets", OFFSETS))
+    if path == "definitions.log":
+        return DEFINITIONS
+    return next((kind for end, kind in ends if path.endswith(end)), None)
+
+
+class Flips:
+    def __init__(self, world: World, result: Result) -> None:
+        self.world = world
+        self.result = result
+        self.rng = Random(f"{world.seed} flips")
+        self.errors = Errors()
+        logging.getLogger("kvitto").addHandler(self.errors)
+        self.files: dict[str, dict[str, bytes]] = {}
+        for path, content in world.disk.files().items():
+            kind = kind_of(path)
+            if kind is not None and content:
+                self.files.setdefault(kind, {})[path] = content
+        with Dice.others(self.rng):
+            rig = world.begin(world.disk.copy())
+            self.names = {queue.log.queue_id: name for name, queue in rig.broker.vhosts["/"].queues.items()}
+            self.before = served(rig)
+
+    def run(self, flips: int) -> None:
+        for _ in range(flips):
+            kind = self.rng.choice(sorted(self.files))
+            path = self.rng.choice(sorted(self.files[kind]))
+            position, bit = self.rng.randrange(len(self.files[kind][path])), self.rng.randrange(8)
+            with finding(self.result, f"{path}, byte {position}, bit {bit}"), Dice.others(self.rng):
+                self.result.tried += 1
+                disk = self.world.disk.copy()
+                disk.flip(path, position, bit)
+                told = self.look(disk.copy(), kind, path, position)
+                if told == "changes nothing" and Survey(disk).findings:
+                    told += ", kvitto check tells"
+                self.result.notes[f"{kind}: {told}"] += 1
+
+    def look(self, disk: SimDisk, kind: str, path: str, position: int) -> str:
+        """How it came out; AssertionError if it did not, and it matters."""
+        self.errors.count = 0
+        try:
+            rig = self.world.begin(disk)
+        except StoreError:
+            assert kind in (JOURNAL, DEFINITIONS), "the start is refused"
+            return "start refused"
+        found = served(rig)
+        told = bool(rig.store.alarms or self.errors.count)
+        self.check_bodies(found)
+        if found != self.before:
+            assert told, "nothing is told of what is missing or back"
+            assert kind in (SEGMENT, SETTLEMENTS), "other files change what is served"
+            self.compare(found, self.names[path.split("/")[1]], kind, path, position)
+        return "alarm" if told else "changes nothing"
+
+    def check_bodies(self, found: Found) -> None:
+        for name, messages in found.items():
+            sent = set(self.world.ledger.queue(name).sent)
+            wrong = [body for body, _ in messages if body not in sent]
+            assert not wrong, f"{name}: wrong bodies: {wrong}"
+
+    def compare(self, found: Found, hit: str, kind: str, path: str, position: int) -> None:
+        """The damaged file's queue may lack a batch, or have back what was settled; the others are as they were."""
+        assert set(found) == set(self.before)
+        limited = {"x-max-length", "x-delivery-limit", "x-message-ttl"} & set(self.world.queues.get(hit, {}))
+        for name, messages in found.items():
+            here, before = dict(messages), dict(self.before[name])
+            missing = [body for body in before if body not in here]
+            back = [body for body in here if body not in before]
+            if name == hit and kind == SEGMENT:
+                most = self.messages_at(path, position)
+                assert len(missing) <= most and not back, (
+                    f"{name}: missing {short(missing)} of {most}, back {short(back)}"
+                )
+            elif name == hit:
+                assert limited or not missing, f"{name}: missing {short(missing)}"
+                assert all(here[body] for body in back), f"{name}: not flagged: {short(back)}"
+            elif not (limited and kind == SETTLEMENTS and name == "dead"):
+                assert messages == self.before[name], f"{name}: missing {short(missing)}, back {short(back)}"
+
+    def messages_at(self, path: str, position: int) -> int:
+        """How many messages are in the batch at this place."""
+        data = self.files[SEGMENT][path]
+        for at, head, end in batches(data, len(data), salts(data)[0], int(path.rpartition("/")[2][:20])):
+            if head is not None and at <= position < end:
+                return head.count
+        return 0
