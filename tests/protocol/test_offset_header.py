@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvitto.wire import methods as m
-from tests.protocol.raw import ALL_CAPABILITIES, Message, Raw
+from tests.protocol.raw import ALL_CAPABILITIES, Message, Raw, content
+from tests.protocol.sansio import House, Wire
 
 More = Callable[..., Raw]
 ASK = {"x-offset-header": True}
@@ -49,14 +50,54 @@ def test_a_consumer_that_asks_gets_each_offset(raw: Raw, queue: str, properties:
     raw.call(1, m.BasicCancel(tag), m.BasicCancelOk)
 
 
-def test_only_what_is_durable_comes_with_an_offset(raw: Raw, more: More, name: str) -> None:
-    """A message that is not is waited for, and nobody else waits with it."""
-    raw.declare(name, durable=True)
-    raw.consume(name, arguments=ASK)
-    other = more()
-    for n in range(100):
-        other.publish(1, "", name, b"%d" % n)
-    assert [offset_of(raw.message()) for _ in range(100)] == list(range(100))
+def one_waits(house: House) -> tuple[Wire, Wire]:
+    """A publisher, and a consumer that asks for offsets; both are logged in, and queue `q` is there."""
+    publisher, consumer = house.wire(), house.wire()
+    publisher.put(1, m.QueueDeclare("q", durable=True))
+    house.settle()
+    consumer.put(1, m.BasicConsume("q", "tag", arguments=ASK))
+    house.settle()
+    consumer.frames()
+    return publisher, consumer
+
+
+def delivered(consumer: Wire) -> int:
+    return sum(isinstance(method, m.BasicDeliver) for method in consumer.methods())
+
+
+def test_only_what_is_durable_is_delivered() -> None:
+    """Nobody is told of an offset that a power cut could give to another message; the sync comes although nobody waits for a confirm."""
+    house = House()
+    publisher, consumer = one_waits(house)
+    publisher.feed(content(1, m.BasicPublish("", "q"), b"\0\0", b"x") * 3)
+    for _ in range(3):
+        house.turn()
+    assert delivered(consumer) == 0
+    assert house.store.waiting
+    house.sync()
+    assert delivered(consumer) == 3
+    house.settle()
+
+
+def test_a_full_disk_is_waited_for_without_a_busy_loop() -> None:
+    """D4: nothing is written and nothing is delivered; when there is room it goes on."""
+    house = House()
+    publisher, consumer = one_waits(house)
+    house.disk.full = True
+    publisher.feed(content(1, m.BasicPublish("", "q"), b"\0\0", b"x") * 3)
+    house.settle()
+    assert house.broker.full and delivered(consumer) == 0
+    for _ in range(3):  # it looks now and then
+        house.clock.advance(1)
+        house.broker.tick()
+        house.settle()
+    assert delivered(consumer) == 0
+    house.disk.full = False
+    house.broker.retry_writes()
+    house.clock.advance(1)
+    house.broker.tick()
+    house.settle()
+    assert delivered(consumer) == 3
 
 
 def test_consumers_that_ask_and_others_share_a_queue(raw: Raw, more: More, queue: str) -> None:
