@@ -76,6 +76,7 @@ REFUSALS = (
     "http_head",
     "queues",
     "routing",
+    "stages",
     "table_depth",
     "transaction",
     "unacked",

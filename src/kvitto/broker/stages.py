@@ -142,9 +142,8 @@ class Stages:
         if (batch, task) in writer.open:
             self._drop(writer.open.pop((batch, task)))
         elif len(writer.open) >= STAGES_MAX:
-            raise ChannelError(
-                PRECONDITION_FAILED, f"writer '{name}' has {STAGES_MAX} stages: commit or forget them first"
-            )
+            text = f"writer '{name}' has {STAGES_MAX} stages: commit or forget them first"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="stages")
         queue_id = secrets.token_hex(16)
         stage = self._make(vhost, writer, key, queue_id)
         self.broker.define("stage", stage.definition, {"id": queue_id})
@@ -217,7 +216,7 @@ class Stages:
         if found is None:
             if len(self.writers) >= WRITERS_MAX:
                 text = f"there are {WRITERS_MAX} writers: have those forgotten that will not come back (stage.forget)"
-                raise ChannelError(PRECONDITION_FAILED, text)
+                raise ChannelError(PRECONDITION_FAILED, text, limit="stages")
             found = self.writers[vhost.name, name] = Writer((vhost.name, name))
         return found
 
