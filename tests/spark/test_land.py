@@ -159,13 +159,14 @@ def test_of_messages_with_the_same_id_one_is_landed(spark: SparkSession, kvitto_
             channel.confirm_select()
             channel.publish(b'{"order_id": 100}', "", "others", Properties(message_id="id-0"))
             channel.publish(b'{"order_id": 101}', "", "others")
+            channel.publish(b'{"order_id": 102}', "", "others", Properties(message_id=""))
             channel.wait_for_confirms(30)
         place = (str(tmp_path / "orders.parquet"), str(tmp_path / "checkpoint"))
         land(spark, url, ["orders", "others"], *place, **options)
         return rows(tmp_path / "orders.parquet")
 
-    assert landed(orders(0, 8), orders(0, 8)) == [*range(8), 100, 101]
-    assert landed(orders(0, 9), [b"oops"]) == [*range(9), 100, 101, 101]
+    assert landed(orders(0, 8), orders(0, 8)) == [*range(8), 100, 101, 102]
+    assert landed(orders(0, 9), [b"oops"]) == [*range(9), 100, 101, 101, 102, 102]
     assert not (tmp_path / "orders.parquet.bad").exists()
     assert settled(url) == 26
 

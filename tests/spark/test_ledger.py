@@ -18,13 +18,16 @@ from kvitto.client import Connection, Delivery, Properties
 from kvitto.pipeline.ledger import Counts, Finding, Findings, Ledger, Step, ledger, life
 from kvitto.pipeline.ledger_report import as_json, duration, life_text, page, text
 from kvitto.pipeline.ledger_scan import latency, step
-from kvitto.pipeline.session import JobError
+from kvitto.pipeline.session import JobError, first_line
 from kvitto.spark.properties import Slices, hashes
 from tests.support.wait import wait_until
 
 from .test_archive import ARCHIVED, name_queues
 
 TAKEN = 100
+WORKER = (
+    'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "t.py", line 1, in f\n'
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,8 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for n in [*range(500), *range(200, 220)]:
             channel.publish(b"%d" % n, routing_key="orders", properties=Properties(message_id=f"order-{n}"))
         channel.publish(b"no id", routing_key="orders")
+        for _ in range(2):
+            channel.publish(b"no id", routing_key="orders", properties=Properties(message_id=""))
         assert channel.wait_for_confirms(30)
         consumer = connection.channel()
         consumer.qos(TAKEN)
@@ -67,10 +72,10 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def receipts(tmp_path: Path) -> list[Path]:
-    """503 receipts: one is for a message that was never stored, one names a queue that the message is not in."""
-    plain, named = tmp_path / "plain.txt", tmp_path / "named.txt"
+    """504 receipts: two are for messages that were never stored, one names a queue that the message is not in."""
+    plain, named = tmp_path / "plain.txt", tmp_path / "named [1].txt"
     plain.write_text("".join(f"order-{n}\n" for n in range(500)) + "order-7\n\nnever-stored\n")
-    named.write_text("order-85\tfailed\norder-3\tfailed\r\n")
+    named.write_bytes(b"order-85\tfailed\norder-3\tfailed\r\norder-8\t\nno utf-8 \xe9\t\n")
     return [plain, named]
 
 
@@ -80,18 +85,19 @@ def test_everything_is_accounted_for(spark: SparkSession, books: Path, receipts:
     said: list[str] = []
     found = ledger(spark, books, receipts, limit=5, tell=said.append)
     failed, orders = found.queues
-    assert (orders.queue, orders.published, orders.waiting, orders.redelivered) == ("orders", 521, 421, 10)
+    assert (orders.queue, orders.published, orders.waiting, orders.redelivered) == ("orders", 523, 423, 10)
     assert orders.settled == {"acked": 90, "dead-lettered": 10}
     assert (failed.queue, failed.published, failed.waiting, failed.settled, failed.p50) == ("failed", 10, 10, {}, None)
     assert None not in (orders.p50, orders.p95, orders.p99, orders.max)
     assert 0 <= orders.p50 <= orders.p95 <= orders.p99 <= orders.max < 60_000  # type: ignore[operator]
-    assert sum(each.published for each in found.hours) == found.published == 531
+    assert sum(each.published for each in found.hours) == found.published == 533
     assert all(each.hour is not None and each.hour.minute == 0 for each in found.hours)
     assert found.doubled.count == 20
     assert found.doubled.listed[0] == Finding("order-200", "/", "orders", (200, 500))
     assert len(found.doubled.listed) == 5
-    assert found.receipts == 503
-    assert found.lost == Findings(2, [Finding("never-stored", None, None), Finding("order-3", None, "failed")])
+    assert found.receipts == 504
+    lost = [("never-stored", None), ("no utf-8 \N{REPLACEMENT CHARACTER}", None), ("order-3", "failed")]
+    assert found.lost == Findings(3, [Finding(name, None, queue) for name, queue in lost])
     assert not found.even
     assert len(said) == 2
     told = text(found)
@@ -99,10 +105,10 @@ def test_everything_is_accounted_for(spark: SparkSession, books: Path, receipts:
         "doubled: 20 message ids",
         "order-200  in queue orders, offsets 200 and 500",
         "and 15 more",
-        "lost: 2 message ids",
+        "lost: 3 message ids",
     ):
         assert part in told
-    assert json.loads(as_json(found))["lost"]["count"] == 2
+    assert json.loads(as_json(found))["lost"]["count"] == 3
 
 
 @pytest.mark.spark
@@ -149,6 +155,8 @@ def test_the_command(
         (["{tmp}/nowhere"], "there is no directory"),
         (["{tmp}/empty"], "no segment of a queue with an archive"),
         (["{tmp}/full", "--receipts", "{tmp}/no-receipts"], "cannot read the receipts"),
+        (["{tmp}/full", "--receipts", "{tmp}/_hidden"], "begins with _ or ., rename it"),
+        (["{tmp}/full", "--receipts", "{tmp}/full"], "no plain file"),
         (["{tmp}/full", "--message-id", "x", "--html", "y"], "leave --receipts and --html out"),
         (["{tmp}/full"], "Java"),
     ],
@@ -159,10 +167,24 @@ def test_what_cannot_be_is_said_in_one_line(arguments: list[str], said: str, tmp
     directory.mkdir(parents=True)
     (directory / "queue.json").write_text(json.dumps({"vhost": "/", "queue": "q", "id": "ab" * 16}))
     (directory / f"{0:020d}.log").write_bytes(b"KVITSEG1")
+    (tmp_path / "_hidden").touch()
     done = command(*(each.format(tmp=tmp_path) for each in arguments), java="")
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("kvitto pipeline ledger: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("[PATH_NOT_FOUND] Path does not exist: x.\nJVM stacktrace: ...", "[PATH_NOT_FOUND] Path does not exist: x."),
+        (f"{WORKER}ValueError: odd\n\nSQLSTATE: 42K03", "ValueError: odd"),
+        (f"{WORKER}kvitto.spark.archive.segment.Damage: 0.log: broken\n", "0.log: broken"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_an_error_of_spark_the_line_that_tells_is_shown(error: str, said: str) -> None:
+    assert first_line(RuntimeError(error)) == said
 
 
 def command(*arguments: str, java: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -197,6 +197,14 @@ def test_remembered_ids_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert fresh.column("message_id").to_pylist() == [b"id-0"]
 
 
+def test_an_empty_id_is_none(tmp_path: Path) -> None:
+    """Two messages that have it are two messages."""
+    shelf = Shelf(tmp_path / "shelf")
+    shelf.add([raw(batch_of(["", "id-0"]))])
+    fresh = shelf.fresh(raw(batch_of(["", "id-0"], redelivered=True)))
+    assert fresh.column("message_id").to_pylist() == [b""]
+
+
 def batch_of(ids: list[str], *, redelivered: bool = False) -> Batch:
     batch = Batch()
     for tag, name in enumerate(ids, 1):

@@ -200,10 +200,10 @@ class Target:
 
 
 def each_id_once(messages: DataFrame) -> DataFrame:
-    """One message of each queue and id, and all without an id; the ids are kept in the checkpoint, for good."""
+    """One message of each queue and id, and all without an id or with an empty one; the ids are kept in the checkpoint, for good."""
     from pyspark.sql import functions as f
 
-    unnamed = f.when(f.col("message_id").isNull(), f.col("offset"))
+    unnamed = f.when(f.coalesce("message_id", f.lit("")) == "", f.col("offset"))
     return messages.withColumn("unnamed", unnamed).dropDuplicates(["queue", "message_id", "unnamed"])
 
 

@@ -8,6 +8,7 @@ and hashes only (ledger_scan.py); no broker is asked.
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 import sys
 import time
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvitto.pipeline.arguments import count
 from kvitto.pipeline.session import JobError, run_job, session, told
 
 if TYPE_CHECKING:
@@ -157,22 +159,28 @@ def _life(spark: SparkSession, directory: str | Path, message_id: str, ignore_da
     stored = _run(spark, scan, rows_of(scan, key_of(message_id, scan.seed)), STORED)
     found = stored.where(f.col("message_id") == message_id).collect()
     rows = sorted(found, key=lambda row: (row.published, row.dead_letter, row.offset))
-    if not rows:
-        return []
-    reader = spark.read.format("kvitto-archive").schema(_AGAIN).option("table", "settlements")
-    reader = reader.option("ignoreDamage", ignore_damage)
-    entries = reader.load(str(Path(directory).resolve())).where("outcome = 'redelivered'")
-    mine = None
-    for row in rows:
-        here = (f.col("queue_id") == row.queue_id) & (f.col("offset") <= row.offset)
-        here &= f.col("offset") + f.col("count") > row.offset
-        mine = here if mine is None else mine | here
-    tried = any(row.deliveries > 1 for row in rows)
-    again = entries.where(mine).collect() if tried and mine is not None else []
-    steps = [step for row in rows for step in _steps(row, again)]
+    tried = [(row.queue_id, row.offset) for row in rows if row.deliveries > 1]
+    again = _delivered_again(spark, directory, tried, ignore_damage) if tried else {}
+    steps = [step for row in rows for step in _steps(row, again.get((row.queue_id, row.offset), []))]
     return sorted(
         steps, key=lambda step: (step.time is None, step.time)
     )  # stable: what happened in the same ms stays in order
+
+
+def _delivered_again(
+    spark: SparkSession, directory: str | Path, tried: list[tuple[str, int]], ignore_damage: bool
+) -> dict[tuple[str, int], list[Row]]:
+    """The entries for more deliveries of each (queue id, offset) that has some."""
+    from pyspark.sql import functions as f
+
+    reader = spark.read.format("kvitto-archive").schema(_AGAIN).option("table", "settlements")
+    reader = reader.option("ignoreDamage", ignore_damage)
+    entries = reader.load(str(Path(directory).resolve())).where("outcome = 'redelivered'")
+    wanted = f.broadcast(spark.createDataFrame(tried, "id STRING, at BIGINT"))
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in entries.join(wanted, f.expr("queue_id = id AND offset <= at AND at < offset + count")).collect():
+        found.setdefault((row.id, row.at), []).append(row)
+    return found
 
 
 def check(directory: str | Path) -> str:
@@ -202,8 +210,7 @@ def _steps(row: Row, again: list[Row]) -> Iterable[Step]:
     how = "put there as a dead letter" if row.dead_letter else "published"
     yield step(row.published, f"{how}, exchange {row.exchange!r}, routing key {row.routing_key!r}")
     for entry in again:
-        if entry.queue_id == row.queue_id and entry.offset <= row.offset < entry.offset + entry["count"]:
-            yield step(entry.settled, f"delivered again, delivery {entry.deliveries}")
+        yield step(entry.settled, f"delivered again, delivery {entry.deliveries}")
     times = {0: "never delivered", 1: "delivered once"}
     delivered = times.get(row.deliveries, f"delivered {row.deliveries} times")
     if row.outcome is None:
@@ -351,7 +358,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what publishers have receipts for: a message id per line, or id<TAB>queue",
     )
     add("--message-id", metavar="ID", help="only this message: its life in all queues")
-    add("--limit", type=int, default=LISTED, metavar="N", help=f"list so many lost and doubled ids ({LISTED})")
+    add("--limit", type=count, default=LISTED, metavar="N", help=f"list so many lost and doubled ids ({LISTED})")
     add("--html", metavar="FILE", help="write a report with plots, too")
     add("--json", action="store_true", help="JSON on stdout instead of text")
     add(
@@ -380,12 +387,12 @@ def run(args: argparse.Namespace) -> int:
         if args.message_id is not None:
             return _show_life(args, life(spark, args.directory, args.message_id, args.ignore_damage))
         found = ledger(spark, args.directory, args.receipts, args.limit, args.ignore_damage, tell)
+    print(as_json(found) if args.json else text(found))
     if args.html:
         try:
             Path(args.html).write_text(page(found), encoding="utf-8")
         except OSError as error:
             raise JobError(f"cannot write {args.html}: {error.strerror}") from None
-    print(as_json(found) if args.json else text(found))
     return 0 if found.even else 1
 
 
@@ -401,8 +408,16 @@ _SETTINGS: Final = {"spark.sql.shuffle.partitions": "16", "spark.driver.memory":
 
 
 def _readable(path: str | Path) -> str:
+    """The file of receipts by the name that Spark takes. JobError if Spark would not read it, or see nothing in it."""
+    found = Path(path).resolve()
+    if found.exists() and not found.is_file():
+        raise JobError(f"cannot read the receipts {path}: it is no plain file, and is read more than once")
     try:
-        with open(path, "rb"):
-            return str(Path(path).resolve())
+        found.open("rb").close()
     except OSError as error:
         raise JobError(f"cannot read the receipts {path}: {error.strerror}") from None
+    if found.name.startswith(("_", ".")):
+        raise JobError(
+            f"cannot read the receipts {path}: Spark leaves out files whose name begins with _ or ., rename it"
+        )
+    return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(found))

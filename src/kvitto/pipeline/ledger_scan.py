@@ -23,6 +23,7 @@ from kvitto.spark.archive.options import ALWAYS
 from kvitto.spark.archive.reading import SegmentPartition, segment_messages
 from kvitto.spark.archive.segment import DEAD, Messages, Wanted
 from kvitto.spark.archive.settlements import OUTCOMES, WAITING, Outcomes
+from kvitto.spark.columns import string_array
 from kvitto.spark.properties import Slices, hashes, locate
 
 Ints = NDArray[np.int64]
@@ -178,8 +179,9 @@ def keys(scan: Scan) -> Task:
             for some, _ in scan.messages(segment, mark, fate=False, meta=True):
                 ids = _ids(some)
                 hashed, dead = hashes(some.meta, ids, scan.seed), some.index["flags"] & DEAD != 0
-                found[PUBLISHED].append(hashed[ids.present & ~dead])
-                found[DEAD_LETTER].append(hashed[ids.present & dead])
+                named = ids.length > 0  # an empty id is none
+                found[PUBLISHED].append(hashed[named & ~dead])
+                found[DEAD_LETTER].append(hashed[named & dead])
             for kind, parts in found.items():
                 if any(map(len, parts)):
                     yield _key_rows(np.concatenate(parts), kind, segment.queue.id, segment.queue.name)
@@ -212,14 +214,15 @@ def _by_queue(batches: Batches) -> Iterator[tuple[pa.Array, pa.Array, str | None
 
 
 def _receipts(lines: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(message ids, queues or null) of the lines that are not empty."""
-    lines = pc.utf8_rtrim(lines, " ")
-    parts = pc.split_pattern(lines, "\t", max_splits=2)
+    """(message ids, queues or null) of the lines that are not empty. The ids are the bytes of the line, UTF-8 or not."""
+    parts = pc.split_pattern(pc.ascii_rtrim(lines, " "), "\t", max_splits=2)
     ids = pc.list_element(parts, 0)
     named = np.asarray(pc.greater(pc.list_value_length(parts), 1))
     queues = pa.nulls(len(lines), pa.string())
     if named.any():
         queues = pc.replace_with_mask(queues, pa.array(named), pc.list_element(parts.filter(pa.array(named)), 1))
+        queues = string_array(queues.buffers(), len(queues))
+        queues = pc.if_else(pc.equal(queues, ""), pa.scalar(None, pa.string()), queues)
     there = pc.not_equal(ids, "")
     return ids.filter(there), queues.filter(there)
 

@@ -116,7 +116,9 @@ def run_job(name: str, job: Callable[[], int]) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """What a person needs of Spark's error: the line that a Kvitto source raised, or the first one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """What a person needs of Spark's error: the line that a Kvitto source or else a task's Python raised, or the first one."""
+    text = str(error).splitlines()
+    lines = [line.strip() for line in text if line.strip()]
     ours = [match[1] for line in lines if (match := re.match(r"kvitto\.[\w.]+: (.+)", line))]
-    return ours[-1] if ours else lines[0] if lines else type(error).__name__
+    raised = [line for line in text if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Invalid): ", line)]
+    return (ours or raised or lines[:1] or [type(error).__name__])[-1]

@@ -157,7 +157,7 @@ class Shelf:
         if not again.any():
             return rows
         ids = rows.column("message_id").to_pylist()
-        keep = [not (flag and name is not None and name in self._known) for flag, name in zip(again, ids, strict=True)]
+        keep = [not (flag and name and name in self._known) for flag, name in zip(again, ids, strict=True)]
         return rows.filter(pa.array(keep))
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> int:
