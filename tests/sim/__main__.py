@@ -6,6 +6,7 @@ import argparse
 import itertools
 import multiprocessing
 import secrets
+import signal
 import sys
 import time
 from collections import Counter, deque
@@ -20,26 +21,39 @@ WANTED = {"power": 100_000, "tx": 10_000, "torn": 20_000, "bitflip": 10_000, "ei
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 0 if nothing was wrong."""
+    """Exit code: 0 if nothing was wrong, 1 if anything was, 130 if it was stopped; then it tells what had been tried."""
     options = parse(arguments)
     first = secrets.randbits(32) if options.seed is None else options.seed
     form = "compiled" if kvitto.compiled() else "interpreted"
     print(f"kvitto {kvitto.__version__}, {form}; seeds from {first}", flush=True)
     print(f"{'kind':<9}{'tried':>9}{'runs':>7}{'findings':>10}{'seconds':>9}   notes", flush=True)
-    wrong = 0
+    wrong, stopped = 0, False
     for kind in options.kind:
         started = time.monotonic()
         least = 1 if options.seed is not None and options.states is None else options.states or WANTED[kind]
-        results = list(enough(kind, first, least, options.jobs))
-        findings = [(result.seed, text) for result in results for text in result.findings]
-        notes = sum((result.notes for result in results), Counter[str]())
-        tried, seconds = sum(result.tried for result in results), time.monotonic() - started
-        told = ", ".join(f"{name}: {count}" for name, count in sorted(notes.items()))
-        print(f"{kind:<9}{tried:>9}{len(results):>7}{len(findings):>10}{seconds:>9.1f}   {told}", flush=True)
-        for seed, text in findings:
-            print(f"  make sim KIND={kind} SEED={seed}: {text}", flush=True)
-        wrong += len(findings)
+        results: list[Result] = []
+        try:
+            for result in enough(kind, first, least, options.jobs):
+                results.append(result)
+        except KeyboardInterrupt:
+            stopped = True
+        wrong += tell(kind, results, time.monotonic() - started)
+        if stopped:
+            print("stopped before all had been tried", flush=True)
+            return 130
     return 1 if wrong else 0
+
+
+def tell(kind: str, results: list[Result], seconds: float) -> int:
+    """Print a row of the table, and every finding; gives how many there are."""
+    findings = [(result.seed, text) for result in results for text in result.findings]
+    notes = sum((result.notes for result in results), Counter[str]())
+    tried = sum(result.tried for result in results)
+    told = ", ".join(f"{name}: {count}" for name, count in sorted(notes.items()))
+    print(f"{kind:<9}{tried:>9}{len(results):>7}{len(findings):>10}{seconds:>9.1f}   {told}", flush=True)
+    for seed, text in findings:
+        print(f"  make sim KIND={kind} SEED={seed}: {text}", flush=True)
+    return len(findings)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -63,7 +77,7 @@ def kinds(text: str) -> list[str]:
 def enough(kind: str, first: int, least: int, jobs: int) -> Iterator[Result]:
     """The runs of the seeds from `first` on, until so much has been tried; the same ones however many processes there are."""
     tried, seeds = 0, itertools.count(first)
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         running = deque(pool.apply_async(KINDS[kind], (seed,)) for seed in itertools.islice(seeds, jobs))
         while tried < least:
             result: Result = running.popleft().get()
