@@ -1,6 +1,9 @@
 """Option queuePattern: which queues a query reads, against a real broker and its management API, without the weight of a Spark."""
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,55 @@ def test_a_management_api_that_cannot_be_asked_is_named(broker: kvitto.Broker, q
     given = read_options({"uri": silent.url, "queuePattern": "q", "managementUri": f"http://127.0.0.1:{port}"})
     with pytest.raises(SourceError, match=r"does not give it.*refused.*Set option managementUri"):
         matching(given, AUTO, (), 0)
+
+
+@contextmanager
+def answering(*answers: tuple[int, bytes]) -> Iterator[str]:
+    """The URL of a proxy that gives these answers one after the other, and the last one for ever."""
+    left = list(answers)
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_management_api_that_is_not_there_yet_is_asked_again() -> None:
+    """As a proxy says of a broker that is starting."""
+    listed = b'[{"name": "q", "durable": true}]'
+    with answering((503, b"<html>"), (502, b"[]"), (200, listed)) as url:
+        given = read_options({"queuePattern": "q", "managementUri": url})
+        assert matching(given, AUTO, ("q",), 30) == ("q",)
+    with answering((503, b"[]")) as url:
+        given = read_options({"queuePattern": "q", "managementUri": url})
+        with pytest.raises(SourceError, match=r"does not give it: status 503.*Set option managementUri"):
+            matching(given, AUTO, ("q",), 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"{}", "200, not"),
+        (404, b"{}", "404, not"),
+        (301, b"<html>", "301, not"),
+        (403, b'{"error": "no"}', r"403 \(no\)"),
+    ],
+)
+def test_no_list_is_not_taken_for_a_list_without_queues(status: int, body: bytes, said: str) -> None:
+    """Then queues that are there would be gone."""
+    with answering((status, body)) as url:
+        given = read_options({"queuePattern": "q", "managementUri": url, "failOnDataLoss": "false"})
+        with pytest.raises(SourceError, match=f"status {said}"):
+            matching(given, AUTO, ("q",), 0)

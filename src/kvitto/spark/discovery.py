@@ -77,7 +77,9 @@ def queues_of(options: Options, timeout_s: float) -> dict[str, str]:
     while True:
         try:
             status, body = _get(api, path)
-            break
+            if status < 500:
+                break
+            raise OSError(f"status {status}")  # it is starting, or a proxy has lost it
         except (OSError, http.client.HTTPException) as error:
             why = str(error) or type(error).__name__
             patience.wait(OSError(f"option queuePattern needs the list of queues, and {api} does not give it: {why}"))
@@ -88,15 +90,16 @@ def queues_of(options: Options, timeout_s: float) -> dict[str, str]:
         )
     try:
         listed = json.loads(body)
-        if status != 200:
-            raise ValueError(listed.get("reason") or listed.get("error") or "")
-        return {each["name"]: _type(each) for each in listed if each["durable"] and not each.get("exclusive")}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = f" ({error})" if status != 200 and str(error) else ""
-        raise SourceError(
-            f"option queuePattern: {api} answers with status {status}{said}, not with the queues of virtual host"
-            f" {options.vhost!r}: {NAME_THEM}"
-        ) from None
+        if status == 200 and isinstance(listed, list):
+            return {each["name"]: _type(each) for each in listed if each["durable"] and not each.get("exclusive")}
+        reason = listed.get("reason") or listed.get("error")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        reason = None
+    said = f" ({reason})" if reason else ""
+    raise SourceError(
+        f"option queuePattern: {api} answers with status {status}{said}, not with the queues of virtual host"
+        f" {options.vhost!r}: {NAME_THEM}"
+    )
 
 
 def _type(queue: dict[str, Any]) -> str:
