@@ -405,3 +405,27 @@ def test_what_a_damaged_settlement_log_had_settled_is_flagged() -> None:
         rig.restart()
         seen = {delivery.body: delivery.redelivered for delivery in rig.take("q")}
         assert seen.keys() >= {b"0", b"1"} and seen[b"0"] and seen[b"1"], "and the start after that knows it too"
+
+
+def test_a_redelivery_whose_message_is_lost_does_not_keep_the_broker_from_starting() -> None:
+    """D3, P2: the settlement log told of an offset that was in no readable batch any more; also after a power cut."""
+    for end in range(20):
+        rig = Rig()
+        queue = rig.declare("q")
+        rig.settle_down()
+        rig.publish("q", b"message")
+        rig.turn()
+        taker = Taker(queue)
+        for _ in range(2):
+            assert queue.get(taker)
+            rig.turn()
+            queue.requeue(0, 1, 7)
+        rig.turn()
+        if end:
+            rig.cut(Random(end), hostile=True)
+            assert rig.bodies("q") in ([], [b"message"]) and not rig.store.alarms
+        else:
+            rig.restart()
+            flip_body(rig, "q", b"message")
+            rig.restart()
+            assert rig.bodies("q") == [] and rig.store.alarms

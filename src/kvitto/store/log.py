@@ -602,11 +602,10 @@ class Log:
                 below = min(start + count, self.mark) - start
                 if below > 0:
                     found.requeued.append((start, below))
-            unsettled = replay.redeliveries
-            for offset in [
-                o for o in unsettled if not replay.bitmap[(o - part.base) >> 3] >> ((o - part.base) & 7) & 1
-            ]:
-                found.redeliveries[offset] = unsettled[offset]
+            for offset, deliveries in replay.redeliveries.items():
+                i = offset - part.base
+                if i < replay.span and not replay.bitmap[i >> 3] >> (i & 7) & 1:  # else its message is lost, or settled
+                    found.redeliveries[offset] = deliveries
 
     def body_bytes(self, start: int, count: int) -> int:
         """Bytes of the bodies of offsets start..start+count-1, those of them that are stored."""
