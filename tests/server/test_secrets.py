@@ -151,7 +151,6 @@ def test_passwords_are_in_no_line_of_a_process(tmp_path: Path) -> None:
         said = [
             command("ctl", "--url", f"http://{wrong}@127.0.0.1:{http}", "status"),
             command("ctl", "--url", f"http://{wrong}@127.0.0.1:nope", "status"),
-            command("ctl", "--url", f"ftp://{wrong}@127.0.0.1", "status"),
             command("perf", "throughput", "--uri", f"amqp://{wrong}@127.0.0.1:{amqp}/%2f"),
             command("perf", "throughput", "--uri", f"amqp://{wrong}/@127.0.0.1:{amqp}/%2f"),
         ]

@@ -32,7 +32,7 @@ KEPT = 10_000
 AT_ONCE = 2
 """Tries of an address under way; more wait."""
 WAITING_MAX = 20
-"""Tries that wait, of an address that has failed too often; more are refused unread."""
+"""Tries that wait, of an address that has failed too often; more are refused unread, as late as any."""
 
 
 class Failures:
@@ -88,6 +88,8 @@ class Logins:
         gate = self._gates.setdefault(address, Gate())
         if gate.users >= AT_ONCE + WAITING_MAX and self._addresses.count(address) > FREE:
             self.refused += 1
+            self.delayed += 1
+            await asyncio.sleep(DELAY_MAX_S)  # at once it would come again at once
             return None
         gate.users += 1
         try:
