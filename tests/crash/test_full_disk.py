@@ -25,7 +25,7 @@ MIB = 1 << 20
 SIZE = 80
 """MiB of the file system; the broker keeps 50 of them free."""
 EXT4_SIZE = 72
-EACH = 400
+EACH = 300
 """Messages of 100 KB for each of two queues: not all of them have room."""
 RUNS = int(os.environ.get("KVITTO_FULL_DISKS", "1"))
 PERSISTENT = b"\x10\x00\x02"
@@ -73,9 +73,10 @@ def fill(place: Path, leave: int) -> Path:
     """Take all room but `leave` bytes."""
     ballast = place / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):  # somebody else was quicker
-        file.write(bytes(max(free(place) - leave, 0)))
+        size = max(free(place) - leave, 1)
+        os.posix_fallocate(file.fileno(), 0, size)
         while not leave:
-            file.write(bytes(4096))
+            size += os.pwrite(file.fileno(), bytes(4096), size)
     return ballast
 
 
@@ -96,7 +97,7 @@ class Flood(threading.Thread):
     def run(self) -> None:
         with suppress(OSError, AssertionError), Raw(self.port) as raw:
             raw.socket.settimeout(60)
-            raw.channel(1, confirm=True)
+            raw.put(1, m.ChannelOpen(), m.ConfirmSelect())  # the broker may say that it is blocked before it answers
             sender = threading.Thread(target=self._send, args=(raw,), daemon=True)
             sender.start()
             while self.confirmed < self.count:
@@ -107,9 +108,10 @@ class Flood(threading.Thread):
                     self.refused.append(method.delivery_tag)
                 elif isinstance(method, m.ConnectionBlocked):
                     self.blocked.set()
-                else:
-                    assert isinstance(method, m.ConnectionUnblocked), method
+                elif isinstance(method, m.ConnectionUnblocked):
                     self.unblocked.set()
+                else:
+                    assert isinstance(method, m.ChannelOpenOk | m.ConfirmSelectOk), method
             sender.join()
 
     def _send(self, raw: Raw) -> None:

@@ -279,3 +279,21 @@ def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhe
             Shelf(disk).rest()
         left = Shelf(disk.crash(Random(cut_at), hostile=True))
         assert left.log.next == left.log.durable_end == 2
+
+
+def test_a_start_takes_no_memory_for_what_was_never_written() -> None:
+    """Messages that are consumed at once are in no file (adr/0004); a start filled a bit for each that had passed in between."""
+    shelf = Shelf()
+    shelf.write(b"a", b"b", b"c")
+    for n in range(1, 4):
+        shelf.log.skip(shelf.log.next, 1 << 37)
+        shelf.write(b"%d" % n, b"x", b"y")
+    first = 3 + (1 << 37)
+    shelf.settle(1, first + 1, mark=first + 3)
+    shelf.redeliver(first, 2)
+    shelf.rest()
+    found = shelf.again()
+    assert shelf.served() == shelf.expected
+    assert found.ready == len(shelf.expected) == 10
+    assert found.redeliveries == {first: 2}
+    assert shelf.log.segments[0].settled == 3 * (1 << 37) + 2

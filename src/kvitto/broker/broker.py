@@ -308,9 +308,10 @@ class Broker:
             self.on_full(False)
 
     def make_room(self, short: bool) -> None:
-        """While there is little room: what is settled in any queue goes at once, however little it is."""
+        """While there is little room: no queue has any ahead, and what is settled goes at once, however little it is."""
         self.store.make_room(short)
         for queue in list(self.queues.values()) if short else ():
+            queue.log.trim()
             queue.log.drop_settled()
 
     def finish(self) -> None:

@@ -5,14 +5,14 @@ Judges as a start would (docs/formats.md, Recovery), and reads more than it: eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvitto.store import paths, segment
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
 from kvitto.store.segment import FOOTER_MAGIC, GAP_MAX, HEADER, DamagedSegment, Segment, find_batch, valid_at
-from kvitto.store.settlements import Replay, clear_runs
+from kvitto.store.settlements import Replay
 
 NEAR = 1 << 20
 """Offsets that a batch which cannot be verified is believed to leave out."""
@@ -59,8 +59,8 @@ class Hole:
 class Blocks(Replay):
     """Remembers where in the settlement log the valid blocks are: `good`, as (begin, end) in bytes."""
 
-    def __init__(self, base: int, span: int) -> None:
-        super().__init__(base, span)
+    def __init__(self, base: int, span: int, gaps: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(base, span, gaps)
         self.good: list[tuple[int, int]] = []
 
     def _apply(self, data: bytes, at: int, length: int) -> None:
@@ -101,11 +101,19 @@ class Part:
         """Above every offset that was in it, as far as is known."""
         return max([self.segment.end] + [hole.end for hole in self.holes])
 
+    def blank(self) -> Blocks:
+        """Nothing in it is settled; what is in no batch and not lost is not counted."""
+        known = sorted([*self.stored, *((hole.first, hole.end - hole.first) for hole in self.holes)])
+        gaps, at = [], self.base
+        for start, count in (*known, (self.end, 0)):
+            if start > at:
+                gaps.append((at, start - at))
+            at = max(at, start + count)
+        return Blocks(self.base, self.end - self.base, gaps)
+
     def books(self) -> tuple[int, int, int]:
         """(ready, settled, damaged): messages that wait, that are settled and still here, and that cannot be read."""
-        span = self.end - self.base
-        bitmap = self.acks.bitmap if self.acks is not None else bytes((span + 7) // 8)
-        waiting = [(self.base + start, count) for start, count in clear_runs(bytearray(bitmap), span)]
+        waiting = (self.acks or self.blank()).unsettled()
         ready = overlap(waiting, self.stored)
         damaged = overlap(waiting, [(hole.first, hole.end - hole.first) for hole in self.holes])
         return ready, sum(count for _, count in self.stored) - ready, damaged
@@ -282,7 +290,7 @@ def settle(disk: Disk, part: Part, queue_id: str, ending: Ending) -> list[Findin
     """Read a segment's settlement log into `part.acks`."""
     path = paths.settlements(part.directory, part.base)
     data = disk.read_file(path)
-    replay = part.acks = Blocks(part.base, part.end - part.base)
+    replay = part.acks = part.blank()
     replay.run(data, HEADER, ending.doubt)
     found: list[Finding] = []
     if not segment.header_is_valid(data, segment.ACK_MAGIC):

@@ -85,7 +85,7 @@ class Log:
         """Append a batch; it is durable after the next sync. Raises StoreFull or StoreError: then nothing was appended."""
         self.store.take_room(batch.size(), self.directory)
         current = self._writable(batch)
-        current.write(batch, reserve=self.durable and self.store.syncing)
+        current.write(batch, reserve=self.durable and self.store.syncing and not self.store.short)
         self.next = batch.first + batch.count
         self.journal = max(self.journal, batch.journal)
         if self.durable:
@@ -565,7 +565,7 @@ class Log:
     def _replay(self, part: Segment) -> settlements.Replay:
         path = paths.settlements(self.directory, part.base)
         data = self.store.disk.read_file(path)
-        replay = settlements.Replay(part.base, part.end - part.base)
+        replay = self._blank(part)
         replay.run(data, segment.HEADER, self.store.doubt)
         replay.damaged |= self.store.in_order and len(data) > max(replay.end, segment.HEADER)
         if replay.damaged:
@@ -580,6 +580,12 @@ class Log:
         self.store.settled(part)
         return replay
 
+    @staticmethod
+    def _blank(part: Segment) -> settlements.Replay:
+        """Nothing in it is settled. What was never written has no bit: a queue may have passed on any number of messages in between."""
+        gaps = part.batch_gaps() if part.settled else ()
+        return settlements.Replay(part.base, part.end - part.base, gaps)
+
     def _books(self, found: Recovered, logs: dict[int, settlements.Replay]) -> None:
         """Count what is unsettled; below the mark it comes again, flagged, above it was never delivered."""
         first = self.segments[0].base if self.segments else self.next
@@ -590,21 +596,16 @@ class Log:
                 found.ready += part.end - part.base - part.settled
                 found.ready_bytes += part.body_bytes
                 continue
-            replay = replay or settlements.Replay(part.base, part.end - part.base)
-            if part.settled:
-                for start, count in part.batch_gaps():
-                    replay.settled += settlements.set_bits(replay.bitmap, replay.span, start - part.base, count)
-            part.settled = replay.settled
+            replay = replay or self._blank(part)
+            part.settled = replay.settled + part.end - part.base - replay.span
             found.ready += replay.span - replay.settled
-            for start, count in settlements.clear_runs(replay.bitmap, replay.span):
-                start += part.base
+            for start, count in replay.unsettled():
                 found.ready_bytes += part.body_bytes if count == part.count else self.body_bytes(start, count)
                 below = min(start + count, self.mark) - start
                 if below > 0:
                     found.requeued.append((start, below))
             for offset, deliveries in replay.redeliveries.items():
-                i = offset - part.base
-                if i < replay.span and not replay.bitmap[i >> 3] >> (i & 7) & 1:  # else its message is lost, or settled
+                if not replay.is_settled(offset):  # nor is its message lost
                     found.redeliveries[offset] = deliveries
 
     def body_bytes(self, start: int, count: int) -> int:

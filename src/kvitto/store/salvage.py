@@ -19,7 +19,7 @@ from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
 from kvitto.store.examine import Part, batches
 from kvitto.store.segment import HEADER, Segment
-from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements, clear_runs
+from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements
 from kvitto.store.store import FORMAT, UNKNOWN_BOOT
 from kvitto.store.survey import INITIALISED, Folder, Survey
 from kvitto.wire import tables
@@ -170,9 +170,7 @@ class Salvage:
         """Runs (start, count) of offsets in an archive of which no settlement can be read: they were settled, how is not known."""
         if not folder.archived or not part.books()[0]:
             return []
-        span = part.end - part.base
-        bitmap = part.acks.bitmap if part.acks is not None else bytearray((span + 7) // 8)
-        return [(part.base + start, count) for start, count in clear_runs(bitmap, span)]
+        return (part.acks or part.blank()).unsettled()
 
     def _settlements(self, folder: Folder, part: Part, untold: list[tuple[int, int]]) -> None:
         """The blocks that can be read, and one more: what a lost one had told of is in doubt."""

@@ -6,6 +6,9 @@ split by segment. `replay` reads a settlement log at start.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
 import xxhash
 
 from kvitto.wire import bits
@@ -147,7 +150,7 @@ def block(entries: memoryview, time_ms: int, mark: int, durable: int) -> list[by
 
 
 class Replay:
-    """What a settlement log says, applied to a bitmap of the segment's offsets.
+    """What a settlement log says, applied to a bitmap of the segment's offsets, of which there are `span`: those in `gaps` have no bit.
 
     After `run`: `settled` offsets have their bit set in `bitmap`, `mark` is the highest delivered mark, `redeliveries` counts the
     further deliveries of unsettled offsets, `doubt` is the end of those that may have been delivered before a power cut,
@@ -155,10 +158,19 @@ class Replay:
     `damaged` says that something unreadable lies before valid blocks.
     """
 
-    def __init__(self, base: int, span: int) -> None:
+    def __init__(self, base: int, span: int, gaps: Sequence[tuple[int, int]] = ()) -> None:
+        """`gaps`: (start, count) of offsets below base + span that are not to be counted, in order."""
         self.base = base
-        self.span = span
-        self.bitmap = bytearray((span + 7) // 8)
+        self._firsts: list[int] = []
+        self._places: list[int] = []
+        self.span, at = 0, base
+        for start, count in (*gaps, (base + span, 0)):
+            if start > at:
+                self._firsts.append(at)
+                self._places.append(self.span)
+                self.span += start - at
+            at = start + count
+        self.bitmap = bytearray((self.span + 7) // 8)
         self.settled = 0
         self.mark = 0
         self.doubt = 0
@@ -191,6 +203,44 @@ class Replay:
             if at < 0:
                 break
 
+    def settle(self, offset: int, count: int) -> None:
+        """Set the bits of these offsets, those that have any."""
+        if self._firsts == [self.base]:  # no gaps, or none but at its end
+            self.settled += set_bits(self.bitmap, self.span, offset - self.base, count)
+            return
+        for place, n in self._where(offset, count):
+            self.settled += set_bits(self.bitmap, self.span, place, n)
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether an offset has its bit set, or none."""
+        return all(self.bitmap[place >> 3] >> (place & 7) & 1 for place, _ in self._where(offset, 1))
+
+    def unsettled(self) -> list[tuple[int, int]]:
+        """The runs (start, count) of offsets whose bit is clear."""
+        runs: list[tuple[int, int]] = []
+        for place, left in clear_runs(self.bitmap, self.span):
+            i = bisect_right(self._places, place) - 1
+            while left > 0:
+                n = min(left, self._until(i) - place)
+                runs.append((self._firsts[i] + place - self._places[i], n))
+                place, left, i = place + n, left - n, i + 1
+        return runs
+
+    def _until(self, i: int) -> int:
+        return self._places[i + 1] if i + 1 < len(self._places) else self.span
+
+    def _where(self, offset: int, count: int) -> Iterator[tuple[int, int]]:
+        """Runs (place, count) of the bits of these offsets."""
+        end = offset + count
+        i = max(bisect_right(self._firsts, offset) - 1, 0)
+        while i < len(self._firsts) and self._firsts[i] < end:
+            first, place = self._firsts[i], self._places[i]
+            start = max(offset, first)
+            n = min(end, first + self._until(i) - place) - start
+            if n > 0:
+                yield place + start - first, n
+            i += 1
+
     @staticmethod
     def _valid(data: bytes, at: int, length: int) -> bool:
         digest = xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length])
@@ -209,7 +259,7 @@ class Replay:
                 deliveries = int.from_bytes(data[e + 12 : e + 16], "little")
                 self.redeliveries.update(dict.fromkeys(range(offset, offset + count), deliveries))
             else:
-                self.settled += set_bits(self.bitmap, self.span, offset - self.base, count)
+                self.settle(offset, count)
 
 
 def newest_ms(data: bytes, at: int) -> int:

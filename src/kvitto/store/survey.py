@@ -20,7 +20,6 @@ from kvitto.store.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
 from kvitto.store.journal import MAGIC as JOURNAL_MAGIC
 from kvitto.store.journal import Record
 from kvitto.store.segment import HEADER
-from kvitto.store.settlements import set_bits
 from kvitto.store.store import FORMAT, how_it_ended
 from kvitto.wire import tables
 
@@ -424,9 +423,8 @@ class Survey:
         for settled in record.settles:
             folder = by_id.get(settled.queue_id)
             for part in folder.parts if folder is not None else ():
-                span = part.end - part.base
-                part.acks = part.acks or Blocks(part.base, span)
-                set_bits(part.acks.bitmap, span, settled.offset - part.base, settled.count)
+                part.acks = part.acks or part.blank()
+                part.acks.settle(settled.offset, settled.count)
         counts = [(a.queue_id, 1) for a in record.appends] + [(r.queue_id, r.batch.count) for r in record.runs]
         for queue_id, count in counts:
             if queue_id in by_id and record.sequence > applied[queue_id]:
