@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_to_the_last_byte(disk: Path) -> None:
 
 def test_consumers_make_room_on_a_full_disk(disk: Path) -> None:
     """Nobody else gives space back: what is consumed and acked leaves the disk, although there is no room for what comes in."""
-    with Served(disk / "data") as broker, Raw(broker.port, capabilities={}) as raw:
+    with Served(disk / "data", "--disk-free-limit", "0") as broker, Raw(broker.port, capabilities={}) as raw:
         raw.channel(1)
         raw.declare("q", durable=True)
         raw.put_in("q", *(b"%08d" % n + bytes(100_000) for n in range(150)))
