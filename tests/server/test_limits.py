@@ -80,6 +80,7 @@ def test_a_flood_of_refused_connections_is_dropped_without_a_word(monkeypatch: p
             each.drop()
 
 
+@pytest.mark.slow
 def test_connections_end_before_descriptors_do(tmp_path: Path) -> None:
     """Limit of open files: connections are refused while queues can still be written."""
     if shutil.which("prlimit") is None:
@@ -153,6 +154,7 @@ def test_refused_http_requests_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
         assert refused(http.url, "http_body") == refused(http.url, "http_head") == 1
 
 
+@pytest.mark.slow
 def test_idle_connections_cost_others_nothing(tmp_path: Path) -> None:
     """Thousands of connections that say nothing more: publishes are confirmed as before, and memory is small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
