@@ -266,12 +266,12 @@ def run(broker: Kvitto, port: int, connections: int, settle_s: float) -> Iterato
         sock.close()
     phase = Phase("all have gone", 0)
     deaf.close()
-    watch.channel().queue_purge(FLOODED)
+    watch.channel().queue_delete(FLOODED)
     began = time.perf_counter()
     while watch.blocked is not None and time.perf_counter() - began < BLOCKED_S:
         watch.process(0.05)
     if watch.blocked is not None:
-        raise TimeoutError(f"publishers were still blocked {BLOCKED_S:g} s after the queue was purged")
+        raise TimeoutError(f"publishers were still blocked {BLOCKED_S:g} s after the queue was deleted")
     with Probe(broker.uri, phase, True):
         time.sleep(settle_s)
     watch.close()
@@ -309,7 +309,12 @@ def verdict(phases: Sequence[Phase]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--mib", type=int, default=2000, help="about so much comes in before the watermark (2000)")
+    parser.add_argument(
+        "--mib",
+        type=int,
+        default=2000,
+        help="about so much comes in before the watermark (2000; 100 or more: its alarm ends 64 MiB behind it)",
+    )
     parser.add_argument("--place", type=Path, default=PLACE, help="where the broker keeps its data")
     parser.add_argument("--pour", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

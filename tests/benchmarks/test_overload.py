@@ -20,9 +20,9 @@ pytestmark = [
 def test_a_flood_does_not_drown_the_others() -> None:
     """W8, D4. The times of a shared machine prove only that all were answered; `python -m benchmarks.overload` has the figures."""
     with tempfile.TemporaryDirectory(dir=MEMORY, prefix="kvitto-test-") as place:
-        phases = {phase.name: phase for phase in overload.measure(overload.Kvitto(Path(place)), 200, 60, 0.1)}
+        phases = {phase.name: phase for phase in overload.measure(overload.Kvitto(Path(place)), 200, 100, 0.1)}
     flood = phases["a publisher at full speed"]
-    assert flood.mib >= 30 and flood.connections == 200
+    assert flood.mib >= 60 and flood.connections == 200
     assert len(flood.declares) >= 3 and phases["publishers are blocked"].declares
     assert overload.quantile(flood.confirms, 0.5) < 1000
     assert not [text for text in overload.verdict([*phases.values()]) if text.startswith("RSS")]
