@@ -207,7 +207,10 @@ class Actor(Client):
         if tag not in self.attended:
             self.attended[tag] = None
             self.consumers[tag] = queue
-            arguments = {"x-stream-offset": "first"} if self.ledger.queue(queue).stream else {}
+            first = (
+                self.ledger.queue(queue).stream and self.rng.random() < 0.3
+            )  # else it goes on where it was, and is remembered
+            arguments = {"x-stream-offset": "first"} if first else {}
             self.inbox_put(m.BasicQos(0, prefetch, False))
             self.inbox_put(m.BasicConsume(queue, tag, False, False, False, False, arguments))
             self.rest()
