@@ -31,6 +31,12 @@ def broker() -> Iterator[kvitto.Broker]:
         yield broker
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker is asked before each batch, however soon."""
+    monkeypatch.setattr("kvitto.spark.source.LIST_S", 0.0)
+
+
 Query = Callable[..., "Running"]
 
 
@@ -119,6 +125,39 @@ def test_a_queue_that_is_new_is_read_from_its_first_message(
     running.reader.stop()
     again = query(running.start, readMode=mode, **options)
     assert again.batch() == ids("orders.d", 0, 2)
+
+
+@pytest.mark.parametrize("mode", ["range", "stream"])
+def test_a_batch_with_a_queue_that_is_no_longer_named_is_not_repeated_without_it(
+    broker: kvitto.Broker, publish: Publish, query: Query, mode: str
+) -> None:
+    for name in ("orders.a", "orders.b"):
+        publish(broker.url, name, 0, 3, x_queue_type="stream" if mode == "stream" else "classic")
+    killed = query(readMode=mode, startingOffsets="earliest")
+    end = killed.reader.latestOffset(killed.start, ReadAllAvailable())
+    killed.reader.stop()
+    narrow = query(killed.start, readMode=mode, queuePattern=r"orders\.a")
+    with pytest.raises(
+        DataLossError, match=r"messages of queue 'orders\.b', which the options do not name any more: name it"
+    ):
+        narrow.read(end)
+    narrow.reader.stop()
+    assert query(killed.start, readMode=mode).read(end) == ids("orders.a", 0, 3) + ids("orders.b", 0, 3)
+
+
+def test_a_queue_that_is_no_longer_named_is_settled_as_far_as_it_was_read(
+    broker: kvitto.Broker, publish: Publish, query: Query
+) -> None:
+    for name in ("orders.a", "orders.b"):
+        publish(broker.url, name, 0, 3)
+    running = query(startingOffsets="earliest")
+    assert len(running.batch()) == 6
+    running.reader.stop()
+    narrow = query(running.start, queuePattern=r"orders\.a")
+    assert narrow.batch() == []
+    narrow.reader.stop()
+    publish(broker.url, "orders.b", 3, 4)
+    assert query(narrow.start).batch() == ids("orders.b", 3, 4)
 
 
 @pytest.mark.parametrize("mode", ["range", "stream"])

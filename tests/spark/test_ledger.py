@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,7 +18,7 @@ from kvitto.cli.main import main
 from kvitto.client import Connection, Delivery, Properties
 from kvitto.pipeline.ledger import Counts, Finding, Findings, Ledger, Step, ledger, life
 from kvitto.pipeline.ledger_report import as_json, duration, life_text, page, text
-from kvitto.pipeline.ledger_scan import latency, step
+from kvitto.pipeline.ledger_scan import key_of, latency, receipt_keys, receipt_rows, step
 from kvitto.pipeline.session import JobError, first_line
 from kvitto.spark.properties import Slices, hashes
 from tests.support.wait import wait_until
@@ -260,6 +261,23 @@ def test_latencies_keep_three_digits() -> None:
     rounded = [-1, 0, 1, 999, 1000, 1000, 9990, 10_000, 12_300, 123_000_000, 10**13]
     assert latency(step(values)).tolist() == rounded
     assert step(values).max() < 1 << 14
+
+
+def test_receipts_are_compared_queue_by_queue() -> None:
+    """1,000 queues in two batches of lines; what two queues have under one id is two receipts."""
+    names = [None, *(f"q{n}" for n in range(999))]
+    lines = [f"id-{n}" + (f"\t{names[n % 1000]}" if n % 1000 else "") for n in range(4000)] + ["id-1\tq5", "", "\tq1"]
+    batches = [
+        pa.RecordBatch.from_arrays([pa.array(lines[at : at + 2000])], names=["value"]) for at in range(0, 4003, 2000)
+    ]
+    rows = pa.Table.from_batches(receipt_keys(7)(iter(batches)))
+    found: dict[str | None, int] = {}
+    for queue, keys in zip(rows["queue"].to_pylist(), rows["keys"].to_pylist(), strict=True):
+        found[queue] = found.get(queue, 0) + len(keys) // 8
+    assert found == {name: 5 if name == "q5" else 4 for name in names}
+    wanted = {"q5": key_of("id-1", 7), None: key_of("id-1000", 7)}
+    named = pa.Table.from_batches(receipt_rows(7, wanted)(iter(batches))).to_pylist()
+    assert named == [{"message_id": "id-1000", "queue": None}, {"message_id": "id-1", "queue": "q5"}]
 
 
 def test_equal_ids_have_equal_hashes_wherever_they_lie() -> None:

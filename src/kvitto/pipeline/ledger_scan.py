@@ -35,7 +35,11 @@ Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 HOUR_MS: Final = 3_600_000
 EXACT_MS: Final = 1000
 """Latencies are counted to the millisecond below this, and to three digits above: 1.23 s, 45.6 s, 2,340 s."""
-BUCKET_BITS: Final = 6
+BUCKET_BITS: Final = 8
+KEYS_MAX: Final = 1 << 22
+"""Hashes of receipts that a task puts together."""
+LOST_MAX: Final = 1 << 16
+"""Of a bucket and queue; beyond it what is lost is counted, and cannot be listed."""
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
 
@@ -193,8 +197,18 @@ def receipt_keys(seed: int) -> Task:
     """Rows of KEYS for lines of receipts."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
-        for ids, _, name in _by_queue(batches):
-            yield _key_rows(_hashed(ids, seed), RECEIPT, None, name)
+        found: dict[str | None, list[Keys]] = {}
+        size = 0
+        for ids, queue in _by_queue(batches):
+            found.setdefault(queue, []).append(_hashed(ids, seed))
+            size += len(ids)
+            if size >= KEYS_MAX:
+                yield from rows(found)
+                found, size = {}, 0
+        yield from rows(found)
+
+    def rows(found: dict[str | None, list[Keys]]) -> Iterator[pa.RecordBatch]:
+        return (_key_rows(np.concatenate(parts), RECEIPT, None, queue) for queue, parts in found.items())
 
     return task
 
@@ -204,13 +218,17 @@ def _ids(found: Messages) -> Slices:
     return locate(found.meta, lists, {"message_id"})["message_id"]
 
 
-def _by_queue(batches: Batches) -> Iterator[tuple[pa.Array, pa.Array, str | None]]:
-    """(message ids, queues, which are all this one) of lines of receipts."""
+def _by_queue(batches: Batches) -> Iterator[tuple[pa.Array, str | None]]:
+    """The message ids of lines of receipts, and the queue that they name."""
     for batch in batches:
         ids, queues = _receipts(batch.column(0))
-        for name in queues.unique().to_pylist():
-            chosen = pc.is_null(queues) if name is None else pc.equal(queues, name).fill_null(False)
-            yield ids.filter(chosen), queues.filter(chosen), name
+        coded = pc.dictionary_encode(queues, null_encoding="encode")
+        code = np.asarray(coded.indices)
+        ids = ids.take(pa.array(np.argsort(code, kind="stable")))
+        start = 0
+        for name, count in zip(coded.dictionary.to_pylist(), np.bincount(code).tolist(), strict=True):
+            yield ids.slice(start, count), name
+            start += count
 
 
 def _receipts(lines: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -274,7 +292,7 @@ def compare(table: pa.Table) -> pa.Table:
             lost = different[~_among(different, np.sort(there))]
             found.append((DIFFERENT, None, queue, len(different), b""))
             if len(lost):
-                found.append((LOST, None, queue, len(lost), lost.tobytes()))
+                found.append((LOST, None, queue, len(lost), lost[:LOST_MAX].tobytes()))
     columns = list(zip(*found, strict=True)) or [()] * 5
     arrays = [pa.array(list(c), field.type) for c, field in zip(columns, VERDICTS, strict=True)]
     return pa.table(arrays, schema=VERDICTS)
@@ -312,10 +330,11 @@ def receipt_rows(seed: int, wanted: dict[str | None, Keys]) -> Task:
     ordered = {queue: np.sort(hashed) for queue, hashed in wanted.items()}
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
-        for ids, queues, name in _by_queue(batches):
+        for ids, name in _by_queue(batches):
             if name in ordered:
-                chosen = pa.array(_among(_hashed(ids, seed), ordered[name]))
-                yield pa.RecordBatch.from_arrays([ids.filter(chosen), queues.filter(chosen)], schema=RECEIPTS)
+                lost = ids.filter(pa.array(_among(_hashed(ids, seed), ordered[name])))
+                queue = pa.repeat(pa.scalar(name, pa.string()), len(lost))
+                yield pa.RecordBatch.from_arrays([lost, queue], schema=RECEIPTS)
 
     return task
 

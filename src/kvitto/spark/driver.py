@@ -56,6 +56,7 @@ class Driver:
     def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
         """Settle up to `start`, which Spark has committed, and say how far the next batch goes: `most` offsets, 0 = all."""
         self._join(start.group)
+        self._leave({name: at for name, at in start.queues.items() if name not in self.options.queues})
         found = self._look()
         begins = {name: self._continue(name, start.queues.get(name), at) for name, at in found.items()}
         self._settle(begins, found)
@@ -81,7 +82,7 @@ class Driver:
         ranges: list[tuple[str, int, int]] = []
         for name, to in end.queues.items():
             first = start_of(start.queues.get(name), to)
-            if to.next > first and name in found and self._readable(name, first, to, found[name]):
+            if to.next > first and self._named(name) and self._readable(name, first, to, found[name]):
                 ranges.append((name, first, to.next))
         return self._tasks(ranges, {name: at.incarnation for name, at in end.queues.items()})
 
@@ -135,6 +136,21 @@ class Driver:
 
         if due:
             self._link.call(settle, self.options.reconnect_timeout_s)
+
+    def _leave(self, queues: dict[str, Position]) -> None:
+        """Settle what Spark has committed of queues that the options no longer name, for whoever reads them next."""
+
+        def leave(channel: Channel) -> None:
+            for name, at in queues.items():
+                channel.log_attach(name, self.group)
+                channel.log_settle(name, self.group, at.incarnation, at.next)
+                channel.log_detach(name, self.group)
+
+        try:
+            if queues:
+                self._link.call(leave, self.options.reconnect_timeout_s)
+        except ChannelClosed as error:
+            log.warning("queues %s are no longer read, and not settled: %s", ", ".join(queues), error)
 
     def _mean_size(self, begins: dict[str, Position]) -> float:
         """Bytes of a body, by the next messages of each queue."""
@@ -192,6 +208,12 @@ class Driver:
             )
         return start
 
+    def _named(self, name: str) -> bool:
+        """Whether a queue of a batch is one that this query is to read."""
+        if name not in self.options.queues:
+            self._lost(not_named(name))
+        return name in self.options.queues
+
     def _readable(self, name: str, first: int, to: Position, at: m.LogInspectOk) -> bool:
         """Whether what a batch consists of is still there, or enough of it for failOnDataLoss = false."""
         if to.incarnation != at.incarnation:
@@ -222,6 +244,14 @@ class Driver:
     def _tasks(self, ranges: list[tuple[str, int, int]], incarnations: dict[str, str]) -> list[RangePartition]:
         pieces = split(ranges, *parallelism(self.options.min_partitions))
         return [RangePartition(name, incarnations[name], first, last) for name, first, last in pieces]
+
+
+def not_named(name: str) -> str:
+    """What is wrong with a batch that was planned with other options."""
+    return (
+        f"the batch to be repeated has messages of queue {name!r}, which the options do not name any more: name it until this"
+        " batch is done, or set failOnDataLoss = false to go on without them"
+    )
 
 
 def _resolve(place: Place, name: str, at: m.LogInspectOk) -> int:

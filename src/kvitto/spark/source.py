@@ -11,10 +11,11 @@ batch unsettled as long as nothing new comes. Settling again is harmless, so a r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
     from kvitto.spark.modes import ModeDriver
     from kvitto.spark.sink import AmqpStreamWriter, AmqpWriter
+
+LIST_S: Final = 1.0
+"""The broker is asked no more often which queues match a pattern."""
 
 
 class AmqpDataSource(DataSource):
@@ -109,6 +113,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver: ModeDriver | None = None
         self._available_now = False
         self._planned = False
+        self._list_at = 0.0
         self._vhost = options.vhost
 
     def initialOffset(self) -> dict[str, Any]:
@@ -136,8 +141,9 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             limits = (self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger)
         driver = self._continue(begin)
-        if self.options.pattern and self._planned and not self._available_now:
+        if self.options.pattern and self._planned and not self._available_now and time.monotonic() >= self._list_at:
             driver.include(self._queues(begin.mode, begin))
+            self._list_at = time.monotonic() + LIST_S
         self._planned = True
         return driver.advance(begin, *limits).to_json(self._vhost)
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from kvitto.base.errors import ConnectionError_
 from kvitto.client import Batch, Channel, ChannelClosed, ConnectFailed, Connection, ConsumerCancelled, Properties
 from kvitto.spark.columns import arrow_schema, received, to_arrow
-from kvitto.spark.driver import FIRST_CONTACT_S
+from kvitto.spark.driver import FIRST_CONTACT_S, not_named
 from kvitto.spark.errors import DataLossError, SourceError
 from kvitto.spark.link import LOST, Link, Patience, ack_timed_out, explain
 from kvitto.spark.offsets import Offsets, Position
@@ -196,7 +196,9 @@ class StreamDriver:
         for name, to in end.queues.items():
             at = start.queues.get(name)
             first = at.next if at is not None and at.begin == to.begin else max(to.begin, 0)
-            if to.next > first and name in self.options.queues:
+            if to.next > first and name not in self.options.queues:
+                self._lost(not_named(name))
+            elif to.next > first:
                 ranges.append((name, self._readable(name, first, to.next), to.next))
         return self._tasks(ranges)
 
