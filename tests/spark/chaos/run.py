@@ -114,12 +114,22 @@ class Chaos:
     def run(self) -> Report:
         started = time.monotonic()
         self.broker = BrokerProcess(self.place)
-        with Connection(self.broker.url) as connection:
-            channel = connection.channel()
-            for queue in ("a", "b", "out"):
-                channel.queue_declare(queue, durable=True)
-            for queue in ("a", "b"):
-                channel.queue_bind(queue, "amq.fanout", "")
+        try:
+            with Connection(self.broker.url) as connection:
+                channel = connection.channel()
+                for queue in ("a", "b", "out"):
+                    channel.queue_declare(queue, durable=True)
+                for queue in ("a", "b"):
+                    channel.queue_bind(queue, "amq.fanout", "")
+            self.publish_and_kill()
+            self.check()
+        finally:
+            self.broker.kill()
+        self.report.seconds = time.monotonic() - started
+        return self.report
+
+    def publish_and_kill(self) -> None:
+        """Until all is through."""
         self.driver = self.start_driver()
         try:
             publisher = Publisher(self.broker.url, self.report.messages, PAUSE_S * len(self.todo))
@@ -135,10 +145,6 @@ class Chaos:
             self.drain()
         finally:
             self.driver.kill()
-        self.check()
-        self.broker.kill()
-        self.report.seconds = time.monotonic() - started
-        return self.report
 
     def start_driver(self) -> Child:
         most = max(self.report.messages // BATCHES, 1000)
