@@ -143,7 +143,10 @@ class Survey:
             raise StoreError(
                 f"the data directory has format {text.decode().strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
             )
-        if text != FORMAT and (text or paths.DEFINITIONS in names):
+        torn = (
+            FORMAT.startswith(text) or b"\0" in text
+        ) and paths.DEFINITIONS not in names  # the first start writes it again
+        if text != FORMAT and not torn:
             self.damage(paths.FORMAT, f"it says {text[:40]!r}, not {FORMAT!r}; no broker starts here", 0)
 
     def _ending(self) -> Ending:
