@@ -341,6 +341,29 @@ def test_what_the_journal_brings_back_after_a_power_cut_is_flagged() -> None:
         )
 
 
+def test_what_the_journal_brings_back_of_a_damaged_batch_is_flagged() -> None:
+    """A9, D3: a dead letter was delivered and acked, its batch is damaged, the journal still has it."""
+    rig = Rig()
+    rig.declare("dead")
+    work = rig.declare("work", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    for body in (b"moved", b"moved too"):
+        rig.publish("work", body)
+    rig.settle_down()
+    for offset in range(2):
+        assert work.get(Taker(work))
+        work.reject(offset, 1)
+        rig.turn()
+        rig.settle_down()
+    assert len(rig.drain("dead")) == 2
+    path = next(p for p, d in rig.disk.files().items() if rig.queue("dead").log.queue_id in p and p.endswith(".log"))
+    rig.disk.flip(path, rig.disk.files()[path].index(b"moved too"))
+    rig.restart()
+    assert rig.store.alarms
+    for _ in range(2):
+        assert [(each.body, each.redelivered) for each in rig.take("dead")] == [(b"moved too", True)]
+        rig.restart()
+
+
 def test_with_priorities_the_second_start_after_a_power_cut_flags_what_was_delivered() -> None:
     """A9: what had been delivered lay below the mark, behind which alone the first start noted its doubt."""
     for seed in range(10):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.Monke
     assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C counts in what is started: a shell that does not wait for the tests has them, and all below, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvitto.cli.main", "torture", "--place", str(tmp_path / "place")]
     report = tmp_path / "report.json"

@@ -140,6 +140,7 @@ class Broker:
     def _replay(self) -> None:
         """Apply what the journal has and the queues have not, durably: an old record must not meet new messages."""
         floor = max([q.log.journal for q in self.queues.values()], default=0)
+        ends = {queue: queue.next for queue in self.queues.values()}
         replayed = False
         for record in self.store.journal.replay(floor):
             replayed = True
@@ -149,9 +150,10 @@ class Broker:
                     queue.settle_recovered(op.offset, op.count, op.outcome)
             self.apply(record, recovering=True)
         for queue in self.queues.values():
-            if self.store.doubt and not queue.stream and queue.next > queue.doubt:
-                # what the journal has brought may have been delivered before the power cut took it from the queue (A9)
-                queue.settlements.add(queue.doubt, queue.next - queue.doubt, IN_DOUBT, 0)
+            brought = queue.next - ends[queue]
+            if brought and not queue.stream and (self.store.doubt or queue.log.damaged):
+                # it may have been delivered before a power cut or damage took it from the queue (A9)
+                queue.settlements.add(ends[queue], brought, IN_DOUBT, 0)
                 queue.doubt = queue.next
             queue.mark_dirty()
         self.turn()

@@ -74,6 +74,8 @@ class Log:
         self.mark = 0
         self.journal = 0
         self.lost: list[tuple[int, int]] = []
+        self.damaged = False
+        """A copy of one of its segments has been put aside since the start."""
         self.archive: Archive | None = None
         self.leaving = False
         self._scratch = Buf(0)

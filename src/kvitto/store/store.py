@@ -328,6 +328,7 @@ class Store:
     def quarantine(self, log_: Log, part: Segment, why: str) -> None:
         """Keep a copy of a damaged segment as it is, and say so. Without room for one the segment itself is kept: `part.evidence`."""
         assert part.file is not None
+        log_.damaged = True
         path = paths.quarantine(log_.directory, part.base)
         part.evidence = not self.disk.exists(path) and not copied(self.disk, part.file, path)
         where = f"there is no room for a copy, it will be kept as {path}" if part.evidence else f"a copy is in {path}"
