@@ -160,6 +160,23 @@ def test_a_queue_that_is_no_longer_named_is_settled_as_far_as_it_was_read(
     assert query(narrow.start).batch() == ids("orders.b", 3, 4)
 
 
+def test_of_queues_that_are_no_longer_named_one_that_is_gone_leaves_the_others_settled(
+    broker: kvitto.Broker, publish: Publish, query: Query
+) -> None:
+    for name in ("orders.a", "orders.b", "orders.c"):
+        publish(broker.url, name, 0, 3)
+    running = query(startingOffsets="earliest", failOnDataLoss="false")
+    assert len(running.batch()) == 9
+    running.reader.stop()
+    with Connection(broker.url) as connection:
+        connection.channel().queue_delete("orders.a")
+    narrow = query(running.start, queuePattern=r"orders\.c", failOnDataLoss="false")
+    assert narrow.batch() == []
+    narrow.reader.stop()
+    publish(broker.url, "orders.b", 3, 4)
+    assert query(narrow.start).batch() == ids("orders.b", 3, 4)
+
+
 @pytest.mark.parametrize("mode", ["range", "stream"])
 def test_a_queue_that_is_new_after_a_crash_in_the_first_batch_is_read_from_its_first_message(
     broker: kvitto.Broker, publish: Publish, query: Query, mode: str

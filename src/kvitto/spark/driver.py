@@ -140,17 +140,17 @@ class Driver:
     def _leave(self, queues: dict[str, Position]) -> None:
         """Settle what Spark has committed of queues that the options no longer name, for whoever reads them next."""
 
-        def leave(channel: Channel) -> None:
-            for name, at in queues.items():
+        for name, at in queues.items():
+
+            def leave(channel: Channel, name: str = name, at: Position = at) -> None:
                 channel.log_attach(name, self.group)
                 channel.log_settle(name, self.group, at.incarnation, at.next)
                 channel.log_detach(name, self.group)
 
-        try:
-            if queues:
+            try:
                 self._link.call(leave, self.options.reconnect_timeout_s)
-        except ChannelClosed as error:
-            log.warning("queues %s are no longer read, and not settled: %s", ", ".join(queues), error)
+            except ChannelClosed as error:
+                log.warning("queue %r is no longer read, and not settled: %s", name, error)
 
     def _mean_size(self, begins: dict[str, Position]) -> float:
         """Bytes of a body, by the next messages of each queue."""
