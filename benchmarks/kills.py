@@ -30,8 +30,9 @@ from pathlib import Path
 
 from benchmarks import sink_table
 from benchmarks.brokers import RabbitMQ
+from kvitto.base.process import session_members
 from kvitto.client import Connection, Properties
-from kvitto.demo.children import Child, session_members
+from kvitto.demo.children import Child
 
 QUEUE = "kills"
 BATCH = 500

@@ -17,10 +17,8 @@ from kvitto.protocol.connection import INPUT_PAUSE
 from kvitto.protocol.output import LIMIT
 from kvitto.protocol.states import CLOSING, RUNNING
 from kvitto.store import stream as stream_store
-from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
-from tests.protocol import sessions
-from tests.protocol.answers import check_answer
+from tests.protocol.answers import check_answer, check_service
 from tests.protocol.sansio import House, Wire
 
 FEED, PIECES, TURN, SETTLE, TIME, CHOKE, LEAVE, BLOCK, KINDS = range(9)
@@ -154,19 +152,6 @@ def end(house: House, everybody: list[Peer], dice: int) -> None:
         check_service(house)
     if dice % 8 == 0:
         check_service(House(house.disk.kill()))
-
-
-def check_service(house: House) -> None:
-    """A peer without malice gets what it asks for."""
-    probe = house.wire()
-    probe.put(1, m.QueueDeclare("probe", durable=True), m.ConfirmSelect())
-    house.settle()
-    probe.feed(sessions.content(1, m.BasicPublish("", "probe"), b"\0\0", b"x"))
-    house.settle()
-    probe.put(1, m.BasicGet("probe", True))
-    house.settle()
-    kinds = [type(method) for method in probe.methods()]
-    assert kinds == [m.QueueDeclareOk, m.ConfirmSelectOk, m.BasicAck, m.BasicGetOk], kinds
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from kvitto.protocol.states import CLOSED, CLOSING
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
-from tests.protocol.sansio import Wire
+from tests.protocol import sessions
+from tests.protocol.sansio import House, Wire
 
 
 def check_answer(wire: Wire) -> None:
@@ -31,3 +32,16 @@ def check_close(close: Method) -> None:
     assert isinstance(close, m.ConnectionClose | m.ChannelClose)
     assert close.reply_code in REPLY_NAMES and close.reply_code != 541
     assert "Traceback" not in close.reply_text and close.reply_text
+
+
+def check_service(house: House) -> None:
+    """A peer without malice gets what it asks for."""
+    probe = house.wire()
+    probe.put(1, m.QueueDeclare("probe", durable=True), m.ConfirmSelect())
+    house.settle()
+    probe.feed(sessions.content(1, m.BasicPublish("", "probe"), b"\0\0", b"x"))
+    house.settle()
+    probe.put(1, m.BasicGet("probe", True))
+    house.settle()
+    kinds = [type(method) for method in probe.methods()]
+    assert kinds == [m.QueueDeclareOk, m.ConfirmSelectOk, m.BasicAck, m.BasicGetOk], kinds

@@ -22,7 +22,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol import sessions
-from tests.protocol.answers import check_answer
+from tests.protocol.answers import check_answer, check_service
 from tests.protocol.sansio import House, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,16 +67,7 @@ def check_house(house: House, wire: Wire) -> None:
     wire.connection.lost()
     house.settle()
     for restart in (False, True):
-        running = House(house.disk.kill()) if restart else house
-        probe = running.wire()
-        probe.put(1, m.QueueDeclare("probe", durable=True), m.ConfirmSelect())
-        running.settle()
-        probe.feed(sessions.content(1, m.BasicPublish("", "probe"), b"\0\0", b"x"))
-        running.settle()
-        probe.put(1, m.BasicGet("probe", True))
-        running.settle()
-        kinds = [type(method) for method in probe.methods()]
-        assert kinds == [m.QueueDeclareOk, m.ConfirmSelectOk, m.BasicAck, m.BasicGetOk]
+        check_service(House(house.disk.kill()) if restart else house)
 
 
 @given(sessions.session())

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kvitto.base.process import session_members
 from kvitto.client import Connection
 from kvitto.demo import data, table
-from kvitto.demo.children import session_members
 from kvitto.demo.flights import main, prepare
 from kvitto.demo.publisher import Publisher
 from kvitto.demo.reconcile import Result, judge, reconcile

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,13 +85,20 @@ def test_rows_become_json_in_their_order_and_files_that_came_later_are_published
         assert taken(channel, "rows", 1) == [b'{"n":50,"text":"more"}']
 
 
-def test_archived_messages_are_replayed_once(spark: SparkSession, tmp_path: Path) -> None:
-    data = tmp_path / "data"
+@contextmanager
+def archiving(data: Path) -> Iterator[tuple[kvitto.Broker, Channel]]:
+    """A broker with queues `orders`, which has an archive, and `again`, and a channel with confirms."""
     with kvitto.Broker(data) as broker, Connection(broker.url) as connection:
         channel = connection.channel()
         channel.queue_declare("orders", durable=True, arguments={"x-archive": True})
         channel.queue_declare("again", durable=True)
         channel.confirm_select()
+        yield broker, channel
+
+
+def test_archived_messages_are_replayed_once(spark: SparkSession, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with archiving(data) as (broker, channel):
         for n in range(100):
             channel.publish(b"%d" % n, "", "orders", Properties(message_id=f"id-{n}", headers={"n": str(n)}))
         assert channel.wait_for_confirms(30)
@@ -115,11 +123,7 @@ def test_archived_messages_are_replayed_once(spark: SparkSession, tmp_path: Path
 def test_a_source_that_grew_is_gone_on_with_behind_its_last_row(spark: SparkSession, tmp_path: Path) -> None:
     """500 archived messages are less than a chunk; the 400 that come after them belong to the same 10,000 positions."""
     data = tmp_path / "data"
-    with kvitto.Broker(data) as broker, Connection(broker.url) as connection:
-        channel = connection.channel()
-        channel.queue_declare("orders", durable=True, arguments={"x-archive": True})
-        channel.queue_declare("again", durable=True)
-        channel.confirm_select()
+    with archiving(data) as (broker, channel):
 
         def replayed(start: int, end: int) -> Published:
             for n in range(start, end):

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import kvitto
+from kvitto.base.process import group_members
 from kvitto.torture import cli, plan
-from kvitto.torture.nodes import Command, Kvitto, free_port, group_members, kvitto_command
+from kvitto.torture.nodes import Command, Kvitto, free_port, kvitto_command
 from kvitto.torture.report import as_json, as_text
 from kvitto.torture.run import DOES, Run, Wanted
 

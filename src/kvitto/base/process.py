@@ -1,4 +1,4 @@
-"""What the operating system says about this process. Where there is no /proc, what cannot be known is 0."""
+"""What the operating system says about this process, and of others which are alive. Where there is no /proc, what cannot be known is 0."""
 
 from __future__ import annotations
 
@@ -80,3 +80,27 @@ def open_files() -> int:
 
 def open_files_max() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def group_members(group: int) -> list[int]:
+    """The living processes of a process group; nothing where there is no /proc."""
+    return _members(2, group)
+
+
+def session_members(session: int) -> list[int]:
+    """The living processes of a session; nothing where there is no /proc."""
+    return _members(3, session)
+
+
+def _members(column: int, number: int) -> list[int]:
+    """Processes that are not zombies and have `number` in that column behind their name."""
+    members: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name, may hold anything) state ppid pgrp session ...
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[column]) == number and fields[0] != "Z":
+            members.append(int(entry.parent.name))
+    return members

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvitto.base.process import session_members
+
 LINES_KEPT = 1000
 STOP_S = 20.0
 
@@ -112,17 +114,3 @@ class Child:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
-
-
-def session_members(session: int) -> list[int]:
-    """The living processes of a session, by /proc; nothing where there is no /proc."""
-    members: list[int] = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # pid (name, may hold anything) state ppid pgrp session ...
-            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            members.append(int(entry.parent.name))
-    return members

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from kvitto.base.process import group_members
 from kvitto.client import AMQPError, Connection
 
 START_S = 600.0
@@ -302,20 +303,6 @@ def kvitto_command() -> list[str]:
     """The `kvitto` beside this interpreter."""
     beside = Path(sys.executable).with_name("kvitto")
     return [str(beside)] if os.access(beside, os.X_OK) else [sys.executable, "-m", "kvitto.cli.main"]
-
-
-def group_members(group: int) -> list[int]:
-    """The processes of a group that are not zombies; nothing where there is no /proc."""
-    members: list[int] = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # pid (name, may hold anything) state ppid pgrp session ...
-            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            members.append(int(entry.parent.name))
-    return members
 
 
 def is_erlang(pid: int) -> bool:

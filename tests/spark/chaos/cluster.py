@@ -13,7 +13,8 @@ from random import Random
 
 import pyspark
 
-from kvitto.demo.children import Child, session_members
+from kvitto.base.process import session_members
+from kvitto.demo.children import Child
 
 SPARK_CLASS = Path(pyspark.__path__[0], "bin", "spark-class")
 DEPLOY = "org.apache.spark.deploy"
