@@ -34,6 +34,15 @@ def test_kill_under_load(tmp_path: Path) -> None:
     assert run.books.confirmed > 1000 * CYCLES and run.books.groups > CYCLES
 
 
+@pytest.mark.timeout(max(300, 5 * CYCLES))
+def test_kill_in_the_start(tmp_path: Path) -> None:
+    """P2, A9, A11, T4, X4: killed under load, then while it recovers from that, once to three times in a row: the same holds."""
+    cycles = max(1, CYCLES // 20)
+    run = torture(tmp_path, Wanted(("kill-start",), seed=251, cycles=cycles))
+    assert run.outcome.cycles == {"kill-start": cycles}
+    assert run.outcome.killed_starts["recovering"] >= cycles, run.outcome.killed_starts
+
+
 def test_stop_under_load(tmp_path: Path) -> None:
     """SIGTERM loses nothing, and ends with 0."""
     run = torture(tmp_path, Wanted(("restart",), seed=3, cycles=3))

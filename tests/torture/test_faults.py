@@ -25,6 +25,17 @@ def test_the_plan_follows_from_the_seed_alone() -> None:
     assert {plan.fault(1, k, (plan.KILL,)).kind for k in range(20)} == {plan.KILL}
 
 
+def test_which_starts_are_killed_follows_from_the_seed() -> None:
+    faults = [plan.fault(1, k, (plan.KILL_START,)) for k in range(200)]
+    starts = [fault.killed_starts() for fault in faults]
+    assert starts == [fault.killed_starts() for fault in faults]
+    assert {len(row) for row in starts} == set(range(1, plan.STARTS + 1))
+    assert all(0 <= part < 1 for row in starts for part, _ in row)
+    assert {of_recovery for row in starts for _, of_recovery in row} == {False, True}
+    mix = Counter(plan.fault(1, k, plan.DEFAULT).kind for k in range(1000))
+    assert set(mix) == {plan.KILL, plan.KILL_START} and 200 < mix[plan.KILL_START] < 300
+
+
 class Pair:
     """A connection through the proxy, and its other end."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.client.uri import parse_uri
-from kvitto.torture import plan
+from kvitto.torture import load, plan
 from kvitto.torture.nodes import Command, Kvitto, Node, RabbitMQ, rabbitmq_script
 from kvitto.torture.report import as_json, as_text
 from kvitto.torture.run import Run, Wanted, say
@@ -42,7 +42,8 @@ def add_parser(subparsers: Any) -> None:
         "--faults",
         type=faults,
         metavar="KIND,...",
-        help=f"of {', '.join(plan.FAULTS)}; none (default: kill; --publishes: none; --soak: {', '.join(SOAK_FAULTS)})",
+        help=f"of {', '.join(plan.FAULTS)}; none (default: {','.join(plan.DEFAULT)}; --publishes: none; "
+        f"--soak: {','.join(SOAK_FAULTS)})",
     )
     flag("--cycles", type=positive, metavar="N", help=f"faults ({CYCLES}, if nothing else limits the run)")
     flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after so long")
@@ -55,6 +56,9 @@ def add_parser(subparsers: Any) -> None:
     )
     flag(
         "--soak", type=float, default=0.0, metavar="S", help="so long, with the broker's memory, files and disk watched"
+    )
+    flag(
+        "--queue-type", choices=load.QUEUE_TYPES, default="", help="x-queue-type of all queues (default: the broker's)"
     )
     flag("--seed", type=int, help="repeat the plan of an earlier run (default: a new one)")
     flag(
@@ -128,14 +132,14 @@ def impossible(args: argparse.Namespace) -> str:
 def wanted_of(args: argparse.Namespace) -> Wanted:
     chosen = args.faults
     if chosen is None:
-        chosen = SOAK_FAULTS if args.soak else () if args.publishes else (plan.KILL,)
+        chosen = SOAK_FAULTS if args.soak else () if args.publishes else plan.DEFAULT
     seconds = args.soak or args.seconds
     limited = seconds or args.publishes
     cycles = args.cycles or (0 if limited or not chosen else CYCLES)
     seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
     if not limited and not cycles:
         seconds = 60.0
-    return Wanted(chosen, seed, cycles, seconds, args.publishes, soak=bool(args.soak))
+    return Wanted(chosen, seed, cycles, seconds, args.publishes, bool(args.soak), args.queue_type)
 
 
 def node_of(args: argparse.Namespace, place: Path) -> Node:
@@ -148,6 +152,7 @@ def again(args: argparse.Namespace, wanted: Wanted) -> str:
     """The command that repeats the plan."""
     words = ["kvitto", "torture", f"--seed={wanted.seed}", f"--faults={','.join(wanted.faults) or 'none'}"]
     words += ["--rabbitmq"] if args.rabbitmq else []
+    words += [f"--queue-type={wanted.queue_type}"] if wanted.queue_type else []
     words += [f"--start={args.start}", f"--uri={args.uri}"] if args.start else []
     words += [f"--cycles={wanted.cycles}"] if wanted.cycles else []
     words += [f"--publishes={wanted.publishes}"] if wanted.publishes else []

@@ -43,6 +43,7 @@ A, B, C, IDLE, DEAD, MOVED, FENCE = (f"torture.{name}" for name in ("a", "b", "c
 ROUTE_ALL, ROUTE_SOME = (ALL, (A, B, IDLE)), (SOME, (B, C))
 QUEUES = (A, B, C, IDLE, DEAD, MOVED)
 PERSISTENT = Properties(delivery_mode=2)
+CLASSIC, QUORUM = QUEUE_TYPES = ("classic", "quorum")
 BURST = 50
 WINDOW = 500
 """Most unconfirmed publishes of a publisher."""
@@ -447,16 +448,19 @@ class Load:
                 client.join()
 
 
-def declare(uri: str) -> None:
+def declare(uri: str, queue_type: str = "") -> None:
     """Exchanges, queues and bindings of the load; what is left in them of another run is purged."""
+    kind = {"x-queue-type": queue_type} if queue_type else {}
     with Connection(uri) as connection:
         channel = connection.channel()
         channel.exchange_declare(ALL, "fanout", durable=True)
         channel.exchange_declare(SOME, "direct", durable=True)
-        channel.queue_declare(FENCE, durable=True, arguments={"x-max-length": 5})
+        channel.queue_declare(FENCE, durable=True, arguments={"x-max-length": 5, **kind})
         for queue in QUEUES:
             dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD} if queue == C else {}
-            channel.queue_declare(queue, durable=True, arguments=dict(dead))
+            if dead and queue_type == QUORUM:
+                dead |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+            channel.queue_declare(queue, durable=True, arguments={**dead, **kind})
             channel.queue_purge(queue)
         for exchange, queues in (ROUTE_ALL, ROUTE_SOME):
             for queue in queues:

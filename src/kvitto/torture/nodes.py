@@ -16,9 +16,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kvitto.base.process import group_members
 from kvitto.client import AMQPError, Connection
@@ -73,10 +74,12 @@ class Node:
     def start(self) -> float:
         """Seconds until it accepted connections. BrokerFailed if it does not."""
         started = time.perf_counter()
-        self._start()
+        self.begin()
+        self._wait_ready()
         return time.perf_counter() - started
 
-    def _start(self) -> None:
+    def begin(self) -> None:
+        """Start it and wait for nothing: for a start that is killed."""
         raise NotImplementedError
 
     def _around_spawn(self) -> AbstractContextManager[None]:
@@ -98,11 +101,11 @@ class Node:
                 start_new_session=True,  # Ctrl-C is for the harness, which then stops its brokers in order
             )
 
-    def _wait_ready(self, process: subprocess.Popen[str]) -> None:
+    def _wait_ready(self) -> None:
         """Until a handshake succeeds."""
         deadline = time.monotonic() + START_S
         while not answers(self.uri):
-            if process.poll() is not None or time.monotonic() > deadline:
+            if not self.running or time.monotonic() > deadline:
                 self.kill()
                 raise BrokerFailed(f"{self.name} did not start; see {self.log}")
             time.sleep(0.01)
@@ -133,6 +136,20 @@ class Node:
     def members(self) -> list[int]:
         """The living processes of its group, by /proc."""
         return group_members(self._process.pid) if self._process is not None else []
+
+    @property
+    def at_its_files(self) -> bool:
+        """Whether any of its processes has a file of its directory open, by /proc."""
+        below = f"{self.data.resolve()}/"
+        return any(path.startswith(below) for pid in self.members() for path in open_files(pid))
+
+    @property
+    def listens(self) -> bool:
+        """Whether its port is open."""
+        parts = urlsplit(self.uri)
+        with contextlib.suppress(OSError), socket.create_connection((parts.hostname, parts.port or 5672), 1.0):
+            return True
+        return False
 
     def _signal_group(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -179,10 +196,12 @@ class Kvitto(Node):
         """More options of `kvitto serve`."""
         return []
 
-    def _start(self) -> None:
+    def begin(self) -> None:
         command = [*kvitto_command(), "serve", "--data-dir", str(self.data), "--port", "0", "--http-port", "0"]
         self._process = self._spawn([*command, *self._options()], {}, listen=True)
-        assert self._process.stdout is not None
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], START_S)
         line = self._process.stdout.readline() if ready else ""
         match = READY.match(line.rstrip("\n"))
@@ -191,6 +210,16 @@ class Kvitto(Node):
             raise BrokerFailed(f"kvitto serve did not get ready (it said {line!r}); see {self.log}")
         self.pid = int(match["pid"])
         self.uri = uri_for(int(match["amqp"].rpartition(":")[2]))
+
+    def members(self) -> list[int]:
+        """It has no children; to ask for them takes time that its start does not have."""
+        return [self._process.pid] if self.running and self._process is not None else []
+
+    @property
+    def listens(self) -> bool:
+        """Whether it has said so."""
+        assert self._process is not None and self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0.0)[0])
 
 
 class Command(Node):
@@ -202,11 +231,10 @@ class Command(Node):
         self.uri = uri if "heartbeat=" in uri else uri + ("&" if "?" in uri else "?") + "heartbeat=0"
         self.name = command.split()[0].rpartition("/")[2]
 
-    def _start(self) -> None:
+    def begin(self) -> None:
         if answers(self.uri):
             raise BrokerFailed(f"a broker that was not started here answers already at {self.uri.rpartition('@')[2]}")
         self._process = self._spawn(["/bin/sh", "-c", f"exec {self.command}"], {})
-        self._wait_ready(self._process)
         self.pid = self._process.pid
 
 
@@ -221,7 +249,7 @@ class RabbitMQ(Node):
         self.port, self.tls_port, self.dist_port, self.epmd_port = (free_port() for _ in range(4))
         self._epmd: subprocess.Popen[bytes] | None = None
 
-    def _start(self) -> None:
+    def begin(self) -> None:
         script = rabbitmq_script()
         if script is None:
             raise BrokerFailed(f"RabbitMQ is not installed; install it with: {INSTALL_RABBITMQ}")
@@ -232,7 +260,10 @@ class RabbitMQ(Node):
             self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._process = self._spawn([script], self._environment())
         self.uri = uri_for(self.port)
-        self._wait_ready(self._process)
+
+    def _wait_ready(self) -> None:
+        super()._wait_ready()
+        assert self._process is not None
         self.pid = next((pid for pid in self.members() if is_erlang(pid)), self._process.pid)
 
     def close(self) -> None:
@@ -303,6 +334,14 @@ def kvitto_command() -> list[str]:
     """The `kvitto` beside this interpreter."""
     beside = Path(sys.executable).with_name("kvitto")
     return [str(beside)] if os.access(beside, os.X_OK) else [sys.executable, "-m", "kvitto.cli.main"]
+
+
+def open_files(pid: int) -> Iterator[str]:
+    """Paths of what a process has open, as far as it lets one see."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def is_erlang(pid: int) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-KILL, STOP, CUT, HALF_OPEN, RESTART = FAULTS = ("kill", "stop", "cut", "half-open", "restart")
+KILL, STOP, CUT, HALF_OPEN, RESTART, KILL_START = FAULTS = ("kill", "stop", "cut", "half-open", "restart", "kill-start")
+DEFAULT = (KILL, KILL, KILL, KILL_START)
+"""Drawn evenly: one kill in four is followed by kills in the starts."""
 LIFE_S = 0.6
 """Load before each fault, at most, and half as long on average."""
 FROZEN_S = (0.5, 3.0)
@@ -14,6 +16,10 @@ MUTED_S = (2.5, 5.0)
 HEARTBEAT_S = 1
 SHARE = 0.5
 """Of the connections that a cut or a half-open fault takes."""
+STARTS = 3
+"""Most starts in a row that are killed."""
+AT_FILES = 0.75
+"""Of the killed starts are aimed at what comes after the first file was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,12 @@ class Fault:
     from_client: bool
     """A half-open connection drops what clients say, or what the broker says."""
     seed: int
-    """For the choice of connections."""
+    """For the choice of connections, and of the moments in a start."""
 
-    def connections(self) -> random.Random:
-        return random.Random(self.seed)
+    def killed_starts(self) -> list[tuple[float, bool]]:
+        """Which part of a start is let through, and whether of the whole start or of what follows its first open file."""
+        rng = random.Random(self.seed)
+        return [(rng.random(), rng.random() < AT_FILES) for _ in range(rng.randint(1, STARTS))]
 
 
 def fault(seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0) -> Fault:

@@ -49,6 +49,8 @@ class Outcome:
     promises_flag: bool
     cycles: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
+    killed_starts: Counter[str] = field(default_factory=Counter)
+    """Where starts were when they were killed: "before its files", "recovering" (files of its directory are open), "listening"."""
     seconds: float = 0.0
     chapters: int = 0
     """How often everything was drained and judged."""
@@ -119,6 +121,7 @@ def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
             "median": round(statistics.median(recovery), 3) if recovery else None,
             "max": round(max(recovery), 3) if recovery else None,
         },
+        "killed_starts": dict(outcome.killed_starts),
         "kept": outcome.place,
     }
     if outcome.samples:
@@ -153,6 +156,9 @@ def as_text(outcome: Outcome, books: Books) -> str:
     if outcome.recoveries_s:
         median, most = statistics.median(outcome.recoveries_s), max(outcome.recoveries_s)
         lines.append(f"  accepts connections after a start: {median:.2f} s median, {most:.2f} s at most")
+    if outcome.killed_starts:
+        where = ", ".join(f"{count} {at}" for at, count in sorted(outcome.killed_starts.items()))
+        lines.append(f"  starts that were killed: {outcome.killed_starts.total()} ({where})")
     lines += soak_lines(outcome)
     for kind in outcome.failures(books):
         lines += [f"  {kind}: {text}" for text in books.findings.samples.get(kind, [])[:TEXT_SAMPLES]]

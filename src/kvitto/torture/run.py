@@ -31,6 +31,7 @@ LATE_S = 20.0
 PROGRESS_S = 5.0
 SOAK_GAP_S = 8.0
 POLL_S = 0.01
+START_POLL_S = 0.001
 SAMPLE_S = 1.0
 SAFE_AFTER_S = 5.0
 """For brokers whose acks are synced when they like: how long after the fence's confirm they have to be."""
@@ -46,6 +47,8 @@ class Wanted:
     seconds: float = 0.0
     publishes: int = 0
     soak: bool = False
+    queue_type: str = ""
+    """`x-queue-type` of all queues; "" = the broker's own choice."""
 
 
 class Stuck(Exception):
@@ -65,11 +68,13 @@ class Run:
         self.books = self.load.books
         self.outcome = Outcome(node.name, wanted.seed, again, promises_flag=isinstance(node, Kvitto))
         if isinstance(node, Kvitto):
-            self.books.whole_order = set(wanted.faults) <= {plan.KILL, plan.RESTART}
+            self.books.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
             self.place.safe_after_s = SAFE_AFTER_S
         self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
         self._life = 0
+        self._start_s = 0.0
+        """How long the last start took."""
         self._started_s = 0.0
         self._chapter_s = 0.0
         self._said_s = 0.0
@@ -112,7 +117,7 @@ class Run:
         with suppress(AMQPError, TimeoutError):
             self.outcome.broker = version(self.node.uri) or self.node.name
         self.outcome.first = self._sample()
-        load.declare(self.node.uri)
+        load.declare(self.node.uri, self.wanted.queue_type)
         self.load.start()
 
     def _faults(self) -> None:
@@ -146,6 +151,24 @@ class Run:
     def _kill(self, fault: plan.Fault) -> None:
         self._down()
         self.node.kill()
+        self.outcome.recoveries_s.append(self._start())
+
+    def _kill_start(self, fault: plan.Fault) -> None:
+        """A kill, then kills while it starts again; then it may."""
+        self._down()
+        self.node.kill()
+        for part, of_recovery in fault.killed_starts():
+            self.node.begin()
+            began = time.monotonic()
+            end = began + self._start_s
+            while of_recovery and not self.node.at_its_files and time.monotonic() < end:
+                time.sleep(START_POLL_S)
+                began = time.monotonic()
+            time.sleep(max(0.0, began + part * (end - began) - time.monotonic()))
+            self._alive()
+            at = "listening" if self.node.listens else "recovering" if self.node.at_its_files else "before its files"
+            self.outcome.killed_starts[at] += 1
+            self.node.kill()
         self.outcome.recoveries_s.append(self._start())
 
     def _restart(self, fault: plan.Fault) -> None:
@@ -187,7 +210,7 @@ class Run:
             self.proxy.target = None
 
     def _start(self) -> float:
-        took = self.node.start()
+        self._start_s = took = self.node.start()
         self._life += 1
         uri = self.node.uri
         if self.proxy is not None:
@@ -294,6 +317,7 @@ class Run:
 
 DOES: dict[str, Callable[[Run, plan.Fault], None]] = {
     plan.KILL: Run._kill,
+    plan.KILL_START: Run._kill_start,
     plan.RESTART: Run._restart,
     plan.STOP: Run._stop,
     plan.CUT: Run._cut,
