@@ -53,7 +53,9 @@ class Shelf:
     def start(self) -> None:
         self.store = Store(self.disk, self.clock)
         self.store.open()
-        self.store.load_definitions()
+        if not self.store.load_definitions():
+            self.store.definitions.put("queue", ("/", "shelf"), {"id": QUEUE})
+            self.store.definitions.file.sync()
         self.log = Log(self.store, QUEUE, True)
         self.found: Recovered = self.log.recover()
         for _ in self.store.journal.replay(self.log.journal):

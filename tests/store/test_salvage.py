@@ -218,12 +218,20 @@ def test_damaged_definitions_cost_names_and_no_messages(in_order: Original) -> N
     assert datadir.read(to) == {renamed.get(name, name): messages for name, messages in in_order.waiting.items()}
 
 
-def test_without_definitions_there_is_guest_again(in_order: Original) -> None:
-    disk = in_order.copy()
+@pytest.mark.parametrize("left", [None, b"", b"0123456789abcdef {half"])
+@pytest.mark.parametrize("state", ["in_order", "killed"])
+def test_without_definitions_there_is_guest_again(
+    state: str, left: bytes | None, in_order: Original, request: pytest.FixtureRequest
+) -> None:
+    original: Original = request.getfixturevalue(state)
+    disk = original.copy()
     disk.unlink("definitions.log")
-    _, job, to = salvage(disk)
-    assert len(job.made) == 5
-    assert sorted(datadir.read(to).values()) == sorted(in_order.waiting.values())
+    if left is not None:
+        disk["definitions.log"] = left
+    found, job, to = salvage(disk)
+    assert found.findings[0].path == "definitions.log" and len(job.made) == 5
+    if state == "in_order":
+        assert sorted(datadir.read(to).values()) == sorted(in_order.waiting.values())
     home = datadir.Home(to)
     assert home.broker.users.authenticate("guest", "guest", True)
 

@@ -312,6 +312,39 @@ def test_damaged_definitions_stop_the_start_after_an_end_in_order() -> None:
     assert disk.files()["definitions.log"] == before
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("left", [None, b"", b"0123456789abcdef {half"])
+def test_without_definitions_no_messages_go(in_order: bool, left: bytes | None) -> None:
+    """D3: a file that was gone or empty defined nothing, and every queue's messages went as those of a deleted one."""
+    rig = with_a_queue()
+    if in_order:
+        rig.broker.finish()
+        rig.store.shut()
+    disk = rig.disk.kill()
+    disk.unlink("definitions.log")
+    if left is not None:
+        disk.open("definitions.log", create=True).write_at(0, [left])
+    before = {path: content for path, content in disk.files().items() if path.startswith("queues")}
+    for _ in range(2):
+        with pytest.raises(StoreError, match="definitions.log (says nothing, although queues/.* holds|is damaged at byte 0)"):
+            Rig(disk)
+        disk = disk.kill()
+    assert {path: content for path, content in disk.files().items() if path.startswith("queues")} == before
+
+
+def test_a_definition_that_is_gone_after_an_end_in_order_does_not_take_messages_along() -> None:
+    """D3: nothing was torn, so nothing but the messages tells of it."""
+    rig = with_a_queue()
+    rig.broker.finish()
+    rig.store.shut()
+    disk = rig.disk.kill()
+    size = disk.files()["definitions.log"].rindex(b"\n", 0, -1) + 1
+    disk.open("definitions.log").truncate(size)
+    rig = Rig(disk)
+    (alarm,) = rig.store.alarms
+    assert "not defined" in alarm and len(rig.disk.listdir("queues")) == 1
+
+
 def test_a_torn_definition_keeps_no_messages_of_deleted_queues() -> None:
     """D2: those that a power cut has brought back, or never removed."""
     rig = with_a_queue()

@@ -102,11 +102,11 @@ class Definitions:
         dead = self._file.end - self._live
         return dead > max(COMPACT_BYTES, 2 * self._live) and self._file.end >= self._tried + COMPACT_BYTES
 
-    def load(self, in_order: bool = False, before_cut: Callable[[Defined], None] = lambda said: None) -> Defined:
+    def load(self, in_order: bool = False, missing: Callable[[Defined], None] = lambda said: None) -> Defined:
         """What is defined, in the order in which it was first put. Cuts a torn tail; StoreError on damage.
 
-        `in_order`: the last owner has ended so, and nothing can be torn. `before_cut` gets all that the lines in front of a torn tail
-        have ever defined, what was deleted since too.
+        `in_order`: the last owner has ended so, and nothing can be torn. `missing` is called before a torn tail is cut, and where each
+        line that was ever written must be there, with all that the lines have ever defined, what was deleted since too.
         """
         file = self._file = Tracked(self._disk.open(paths.DEFINITIONS, create=True))
         self._disk.sync_dir("")
@@ -118,8 +118,9 @@ class Definitions:
                 f"{file.path} is damaged at byte {end}, although {known}: what is "
                 "behind that cannot be trusted. Restore the data directory, or this file, from a backup"
             )
+        if end < len(data) or in_order or not said:
+            missing(said)
         if end < len(data):
-            before_cut(said)
             file.truncate(end)
         # What is on disk but was never synced counts from here on, so it must not be lost after all.
         file.end = end

@@ -335,11 +335,18 @@ class Store:
         self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
 
     def _keep_orphans(self, said: Defined) -> None:
-        """The end of the definitions is about to be cut: directories with messages of a queue of which nothing else tells are kept."""
+        """Lines of the definitions are missing, or may be: directories with messages of a queue of which no other line tells are kept."""
         known = {value["id"] for kind, _, value in said if kind in ("queue", "stage")}
         for name in self.disk.listdir(paths.QUEUES):
             directory = paths.queue_dir(name, True)
-            if name not in known and any(self._has_messages(f"{directory}/{n}") for n in self.disk.listdir(directory)):
+            if name in known or self.disk.exists(paths.orphan(directory)):
+                continue
+            if any(self._has_messages(f"{directory}/{n}") for n in self.disk.listdir(directory)):
+                if not said:
+                    raise StoreError(
+                        f"{self.definitions.file.path} says nothing, although {directory} holds messages: restore the file from a backup, "
+                        "or have `kvitto salvage` make a directory of the messages"
+                    )
                 self._write_small(paths.orphan(directory), b"")
                 self.disk.sync_dir(directory)
 

@@ -208,6 +208,9 @@ class Survey:
                     self._said.add(change["value"]["id"])
             else:
                 defined.pop(key, None)
+        if not any(change for _, _, change in found) and self.disk.listdir(paths.QUEUES) and self.definitions_intact:
+            self.definitions_intact = False
+            self.damage(path, "it says nothing: no queue, user or binding is defined", 0)
         self.definitions = [(kind, key, value) for (kind, key), value in defined.items()]
         if self.definitions and (INITIALISED, ()) not in defined and self.definitions_intact and not torn:
             self.notes.append(f"{path}: the first start was cut short; the next one defines / and guest")
@@ -310,13 +313,14 @@ class Survey:
 
     def _find_owner(self, folder: Folder) -> None:
         holds = any(part.stored or part.holes for part in folder.parts)
+        unknown = holds and folder.queue_id not in self._said
         if folder.defined[0]:
             folder.orphan = False
             self._check_stream(folder)
-        elif folder.orphan or (holds and folder.queue_id not in self._said and not self.definitions_intact):
+        elif folder.orphan or (unknown and (self.ending.in_order or not self.definitions_intact)):
             folder.orphan = True
             self.damage(folder.path, "it holds messages of a queue that is not defined")
-        elif holds and folder.queue_id not in self._said and self._cut:
+        elif unknown and self._cut:
             folder.orphan = True
             self.notes.append(
                 f"{folder.path} holds messages of a queue that is not defined: its line may have been torn off"
