@@ -6,7 +6,7 @@ from contextlib import suppress
 from random import Random
 
 from tests.sim.result import Result, finding
-from tests.sim.world import Dice, Found, World, check_state, digest, small_world
+from tests.sim.world import Dice, Found, World, check_sound, check_state, digest, small_world
 from tests.support.simdisk import PowerCut, SimDisk
 
 
@@ -81,6 +81,7 @@ class Cuts:
 
     def _check(self, found: SimDisk) -> None:
         self.result.tried += 1
+        check_sound(found.copy())
         check_state(found, self.world.clock, self.world.ledger)
 
     def _cut_short(self, disk: SimDisk, rng: Random) -> SimDisk:

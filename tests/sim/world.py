@@ -16,7 +16,8 @@ import xxhash
 from kvitto.broker import deadletter, stages
 from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue
-from kvitto.store import definitions, journal, log, segment, stream
+from kvitto.store import definitions, journal, log, paths, segment, stream
+from kvitto.store.survey import Survey
 from tests.protocol.sansio import House
 from tests.sim.actor import Actor, Plan, plan
 from tests.sim.ledger import Ledger
@@ -219,6 +220,13 @@ def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
     found = served(rig)
     ledger.check(found)
     return found
+
+
+def check_sound(disk: SimDisk) -> None:
+    """D3: `kvitto check` takes what a power cut leaves for no damage; reading it cuts torn tails, so the disk is used up."""
+    if disk.exists(paths.DEFINITIONS):  # else there is no data directory yet
+        findings = Survey(disk).findings
+        assert not findings, [str(finding) for finding in findings]
 
 
 def check_archives(rig: Rig, ledger: Ledger) -> None:

@@ -54,7 +54,7 @@ class Shelf:
         self.store = Store(self.disk, self.clock)
         self.store.open()
         if not self.store.load_definitions():
-            self.store.definitions.put("queue", ("/", "shelf"), {"id": QUEUE})
+            self.store.definitions.put("queue", ("/", "shelf"), {"id": QUEUE, "auto_delete": False, "arguments": ""})
             self.store.definitions.file.sync()
         self.log = Log(self.store, QUEUE, True)
         self.found: Recovered = self.log.recover()

@@ -17,6 +17,7 @@ from kvitto.store.settlements import (
     RANGE_SETTLED,
     REJECTED,
 )
+from kvitto.store.survey import Survey
 from tests.support.archived import ARCHIVE, QUEUES, about, bases, entries
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import SimDisk
@@ -101,8 +102,12 @@ def test_a_reader_learns_whose_segments_these_are() -> None:
 
 def test_what_a_power_cut_left_of_queue_json_is_written_anew() -> None:
     rig, queue_id = settled_rig()
-    for place in (ARCHIVE, QUEUES):
+    for place in (QUEUES, ARCHIVE):
         rig.disk._names[f"{place}/{queue_id}/queue.json"].live[5:] = b""  # type: ignore[union-attr]
+        found = SimDisk(boot=2)
+        found._names = rig.disk.copy()._names
+        said = [str(finding) for finding in Survey(found).findings]
+        assert all("whose archive this is" in text for text in said) and len(said) == (place == ARCHIVE)
     rig.kill()
     rig.settle_down()
     for place in (ARCHIVE, QUEUES):

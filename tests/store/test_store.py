@@ -11,6 +11,7 @@ from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import definitions
 from kvitto.store.disk import RealDisk
 from kvitto.store.store import FORMAT, Store
+from kvitto.store.survey import Survey
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.clock import ManualClock
 from tests.support.rig import Rig
@@ -312,6 +313,31 @@ def test_damaged_definitions_stop_the_start_after_an_end_in_order() -> None:
     assert disk.files()["definitions.log"] == before
 
 
+def test_after_an_end_in_order_a_power_cut_brings_no_name_back() -> None:
+    """D3: a settlement log that was the last thing to go was there again, and `kvitto check` took its segment for missing."""
+    for number in range(8):
+        shelf = Shelf()
+        shelf.log.segment_bytes = 1
+        shelf.write(b"a")
+        shelf.write(b"b")
+        shelf.settle(0)
+        shelf.rest()
+        shelf.store.shut()
+        names = shelf.disk.listdir(DIRECTORY)
+        assert names == [f"{1:020d}.log"]
+        found = shelf.disk.crash(Random(number), hostile=True)
+        assert found.listdir(DIRECTORY) == names and Survey(found).findings == []
+
+
+def test_what_a_first_start_had_made_when_the_power_went_is_no_damage() -> None:
+    """D3: a start goes on there; `kvitto check` said that none would."""
+    disk = SimDisk()
+    disk.makedirs("queues")
+    with pytest.raises(StoreError, match="no data directory"):
+        Survey(disk)
+    Rig(disk)
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("left", [None, b"", b"0123456789abcdef {half"])
 def test_without_definitions_no_messages_go(in_order: bool, left: bytes | None) -> None:
@@ -326,7 +352,9 @@ def test_without_definitions_no_messages_go(in_order: bool, left: bytes | None) 
         disk.open("definitions.log", create=True).write_at(0, [left])
     before = {path: content for path, content in disk.files().items() if path.startswith("queues")}
     for _ in range(2):
-        with pytest.raises(StoreError, match="definitions.log (says nothing, although queues/.* holds|is damaged at byte 0)"):
+        with pytest.raises(
+            StoreError, match=r"definitions.log (says nothing, although queues/.* holds|is damaged at byte 0)"
+        ):
             Rig(disk)
         disk = disk.kill()
     assert {path: content for path, content in disk.files().items() if path.startswith("queues")} == before

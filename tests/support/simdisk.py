@@ -323,7 +323,7 @@ class SimDisk:
         return SimLock(self, path)
 
     def boot_id(self) -> str:
-        return f"boot-{self._boot}"
+        return f"{self._boot:08x}-0000-4000-8000-000000000000"
 
     # -- what happens to it ----------------------------------------------------------------------------------
 

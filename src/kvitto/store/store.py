@@ -501,9 +501,10 @@ class Store:
                 log_.drop_settled()
         for log_, part in job.seals:
             self._seal(log_, part)
-        for _, path in job.unlinks:
+        for directory, path in job.unlinks:
             if self.disk.exists(path):
                 self.disk.unlink(path)
+                self._dirs[directory] = None
         if job.journal_applied:
             self.journal.retire(job.journal_applied)
         for callback in job.callbacks:

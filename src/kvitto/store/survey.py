@@ -133,7 +133,7 @@ class Survey:
     def _check_format(self) -> None:
         names = self.disk.listdir("")
         if paths.FORMAT not in names:
-            if paths.DEFINITIONS not in names and paths.QUEUES not in names:
+            if paths.DEFINITIONS not in names and not self.disk.listdir(paths.QUEUES):
                 raise StoreError("this is no data directory: it has no file `format`")
             self.damage(paths.FORMAT, "it is missing; no broker starts here")
             return
@@ -308,7 +308,10 @@ class Survey:
                 return text
         except (ValueError, KeyError, TypeError):
             pass
-        self.damage(path, "it does not say which queue this is", 0)
+        if self.ending.doubt and (b"\0" in text or not text.endswith(b"\n")):
+            self.notes.append(f"{path} was cut short; the next start writes it again")
+        else:
+            self.damage(path, "it does not say which queue this is", 0)
         return b""
 
     def _find_owner(self, folder: Folder) -> None:
