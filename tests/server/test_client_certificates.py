@@ -256,6 +256,28 @@ def test_files_are_read_again_on_sighup(files: Files, tmp_path: Path) -> None:
     assert "read again" in err
 
 
+def test_two_sighups_at_once_are_as_good_as_one(files: Files, tmp_path: Path) -> None:
+    """One for the certificate, one for the key: the listener is there afterwards, and so it is for the next ones."""
+    pairs = [files.server, *(files.authority.sign(name, "/CN=localhost", "DNS:localhost") for name in ("two", "three"))]
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(pair: Pair) -> None:
+        shutil.copy(pair.cert, cert)
+        shutil.copy(pair.key, key)
+
+    put(pairs[0])
+    serials = set()
+    with Tls(tmp_path / "data", cert, key) as broker:
+        assert broker._server is not None
+        reload = broker._server.reload
+        for pair in pairs:
+            put(pair)
+            broker.call(lambda: (reload(), reload()))
+            with Client(broker.tls_port, files.authority.cert, None) as client:
+                serials.add(client.serial())
+    assert len(serials) == len(pairs)
+
+
 def test_sighup_without_tls_is_no_end(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         os.kill(server.process.pid, signal.SIGHUP)

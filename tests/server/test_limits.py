@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ import pytest
 import kvitto
 from kvitto.base import limits
 from kvitto.http import server as http_server
+from kvitto.server import logins
 from kvitto.wire import methods as m
 from kvitto.wire.spec import PROTOCOL_HEADER
 from tests.cli.process import KVITTO, READY
 from tests.http.api import Http
 from tests.protocol.raw import Raw
+from tests.support.certificates import Authority
 from tests.support.wait import wait_until
 
 IDLE = int(os.environ.get("KVITTO_CONNECTIONS", "200"))
@@ -101,19 +103,46 @@ def test_connections_end_before_descriptors_do(tmp_path: Path) -> None:
         working.put_in(queues[0], b"x")
 
 
+@pytest.mark.slow
+def test_who_has_not_logged_in_cannot_take_the_last_descriptor(tmp_path: Path) -> None:
+    """Limit of open files, by TLS handshakes that are not made, AMQP and HTTP: queues are written all the same."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("needs prlimit (Debian: util-linux)")
+    pair = Authority(tmp_path / "tls").sign("server", "/CN=localhost")
+    options = ("--tls-port", "0", "--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
+    with started(tmp_path / "data", "prlimit", "--nofile=200:200", options=options) as ready, ExitStack() as doors:
+        http = Http(f"http://127.0.0.1:{ready['http']}")
+        working = doors.enter_context(Raw(int(ready["amqp"])))
+        working.channel(1)
+        queues = [working.declare(durable=True) for _ in range(20)]
+        for door in ("tls", "amqp", "http"):
+            for _ in range(200):
+                doors.enter_context(socket.create_connection(("127.0.0.1", int(ready[door]))))
+        for queue in queues:
+            working.put_in(queue, b"x")
+            assert working.get(queue, no_ack=True) is not None
+        assert refused(http.url, "connections") > 0
+
+
 @contextmanager
 def process(data_dir: Path, *prefix: str) -> Iterator[tuple[int, Http]]:
-    """A broker in a process of its own, with as many files as it likes; nobody reads its log."""
-    command = [*prefix, *KVITTO, "serve", "--data-dir", str(data_dir), "--port", "0", "--http-port", "0"]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert started.stdout is not None
-        ready = READY.match(started.stdout.readline())
-        assert ready is not None
+    with started(data_dir, *prefix) as ready:
         yield int(ready["amqp"]), Http(f"http://127.0.0.1:{ready['http']}")
+
+
+@contextmanager
+def started(data_dir: Path, *prefix: str, options: tuple[str, ...] = ()) -> Iterator[dict[str, str]]:
+    """A broker in a process of its own, with as many files as it likes; nobody reads its log."""
+    command = [*prefix, *KVITTO, "serve", "--data-dir", str(data_dir), "--port", "0", "--http-port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        ready = READY.match(process.stdout.readline())
+        assert ready is not None
+        yield ready.groupdict()
     finally:
-        started.kill()
-        started.communicate()
+        process.kill()
+        process.communicate()
 
 
 def test_a_handshake_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +170,28 @@ def test_idle_http_connections_make_room_for_who_asks(monkeypatch: pytest.Monkey
         idle = [socket.create_connection((http.host, http.port)) for _ in range(15)]
         assert refused(running.http_url, "http_connections") >= 5
         for each in idle:
+            each.close()
+
+
+def test_refused_logins_make_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit CONNECTIONS_MAX: who guesses passwords waits for the answer, but not in the way of others."""
+    monkeypatch.setattr(http_server, "CONNECTIONS_MAX", 10)
+    monkeypatch.setattr(logins, "FREE", 0)
+    monkeypatch.setattr(logins, "DELAY_S", 60)
+    monkeypatch.setattr(logins, "DELAY_MAX_S", 60)
+    guess = b"GET /api/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6eA==\r\n\r\n"
+    with broker() as running:
+        http = Http(running.http_url)
+        guesses = [socket.create_connection((http.host, http.port)) for _ in range(15)]
+        for each in guesses:
+            with suppress(ConnectionError):
+                each.sendall(guess)
+        assert running._server is not None
+        wait_until(lambda: running._server.logins.delayed >= 2)  # type: ignore[union-attr]
+        for _ in range(20):
+            assert http.call("GET", "/healthz").status == 200
+            assert http.call("GET", "/api/whoami").status == 200
+        for each in guesses:
             each.close()
 
 

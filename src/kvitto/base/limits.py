@@ -38,7 +38,7 @@ HANDSHAKE_S = 10.0
 # what there may be of each thing; a user sets the first three (base/config.py)
 REFUSED_MAX = 256
 """Connections over their limit that are told so at one time; further ones are dropped without a word."""
-FILES_RESERVE = 512
+FILES_RESERVE = 1024
 """File descriptors that connections and new queues leave to what there is: HTTP, the journal, further segments; at most an eighth."""
 FILES_PER_QUEUE = 2
 """A segment and its settlement log."""

@@ -6,6 +6,8 @@ import os
 import resource
 from pathlib import Path
 
+from kvitto.base import limits
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -80,6 +82,11 @@ def open_files() -> int:
 
 def open_files_max() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def files_reserve() -> int:
+    """Of those, how many are left to what there is."""
+    return min(limits.FILES_RESERVE, open_files_max() // 8)
 
 
 def group_members(group: int) -> list[int]:

@@ -7,10 +7,12 @@ failure becomes JSON in `Peer._answer`, the one place; no peer ever sees a trace
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import ipaddress
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +22,7 @@ import h11
 
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ProtocolError, StoreError, StoreFull
+from kvitto.base.process import files_reserve
 from kvitto.http.access import Door, refuse_forgery
 from kvitto.http.api import Api, Call, Host
 from kvitto.http.rates import SAMPLE_S
@@ -29,6 +32,8 @@ from kvitto.http.router import Router
 log = logging.getLogger("kvitto.http")
 
 CONNECTIONS_MAX = 256
+"""Or a quarter of the reserve of file descriptors, if that is less."""
+BACKLOG = 100
 READ_BYTES = 16 * 1024
 IDLE_S = 60.0
 """For the next request's head on a connection that is kept alive."""
@@ -53,13 +58,20 @@ class Listener:
         self.body_bytes = 0
         """Of all requests whose answer is not ready, at most `limits.HTTP_BODIES_MAX`."""
         self.waiting: dict[Peer, None] = {}
-        """Those that have not asked for anything yet, or not again, longest first: where there are too many they go first."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that have not asked for anything yet, or not again, or whose password is being checked, longest first: where there are too
+        many they go first."""
+        self._most = CONNECTIONS_MAX
+        self._tasks: dict[Peer, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._sampler: asyncio.Task[None] | None = None
 
     async def listen(self, address: str, port: int) -> int:
-        self._server = await asyncio.start_server(self._accept, address, port, limit=READ_BYTES)
+        self._most = min(CONNECTIONS_MAX, max(files_reserve() // 4, 1))
+        # asyncio accepts as many at once, before anybody is asked, as it lets wait; more may wait
+        self._server = await asyncio.start_server(self._accept, address, port, limit=READ_BYTES, backlog=self._most)
+        for sock in self._server.sockets:
+            with sock.dup() as same:
+                same.listen(BACKLOG)
         self._sampler = asyncio.get_running_loop().create_task(self._sample())
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -68,7 +80,7 @@ class Listener:
             self._server.close()
         if self._sampler is not None:
             self._sampler.cancel()
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
 
     async def _sample(self) -> None:
@@ -79,20 +91,24 @@ class Listener:
             await asyncio.sleep(SAMPLE_S)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= CONNECTIONS_MAX:
-            longest = next(iter(self.waiting), None)
-            log.warning("more than %d HTTP connections, one is ended", CONNECTIONS_MAX)
+        if len(self._tasks) >= self._most:
+            log.warning("more than %d HTTP connections, one is ended", self._most)
             self.api.broker.refused["http_connections"] += 1
+            longest = next(iter(self.waiting), None)
             if longest is None:
                 writer.transport.abort()
                 return
-            del self.waiting[longest]
-            longest.writer.transport.abort()
+            self._end(longest)
         peer = Peer(self, reader, writer)
+        task = self._tasks[peer] = asyncio.get_running_loop().create_task(peer.run())
         self.waiting[peer] = None
-        task = asyncio.get_running_loop().create_task(peer.run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._tasks.pop(peer, None))
+
+    def _end(self, peer: Peer) -> None:
+        """At once: it counts no more, and waits for nothing."""
+        del self.waiting[peer]
+        peer.writer.transport.abort()
+        self._tasks.pop(peer).cancel()
 
 
 class Peer:
@@ -140,14 +156,21 @@ class Peer:
 
     async def _next_request(self) -> Any:
         """Within the time that a peer has for it: more once it has asked for something."""
-        waiting = self.listener.waiting
-        waiting[self] = None
         try:
-            async with asyncio.timeout(IDLE_S if self.served else limits.HANDSHAKE_S):
-                return await self._event()
+            with self._replaceable():
+                async with asyncio.timeout(IDLE_S if self.served else limits.HANDSHAKE_S):
+                    return await self._event()
         finally:
             self.served = True
-            waiting.pop(self, None)
+
+    @contextlib.contextmanager
+    def _replaceable(self) -> Iterator[None]:
+        """While nothing is done for a known caller, others may take the place."""
+        self.listener.waiting[self] = None
+        try:
+            yield
+        finally:
+            self.listener.waiting.pop(self, None)
 
     async def _linger(self) -> None:
         """Take what the peer still sends: closing over unread input would reset the connection, and the answer be lost."""
@@ -224,7 +247,8 @@ class Peer:
         listener = self.listener
         refuse_body(head)
         route, args = listener.router.find(head.method, head.path)
-        user = await listener.door.admit(head, route.access)
+        with self._replaceable():
+            user = await listener.door.admit(head, route.access)
         refuse_forgery(head)
         body = bytearray()
         try:

@@ -30,8 +30,9 @@ COPIES = sys.version_info < (3, 12)
 class Peer(asyncio.BufferedProtocol):
     """The socket of one AMQP connection; it is also the connection's `Transport`."""
 
-    def __init__(self, server: Server, tls: bool) -> None:
+    def __init__(self, server: Server, address: Any, tls: bool) -> None:
         self.server = server
+        self._address = address
         self.tls = tls
         self.connection: Connection | None = None
         self.socket: asyncio.Transport | None = None
@@ -51,8 +52,7 @@ class Peer(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        address = transport.get_extra_info("peername")
-        name, loopback = peer_name(address)
+        name, loopback = peer_name(self._address)
         refusal = self.server.refusal()
         self.connection = Connection(self.server.hub, self, name, loopback, self.tls)
         if refusal is None:
@@ -179,8 +179,6 @@ class Peer(asyncio.BufferedProtocol):
 
 def peer_name(address: Any) -> tuple[str, bool]:
     """(host:port, whether it is this machine)."""
-    if not isinstance(address, tuple):
-        return "local", True
     host, port = address[0], address[1]
     try:
         ip = ipaddress.ip_address(host)

@@ -17,16 +17,17 @@ from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
-from kvitto.base.process import open_files_max
+from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
+from kvitto.server.acceptor import Acceptor
 from kvitto.server.listener import INBOX, Peer
 from kvitto.server.logins import Logins
 from kvitto.server.pacing import Pacing
 from kvitto.server.syncer import Syncer
-from kvitto.server.tls import BACKLOG, TlsListener
+from kvitto.server.tls import TlsFiles
 from kvitto.server.watermarks import Watermarks
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import Store, SyncJob
@@ -65,7 +66,10 @@ class Server:
         self._watermarks: Watermarks
         self._syncer: Syncer | None = None
         self._servers: list[Any] = []
-        self._tls: TlsListener | None = None
+        self._acceptors: list[Acceptor] = []
+        self._other_files = 0
+        """Open when the broker has just started: what is neither the store's nor a connection's."""
+        self._tls: TlsFiles | None = None
         self._turn_due = False
         self._lazy: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +101,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         if self.config.tls_port is not None:
-            self._tls = TlsListener(self.config, lambda: Peer(self, True))
+            self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock)
         self.hub = Hub(self.broker)
         try:
@@ -117,10 +121,9 @@ class Server:
         self._syncer = Syncer(self._loop, self._synced)
         config = self.config
         try:
-            self.port = await self._listen()
-            if self._tls is not None:
-                self.tls_port = await self._tls.listen()
-                self._servers.append(self._tls)
+            self.port = await self._listen(config.port)
+            if config.tls_port is not None:
+                self.tls_port = await self._listen(config.tls_port, self._tls)
             if config.http_port is not None:
                 from kvitto.http.server import serve
 
@@ -129,6 +132,7 @@ class Server:
         except OSError:
             await self.stop()
             raise
+        self._other_files = max(open_files() - self.store.disk.open_files(), 0)
         self._every_second()
         self.schedule()
 
@@ -138,23 +142,32 @@ class Server:
             if os.stat(self.store_path).st_mode & 0o077:
                 log.warning("%s can be read by other users of this machine: chmod 700 it", self.store_path)
 
-    async def _listen(self) -> int:
-        config = self.config
-        server = await self._loop.create_server(lambda: Peer(self, False), config.host, config.port, backlog=BACKLOG)
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+    async def _listen(self, port: int, files: TlsFiles | None = None) -> int:
+        tls = None if files is None else lambda: files.context
+        acceptor = Acceptor(lambda address: Peer(self, address, tls is not None), self._has_room, tls)
+        self._acceptors.append(acceptor)
+        self._servers.append(acceptor)
+        return await acceptor.listen(self.config.host, port)
+
+    def _has_room(self) -> bool:
+        """Whether there is a descriptor for one more peer, be it only to tell him that he may not stay."""
+        if self.refusal() is not None:
+            return True
+        self.broker.refused["connections"] += 1
+        return False
 
     def _file_room(self) -> int:
         """How many more files may be open for queues, beside connections, a reserve, and what the queues that there are may need."""
         most = open_files_max()
+        connections = len(self.hub.connections) + sum(acceptor.beginning for acceptor in self._acceptors)
         needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
-        return most - reserve(most) // 2 - needed - len(self.hub.connections)
+        return most - files_reserve() // 2 - self._other_files - needed - connections
 
     def refusal(self) -> str | None:
         """Why there may be no further connection, "" if there may; None if not even one that is told so."""
         most = self.config.max_connections
         over = 0 if most is None else len(self.hub.connections) + 1 - most
-        kept = reserve(open_files_max())
+        kept = files_reserve()
         room = self._file_room() - kept // 2
         if over <= 0 and room > 0:
             return ""
@@ -381,8 +394,3 @@ class Server:
             if late and not connection.beat():
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()
-
-
-def reserve(files: int) -> int:
-    """Of so many that may be open, those that are left to what there is."""
-    return min(limits.FILES_RESERVE, files // 8)

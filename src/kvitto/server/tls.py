@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvitto.base import limits
 from kvitto.base.config import Config, ConfigError
 
 log = logging.getLogger("kvitto")
-
-BACKLOG = 1024
-"""Connections that the system may hold ready for a listener."""
 
 SHORT = {
     "commonName": "CN",
@@ -81,60 +76,26 @@ def context(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
     return made
 
 
-class TlsListener:
-    """AMQP over TLS. ConfigError if one of the files cannot be used."""
+class TlsFiles:
+    """What the files of a configuration held when they were read last. ConfigError if one of them cannot be used."""
 
-    def __init__(self, config: Config, peer: Callable[[], asyncio.BufferedProtocol]) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._peer = peer
-        self._context = self._read()
-        self._servers: list[asyncio.Server] = []
-        self._swapping: asyncio.Task[None] | None = None
+        self.context = self._read()
 
     def _read(self) -> ssl.SSLContext:
         config = self._config
         assert config.tls_cert is not None and config.tls_key is not None
         return context(config.tls_cert, config.tls_key, config.tls_ca)
 
-    async def listen(self) -> int:
-        """OSError if it cannot."""
-        server = await self._serve(host=self._config.host, port=self._config.tls_port)
-        self._servers = [server]
-        return int(server.sockets[0].getsockname()[1])
-
-    async def _serve(self, **where: Any) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(
-            self._peer, **where, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=limits.HANDSHAKE_S
-        )
-
     def reload(self) -> None:
         """Have new connections get what is in the files now; what cannot be used is logged, and nothing changes."""
         try:
-            self._context = self._read()
+            self.context = self._read()
         except ConfigError as error:
             log.error("%s; what was read before stays in use", error)
-            return
-        self._swapping = asyncio.get_running_loop().create_task(self._swap())
-
-    async def _swap(self) -> None:
-        """New listeners on the same sockets take over from the old ones: nobody is turned away."""
-        loop = asyncio.get_running_loop()
-        old, self._servers = self._servers, []
-        for server in old:
-            for sock in server.sockets:
-                self._servers.append(await self._serve(sock=sock.dup()))
-                loop.remove_reader(sock.fileno())
-        # what the old ones have accepted needs them once more, in the next turn of the loop
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        for server in old:
-            server.close()
-        log.info("certificate, key and authorities have been read again, new connections get them")
-
-    def close(self) -> None:
-        for server in self._servers:
-            server.close()
+        else:
+            log.info("certificate, key and authorities have been read again, new connections get them")
 
 
 def user_of(certificate: Mapping[str, Any], login_from: str) -> str | None:

@@ -1,0 +1,101 @@
+"""Takes connections of AMQP, with or without TLS, for as long as there are descriptors for them.
+
+asyncio's own server accepts as many as wait before anybody is asked, and a TLS handshake counts nowhere until it is done. Who has
+not logged in could take the last descriptor that way, and the store without one is a failed disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from kvitto.base import limits
+
+log = logging.getLogger("kvitto")
+
+BACKLOG = 1024
+"""Connections that the system may hold ready for a listener."""
+AT_ONCE = 64
+"""Of those, in one turn of the loop."""
+RETRY_S = 1.0
+"""After a connection that could not be accepted."""
+
+MakePeer = Callable[[Any], asyncio.BufferedProtocol]
+"""From the peer's address as the system gave it: later it may not be known any more."""
+
+
+class Acceptor:
+    """One listener. `room`: whether there may be one more connection; asked before a handshake, too.
+
+    `tls`: what to shake hands with, asked for each connection.
+    """
+
+    def __init__(
+        self, peer: MakePeer, room: Callable[[], bool], tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        self._peer = peer
+        self._room = room
+        self._tls = tls
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    @property
+    def beginning(self) -> int:
+        """Connections that are accepted and have no peer yet: with TLS, those that shake hands."""
+        return len(self._beginning)
+
+    async def listen(self, host: str, port: int) -> int:
+        """The port. OSError if it cannot."""
+        loop = asyncio.get_running_loop()
+        bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        self._sockets = [sock.dup() for sock in bound.sockets]
+        bound.close()
+        try:
+            for sock in self._sockets:
+                sock.listen(BACKLOG)
+        except OSError:
+            self.close()
+            raise
+        self._accepting = [loop.create_task(self._accept(sock)) for sock in self._sockets]
+        return int(self._sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        for task in (*self._accepting, *self._beginning):
+            task.cancel()
+        for sock in self._sockets:
+            sock.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        accepted = 0
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except ConnectionError:  # gone again
+                continue
+            except OSError as error:
+                log.error("cannot accept a connection: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self._room():
+                task = loop.create_task(self._begin(sock, address))
+                self._beginning.add(task)
+                task.add_done_callback(self._beginning.discard)
+            else:
+                sock.close()
+            accepted += 1
+            if accepted % AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _begin(self, sock: socket.socket, address: Any) -> None:
+        loop = asyncio.get_running_loop()
+        tls = {} if self._tls is None else {"ssl": self._tls(), "ssl_handshake_timeout": limits.HANDSHAKE_S}
+        # of TLS: a peer that speaks none, is too slow, or shows a wrong certificate
+        with contextlib.suppress(OSError, ValueError):
+            await loop.connect_accepted_socket(lambda: self._peer(address), sock, **tls)  # type: ignore[arg-type]
