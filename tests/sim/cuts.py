@@ -136,5 +136,6 @@ class Tears:
                     assert now == before[cut], "not what was whole before"
 
     def _start(self, disk: SimDisk, rng: Random) -> Found:
+        check_sound(disk.copy())
         with Dice.others(rng):
             return check_state(disk, self.world.clock, self.world.ledger)

@@ -193,6 +193,33 @@ def test_torn_tails_are_no_damage(killed: Original) -> None:
     assert survey(disk).findings == []
 
 
+def test_a_footer_that_a_killed_process_had_half_written_is_no_damage(killed: Original) -> None:
+    """D3: it was taken for a damaged one. A whole one of which a bit is another is damage."""
+    path = killed.part("again", f"{18:020d}.log")
+    whole = killed.disk[path]
+    begin = whole.rindex(b"KVITFOOT")
+    for size in range(begin + 1, len(whole)):
+        disk = killed.copy()
+        disk[path] = whole[:size]
+        assert survey(disk).findings == [], size - begin
+        disk[path] = whole
+        disk.flip(path, size)
+        assert [finding.path for finding in survey(disk).findings] == [path], size - begin
+
+
+def test_a_settlement_log_that_came_to_the_archive_before_its_segment_is_no_damage(in_order: Original) -> None:
+    """D3: where the power goes in between, and where a full disk has no room for a copy of the segment, also after an end in order."""
+    source, archive = (in_order.part("kept", "").replace("queues", place, 1) for place in ("queues", "archive"))
+    disk = in_order.copy()
+    base = disk.glob(archive + "*.log")[-1][-24:-4]
+    disk.rename(f"{archive}{base}.log", f"{source}{base}.log")
+    disk.link(f"{archive}{base}.ack", f"{source}{base}.ack")
+    assert survey(disk).findings == []
+    disk.unlink(f"{source}{base}.log")
+    disk.unlink(f"{source}{base}.ack")
+    assert [finding.path for finding in survey(disk).findings] == [f"{archive}{base}.ack"]
+
+
 def test_what_is_torn_before_a_later_synced_segment_is_damage(killed: Original) -> None:
     """D3: a segment that had been sealed has lost its end; the next one says that it had been synced."""
     disk = killed.copy()

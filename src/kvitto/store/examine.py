@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from kvitto.store import paths, segment
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
-from kvitto.store.segment import FOOTER_MAGIC, GAP_MAX, HEADER, DamagedSegment, Segment, find_batch, valid_at
+from kvitto.store.segment import (
+    FOOTER_FIXED,
+    FOOTER_MAGIC,
+    GAP_MAX,
+    HEADER,
+    DamagedSegment,
+    Segment,
+    find_batch,
+    valid_at,
+)
 from kvitto.store.settlements import Replay
 
 NEAR = 1 << 20
@@ -207,8 +216,10 @@ def _messages(part: Part, data: bytes, ending: Ending, owed: bool, after: int | 
     part.synced |= sealed
     rest = data[own.size :] if not sealed else b""
     part.tail = len(rest.rstrip(b"\0"))
-    is_footer = rest.startswith(FOOTER_MAGIC) or int.from_bytes(rest[-8:], "little") == own.size
-    if is_footer and (damaged or (part.tail and not ending.doubt)):
+    is_whole = int.from_bytes(rest[-8:], "little") == own.size
+    is_footer = is_whole or rest.startswith(FOOTER_MAGIC)
+    is_torn = is_footer and not is_whole and len(rest) < max(int.from_bytes(rest[8:12], "little"), FOOTER_FIXED)
+    if is_footer and (damaged or (part.tail and not ending.doubt and not is_torn)):
         part.intact, part.tail = False, 0
         found.append(Finding(part.path, "its footer is damaged; its messages can be read", own.size))
     elif damaged and rest and (ending.intact or owed):

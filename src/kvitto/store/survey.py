@@ -277,7 +277,9 @@ class Survey:
         replay = Blocks(base, 0)
         replay.run(self.disk.read_file(path), HEADER, ending.doubt)
         folder.next = max(folder.next, replay.highest + 1, replay.mark)
-        if ending.in_order:
+        if folder.archived and self.disk.exists(paths.segment(paths.queue_dir(folder.queue_id, True), base)):
+            return  # it comes after its settlement log
+        if self.ending.in_order:
             self.damage(path, "its segment is missing")
         else:
             self.notes.append(f"{path}: its segment is gone; the next start removes it")
