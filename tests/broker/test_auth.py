@@ -172,6 +172,7 @@ def test_a_deleted_user_is_gone_and_may_nothing_more(kept: Kept) -> None:
         (".*", "", True),
         ("", "anything", False),
         ("", "", False),
+        ("", "\n", False),
         ("^$", "anything", False),
         ("tasks", "my-tasks-1", True),
         ("^tasks", "my-tasks-1", False),

@@ -2,8 +2,10 @@
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import kvitto
 from kvitto.cli import main
 from kvitto.client import Connection, ConnectionLost
+from tests.cli.process import KVITTO
 from tests.http.api import Http
 from tests.support.wait import wait_until
 
@@ -151,6 +154,8 @@ def test_names_cannot_command_the_terminal(ctl: Ctl) -> None:
         ("ftp://{}", 2, "http://"),
         ("http://127.0.0.1:notaport", 2, "--url: malformed host or port in 'http://127.0.0.1:notaport'"),
         ("http://{}/prefix", 1, "nothing at this path"),
+        ("http://two words:1", 2, "--url: 'two words' is no host"),
+        ("http://app:\udcff@{}", 4, "not allowed"),
     ],
 )
 def test_what_is_wrong_is_said_and_told_by_exit_code(
@@ -159,6 +164,24 @@ def test_what_is_wrong_is_said_and_told_by_exit_code(
     result = ctl("--url", url.format(broker.http_url.removeprefix("http://")), "list_queues")
     assert (result.code, result.out) == (code, "")
     assert reason in result.err and len(result.err.splitlines()) == 1
+
+
+def test_a_name_that_is_empty_is_said(ctl: Ctl) -> None:
+    result = ctl("delete_queue", "")
+    assert (result.code, result.err) == (2, "kvitto ctl: a name is empty\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full (Linux)")
+def test_output_that_cannot_be_written_is_said(broker: kvitto.Broker) -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*KVITTO, "ctl", "--url", broker.http_url, "status"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert result.returncode == 1 and "No space left" in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("password", ["secret@more", "secret/more", "secret#more", "secret?more", "secret[more"])

@@ -106,6 +106,8 @@ def test_a_user_survives_a_restart(tmp_path: str) -> None:
         ({"password": "x"}, "tags must be given"),
         ({"password": "x", "tags": [1]}, "tags"),
         ({"password_hash": "abc", "tags": ""}, "password_hash"),
+        ({"password": "\ud800", "tags": ""}, "password is not UTF-8"),
+        ({"password": "x" * 5000, "tags": ""}, "at most 4096"),
     ],
 )
 def test_an_incomplete_user_is_refused(api: Http, body: dict[str, object], reason: str) -> None:
@@ -176,7 +178,15 @@ def test_permissions_hold_for_queues_exchanges_and_messages(api: Http) -> None:
 
 def test_a_permission_must_be_a_regular_expression_for_a_user_and_vhost_that_exist(api: Http) -> None:
     body = {"configure": "(", "write": "", "read": ""}
-    assert "regular expression" in api.call("PUT", "/api/permissions/%2F/guest", body).reason
+    for expression, reason in (
+        ("(", "regular expression"),
+        ("a{99999999999}", "regular expression"),
+        ("(" * 5000 + ")" * 5000, "regular expression"),
+        ("\ud800", "not UTF-8"),
+        ("a" * 100_000, "at most 65536"),
+    ):
+        answer = api.call("PUT", "/api/permissions/%2F/guest", {**body, "configure": expression})
+        assert answer.status == 400 and reason in answer.reason
     assert api.put("/api/permissions/%2F/no-such", {**body, "configure": ""}) == 404
     assert api.put("/api/permissions/no-such/guest", {**body, "configure": ""}) == 404
     assert api.put("/api/permissions/%2F/guest", {"configure": ""}) == 400

@@ -137,6 +137,8 @@ def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path
         (["--start", "x", "--uri", "amqps://h"], "has to be amqp://"),
         (["--start", "x", "--uri", "http://h"], "starts with amqp://"),
         (["--place", "."], "is not empty"),
+        (["--place", "/dev/null"], "--place /dev/null: File exists"),
+        (["--place", "/dev/null/x"], "--place /dev/null/x: Not a directory"),
         (["--json", "/nowhere/report.json"], "no directory for"),
     ],
 )

@@ -36,7 +36,7 @@ GUEST = "guest"
 ADMINISTRATOR = "administrator"
 DEFAULT_EXCHANGE = "amq.default"
 """The name by which permissions know the exchange without a name."""
-_NOTHING = re.compile("^$")
+_NOTHING = re.compile("(?!)")
 
 
 def hash_password(password: str, cost: int = COST) -> str:
@@ -85,7 +85,7 @@ class Permission:
 def _compile(expression: str) -> re.Pattern[str]:
     try:
         return re.compile(expression) if expression else _NOTHING
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{expression!r} is no regular expression: {error}") from None
 
 

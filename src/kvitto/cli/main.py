@@ -31,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 1
+    except (
+        OSError
+    ) as error:  # what a command does not expect: a full disk behind stdout, a directory that cannot be made
+        print(f"kvitto: {error}", file=sys.stderr)
+        return 1
 
 
 COMMANDS = {

@@ -44,7 +44,7 @@ class Management:
         self._prefix = parts.path.rstrip("/")
         self.user = unquote(parts.username) if parts.username is not None else "guest"
         password = unquote(parts.password) if parts.password is not None else "guest"
-        encoded = base64.b64encode(f"{self.user}:{password}".encode()).decode()
+        encoded = base64.b64encode(f"{self.user}:{password}".encode(errors="surrogateescape")).decode()
         self._headers = {"Authorization": f"Basic {encoded}", "Content-Type": "application/json"}
 
     def get(self, *path: str, accept: tuple[int, ...] = ()) -> Any:
@@ -66,9 +66,14 @@ class Management:
         headers: dict[str, str],
         query: str = "",
     ) -> Any:
+        if "" in path:
+            raise Failure(USAGE, "a name is empty")
         target = "/".join((f"{self._prefix}/api", *(quote(part, safe="", errors="surrogateescape") for part in path)))
         make = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
-        connection = make(self._host, self._port, timeout=TIMEOUT_S)
+        try:
+            connection = make(self._host, self._port, timeout=TIMEOUT_S)
+        except http.client.InvalidURL:
+            raise Failure(USAGE, f"--url: {self._host!r} is no host") from None
         content = None if body is None else json.dumps(body)
         try:
             connection.request(

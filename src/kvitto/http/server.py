@@ -191,12 +191,15 @@ class Peer:
         return event
 
     def _head(self, event: h11.Request) -> Request:
-        """Problem 400 for a target that is no path."""
+        """Problem 400 for a target that is no path, or a body of two lengths."""
         target = event.target.decode("ascii", "replace")
         path, _, query = target.partition("?")
         if not path.startswith("/"):
             raise bad_request("the request's target must be a path")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
+        if {"content-length", "transfer-encoding"} <= headers.keys():
+            # RFC 9112, 6.3: a proxy in front may see another end of this request than we do
+            raise bad_request("Content-Length and Transfer-Encoding: which of them?")
         try:
             pairs = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100))
         except ValueError:

@@ -13,6 +13,9 @@ from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request
 from kvitto.http.vhosts import user_named
 
+PASSWORD_MAX = 4096
+"""Bytes: the frame that it comes in over AMQP has room for little more."""
+
 
 def whoami(call: Call) -> Response:
     user = call.user
@@ -44,6 +47,7 @@ async def put_user(call: Call) -> Response:
     if without and "password" in body:
         raise bad_request("password and an empty password_hash: which of them?")
     password = None if without else fields.text(body, "password", "" if known else None)
+    fields.short(password or "", "password", PASSWORD_MAX)
     if password == "" and ("password" in body or not known):
         raise bad_request("the password is empty")
     hashed = await asyncio.to_thread(users.hash, password) if password else ""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
+from kvitto.base.limits import KIB
 from kvitto.broker.auth import User
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
+
+EXPRESSION_MAX = 64 * KIB
+"""Bytes: to compile one is work, at each start again."""
 
 
 async def list_vhosts(call: Call) -> Response:
@@ -69,7 +73,8 @@ def get_permission(call: Call) -> Response:
 
 async def put_permission(call: Call) -> Response:
     body, vhost, user = call.request.json(), call.vhost(), user_named(call, call.args["user"])
-    expressions = [fields.text(body, name) for name in ("configure", "write", "read")]
+    names = ("configure", "write", "read")
+    expressions = [fields.short(fields.text(body, name), f"expression {name}", EXPRESSION_MAX) for name in names]
     known = user.may_open(vhost.name)
     users = call.api.broker.users
     try:

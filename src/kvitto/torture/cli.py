@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
 import shutil
@@ -124,9 +125,18 @@ def impossible(args: argparse.Namespace) -> str:
         return "RabbitMQ is not installed"
     if args.json and not args.json.resolve().parent.is_dir():
         return f"there is no directory for {args.json}"
-    if args.place and args.place.exists() and any(args.place.iterdir()):
-        return f"{args.place} is not empty"
-    return ""
+    return "" if args.place is None else unfit(args.place)
+
+
+def unfit(place: Path) -> str:
+    """Why a broker's data cannot be put there; "" if it can. Makes the directory."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            return f"--place {place} is not empty"
+    except OSError as error:
+        return f"--place {place}: {error.strerror}"
+    return "" if os.access(place, os.W_OK | os.X_OK) else f"--place {place}: not writable"
 
 
 def wanted_of(args: argparse.Namespace) -> Wanted:
