@@ -380,6 +380,8 @@ def test_d1_redeclaring_an_exchange_with_other_properties() -> None:
     assert refusal(lambda: again(durable=False)) == f"inequivalent arg 'durable' {where} 'false' but current is 'true'"
     assert "'auto_delete'" in refusal(lambda: again(auto_delete=True))
     assert "'internal'" in refusal(lambda: again(internal=True))
+    text = refusal(lambda: check_equivalent(exchange, "/", "direct", True, False, False, {"alternate-exchange": "z"}))
+    assert text == f"inequivalent arg 'alternate-exchange' {where} 'z' but current is 'y'"
     text = refusal(lambda: check_equivalent(exchange, "/", "direct", True, False, False, {}))
     assert text == f"inequivalent arg 'alternate-exchange' {where} none but current is the value 'y' of type 'longstr'"
 

@@ -2,7 +2,7 @@
 
 The model knows each message: whether it is in the queue, with whom, how often it was delivered, whether the client was told that it
 is safe, and whether its settlement was synced. Without a power cut the queue must do exactly what the model says; after one, what
-was confirmed must be there, what was settled and synced must not, the rest may (A5, A8, A9, A11, C2, D3, D4, P2-P4, X4).
+was confirmed must be there, what was settled and synced must not, the rest may (A5, A8, A9, A11, A12, C2, D3, D4, P2-P4, Q, X4).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Message:
 class Witness(Taker):
     """Writes deliveries into a list that all consumers share, so that their order is seen."""
 
-    def __init__(self, queue: Queue, seen: list[tuple[Witness, Delivery]], room: int) -> None:
-        super().__init__(queue, room=room)
+    def __init__(self, queue: Queue, seen: list[tuple[Witness, Delivery]], room: int, priority: int = 0) -> None:
+        super().__init__(queue, room=room, priority=priority)
         self.seen = seen
         self.holds: list[Message] = []
 
@@ -97,9 +97,18 @@ class QueueModel(RuleBasedStateMachine):
         overflow=st.sampled_from(["drop-head", "reject-publish"]),
         ttl=st.sampled_from([-1, -1, 3000]),
         count_bytes=st.booleans(),
+        single=st.sampled_from([False, False, True]),
     )
     def declare(
-        self, dead: bool, dead_length: int, limit: int, length: int, overflow: str, ttl: int, count_bytes: bool
+        self,
+        dead: bool,
+        dead_length: int,
+        limit: int,
+        length: int,
+        overflow: str,
+        ttl: int,
+        count_bytes: bool,
+        single: bool,
     ) -> None:
         self.dead, self.limit, self.length, self.ttl = dead, limit, length, ttl
         self.dead_length = dead_length
@@ -113,6 +122,9 @@ class QueueModel(RuleBasedStateMachine):
         self.count_bytes = count_bytes
         if count_bytes:
             self.arguments["x_max_length_bytes"] = 1 << 30
+        self.single = single
+        if single:
+            self.arguments["x_single_active_consumer"] = True
         self.make_dead()
         self.rig.declare("main", **self.arguments)
         self.getter = Witness(self.q, self.seen, 1 << 30)
@@ -148,9 +160,15 @@ class QueueModel(RuleBasedStateMachine):
     def over_limit(self, m: Message) -> bool:
         return 0 <= self.limit < m.deliveries and m.deliveries > 1
 
+    @property
+    def served(self) -> list[Witness]:
+        """All, or the single active one: the first in `consumers`."""
+        return self.consumers[:1] if self.single else self.consumers
+
     def watch(self) -> None:
         """Follow what consumers got."""
         for consumer, delivery in self.seen:
+            assert consumer in (*self.served, self.getter), "it waits for the end of the active one"
             ready = self.at(READY)
             while (
                 ready and ready[0].body != delivery.body and (self.leaves_unseen(ready[0]) or self.over_limit(ready[0]))
@@ -184,7 +202,7 @@ class QueueModel(RuleBasedStateMachine):
             self.leave(ready.pop(0))
         while not self.rejects and 0 <= self.length < len(ready):
             self.leave(ready.pop(0))
-        if any(c.credit() > 0 for c in self.consumers):
+        if any(c.credit() > 0 for c in self.served):
             for m in ready:
                 assert self.over_limit(m) or self.leaves_unseen(m), "a consumer has credit, and messages wait"
                 self.leave(m)
@@ -230,9 +248,9 @@ class QueueModel(RuleBasedStateMachine):
         self.turn()
 
     @precondition(lambda self: len(self.consumers) < 3)
-    @rule(room=st.integers(1, 5))
-    def consume(self, room: int) -> None:
-        consumer = Witness(self.q, self.seen, room)
+    @rule(room=st.integers(1, 5), priority=st.sampled_from([0, 0, 1]))
+    def consume(self, room: int, priority: int) -> None:
+        consumer = Witness(self.q, self.seen, room, priority)
         self.consumers.append(consumer)
         self.q.add_consumer(consumer)
         self.turn()
@@ -240,8 +258,11 @@ class QueueModel(RuleBasedStateMachine):
     @precondition(lambda self: self.consumers)
     @rule(which=st.integers(0, 2))
     def end_consumer(self, which: int) -> None:
-        """A6: its channel is gone."""
-        consumer = self.consumers.pop(which % len(self.consumers))
+        """A6: its channel is gone. If it was the single active one, the next is the first of those with the highest priority."""
+        at = which % len(self.consumers)
+        consumer = self.consumers.pop(at)
+        if at == 0 and self.consumers:
+            self.consumers.insert(0, self.consumers.pop(self.consumers.index(max(self.consumers, key=priority_of))))
         self.q.remove_consumer(consumer)
         self.give_back(consumer, list(consumer.holds))
         self.turn()
@@ -537,6 +558,10 @@ class QueueModel(RuleBasedStateMachine):
             self.dead_most = max(self.dead_length, dead.ready)
             assert q.moving or not dead.coming
         assert not self.rig.store.alarms
+
+
+def priority_of(consumer: Witness) -> int:
+    return consumer.priority
 
 
 TestQueueModel = QueueModel.TestCase

@@ -33,6 +33,29 @@ def test_a_connection_and_its_channels_are_shown(api: Http, broker: kvitto.Broke
     wait_until(lambda: api.get("/api/connections") == [])
 
 
+def test_a_single_active_consumer_and_those_that_wait(api: Http, broker: kvitto.Broker) -> None:
+    """Q: as RabbitMQ 3.10 shows them."""
+    path = "/api/queues/%2F/single"
+    with Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("single", durable=True, arguments={"x-single-active-consumer": True})
+        assert api.get(path)["single_active_consumer_tag"] is None
+        for tag in ("a", "b", "c"):
+            channel.consume("single", consumer_tag=tag)
+
+        def shown() -> tuple[str, list[tuple[str, bool, str]]]:
+            view = api.get(path)
+            assert view["consumer_details"] == [c for c in api.get("/api/consumers") if c["queue"]["name"] == "single"]
+            states = [(c["consumer_tag"], c["active"], c["activity_status"]) for c in view["consumer_details"]]
+            return view["single_active_consumer_tag"], states
+
+        waiting = [("b", False, "waiting"), ("c", False, "waiting")]
+        assert shown() == ("a", [("a", True, "single_active"), *waiting])
+        channel.cancel("a")
+        assert shown() == ("b", [("b", True, "single_active"), waiting[1]])
+    assert api.delete(path) == 204
+
+
 def test_a_connection_can_be_closed(api: Http, broker: kvitto.Broker) -> None:
     connection = Connection(broker.url)
     (found,) = wait_until(lambda: api.get("/api/connections"))

@@ -146,8 +146,10 @@ class Delivery:
 class Taker(Consumer):
     """A consumer with `room` for that many unacked messages; it keeps what it `got`."""
 
-    def __init__(self, queue: Queue, no_ack: bool = False, room: int = 1 << 30, burst: int = 1 << 30) -> None:
-        super().__init__(queue, "taker", no_ack, False, 0, {})
+    def __init__(
+        self, queue: Queue, no_ack: bool = False, room: int = 1 << 30, burst: int = 1 << 30, priority: int = 0
+    ) -> None:
+        super().__init__(queue, "taker", no_ack, False, priority, {})
         self.room = room
         self.burst = burst
         self.got: list[Delivery] = []

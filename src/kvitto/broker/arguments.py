@@ -51,6 +51,7 @@ class QueueSettings:
     max_priority: int = -1
     retry_min_ms: int = -1
     retry_max_ms: int = -1
+    single_active_consumer: bool = False
     archive: bool = False
     archive_max_age_ms: int = -1
     archive_max_bytes: int = -1
@@ -132,7 +133,6 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
     retry_min, retry_max = number("x-retry-delay-min", 0, MS_MAX), number("x-retry-delay-max", 0, MS_MAX)
     if retry_max >= 0 and not 0 <= retry_min <= retry_max:
         raise refuse("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
-    flag("x-single-active-consumer")
     archive = flag("x-archive")
     for name, why in _out_of_place(arguments, kind, archive, lasting):
         raise refuse(name, why)
@@ -148,6 +148,7 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
         max_priority=number("x-max-priority", 0, 255),
         retry_min_ms=retry_min,
         retry_max_ms=retry_max if retry_max >= 0 else max(retry_min, RETRY_MAX_MS),
+        single_active_consumer=flag("x-single-active-consumer"),
         archive=archive,
         archive_max_age_ms=age("x-archive-max-age"),
         archive_max_bytes=number("x-archive-max-length-bytes", 0),

@@ -32,7 +32,7 @@ def check_arguments(
     for name in names:
         there, here = name in current, name in received
         if there != here or (there and comparable(current[name]) != comparable(received[name])):
-            _refuse(thing, name, _argument(name, received), _argument(name, current))
+            _refuse(thing, name, _argument(name, received, there), _argument(name, current, here))
 
 
 def type_name(value: Value) -> str:
@@ -65,11 +65,12 @@ def _refuse(thing: str, field: str, received: str, current: str) -> None:
     raise ChannelError(PRECONDITION_FAILED, text)
 
 
-def _argument(name: str, arguments: Mapping[str, Value]) -> str:
+def _argument(name: str, arguments: Mapping[str, Value], both: bool) -> str:
+    """`both`: the other declaration has this argument too."""
     if name not in arguments:
         return "none"
     value = arguments[name]
-    return f"the value '{_text(value)}' of type '{type_name(value)}'"
+    return f"'{_text(value)}'" if both else f"the value '{_text(value)}' of type '{type_name(value)}'"
 
 
 def _text(value: Value) -> str:

@@ -13,7 +13,7 @@ cdef class Queue:
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
-    cdef public bint durable, exclusive, auto_delete, deleted, prioritised, had_consumer, dirty
+    cdef public bint durable, exclusive, auto_delete, deleted, single, ordered, had_consumer, dirty
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked, archived
     cdef public Py_ssize_t turn_of, burst, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
     cdef public unsigned long long cursor, next, doubt, tail_first

@@ -84,7 +84,8 @@ class Queue:
         self.consumers: list[Consumer] = []
         self.turn_of = 0
         self.burst = 0
-        self.prioritised = False
+        self.single = settings.single_active_consumer
+        self.ordered = False
         self.had_consumer = False
         self.group: str | None = None
         self.group_holders: list[object] = []
@@ -307,8 +308,8 @@ class Queue:
             c = consumers[0]
             self.burst = c.credit()
             return c if self.burst > 0 else None
-        if self.prioritised:
-            return self._pick_by_priority()
+        if self.ordered:
+            return self._pick_in_order()
         self.burst = 1
         for k in range(count):
             at = self.turn_of + k
@@ -320,7 +321,12 @@ class Queue:
                 return c
         return None
 
-    def _pick_by_priority(self) -> Consumer | None:
+    def _pick_in_order(self) -> Consumer | None:
+        """The single active consumer, or the one whose turn it is among those of the highest priority with credit."""
+        if self.single:
+            active = self.consumers[0]
+            self.burst = active.credit()
+            return active if self.burst > 0 else None
         self.burst = 1
         top: list[Consumer] = []
         for c in self.consumers:  # the highest priority comes first
@@ -806,7 +812,8 @@ class Queue:
 
     def add_consumer(self, c: Consumer) -> None:
         at = len(self.consumers)
-        while at and self.consumers[at - 1].priority < c.priority:
+        first = int(self.single and at > 0)  # the active one stays, whatever the priority of those that come
+        while at > first and self.consumers[at - 1].priority < c.priority:
             at -= 1
         self.consumers.insert(at, c)
         self._consumers_changed()
@@ -819,10 +826,21 @@ class Queue:
             self._consumers_changed()
             self.used_ms = self.broker.now_ms
 
+    def take_consumers(self) -> list[Consumer]:
+        """The queue goes: those who are to hear of it."""
+        consumers, self.consumers = self.consumers, []
+        self._consumers_changed()
+        return consumers
+
     def _consumers_changed(self) -> None:
         self.turn_of = 0
         n = len(self.consumers)  # sorted; compiled, there is no index -1
-        self.prioritised = n > 1 and self.consumers[0].priority != self.consumers[n - 1].priority
+        self.ordered = n > 1 and (self.single or self.consumers[0].priority != self.consumers[n - 1].priority)
+
+    @property
+    def single_active(self) -> Consumer | None:
+        """With x-single-active-consumer: the consumer that is served, the others wait for its end."""
+        return self.consumers[0] if self.single and self.consumers else None
 
     @property
     def messages(self) -> int:

@@ -320,8 +320,7 @@ class VHost:
         if answer is not None:
             answer(count)
         self.broker.gone.add(queue)
-        consumers, queue.consumers = queue.consumers, []
-        for consumer in consumers:
+        for consumer in queue.take_consumers():
             consumer.queue_gone()
         queue.log.delete()
         return count

@@ -34,6 +34,7 @@ def depth(queue: Queue) -> dict[str, int]:
 def queue(api: Api, queue: Queue) -> dict[str, Any]:
     owner: Any = queue.owner
     exclusive = next((c.tag for c in queue.consumers if c.exclusive), None)
+    active = queue.single_active
     return {
         "name": queue.name,
         "vhost": queue.vhost.name,
@@ -55,6 +56,7 @@ def queue(api: Api, queue: Queue) -> dict[str, Any]:
         "messages_moving": queue.moving + len(queue.parked),
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": exclusive,
+        "single_active_consumer_tag": None if active is None else active.tag,
         "message_stats": message_stats(of_queue(queue), api.rates.of(queue, len(QUEUE_COUNTS))),
     }
 
@@ -168,12 +170,13 @@ def consumer(api: Api, queue: Queue, consumer: Any) -> dict[str, Any]:
     connection = channel.connection
     peer_host, peer_port = peer(connection)
     name = connection_name(api, connection)
+    waits = queue.single_active not in (None, consumer)
     return {
         "consumer_tag": consumer.tag,
         "queue": {"name": queue.name, "vhost": queue.vhost.name},
         "ack_required": not consumer.no_ack,
-        "active": consumer.active,
-        "activity_status": "up",
+        "active": consumer.active and not waits,
+        "activity_status": "waiting" if waits else "single_active" if queue.single else "up",
         "exclusive": consumer.exclusive,
         "prefetch_count": consumer.prefetch,
         "priority": consumer.priority,

@@ -131,8 +131,8 @@ def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) ->
 def _check_exclusive(queue: Queue, exclusive: bool) -> None:
     _check_group(queue)
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
-    # who is exclusive is alone
-    if any(c.exclusive for c in queue.consumers[:1]) or (exclusive and queue.consumers):
+    # who is exclusive is alone, and has no place where the others are to wait for the end of the active one
+    if any(c.exclusive for c in queue.consumers[:1]) or (exclusive and (queue.consumers or queue.single)):
         raise ChannelError(ACCESS_REFUSED, f"{thing} in exclusive use")
 
 
