@@ -58,6 +58,8 @@ def test_http_can_be_off_or_elsewhere(tmp_path: Path) -> None:
         ({"max_connections": 0}, "--max-connections must be 1 to"),
         ({"max_channels": 2048}, "--max-channels must be 1 to 2047, not 2048"),
         ({"tls_port": 5671, "tls_cert": Path("c")}, "--tls-port needs --tls-cert and --tls-key"),
+        ({"tls_cert": Path("c"), "tls_key": Path("k")}, "--tls-cert needs --tls-port"),
+        ({"host": ""}, "--host is empty: 0.0.0.0 stands for all"),
     ],
 )
 def test_what_cannot_be_is_no_configuration(settings: dict[str, Any], says: str) -> None:

@@ -86,6 +86,25 @@ def test_every_right_is_needed_and_enough(method: Method, needed: list[tuple[str
         assert "refused for user 'alice'" in close.reply_text
 
 
+def test_what_is_there_may_be_declared_again_without_the_rights_on_what_it_points_to() -> None:
+    """W5, D1: read and write are asked for when the arguments begin to count, as with RabbitMQ; others than those it has are still 406."""
+    house, alice = enter({"configure": r"^[qx]\."})
+    admin = house.wire()
+    queue, exchange = m.QueueDeclare("q.new", arguments=DEAD), m.ExchangeDeclare("x.new", "fanout", arguments=ALTERNATE)
+    admin.put(1, queue, exchange)
+    house.settle()
+    assert isinstance(answer(house, alice, queue), m.QueueDeclareOk)
+    assert isinstance(answer(house, alice, exchange), m.ExchangeDeclareOk)
+    other = m.QueueDeclare("q.new", arguments={"x-dead-letter-exchange": "x.more"})
+    assert answer(house, alice, other).reply_code == 406
+
+
+def test_a_generated_name_is_asked_for_as_it_is() -> None:
+    """W5: an expression may want more than how it begins."""
+    house, alice = enter({"configure": r"^amq\.gen-[\w-]{22}$"})
+    assert isinstance(answer(house, alice, m.QueueDeclare("")), m.QueueDeclareOk)
+
+
 def test_rights_that_change_count_at_once() -> None:
     """W5: for a publish whose route is cached too."""
     house, alice = enter({"write": ".*"})

@@ -61,6 +61,8 @@ class Config:
     """In all virtual hosts; None: as many as there are file descriptors for."""
 
     def __post_init__(self) -> None:
+        if not self.host:  # the system takes an empty one for all its addresses
+            raise ConfigError("--host is empty: 0.0.0.0 stands for all addresses")
         if not self.http_host:
             object.__setattr__(self, "http_host", self.host)
         for name in PORTS:
@@ -74,8 +76,9 @@ class Config:
                 raise ConfigError(f"{option(name)} must be 1 to {most}, not {count}")
         if self.tls_port is not None and (self.tls_cert is None or self.tls_key is None):
             raise ConfigError("--tls-port needs --tls-cert and --tls-key")
-        if self.tls_ca is not None and self.tls_port is None:
-            raise ConfigError("--tls-ca needs --tls-port")
+        for name in ("tls_cert", "tls_key", "tls_ca"):
+            if getattr(self, name) is not None and self.tls_port is None:
+                raise ConfigError(f"{option(name)} needs --tls-port")
         if self.tls_login_from not in LOGIN_FROM:
             raise ConfigError(f"--tls-login-from must be one of {', '.join(LOGIN_FROM)}, not {self.tls_login_from}")
         if self.disk_free_limit < 0 or self.memory_limit < 0:

@@ -36,6 +36,11 @@ ROUTES_MAX = 200_000
 """Routes that are remembered, and queues in them, together."""
 
 
+def generated_name() -> str:
+    """Of a queue that is declared without one."""
+    return "amq.gen-" + secrets.token_urlsafe(16)
+
+
 class VHost:
     def __init__(self, broker: Broker, name: str) -> None:
         self.broker = broker
@@ -233,7 +238,10 @@ class VHost:
         auto_delete: bool,
         arguments: dict[str, Any],
         owner: object | None,
+        *,
+        generated: bool = False,
     ) -> Queue:
+        """`generated`: the name is one of `generated_name`, which nobody else may give."""
         if name in self.queues:
             found = self.queue(name, owner)
             self._check_same(found, durable, exclusive, auto_delete, arguments)
@@ -241,10 +249,8 @@ class VHost:
             return found
         self.broker.check_queues(name, self.name)
         if arguments.get("x-queue-type") == "stream":
-            check_stream(name, self.name, durable, exclusive, auto_delete)
-        if name == "":
-            name = "amq.gen-" + secrets.token_urlsafe(16)
-        else:
+            check_stream("" if generated else name, self.name, durable, exclusive, auto_delete)
+        if not generated:
             self._refuse_reserved("queue", name)
         queue_id = secrets.token_hex(16)
         made = self.make_queue(name, queue_id, durable, exclusive, auto_delete, arguments)

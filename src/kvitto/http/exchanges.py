@@ -37,11 +37,11 @@ async def put_exchange(call: Call) -> Response:
     if name == DEFAULT:
         raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
     call.authorise("configure", "exchange", name)
+    known = name in vhost.exchanges
     alternate = arguments.get("alternate-exchange")
-    if isinstance(alternate, str):
+    if isinstance(alternate, str) and not known:
         call.authorise("read", "exchange", name)
         call.authorise("write", "exchange", alternate)
-    known = name in vhost.exchanges
     await call.api.change(lambda: vhost.declare_exchange(name, kind, durable, auto_delete, internal, arguments))
     return NO_CONTENT if known else CREATED
 

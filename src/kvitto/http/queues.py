@@ -29,11 +29,11 @@ async def put_queue(call: Call) -> Response:
     durable, auto_delete = fields.flag(body, "durable"), fields.flag(body, "auto_delete")
     arguments = fields.table(body, "arguments")
     call.authorise("configure", "queue", name)
+    known = name in vhost.queues
     dead_letters = arguments.get("x-dead-letter-exchange")
-    if isinstance(dead_letters, str):
+    if isinstance(dead_letters, str) and not known:
         call.authorise("read", "queue", name)
         call.authorise("write", "exchange", dead_letters)
-    known = name in vhost.queues
     await call.api.change(lambda: vhost.declare_queue(name, durable, False, auto_delete, arguments, OUTSIDER))
     return NO_CONTENT if known else CREATED
 

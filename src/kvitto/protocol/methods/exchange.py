@@ -30,7 +30,7 @@ def declare(conn: Connection, chan: Channel, m: ExchangeDeclare) -> None:
     else:
         conn.authorise("configure", m.exchange, "exchange")
         alternate = m.arguments.get("alternate-exchange")
-        if isinstance(alternate, str):
+        if isinstance(alternate, str) and m.exchange not in conn.vhost.exchanges:
             conn.authorise("read", m.exchange, "exchange")
             conn.authorise("write", alternate, "exchange")
         conn.vhost.declare_exchange(m.exchange, m.type, m.durable, m.auto_delete, m.internal, m.arguments)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.vhost import generated_name
 from kvitto.wire.methods import (
     Method,
     QueueBind,
@@ -44,14 +45,16 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
         queue = vhost.queue(named(chan, m.queue), conn)
         queue.used_ms = conn.hub.broker.now_ms
     else:
-        name = m.queue or "amq.gen-"
+        name = m.queue or generated_name()
         conn.authorise("configure", name, "queue")
+        known = name in vhost.queues
         exchange = m.arguments.get("x-dead-letter-exchange")
-        if isinstance(exchange, str):
+        if isinstance(exchange, str) and not known:
             conn.authorise("read", name, "queue")
             conn.authorise("write", exchange, "exchange")
-        known = m.queue in vhost.queues
-        queue = vhost.declare_queue(m.queue, m.durable, m.exclusive, m.auto_delete, m.arguments, conn)
+        queue = vhost.declare_queue(
+            name, m.durable, m.exclusive, m.auto_delete, m.arguments, conn, generated=not m.queue
+        )
         if m.exclusive and not known:
             conn.queues[queue] = None
     chan.last_queue = queue.name
