@@ -15,7 +15,7 @@ class Shown(Exception):
 
 
 def power(seed: int, part: float = 1.0, transactions: bool = False) -> Result:
-    """Power loss at every operation: nothing confirmed is lost, nothing is half, every state starts (P2, C2, A9, A11, T4, X4, D2, D3)."""
+    """Power loss, or a kill, at every operation: nothing confirmed is lost or half, every state starts (P2, C2, A9, A11, T4, X4, D2, D3)."""
     result = Result(seed)
     with small_world(seed):
         world = World(seed, transactions=transactions)
@@ -45,9 +45,9 @@ def play(world: World, result: Result) -> None:
 
 
 class Cuts:
-    """The power goes at an operation, in several ways; the run itself goes on."""
+    """The process is killed at an operation, or the power goes, in several ways; the run itself goes on."""
 
-    WAYS = 5
+    WAYS = 6
     AGAIN = 0.1
     """Of the starts are cut short themselves."""
 
@@ -63,8 +63,8 @@ class Cuts:
         disk, seen = self.world.disk, set()
         for way in range(self.WAYS):
             rng = Random(f"{self.world.seed} {disk.operations} {way}")
-            found = disk.survivor(rng, hostile=way % 2 == 1)
-            state = digest(found)
+            found = disk.survivor(rng, hostile=way % 2 == 1) if way else disk.copy().kill()
+            state = digest(found), found.boot_id()
             if state not in seen:
                 seen.add(state)
                 with finding(self.result, f"operation {disk.operations}, way {way}"):

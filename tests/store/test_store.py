@@ -313,6 +313,26 @@ def test_damaged_definitions_stop_the_start_after_an_end_in_order() -> None:
     assert disk.files()["definitions.log"] == before
 
 
+def test_a_first_start_that_was_killed_anywhere_and_a_power_cut_after_the_next() -> None:
+    """P2, D3: `format`, written and not synced by the first, was empty after the power cut, and the start was refused."""
+    at, killed = 0, True
+    while killed:
+        at, killed = at + 1, False
+        disk = SimDisk()
+        disk.cut_at = at
+        try:
+            Rig(disk)
+        except PowerCut:
+            killed = True
+        rig = Rig(disk.kill())
+        rig.declare("q")
+        rig.publish("q", b"kept")
+        rig.settle_down()
+        for number in range(6):
+            assert Rig(rig.disk.survivor(Random(number), hostile=True)).peek("q") == [b"kept"], at
+    assert at > 20
+
+
 def test_after_an_end_in_order_a_power_cut_brings_no_name_back() -> None:
     """D3: a settlement log that was the last thing to go was there again, and `kvitto check` took its segment for missing."""
     for number in range(8):

@@ -223,8 +223,8 @@ class Store:
 
     def _check_format(self) -> None:
         found = self.disk.read_file(paths.FORMAT) if self.disk.exists(paths.FORMAT) else b""
-        torn = FORMAT.startswith(found) or b"\0" in found  # or there was none
-        if found != FORMAT and torn and not self.disk.exists(paths.DEFINITIONS):
+        torn = FORMAT.startswith(found) or b"\0" in found  # or there was none, or it is whole, and not synced
+        if torn and not self.disk.exists(paths.DEFINITIONS):
             self._write_small(paths.FORMAT, FORMAT)
         elif found != FORMAT:
             raise StoreError(
