@@ -1,6 +1,6 @@
 """C8: a sync fails in a real process, under load, and what it should have synced is gone; KVITTO_FAILED_SYNCS=500 for more than 2 times.
 
-The broker's own files fail: failing_sync.c is preloaded. The clients and their books are those of the kills.
+The broker's own files fail: failing_sync.c is preloaded. The load, the books and their judgement are those of `kvitto torture`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ import random
 import re
 import shutil
 import subprocess
-import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.crash.load import QUEUES, Books, Message, check_transactions, declare, drain, end, start
+from kvitto.torture import plan
+from kvitto.torture.nodes import Kvitto
+from kvitto.torture.report import as_text
+from kvitto.torture.run import DOES, Run, Wanted
 from tests.crash.serve import Served
 
 pytestmark = pytest.mark.slow
 
 RUNS = int(os.environ.get("KVITTO_FAILED_SYNCS", "2"))
-LIFE_S = 0.1
 SYNCS = 60
 """The failing one is one of the next so many."""
 SAID = re.compile(r"^kvitto: cannot sync (\S+): \[Errno 5\] Input/output error$")
+
+AS_AFTER_A_POWER_CUT = {"settled, came back", "flagged, never delivered"}
+"""A11: the last settlements may be what was lost, and their messages come again; so may delivered marks: all that waits is flagged."""
 
 
 @pytest.fixture(scope="module")
@@ -53,62 +59,61 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+class Failing(Kvitto):
+    """`fail` makes its syncs fail."""
+
+    def __init__(self, place: Path, library: Path) -> None:
+        super().__init__(place)
+        self.library = library
+        self.fault = place / "fault"
+        self.failed: Counter[str] = Counter()
+        """By the kind of file whose sync it was."""
+
+    def _spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], *, listen: bool = False
+    ) -> subprocess.Popen[str]:
+        fault = {"LD_PRELOAD": str(self.library), "KVITTO_SYNC_FAULT": str(self.fault)}
+        return super()._spawn(command, {**environment, **fault}, listen=listen)
+
+    def fail(self, rng: random.Random) -> None:
+        """One of the next syncs, or all from that one on; then it has to end, and say why."""
+        before = self.log.stat().st_size
+        fresh = self.fault.with_suffix(".new")
+        fresh.write_text(f"{rng.randint(1, SYNCS)} {rng.choice(('', 'all'))}")
+        fresh.rename(self.fault)
+        assert self._process is not None
+        assert self._process.wait(30) == 1
+        self.fault.unlink()
+        said = self.log.read_bytes()[before:].decode().splitlines()
+        found = SAID.match(said[-1])
+        assert found, said[-5:]
+        assert not any("Traceback" in line for line in said)
+        self.failed[Path(found[1]).suffix or "directory"] += 1
+
+
+def fail_a_sync(run: Run, fault: plan.Fault) -> None:
+    """A fault of the harness, in place of SIGKILL."""
+    assert isinstance(run.node, Failing)
+    run.node.fail(random.Random(fault.seed))
+    run._kill(fault)
+
+
 @pytest.mark.timeout(120 + 60 * RUNS)
-def test_a_failed_sync_ends_the_broker_and_nothing_confirmed_is_lost(library: Path, tmp_path: Path) -> None:
-    """P2, C2, C8, T4: exit code 1, the reason on the last line; the next start has every message that was ever confirmed."""
+def test_a_failed_sync_ends_the_broker_and_nothing_confirmed_is_lost(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P2, C2, C5, C8, T4, X4: exit code 1, the reason on the last line; the next start has every message that was ever confirmed."""
+    monkeypatch.setitem(DOES, plan.KILL, fail_a_sync)
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng, books = random.Random(seed), Books()
-    failed: dict[str, int] = {}
-    began = time.monotonic()
-    for books.life in range(RUNS):
-        fault = tmp_path / f"fault{books.life}"
-        environment = {"LD_PRELOAD": str(library), "KVITTO_SYNC_FAULT": str(fault)}
-        with Served(tmp_path / "data", env=environment) as broker:
-            if books.life == 0:
-                declare(broker.port)
-            clients = start(books, broker.port)
-            for client in clients:
-                assert client.moved.wait(20), f"{client.name} does not get on"
-            clients[0].moved.clear()
-            clients[0].moved.wait(LIFE_S * rng.random())
-            fault.with_suffix(".new").write_text(f"{rng.randint(1, SYNCS)} {rng.choice(('', 'all'))}")
-            fault.with_suffix(".new").rename(fault)
-            assert broker.process.wait(30) == 1
-            end(clients)
-            said = broker.log().splitlines()
-            found = SAID.match(said[-1])
-            assert found, said[-5:]
-            assert not any("Traceback" in line for line in said)
-            kind = Path(found[1]).suffix or "directory"
-            failed[kind] = failed.get(kind, 0) + 1
-        fault.unlink()
-        forget_lost_settlements(books)
-        assert books.problems == []
-    with Served(tmp_path / "data") as broker:
-        left = drain(books, broker.port)
+    node = Failing(tmp_path, library)
+    run = Run(node, Wanted((plan.KILL,), seed, cycles=RUNS), "", print)
+    run.go()
+    report = as_text(run.outcome, run.books)
+    found = set(run.outcome.failures(run.books)) - AS_AFTER_A_POWER_CUT
+    assert run.outcome.judged and not run.outcome.broke and not found, report
+    assert run.outcome.cycles.total() == node.failed.total() == RUNS
+    assert run.books.confirmed > RUNS
+    with Served(node.data) as broker:
         assert broker.stop() == 0
-    forget_lost_settlements(books)
-    check(books, left)
-    print(f"{RUNS} failed syncs {failed}: {len(books.published)} published, {len(books.confirmed)} confirmed,")
-    print(f"{len(books.settled)} settled, 0 lost in {time.monotonic() - began:.0f} s")
-
-
-def forget_lost_settlements(books: Books) -> None:
-    """A11: settlements are written behind; the last ones may be what was lost, and then their messages come again, flagged."""
-    with books.lock:
-        books.problems = [p for p in books.problems if not p.endswith("comes again, but its ack was safe")]
-
-
-def check(books: Books, left: dict[str, list[Message]]) -> None:
-    """The books after the last drain."""
-    assert books.problems == []
-    missing = [place for place in books.owed() if place not in books.received]
-    assert not missing, f"{len(missing)} confirmed copies were lost, such as {sorted(missing)[:5]}"
-    for queue in QUEUES:
-        numbers: dict[str, int] = {}
-        for name, number in left[queue]:
-            assert number > numbers.get(name, -1), f"{queue}: {name} {number} after {numbers[name]}"
-            numbers[name] = number
-    check_transactions(books)
-    assert len(books.confirmed) > RUNS
+    print(f"{RUNS} failed syncs {dict(node.failed)}: {run.books.published} published, {run.books.confirmed} confirmed,")
+    print(f"{run.books.groups} transactions, 0 lost in {run.outcome.seconds:.0f} s")
