@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import kvitto as package
 from kvitto.base.config import Config
+from kvitto.cli.main import main
 from kvitto.cli.serve import ready
 from kvitto.client import ConnectFailed, Connection
 from kvitto.server.server import Server
@@ -131,6 +133,26 @@ def test_options_win_over_the_configuration_file(tmp_path: Path) -> None:
         assert Http(server.http_url).get("/api/overview")["kvitto"]["sync"] is False
         _, _, err = server.stop()
     assert "--sync off" in err
+
+
+def test_a_reload_while_it_starts_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start may take long; SIGHUP ends a process that does not ask for it, and systemd takes that for a clean end."""
+    before = signal.getsignal(signal.SIGHUP)
+    lived = []
+
+    async def start(_: Server) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        lived.append(True)
+        raise OSError("enough")
+
+    monkeypatch.setattr(Server, "start", start)
+    monkeypatch.setattr("kvitto.cli.serve.set_up_log", lambda as_json: None)
+    monkeypatch.setattr("kvitto.cli.serve.raise_file_limit", lambda: None)
+    try:
+        assert main(["serve", "--data-dir", str(tmp_path), "--port", "0", "--http-port", "off"]) == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert lived
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,19 @@ class Version(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return run(argv)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        # what a command does not expect: a full disk behind stdout, a directory that cannot be made
+        print(f"kvitto: {error}", file=sys.stderr)
+        return 1
+
+
+def run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="kvitto", description="A durable message broker for AMQP 0-9-1.")
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and whether it runs compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -25,17 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if wanted == [name] or wanted not in [[n] for n in COMMANDS]:
             __import__(module, fromlist=["add_parser"]).add_parser(commands)
     args = parser.parse_args(argv)
-    try:
-        return int(args.run(args))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
-    except (
-        OSError
-    ) as error:  # what a command does not expect: a full disk behind stdout, a directory that cannot be made
-        print(f"kvitto: {error}", file=sys.stderr)
-        return 1
+    return int(args.run(args))
 
 
 COMMANDS = {

@@ -89,6 +89,8 @@ def http_port(text: str) -> int | None:
 
 def run(args: argparse.Namespace) -> int:
     given = vars(args)
+    # until there is something to read again: a start may take long, and a renewed certificate must not end it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         values = settings.read(given["config"]) if "config" in given else {}
         values.update({field.name: given[field.name] for field in fields(Config) if field.name in given})
