@@ -15,7 +15,7 @@ class Shown(Exception):
 
 
 def power(seed: int, part: float = 1.0, transactions: bool = False) -> Result:
-    """Power loss, or a kill, at every operation: nothing confirmed is lost or half, every state starts (P2, C2, A9, A11, T4, X4, D2, D3)."""
+    """Power loss or a kill at every operation: nothing confirmed is lost or half, every state starts (P2, C2, A9, A11, T4, X4, D2, D3)."""
     result = Result(seed)
     with small_world(seed):
         world = World(seed, transactions=transactions)
