@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -54,6 +55,20 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
+def break_sector(path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nobody can read the 4096 bytes around `at`."""
+    inode, begin, real = path.stat().st_ino, at // 4096 * 4096, os.pread
+
+    def pread(fd: int, n: int, pos: int) -> bytes:
+        if os.fstat(fd).st_ino == inode and pos < begin + 4096 and pos + n > begin:
+            if pos >= begin:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            n = begin - pos
+        return real(fd, n, pos)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
 def plain(data: Path, pattern: str) -> Path:
     """A file of the queue `plain`: the only one with settlements in its first segment."""
     return next(data.glob("queues/*/00000000000000000000.ack")).with_name(pattern)
@@ -67,6 +82,28 @@ def test_a_sound_directory(data: Path, run) -> None:  # type: ignore[no-untyped-
     rows = {(line.split()[1], line.split()[-1].split("/")[0]): line.split()[2:6] for line in lines[1:-1]}
     assert rows["plain", "queues"] == ["36", "24", "0", "4"] and rows["kept", "archive"] == ["0", "54", "0", "3"]
     assert lines[-1] == f"{data} is sound (left in order)"
+
+
+def test_what_the_device_cannot_read_is_told_and_the_rest_is_saved(
+    data: Path,
+    tmp_path: Path,
+    run,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D3: one bad sector, and neither of the two did anything at all."""
+    log = plain(data, "00000000000000000018.log")
+    whole = datadir.read(Memory(data))
+    break_sector(log, 5000, monkeypatch)
+    place = log.relative_to(data)
+    code, out, _ = run("check", data)
+    assert code == 1 and f"damage: {place}, byte 4096: 4096 bytes cannot be read from the device" in out
+    code, out, _ = run("salvage", data, "--to", tmp_path / "saved")
+    assert code == 1 and f"damage: {place}, byte 4096" in out
+    saved = datadir.read(Memory(tmp_path / "saved"))
+    assert len(whole["plain"]) - 12 <= len(saved["plain"]) < len(whole["plain"])
+    assert {**saved, "plain": []} == {**whole, "plain": []} and set(saved["plain"]) < {
+        (body, True) for body, _ in whole["plain"]
+    } | set(whole["plain"])
 
 
 def test_damage_is_shown_with_its_place_and_1(data: Path, run) -> None:  # type: ignore[no-untyped-def]

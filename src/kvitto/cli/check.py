@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         disk = ReadOnlyDisk(str(args.directory))
         lock = disk.keep_out()
-        found = Survey(disk)
+        found = survey(disk)
     except StoreError as error:
         return failed(f"cannot check {args.directory}: {error}")
     if args.json:
@@ -43,6 +43,13 @@ def run(args: argparse.Namespace) -> int:
     if lock is not None:
         lock.close()
     return DAMAGED if found.findings else SOUND
+
+
+def survey(disk: ReadOnlyDisk) -> Survey:
+    """What there is; what the device cannot read comes first of what is damaged."""
+    found = Survey(disk)
+    found.findings[:0] = disk.failures()
+    return found
 
 
 def verdict(found: Survey, directory: Path) -> str:

@@ -14,11 +14,10 @@ from typing import Any
 from kvitto.base.clock import SystemClock
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
-from kvitto.cli.check import DAMAGED, SOUND, failed, report, show
+from kvitto.cli.check import DAMAGED, SOUND, failed, report, show, survey
 from kvitto.store.disk import RealDisk
 from kvitto.store.readonly import ReadOnlyDisk
 from kvitto.store.salvage import Salvage
-from kvitto.store.survey import Survey
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         disk = ReadOnlyDisk(str(args.directory))
         refuse_target(args.directory, target)
         lock = disk.keep_out()
-        found = Survey(disk)
+        found = survey(disk)
     except (StoreError, OSError) as error:
         return failed(f"cannot salvage {args.directory}: {error}")
     job = None

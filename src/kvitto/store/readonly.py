@@ -11,10 +11,40 @@ from typing import NoReturn
 from kvitto.base.errors import StoreError
 from kvitto.store import paths
 from kvitto.store.disk import LOCK_BYTES_MAX, Bytes, Lock, RealDisk, RealFile, fail
+from kvitto.store.examine import Finding
+
+PAGE = 4096
+UNREADABLE = b"\xff"
+"""Stands for each byte that the device cannot read."""
 
 
 class ReadOnlyFile(RealFile):
     """Cutting does nothing: whoever reads a torn tail wants it cut, and here it stays as it is."""
+
+    def __init__(self, path: str, fd: int, unreadable: set[int]) -> None:
+        super().__init__(path, fd)
+        self._unreadable = unreadable
+
+    def read_at(self, pos: int, n: int) -> bytes:
+        """Around what the device cannot read."""
+        try:
+            return super().read_at(pos, n)
+        except StoreError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
+                raise
+        parts, at, end = [], pos, min(pos + n, self.size())
+        while at < end:
+            length = min(PAGE - at % PAGE, end - at)
+            parts.append(self._read_page(at, length))
+            at += length
+        return b"".join(parts)
+
+    def _read_page(self, at: int, n: int) -> bytes:
+        try:
+            return super().read_at(at, n)
+        except StoreError:
+            self._unreadable.add(at // PAGE)
+            return UNREADABLE * n
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
         refuse(self.path)
@@ -34,6 +64,7 @@ class ReadOnlyDisk(RealDisk):
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
+        self._unreadable: dict[str, set[int]] = {}
         try:
             os.listdir(self.root)
         except OSError as error:
@@ -42,9 +73,22 @@ class ReadOnlyDisk(RealDisk):
     def open(self, path: str, *, create: bool = False) -> ReadOnlyFile:
         full = self._full(path)
         try:
-            return ReadOnlyFile(full, os.open(full, os.O_RDONLY))
+            fd = os.open(full, os.O_RDONLY)
         except OSError as error:
             fail("open", full, error)
+        return ReadOnlyFile(full, fd, self._unreadable.setdefault(path, set()))
+
+    def read_file(self, path: str) -> bytes:
+        file = self.open(path)
+        try:
+            return file.read_at(0, file.size())
+        finally:
+            file.close()
+
+    def failures(self) -> list[Finding]:
+        """What the device could not read so far."""
+        text = f"{PAGE} bytes cannot be read from the device: see the system log"
+        return [Finding(path, text, PAGE * page) for path, pages in self._unreadable.items() for page in sorted(pages)]
 
     def keep_out(self) -> Lock | None:
         """Keep brokers out as long as the result lives. None if there is no lock: a copy of a directory needs none."""
