@@ -26,11 +26,14 @@ def test_whoami(api: Http) -> None:
 @pytest.mark.parametrize(
     ("user", "password"), [("guest", "wrong"), ("nobody", "x"), ("", ""), ("guest", ""), ("gu\u00e9st", "\u00fc")]
 )
-def test_a_wrong_login_is_a_401_that_asks_for_basic(api: Http, user: str, password: str) -> None:
+def test_a_wrong_login_is_a_401_that_asks_for_basic(
+    api: Http, user: str, password: str, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = api.as_user(user, password).call("GET", "/api/overview")
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"].startswith("Basic ")
     assert answer.json["error"] == "not_authorized"
+    assert not user or f"127.0.0.1: login of user {user!r} refused" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["Basic", "Basic !!!", "Basic /w==", "Bearer abc", "Basic bm9jb2xvbg=="])

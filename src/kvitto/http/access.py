@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from enum import Enum
 
 from kvitto.broker.auth import Attempt, User
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Request, not_authorised
+
+log = logging.getLogger("kvitto.http")
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -45,6 +48,7 @@ class Door:
         user = attempt.check() if attempt.is_remembered else await self._api.host.logins.check(attempt)
         found = users.get(name)
         if found is None or found is not user:
+            log.warning("%s: login of user %r refused", request.address, name)
             raise not_authorised(
                 f"login of user '{name}' refused: wrong name or password, or guest from another machine"
             )
