@@ -8,7 +8,7 @@ import pytest
 from kvitto.client import Batch
 from kvitto.client.codec import Scanner
 from kvitto.torture import load
-from kvitto.torture.books import ACKED, CONFIRMED, NEVER, REJECTED, REQUEUED, SAFE, Journal, body, runs
+from kvitto.torture.books import ACKED, CONFIRMED, NEVER, REFUSED, REJECTED, REQUEUED, SAFE, Journal, body, runs
 from kvitto.torture.load import DEAD, GROUP, IDLE, MOVED, QUEUES, A, B, C, Load, Place, Publisher
 from kvitto.wire import methods as m
 from tests.protocol.raw import content
@@ -112,6 +112,25 @@ def test_flags_that_are_missing_or_too_many_are_found(work: Load) -> None:
     assert counts == {"flagged, never seen": 2, "flagged, never delivered": 1, "doubled, not flagged": 1}
 
 
+@pytest.mark.parametrize("numbers", [(0, 1, 1, 2), (1, 2, 0, 1), (0, 1, 2, 0)])
+def test_what_comes_twice_in_one_batch_is_found(work: Load, numbers: tuple[int, ...]) -> None:
+    """Behind itself, or behind others; it is out of order as well."""
+    publish(work, P, 3)
+    work.books.ledgers[A].deliver(batch(*((P, n) for n in numbers)), {})
+    assert work.books.findings["doubled, not flagged"] == 1
+    assert work.books.findings["order"] == 1
+
+
+def test_order_is_broken_within_a_batch_too_and_by_each_publisher_alone(work: Load) -> None:
+    publish(work, P, 10)
+    publish(work, Q, 10)
+    ledger = work.books.ledgers[B]
+    ledger.deliver(batch((P, 4), (Q, 3), (P, 5), (Q, 4)), last := {})
+    assert work.books.findings["order"] == 0
+    ledger.deliver(batch((P, 7), (Q, 6), (P, 6), (Q, 7)), last)
+    assert work.books.findings.samples["order"] == ["torture.b: p 6 after 7"]
+
+
 def test_order_holds_in_a_channel_and_for_a_publishers_channel(work: Load) -> None:
     publish(work, P, 10)
     ledger = work.books.ledgers[A]
@@ -170,6 +189,29 @@ def test_dead_letters_are_in_one_queue_and_moved_on_whole(work: Load) -> None:
     counts = found(work)
     assert counts["half dead letters"] == 1 and counts["lost"] == 1
     assert work.books.findings.samples["invented"] == [f"{DEAD}: q 9 was not rejected"]
+
+
+def test_a_dead_letter_that_is_moved_and_still_there_is_found(work: Load) -> None:
+    """T4, X4: half of the mover's transaction was kept, so it does all of it again."""
+    publish(work, Q, 3)
+    everywhere(work, Q, range(3))
+    c, dead, moved = (work.books.ledgers[queue] for queue in (C, DEAD, MOVED))
+    c.settle([(1, Q, 0)], ACKED | REJECTED)
+    taken = dead.deliver(batch((Q, 0)), {})
+    dead.settle(taken, ACKED)
+    dead.settle(taken, SAFE)
+    moved.deliver(batch((Q, 0)), {})
+    assert found(work) == {}
+    dead.deliver(batch((Q, 0), flagged=[0]), {})
+    moved.deliver(batch((Q, 0)), {})
+    assert found(work) == {"settled, came back": 1, "doubled, flagged": 1, "doubled, not flagged": 1}
+
+
+def test_what_was_refused_may_be_anywhere_or_nowhere(work: Load) -> None:
+    """C6: a nack is no promise."""
+    publish(work, P, 4, REFUSED)
+    work.books.ledgers[A].deliver(batch((P, 1)), {})
+    assert work.books.judge() == [] and found(work) == {}
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 import kvitto
 from kvitto.base.process import group_members
-from kvitto.torture import cli, plan
+from kvitto.torture import cli, load, plan
+from kvitto.torture.books import Journal
 from kvitto.torture.nodes import Command, Kvitto, free_port, kvitto_command
+from kvitto.torture.proxy import Proxy
 from kvitto.torture.report import as_json, as_text
-from kvitto.torture.run import DOES, Run, Wanted
+from kvitto.torture.run import DOES, Run, Wanted, through
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 QUIET_S = 0.5
@@ -47,6 +51,49 @@ def test_a_broker_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.
     assert not report["passed"] and report["samples"]["lost"]
     assert (tmp_path / "findings").read_text().startswith("lost: torture.")
     assert "FAILED; seed 1" in as_text(run.outcome, run.books)
+
+
+def test_confirms_that_never_come_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: the connection lives, and nothing that the broker says arrives."""
+    monkeypatch.setattr(load, "CONFIRM_S", QUIET_S)
+    proxy, journal = Proxy(), Journal(tmp_path / "journal")
+    proxy.start()
+    with kvitto.Broker() as broker:
+        proxy.target = (parts := urlsplit(broker.url)).hostname or "", parts.port or 0
+        place = load.Place()
+        work = load.Load(journal, place)
+        load.declare(broker.url)
+        place.uri = through(broker.url, proxy.port)
+        place.up.set()
+        publisher = work.publishers[0]
+        publisher.start()
+        assert wait_until(lambda: publisher.moves > 0)
+        assert work.books.findings["confirms"] == 0
+        proxy.half_open(lambda: True, from_client=False)
+        assert wait_until(lambda: work.books.findings["confirms"] > 0)
+        place.ended.set()
+        proxy.cut_half_open()
+        publisher.join()
+    proxy.close()
+    journal.close()
+    (text,) = work.books.findings.samples["confirms"]
+    assert text.startswith("publisher p: ") and "no confirm after" in text
+
+
+def test_an_error_that_nobody_has_caused_is_found(tmp_path: Path) -> None:
+    """Here a queue is gone."""
+    journal = Journal(tmp_path / "journal")
+    with kvitto.Broker() as broker:
+        place = load.Place()
+        work = load.Load(journal, place)
+        place.uri = broker.url
+        place.up.set()
+        work.consumers[0].start()
+        assert wait_until(lambda: work.books.findings["protocol"] > 0)
+        place.ended.set()
+        work.consumers[0].join()
+    journal.close()
+    assert "404" in work.books.findings.samples["protocol"][0]
 
 
 def test_cut_connections_and_a_frozen_broker_lose_nothing(tmp_path: Path) -> None:
