@@ -50,6 +50,8 @@ class Cuts:
     WAYS = 6
     AGAIN = 0.1
     """Of the starts are cut short themselves."""
+    STARTS = 2
+    """At most so many in a row."""
 
     def __init__(self, world: World, result: Result, part: float) -> None:
         self.world = world
@@ -77,7 +79,9 @@ class Cuts:
         with Dice.others(rng):
             self._check(found)
             if again is not None:
-                self._check(self._cut_short(again, rng))
+                for _ in range(rng.randint(1, self.STARTS)):
+                    again = self._cut_short(again, rng)
+                self._check(again)
 
     def _check(self, found: SimDisk) -> None:
         self.result.tried += 1
@@ -85,11 +89,15 @@ class Cuts:
         check_state(found, self.world.clock, self.world.ledger)
 
     def _cut_short(self, disk: SimDisk, rng: Random) -> SimDisk:
-        """The power goes again, in the start or just after it."""
-        disk.cut_at = rng.randint(1, 60)
+        """The power goes again, or the process is killed, at any operation of the start."""
+        whole = disk.copy()
+        self.world.begin(whole)
+        disk.cut_at = rng.randint(1, whole.operations)
         with suppress(PowerCut):
             self.world.begin(disk)
-        return disk.crash(rng, hostile=rng.random() < 0.5)
+        killed = rng.random() < 0.3
+        self.result.notes[f"starts {'killed' if killed else 'cut short'}"] += 1
+        return disk.kill() if killed else disk.crash(rng, hostile=rng.random() < 0.5)
 
 
 class Tears:

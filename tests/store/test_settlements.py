@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from random import Random
 
 from hypothesis import given
@@ -21,6 +23,7 @@ from kvitto.store.settlements import (
 )
 from kvitto.wire.buf import Buf
 from tests.store.logs import DIRECTORY, Shelf
+from tests.support.simdisk import PowerCut, SimDisk
 
 ACKS = f"{DIRECTORY}/{0:020d}.ack"
 SPAN = 60
@@ -187,3 +190,31 @@ def test_in_doubt_settles_nothing() -> None:
     pending.add(5, 1, IN_DOUBT, 0)
     replay.run(b"".join(bytes(p) for p in block(pending.entries.view(), 1, 0, 0)), 0)
     assert (replay.settled, replay.doubt, replay.highest) == (0, 6, 5)
+
+
+def test_a_power_cut_in_the_start_after_one_that_was_killed_is_no_damage() -> None:
+    """D3: a killed start leaves blocks that no sync has covered; the next one must not write behind them that they are durable."""
+    made = Shelf()
+    made.write(b"a", b"b")
+    made.settle(0)
+    made.rest()
+    found = made.disk.crash(Random(1))
+    for killed in starts(found):
+        for cut in starts(killed.kill()):
+            inode = cut._names[ACKS]
+            assert inode is not None
+            for seed in range(40 if len(inode.pending) > 1 else 1):
+                last = Shelf(cut.survivor(Random(seed)))
+                assert last.served() == {1: b"b"} and not last.store.alarms
+
+
+def starts(disk: SimDisk) -> Iterator[SimDisk]:
+    """What starts from this disk leave behind if each gets one operation further."""
+    whole = disk.copy()
+    Shelf(whole)
+    for cut_at in range(1, whole.operations + 1):
+        cut = disk.copy()
+        cut.cut_at = cut_at
+        with suppress(PowerCut):
+            Shelf(cut)
+        yield cut

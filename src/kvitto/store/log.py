@@ -440,6 +440,7 @@ class Log:
             last = self.segments[-1]
             last.settled += told - last.end
             last.end = last.durable_end = told
+        self._sync_found()
         if self._marked is None and self.segments and self.mark > self.segments[0].base:
             rest = [s for s in self.segments if not s.linked]
             with suppress(StoreFull):
@@ -451,7 +452,7 @@ class Log:
         elif damaged := [part for part in self.segments if part.base in logs and logs[part.base].damaged]:
             found.doubt = max(found.doubt, damaged[-1].end)
             self._note_doubt(damaged)
-        self._sync_found()
+        self._sync_noted()
         with suppress(StoreFull):
             self._tell_next()
             for orphan in orphans:
@@ -483,7 +484,7 @@ class Log:
             fresh.durable = fresh.size
 
     def _sync_found(self) -> None:
-        """What a killed process left may not be on disk yet, but from here on it is taken for granted."""
+        """What a killed process left may not be on disk yet, but from here on it is taken for granted: each block that follows says so."""
         if self.store.in_order or not self.store.syncing or not self.durable:
             return
         for part in self.segments:
@@ -492,6 +493,18 @@ class Log:
             if part.acks is not None:
                 part.acks.sync()
         self.store.disk.sync_dir(self.directory)
+
+    def _sync_noted(self) -> None:
+        """What this start has added to the settlement logs itself."""
+        if self.store.in_order or not self.store.syncing or not self.durable:
+            return
+        made = False
+        for part in self.segments:
+            if part.acks is not None and part.acks_size > part.acks_durable:
+                part.acks.sync()
+                made = made or not part.acks_durable
+        if made:
+            self.store.disk.sync_dir(self.directory)
 
     def _recover_segment(self, base: int) -> None:
         part = Segment(base)
