@@ -328,6 +328,8 @@ class Broker:
             if not self.store.dirty:
                 break
             self.sync_all()
+        if self.unwritten or self.store.definitions.unwritten:
+            raise StoreFull("the disk is full, and what came last could not be written")
 
     def sync_all(self) -> None:
         """Where there is no loop yet, or none any more."""
