@@ -196,13 +196,18 @@ def test_refused_logins_make_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_refused_http_requests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits HTTP_HEAD_MAX, HTTP_BODY_MAX."""
-    monkeypatch.setattr(limits, "HTTP_BODY_MAX", 1000)
+    """Limits HTTP_HEAD_MAX, HTTP_DOCUMENT_MAX, HTTP_BODY_MAX."""
+    monkeypatch.setattr(limits, "HTTP_DOCUMENT_MAX", 1000)
+    monkeypatch.setattr(limits, "HTTP_BODY_MAX", 3000)
     with broker() as running:
         http = Http(running.http_url)
         assert http.call("PUT", "/api/vhosts/x", b"x" * 2000).status == 413
+        publish = {"routing_key": "x", "payload": "x" * 2000}
+        assert http.post("/api/exchanges/%2F/amq.default/publish", publish).status == 200
+        publish["payload"] = "x" * 4000
+        assert http.post("/api/exchanges/%2F/amq.default/publish", publish).status == 413
         assert http.call("GET", "/api/overview", headers={"X-Long": "x" * 2 * limits.HTTP_HEAD_MAX}).status == 431
-        assert refused(http.url, "http_body") == refused(http.url, "http_head") == 1
+        assert (refused(http.url, "http_body"), refused(http.url, "http_head")) == (2, 1)
 
 
 @pytest.mark.slow

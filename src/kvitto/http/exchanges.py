@@ -56,12 +56,13 @@ async def delete_exchange(call: Call) -> Response:
 
 
 async def publish(call: Call) -> Response:
-    body, vhost, name = call.request.json(), call.own_vhost(), exchange_name(call.name)
+    vhost, name = call.own_vhost(), exchange_name(call.name)
+    exchange = vhost.exchange(name)
+    call.authorise("write", "exchange", name)
+    body = call.request.json()
     values = body.get("properties") or {}
     if not isinstance(values, dict):
         raise bad_request("properties must be an object")
-    exchange = vhost.exchange(name)
-    call.authorise("write", "exchange", name)
     if exchange.internal:
         raise ChannelError(ACCESS_REFUSED, f"cannot publish to internal exchange '{name}' in vhost '{vhost.name}'")
     message = messages.Outgoing(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvitto.store.batch import Batch
 
 TAKE_MAX = 10_000
-TAKE_BYTES = 32 << 20
-"""Bodies that one request gets; the first message comes whatever its size."""
+TAKE_BYTES = 8 << 20
+"""Bodies that one request gets: to make JSON of them holds everybody up. The first message comes whatever its size."""
 ACK_MODES = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from kvitto.base import limits
 from kvitto.http import bindings, connections, definitions, exchanges, health, metrics, nodes, queues, users, vhosts
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -18,6 +19,11 @@ Handler = Callable[[Call], Response | Awaitable[Response]]
 class Route:
     access: Access
     handler: Handler
+
+    @property
+    def body_max(self) -> int:
+        """Bytes."""
+        return limits.HTTP_BODY_MAX if self.handler is exchanges.publish else limits.HTTP_DOCUMENT_MAX
 
 
 class Router:

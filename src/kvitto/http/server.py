@@ -206,12 +206,12 @@ class Peer:
             raise bad_request("too many query parameters") from None
         return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback, self.address)
 
-    async def _body(self, head: Request, body: bytearray) -> None:
-        """Read it into `body`, counted among those of all requests: the caller takes it off again."""
+    async def _body(self, head: Request, body: bytearray, most: int) -> None:
+        """Read up to `most` bytes of it into `body`, counted among those of all requests: the caller takes it off again."""
         if self.http.their_state is not h11.SEND_BODY:
             return
-        if int(head.headers.get("content-length", 0)) > limits.HTTP_BODY_MAX:
-            raise too_large()
+        if int(head.headers.get("content-length", 0)) > most:
+            raise too_large(most)
         async with asyncio.timeout(BODY_S):
             while isinstance(event := await self._event(), h11.Data):
                 if self.listener.body_bytes + len(event.data) > limits.HTTP_BODIES_MAX:
@@ -219,8 +219,8 @@ class Peer:
                     raise Problem(503, "busy", text, limit="http_body")
                 body += event.data
                 self.listener.body_bytes += len(event.data)
-                if len(body) > limits.HTTP_BODY_MAX:
-                    raise too_large()
+                if len(body) > most:
+                    raise too_large(most)
 
     # -- answer ----------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Peer:
         refuse_forgery(head)
         body = bytearray()
         try:
-            await self._body(head, body)
+            await self._body(head, body, route.body_max)
             response = route.handler(Call(listener.api, replace(head, body=bytes(body)), args, user))
             return await response if inspect.isawaitable(response) else response
         finally:
@@ -299,8 +299,8 @@ def refuse_body(head: Request) -> None:
         raise bad_request(f"{head.method} takes no body")
 
 
-def too_large() -> Problem:
-    text = f"the body has more than {limits.HTTP_BODY_MAX} bytes"
+def too_large(most: int) -> Problem:
+    text = f"the body has more than {most} bytes"
     return Problem(413, "payload_too_large", text, limit="http_body")
 
 
