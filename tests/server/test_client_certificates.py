@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import kvitto
+from kvitto.base import limits
 from kvitto.server.tls import context, user_of
 from kvitto.wire import methods as m
 from kvitto.wire.spec import PROTOCOL_HEADER
@@ -145,11 +146,28 @@ def test_external_is_offered_and_taken_only_with_a_certificate(files: Files, bro
 
 @pytest.mark.parametrize("shown", ["foreign", "old"])
 def test_a_certificate_that_is_not_of_our_authority_or_too_old_ends_the_handshake(
-    files: Files, broker: Tls, shown: str
+    files: Files, broker: Tls, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where a password would have been right."""
+    """Also where a password would have been right. The log says why."""
     pair = getattr(files, shown)
     assert turned_away(broker.tls_port, files.authority.cert, pair)
+    flaw = "certificate has expired" if shown == "old" else "unable to get local issuer certificate"
+    assert wait_until(lambda: f"TLS handshake failed: certificate verify failed: {flaw}" in caplog.text)
+
+
+def test_a_tls_handshake_that_never_ends_is_ended(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Limit HANDSHAKE_S."""
+    monkeypatch.setattr(limits, "HANDSHAKE_S", 0.2)
+    server = files.server
+    with Tls(tmp_path, server.cert, server.key) as broker:
+        with socket.create_connection(("127.0.0.1", broker.tls_port), 10) as silent:
+            assert silent.recv(1) == b""
+        assert broker._server is not None
+        refused = broker._server.broker.refused
+        wait_until(lambda: refused["handshake"] == 1)
+    assert "no TLS handshake within 0.2 s" in caplog.text
 
 
 def test_a_certificate_of_nobody_is_refused(files: Files, broker: Tls) -> None:

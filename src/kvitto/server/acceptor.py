@@ -7,7 +7,6 @@ not logged in could take the last descriptor that way, and the store without one
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -32,14 +31,19 @@ MakePeer = Callable[[Any], asyncio.BufferedProtocol]
 class Acceptor:
     """One listener. `room`: whether there may be one more connection; asked before a handshake, too.
 
-    `tls`: what to shake hands with, asked for each connection.
+    `tls`: what to shake hands with, asked for each connection; `too_slow` is called for each peer that is.
     """
 
     def __init__(
-        self, peer: MakePeer, room: Callable[[], bool], tls: Callable[[], ssl.SSLContext] | None = None
+        self,
+        peer: MakePeer,
+        room: Callable[[], bool],
+        too_slow: Callable[[], None],
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._peer = peer
         self._room = room
+        self._too_slow = too_slow
         self._tls = tls
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -96,6 +100,19 @@ class Acceptor:
     async def _begin(self, sock: socket.socket, address: Any) -> None:
         loop = asyncio.get_running_loop()
         tls = {} if self._tls is None else {"ssl": self._tls(), "ssl_handshake_timeout": limits.HANDSHAKE_S}
-        # of TLS: a peer that speaks none, is too slow, or shows a wrong certificate
-        with contextlib.suppress(OSError, ValueError):
+        try:
             await loop.connect_accepted_socket(lambda: self._peer(address), sock, **tls)  # type: ignore[arg-type]
+        except ssl.SSLError as error:
+            log.warning("%s:%d: TLS handshake failed: %s", *address[:2], why(error))
+        except ConnectionAbortedError:
+            log.warning("%s:%d: no TLS handshake within %g s", *address[:2], limits.HANDSHAKE_S)
+            self._too_slow()
+        except (OSError, ValueError):  # gone again
+            pass
+
+
+def why(error: ssl.SSLError) -> str:
+    """OpenSSL's reason in words, of a certificate what is wrong with it."""
+    reason = (error.reason or "it ended").lower().replace("_", " ")
+    flaw = getattr(error, "verify_message", "")
+    return f"{reason}: {flaw}" if flaw else reason

@@ -144,7 +144,7 @@ class Server:
 
     async def _listen(self, port: int, files: TlsFiles | None = None) -> int:
         tls = None if files is None else lambda: files.context
-        acceptor = Acceptor(lambda address: Peer(self, address, tls is not None), self._has_room, tls)
+        acceptor = Acceptor(lambda address: Peer(self, address, tls is not None), self._has_room, self._too_slow, tls)
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
         return await acceptor.listen(self.config.host, port)
@@ -155,6 +155,9 @@ class Server:
             return True
         self.broker.refused["connections"] += 1
         return False
+
+    def _too_slow(self) -> None:
+        self.broker.refused["handshake"] += 1
 
     def _file_room(self) -> int:
         """How many more files may be open for queues, beside connections, a reserve, and what the queues that there are may need."""
