@@ -52,6 +52,7 @@ class QueueSettings:
     retry_min_ms: int = -1
     retry_max_ms: int = -1
     single_active_consumer: bool = False
+    consumer_timeout_ms: int = -1
     archive: bool = False
     archive_max_age_ms: int = -1
     archive_max_bytes: int = -1
@@ -129,7 +130,6 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
     exchange, routing_key = text("x-dead-letter-exchange"), text("x-dead-letter-routing-key")
     if routing_key is not None and exchange is None:
         raise refuse("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
-    number("x-consumer-timeout", 0)
     retry_min, retry_max = number("x-retry-delay-min", 0, MS_MAX), number("x-retry-delay-max", 0, MS_MAX)
     if retry_max >= 0 and not 0 <= retry_min <= retry_max:
         raise refuse("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
@@ -149,6 +149,7 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
         retry_min_ms=retry_min,
         retry_max_ms=retry_max if retry_max >= 0 else max(retry_min, RETRY_MAX_MS),
         single_active_consumer=flag("x-single-active-consumer"),
+        consumer_timeout_ms=number("x-consumer-timeout", 0) or -1,
         archive=archive,
         archive_max_age_ms=age("x-archive-max-age"),
         archive_max_bytes=number("x-archive-max-length-bytes", 0),

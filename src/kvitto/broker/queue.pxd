@@ -17,7 +17,7 @@ cdef class Queue:
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked, archived
     cdef public Py_ssize_t turn_of, burst, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
     cdef public unsigned long long cursor, next, doubt, tail_first
-    cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, expiry_timer, leaving, leaving_turn
+    cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, consumer_timeout_ms, expiry_timer, leaving, leaving_turn
     cdef public unsigned long long published, delivered, redelivered, acked
     cdef public Batch tail, front
     cdef public Settlements settlements

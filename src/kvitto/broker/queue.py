@@ -123,6 +123,7 @@ class Queue:
         self.rejects = settings.overflow != "drop-head"
         self.limited = settings.max_length >= 0 or settings.max_bytes >= 0
         self.delivery_limit = settings.delivery_limit
+        self.consumer_timeout_ms = settings.consumer_timeout_ms
         self.may_expire = settings.ttl_ms >= 0
         self.expiry_timer = -1
         self.leaving = 0

@@ -41,4 +41,6 @@ cdef class Channel:
     cpdef bint settle_tags(self, unsigned long long tag, bint multiple, int kind) except -1
     @cython.locals(c=Consumer, q=Queue)
     cdef finish(self, unsigned int slot, unsigned long long offset, Py_ssize_t n, Py_ssize_t body_bytes, int kind)
+    @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int", passed="unsigned int", c=Consumer, q=Queue)
+    cpdef tuple late(self, unsigned long long end, long long timeout_ms)
     cpdef free_slot(self, unsigned int slot)

@@ -425,6 +425,8 @@ class Channel:
 
     def slot_of(self, c: Consumer) -> int:
         """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
+        if c.queue.consumer_timeout_ms > 0:
+            self.connection.hub.timeouts.watch(self, c.queue.consumer_timeout_ms)
         if self._free:
             slot = self._free.pop()
             self.slots[slot - 1] = c
@@ -435,6 +437,23 @@ class Channel:
     def free_slot(self, slot: int) -> None:
         self.slots[slot - 1] = None
         self._free.append(slot)
+
+    def late(self, end, timeout_ms):  # type: ignore[no-untyped-def]
+        """(consumer, tag) of the first unacked delivery with a tag below `end` from a queue with this timeout, None if there is none."""
+        b = self._tags
+        o = self._head
+        passed = 0
+        while o < b.n and bits.le64(b.p, o + 8) < end:
+            slot = bits.le32(b.p, o + 20)
+            if slot != 0 and slot < _HELD and slot != passed:
+                c = self.slots[slot - 1]
+                assert c is not None
+                q = c.queue
+                if q.consumer_timeout_ms == timeout_ms and not q.deleted:
+                    return c, bits.le64(b.p, o + 8)
+                passed = slot
+            o += _ENTRY
+        return None
 
     def let_go(self, held: bool) -> None:
         """Entries that a transaction holds are settled (True: the commit does it), or unacked as before (False)."""

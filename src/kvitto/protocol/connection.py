@@ -405,6 +405,8 @@ class Connection:
         number = self._last_number
         c = self.channels.get(number)
         if isinstance(error, ChannelError) and c is not None and self.state == RUNNING:
+            if not error.class_id:
+                error.class_id, error.method_id = 60, 40
             self.fail_channel(c, error)
             return
         if self.state == CLOSING:
@@ -414,13 +416,11 @@ class Connection:
         self.close(error)
 
     def fail_channel(self, c: Channel, error: ChannelError) -> None:
-        """Close a channel and say why, unless it or the connection is closed already."""
+        """Close a channel and say why, unless it or the connection is closed already. No method is to blame: class 0."""
         if c.closing or self.state != RUNNING:
             return
         log.info("%s: channel %d closed: %d %s", self.peer, c.number, error.code, error.reply_text)
         self.close_channel(c)
-        if not error.class_id:
-            error.class_id, error.method_id = 60, 40
         close = ChannelClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
         self.output.put_method(c.number, close.encode())
 
@@ -450,6 +450,7 @@ class Connection:
             consumer.queue.vhost.consumer_left(consumer.queue)
         for reader in [r for r in self.hub.broker.readers if r.consumer.belongs_to(c)]:
             del self.hub.broker.readers[reader]
+        self.hub.timeouts.forget(c)
         self.hub.forget_channel(c)
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from kvitto.base import limits
 from kvitto.base.limits import SHORTSTR_MAX
 from kvitto.broker.broker import Broker
 from kvitto.broker.route import Route
+from kvitto.protocol.timeouts import Timeouts
 from kvitto.wire.methods import BasicDeliver
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Hub:
         self.connections: dict[Connection, None] = {}
         self.outputs: list[Output] = []
         self.touched: list[Channel] = []
+        self.timeouts = Timeouts(broker)
         self._durable: dict[Channel, int] = {}
         self._unwritten: list[Callable[[], None]] = []
         self.alarms: dict[str, str] = {}

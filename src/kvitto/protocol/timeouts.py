@@ -1,0 +1,83 @@
+"""Consumer timeout (x-consumer-timeout, A16): a channel that holds a delivery of such a queue for too long is closed.
+
+No delivery has a time. Delivery tags go up, so the next tag that a channel had at some moment tells what had been delivered by then:
+all channels with the same timeout are looked at every twentieth of it, and what was unacked so many looks ago and still is, is late.
+Looks are counted, not hours: a clock that is set, or a machine that slept, makes nobody late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.equivalence import describe
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
+    from kvitto.broker.consumer import Consumer
+    from kvitto.protocol.channel import Channel
+
+log = logging.getLogger("kvitto.amqp")
+
+LOOKS = 20
+"""In the time of a timeout."""
+INTERVAL_MS_MIN = 50
+"""Between two looks."""
+
+
+class Timeouts:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._channels: dict[int, dict[Channel, deque[int]]] = {}
+        """By timeout in ms: the next tag of each channel at the last looks."""
+
+    def watch(self, channel: Channel, timeout_ms: int) -> None:
+        """From now on deliveries of queues with this timeout may be unacked on the channel."""
+        channels = self._channels.get(timeout_ms)
+        if channels is None:
+            channels = self._channels[timeout_ms] = {}
+            self._look_later(timeout_ms)
+        if channel not in channels:
+            channels[channel] = deque(maxlen=-(-timeout_ms // _interval_ms(timeout_ms)))
+
+    def forget(self, channel: Channel) -> None:
+        """It is closed."""
+        for channels in self._channels.values():
+            channels.pop(channel, None)
+
+    def _look_later(self, timeout_ms: int) -> None:
+        self._broker.timers.at(self._broker.now_ms + _interval_ms(timeout_ms), self._look, timeout_ms)
+
+    def _look(self, timeout_ms: int) -> None:
+        channels = self._channels[timeout_ms]
+        for channel, seen in list(channels.items()):
+            if not channel.unacked and not channel.consumers:
+                del channels[channel]
+                continue
+            late = channel.late(seen[0], timeout_ms) if len(seen) == seen.maxlen else None
+            seen.append(channel.next_tag)
+            # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
+            if late is not None and not channel.connection.stalled:
+                _close(channel, late[0], late[1], timeout_ms)
+        if channels:
+            self._look_later(timeout_ms)
+        else:
+            del self._channels[timeout_ms]
+
+
+def _interval_ms(timeout_ms: int) -> int:
+    return max(-(-timeout_ms // LOOKS), INTERVAL_MS_MIN)
+
+
+def _close(channel: Channel, consumer: Consumer, tag: int, timeout_ms: int) -> None:
+    who = f"consumer {consumer.tag!r}" if consumer.tag else "basic.get"
+    thing = describe("queue", consumer.queue.name, consumer.queue.vhost.name)
+    text = "%s: delivery %d to %s of %s on channel %d is unacknowledged for longer than its x-consumer-timeout, %d ms"
+    log.warning(text, channel.connection.peer, tag, who, thing, channel.number, timeout_ms)
+    text = (
+        f"delivery acknowledgement on channel {channel.number} timed out. Timeout value used: {timeout_ms} ms. "
+        "This timeout value can be configured, see consumers doc guide to learn more"
+    )
+    channel.connection.fail_channel(channel, ChannelError(PRECONDITION_FAILED, text))

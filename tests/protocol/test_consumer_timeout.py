@@ -1,0 +1,272 @@
+"""A16: a channel whose oldest unacknowledged delivery is older than x-consumer-timeout is closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pika
+import pika.exceptions
+import pytest
+
+from kvitto.wire import methods as m
+from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode
+from kvitto.wire.spec import FRAME_METHOD
+from tests.protocol.raw import NO_PROPERTIES, Raw, content
+from tests.protocol.sansio import House, Wire
+
+TIMEOUT_MS = 10_000
+LATE_MS = 1000
+"""A tenth of it: what a timeout may be exceeded by."""
+
+
+def opened(house: House, *methods: Method, **arguments: Any) -> Wire:
+    """A connection that has declared "q" with the timeout, and "free" without one."""
+    wire = house.wire()
+    arguments = {"x-consumer-timeout": TIMEOUT_MS} | arguments
+    say(wire, 1, m.QueueDeclare("q", durable=True, arguments=arguments), m.QueueDeclare("free", durable=True), *methods)
+    wire.frames()
+    return wire
+
+
+def say(wire: Wire, channel: int, *methods: Method) -> None:
+    """One after the other: some answers wait for the disk."""
+    for method in methods:
+        wire.put(channel, method)
+        wire.house.settle()
+
+
+def publish(house: House, queue: str, *bodies: bytes) -> None:
+    for body in bodies:
+        house.wire().feed(content(1, m.BasicPublish("", queue), NO_PROPERTIES, body))
+    house.settle()
+
+
+def pass_time(house: House, ms: int) -> None:
+    """As the server does: every timer when it is due."""
+    end = house.clock.now_ms() + ms
+    while (due := house.broker.timers.next_ms) is not None and due <= end:
+        house.clock.advance(max(due - house.clock.now_ms(), 0) / 1000)
+        house.broker.tick()
+        house.settle()
+    house.clock.advance((end - house.clock.now_ms()) / 1000)
+
+
+def tags(wire: Wire) -> list[tuple[int, bool]]:
+    """(delivery tag, redelivered) since the last call."""
+    return [(each.delivery_tag, each.redelivered) for each in wire.methods() if isinstance(each, BasicDeliver)]
+
+
+def closed(wire: Wire) -> list[tuple[int, ChannelClose]]:
+    """Channels that were closed since the last call."""
+    found = [(number, decode(payload)) for kind, number, payload in wire.frames() if kind == FRAME_METHOD]
+    return [(number, each) for number, each in found if isinstance(each, ChannelClose)]
+
+
+def ready(house: House, queue: str = "q") -> int:
+    return int(house.broker.vhosts["/"].queues[queue].ready)
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_the_channel_is_closed_and_its_messages_come_back(house: House) -> None:
+    """A16, A6: never before the time, at most a tenth later; in RabbitMQ's words, and no method is to blame."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    publish(house, "q", b"a", b"b")
+    assert tags(wire) == [(1, False), (2, False)]
+    say(wire, 1, m.BasicAck(1))
+    pass_time(house, TIMEOUT_MS - 1)
+    assert not closed(wire) and house.broker.vhosts["/"].queues["q"].unacked == 1
+    pass_time(house, LATE_MS + 1)
+    text = (
+        "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 10000 ms. "
+        "This timeout value can be configured, see consumers doc guide to learn more"
+    )
+    assert closed(wire) == [(1, ChannelClose(406, text, 0, 0))]
+    say(wire, 1, m.ChannelCloseOk())
+    say(wire, 1, m.ChannelOpen(), m.BasicConsume("q", "again"))
+    house.settle()
+    assert tags(wire) == [(1, True)]
+
+
+def test_who_acks_in_time_is_never_closed(house: House) -> None:
+    """A16: it is the oldest delivery that counts, not the consumer's age; every way to settle it is one."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    settle = [m.BasicAck(1), m.BasicReject(2, False), m.BasicNack(3, False, False), m.BasicRecover(True)]
+    for method in settle:
+        publish(house, "q", b"x")
+        pass_time(house, TIMEOUT_MS - 1)
+        say(wire, 1, method)
+    pass_time(house, TIMEOUT_MS - 1)
+    assert not closed(wire)
+    pass_time(house, LATE_MS + 1)
+    assert [number for number, _ in closed(wire)] == [1], "what was recovered has come again, and its time is over too"
+
+
+def test_many_deliveries_have_a_time_each(house: House) -> None:
+    """A16: the oldest that is left decides, wherever it is."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    for tag in range(1, 31):
+        publish(house, "q", b"x")
+        pass_time(house, 700)
+        if tag > 10:
+            say(wire, 1, m.BasicAck(tag - 10))
+    say(wire, 1, *(m.BasicAck(tag) for tag in range(21, 31) if tag != 25))
+    pass_time(house, TIMEOUT_MS - 6 * 700 - 1)
+    assert not closed(wire)
+    pass_time(house, LATE_MS + 1)
+    assert len(closed(wire)) == 1
+
+
+def test_only_queues_that_have_it(house: House) -> None:
+    """A16: another queue's deliveries may be as old as they like, on the same channel too."""
+    wire = opened(
+        house, m.BasicConsume("free", "free"), m.BasicConsume("q", "q"), m.BasicConsume("q", "no", True, True)
+    )
+    publish(house, "free", b"x", b"x")
+    publish(house, "q", b"x", b"x")
+    given = {each.delivery_tag: each.consumer_tag for each in wire.methods() if isinstance(each, BasicDeliver)}
+    say(wire, 1, *(m.BasicAck(tag) for tag, consumer in given.items() if consumer == "q"))
+    pass_time(house, 10 * TIMEOUT_MS)
+    assert not closed(wire) and house.broker.vhosts["/"].queues["free"].unacked == 2
+
+
+def test_each_channel_and_timeout_for_itself(house: House) -> None:
+    """A16: the other channels of the connection live on."""
+    wire = opened(house, m.BasicConsume("q", "slow"))
+    say(wire, 1, m.QueueDeclare("short", durable=True, arguments={"x-consumer-timeout": 200}))
+    say(wire, 2, m.ChannelOpen(), m.BasicConsume("short", "a"), m.BasicConsume("q", "b"))
+    publish(house, "q", b"x", b"x")
+    publish(house, "short", b"x")
+    pass_time(house, 199)
+    assert not closed(wire)
+    pass_time(house, 101)
+    ((number, why),) = closed(wire)
+    assert number == 2 and " 200 ms" in why.reply_text
+    say(wire, 2, m.ChannelCloseOk())
+    pass_time(house, TIMEOUT_MS + LATE_MS)
+    assert [number for number, _ in closed(wire)] == [1]
+    assert ready(house) == 2 and ready(house, "short") == 1
+
+
+def test_get_counts_and_a_consumer_that_was_cancelled(house: House) -> None:
+    """A16, A14: as in RabbitMQ, whoever took it."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    publish(house, "q", b"x")
+    say(wire, 1, m.BasicCancel("c"))
+    publish(house, "q", b"y")
+    say(wire, 2, m.ChannelOpen(), m.BasicGet("q"))
+    say(wire, 3, m.ChannelOpen(), m.BasicGet("free"), m.BasicGet("q", True))
+    pass_time(house, TIMEOUT_MS + LATE_MS)
+    assert [number for number, _ in closed(wire)] == [1, 2]
+    assert ready(house) == 2
+
+
+def test_what_a_transaction_holds_is_acknowledged(house: House) -> None:
+    """A16, T6: as in RabbitMQ; after a rollback it is unacked again."""
+    wire = opened(house, m.TxSelect(), m.BasicConsume("q", "c"))
+    publish(house, "q", b"x")
+    say(wire, 1, m.BasicAck(1))
+    pass_time(house, 2 * TIMEOUT_MS)
+    assert not closed(wire)
+    say(wire, 1, m.TxRollback())
+    pass_time(house, LATE_MS)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_acks_that_are_held_back_by_the_broker_are_waited_for(house: House) -> None:
+    """A16, D4: a publisher that is blocked is not read from, so its acks cannot come in."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    publish(house, "q", b"x")
+    house.hub.block("low on disk")
+    wire.feed(content(1, m.BasicPublish("", "free"), NO_PROPERTIES, b"one more"))
+    assert not wire.reading
+    pass_time(house, 2 * TIMEOUT_MS)
+    assert not closed(wire)
+    house.hub.block(None)
+    say(wire, 1, m.BasicAck(1))
+    pass_time(house, 2 * TIMEOUT_MS)
+    assert not closed(wire)
+
+
+def test_a_clock_that_jumps_makes_nobody_late(house: House) -> None:
+    """A16."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    publish(house, "q", b"x")
+    house.clock.advance(86_400)
+    house.broker.tick()
+    pass_time(house, TIMEOUT_MS // 2)
+    assert not closed(wire)
+
+
+def test_it_counts_as_a_delivery(house: House) -> None:
+    """A16, A8: what is taken again and again and never acknowledged ends where its queue says."""
+    wire = opened(house, **{"x-delivery-limit": 1})
+    publish(house, "q", b"x")
+    for _ in range(2):
+        say(wire, 1, m.BasicConsume("q", "c"))
+        pass_time(house, TIMEOUT_MS + LATE_MS)
+        assert closed(wire)
+        say(wire, 1, m.ChannelCloseOk(), m.ChannelOpen())
+    assert house.broker.vhosts["/"].queues["q"].messages == 0
+
+
+def test_a_stream_lets_go_of_a_reader_too(house: House) -> None:
+    """A16: nothing comes back, it was never taken."""
+    wire = house.wire()
+    arguments = {"x-queue-type": "stream", "x-consumer-timeout": TIMEOUT_MS}
+    say(wire, 1, m.QueueDeclare("s", durable=True, arguments=arguments), m.BasicQos(0, 1), m.BasicConsume("s", "c"))
+    house.settle()
+    publish(house, "s", b"x")
+    assert tags(wire) == [(1, False)]
+    pass_time(house, TIMEOUT_MS + LATE_MS)
+    assert [number for number, _ in closed(wire)] == [1]
+
+
+def test_nothing_is_kept_of_those_who_are_gone(house: House) -> None:
+    """A16: neither channels nor timers; a queue that was deleted has no timeout any more."""
+    wire = opened(house, m.BasicConsume("q", "c"))
+    publish(house, "q", b"x")
+    say(wire, 2, m.ChannelOpen(), m.BasicConsume("q", "d"), m.ChannelClose(200, "bye"))
+    other = opened(house, m.BasicConsume("q", "e"))
+    other.connection.lost()
+    assert [[*channels] for channels in house.hub.timeouts._channels.values()] == [[wire.connection.channels[1]]]
+    say(wire, 1, m.QueueDelete("q"))
+    pass_time(house, 2 * TIMEOUT_MS)
+    assert not closed(wire)
+    say(wire, 1, m.BasicAck(1))
+    pass_time(house, TIMEOUT_MS)
+    assert not house.hub.timeouts._channels and not len(house.broker.timers)
+
+
+@pytest.mark.parametrize("value", [-1, "1000", True, 1.8e6])
+def test_the_argument_is_a_number_of_ms(raw: Raw, name: str, value: object) -> None:
+    """A16, Q."""
+    raw.put(1, m.QueueDeclare(name, durable=True, arguments={"x-consumer-timeout": value}))
+    assert "invalid arg 'x-consumer-timeout'" in raw.channel_error(406).reply_text
+
+
+def test_zero_is_none_and_another_one_is_refused(house: House) -> None:
+    """A16, D1."""
+    wire = opened(house, m.QueueDeclare("z", durable=True, arguments={"x-consumer-timeout": 0}), m.BasicConsume("z"))
+    publish(house, "z", b"x")
+    pass_time(house, TIMEOUT_MS)
+    assert not closed(wire) and not len(house.broker.timers)
+    say(wire, 1, m.QueueDeclare("z", durable=True, arguments={"x-consumer-timeout": 5}))
+    house.settle()
+    assert "inequivalent arg 'x-consumer-timeout'" in closed(wire)[0][1].reply_text
+
+
+def test_pika(port: int, name: str) -> None:
+    """A16: by the server's own timers; what comes back may be taken by somebody else."""
+    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
+        slow, quick = connection.channel(), connection.channel()
+        slow.queue_declare(name, durable=True, arguments={"x-consumer-timeout": 100})
+        slow.basic_publish("", name, b"x")
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as told:
+            all(method for method, _, _ in slow.consume(name, inactivity_timeout=20))
+        assert told.value.reply_code == 406 and "timed out" in told.value.reply_text
+        method, _, body = quick.basic_get(name, auto_ack=True)
+        assert (method.redelivered, body) == (True, b"x")
