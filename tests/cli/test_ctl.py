@@ -105,7 +105,7 @@ def test_connections_channels_and_consumers(ctl: Ctl, broker: kvitto.Broker) -> 
     channel = connection.channel()
     channel.consume("consumed", consumer_tag="me")
     rows = wait_until(lambda: [row for row in ctl("list_consumers").rows if "me" in row])
-    assert rows[0][:4] == ["/", "consumed", "me", "yes"]
+    assert rows[0][:4] == ["/", "consumed", "me", "up"]
     assert [row[3:5] for row in ctl("list_channels").rows[1:]] == [["(1)", "guest"]]
     (found,) = json.loads(ctl("list_connections", "--json").out)
     assert ctl("close_connection", found["name"], "for a test").code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import House, Wire
 
 More = Callable[..., Raw]
 BODIES = [b"%d" % number for number in range(9)]
@@ -162,9 +162,24 @@ def test_those_that_wait_are_told_of_the_queues_end(raw: Raw, more: More, queue:
     assert [client.expect(m.BasicCancel).consumer_tag for client in clients] == ["first", "second"]
 
 
-def test_a_queue_may_be_deleted_while_messages_wait() -> None:
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def filled(house: House) -> Wire:
+    """A connection, and queue "q" with three messages that are durable."""
+    wire = house.wire()
+    wire.put(1, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments=SINGLE))
+    house.settle()
+    for body in BODIES[:3]:
+        wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, body))
+    house.settle()
+    return wire
+
+
+def test_a_queue_may_be_deleted_while_messages_wait(house: House) -> None:
     """Q: in the turn in which they came."""
-    house = House()
     wire = house.wire()
     wire.put(1, m.QueueDeclare("q", arguments=SINGLE), m.BasicQos(0, 1), m.BasicConsume("q", "a"))
     wire.put(1, m.BasicConsume("q", "b"))
@@ -173,6 +188,37 @@ def test_a_queue_may_be_deleted_while_messages_wait() -> None:
     wire.put(1, m.QueueDelete("q"))
     house.settle()
     assert isinstance(wire.methods()[-1], m.QueueDeleteOk)
+
+
+def test_it_survives_a_kill(house: House) -> None:
+    """Q, D2."""
+    filled(house)
+    house = House(house.disk.kill())
+    wire = house.wire()
+    wire.put(1, m.BasicQos(0, 1), m.BasicConsume("q", "a"), m.BasicConsume("q", "b"))
+    house.settle()
+    assert [each.consumer_tag for each in wire.methods() if isinstance(each, m.BasicDeliver)] == ["a"]
+
+
+def test_a_group_reads_by_range_when_nobody_consumes(house: House) -> None:
+    """Q, class log: those that wait are consumers; a group keeps all of them out, reads and settles as from any queue."""
+    wire = filled(house)
+    wire.put(1, m.BasicConsume("q", "a", no_ack=True), m.BasicConsume("q", "b"), m.BasicCancel("a"))
+    wire.put(1, m.LogAttach("q", "readers"))
+    house.settle()
+    refusal = wire.methods()[-1]
+    assert isinstance(refusal, m.ChannelClose) and refusal.reply_code == 403
+    wire.put(1, m.ChannelCloseOk(), m.ChannelOpen(), m.LogAttach("q", "readers"), m.LogRead("q", "r", 0, 9))
+    wire.put(2, m.ChannelOpen(), m.BasicConsume("q", "c"))
+    house.settle()
+    methods = wire.methods()
+    assert [each.delivery_tag for each in methods if isinstance(each, m.BasicDeliver)] == [1, 2, 3]
+    (refusal,) = [each for each in methods if isinstance(each, m.ChannelClose)]
+    assert refusal.reply_code == 403 and "read by range" in refusal.reply_text
+    wire.put(1, m.LogSettle("q", "readers", "", 2), m.LogDetach("q", "readers"))
+    wire.put(1, m.BasicConsume("q", "d"))
+    house.settle()
+    assert [each.consumer_tag for each in wire.methods() if isinstance(each, m.BasicDeliver)] == ["d"]
 
 
 def test_pika(port: int, name: str) -> None:

@@ -49,6 +49,7 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
             "vhost": "queue.vhost",
             "queue": "queue.name",
             "consumer tag": "consumer_tag",
+            "status": "activity_status",
             "acks": "ack_required",
             "prefetch": "prefetch_count",
             "unacked": "messages_unacknowledged",
