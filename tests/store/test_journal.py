@@ -15,9 +15,11 @@ from kvitto.store import journal as journals
 from kvitto.store import log
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Record, Run, Settle
+from kvitto.store.salvage import Salvage
 from kvitto.store.store import Store
+from kvitto.store.survey import Survey
 from tests.support.clock import ManualClock
-from tests.support.rig import Rig, Taker
+from tests.support.rig import Rig, Taker, address
 from tests.support.simdisk import SimDisk
 
 SALT = 0xFEED
@@ -179,6 +181,34 @@ def test_a_record_that_found_no_room_never_happened() -> None:
 
 def journal_files(disk: SimDisk) -> list[str]:
     return disk.listdir("journal")
+
+
+def test_damage_at_the_end_of_a_file_is_told_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4, D3: the last transaction in a file was taken for a torn one, although later ones were there, and was gone without a word."""
+    monkeypatch.setattr(journals, "ROTATE_BYTES", 100)
+    monkeypatch.setattr(journals, "RESERVE_BYTES", 0)
+    rig = Rig(SimDisk(reserving=False))
+    rig.declare("q")
+    rig.settle_down()
+    queue_id = rig.queue("q").log.queue_id
+    for i in range(6):
+        rig.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", b"%d" % i)]))
+    sync(rig.store)
+    first, *_, last = journal_files(rig.disk)
+    whole = rig.disk.kill()
+    path, size = f"journal/{first}", len(whole.files()[f"journal/{first}"])
+    broken = whole.copy()
+    broken.flip(path, size - 3)
+    before = broken.files()
+    with pytest.raises(StoreError, match="is damaged at its end"):
+        Rig(broken.copy())
+    found = Survey(broken)
+    assert [finding.path for finding in found.findings] == [path] and broken.files() == before
+    target = SimDisk()
+    Salvage(found, target, ManualClock()).run()
+    assert Rig(target).peek("q") == [b"0", b"2", b"3", b"4", b"5"]
+    whole.flip(f"journal/{last}", len(whole.files()[f"journal/{last}"]) - 3)  # nothing tells of that one (P5)
+    assert Rig(whole).peek("q") == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_files_go_one_by_one_while_records_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,18 +160,19 @@ class Journal:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
         self.sequence = self.applied = self.written_out = floor
         self.oldest = floor + 1
+        last, before = 0, ""
         for number, salt in sorted(filter(None, map(paths.journal_of, self.store.disk.listdir(paths.JOURNALS)))):
             data, at = self._found(number, salt), 0
             while found := Record.decode(data, at, salt):
-                record, at = found
+                begins, (record, at) = not at, found
+                if begins and before and record.sequence > max(last, floor) + 1 and not self.store.doubt:
+                    raise damaged(before, "its end, before the records of a later file")
+                last, before = record.sequence, self._names[number]
                 self.oldest = min(self.oldest, record.sequence)
                 self.sequence = self._last[number] = max(self.sequence, record.sequence)
                 yield record
             if self._was_durable(data, at, salt):
-                raise StoreError(
-                    f"{paths.journal(number, salt)} is damaged at byte {at}, before later valid records: restore the file from a copy, "
-                    "or remove it to lose the unapplied transactions in it"
-                )
+                raise damaged(self._names[number], f"byte {at}, before later valid records")
 
     def _found(self, number: int, salt: int) -> bytes:
         """What a killed process wrote must be durable before any of it is applied: else half of it could be, and the rest lost."""
@@ -268,3 +269,9 @@ class Journal:
     def _retired(self, oldest: int) -> None:
         self.oldest = max(self.oldest, oldest)
         self.store.journal_retired()
+
+
+def damaged(path: str, where: str) -> StoreError:
+    return StoreError(
+        f"{path} is damaged at {where}: restore the file from a copy, or remove it to lose the unapplied transactions in it"
+    )

@@ -64,6 +64,8 @@ class Salvage:
 
     def _boot(self) -> bytes:
         """A directory whose end is not known gets an end that differs from every boot: what waits there is in doubt."""
+        if self.found.journal_gap:
+            return UNKNOWN_BOOT  # else what is missing there would have the start refused
         if self.found.ending.in_order:
             return b""
         text = self.source.read_file(paths.BOOT) if self.source.exists(paths.BOOT) else b""

@@ -101,6 +101,8 @@ class Survey:
         self.definitions: Defined = []
         self.definitions_intact = True
         self.boot_intact = True
+        self.journal_gap = False
+        """Records are missing between two files."""
         self.queues: list[Folder] = []
         self.archives: list[Folder] = []
         self.journals: list[JournalFile] = []
@@ -393,9 +395,20 @@ class Survey:
                 self._stray(f"{paths.JOURNALS}/{name}")
                 continue
             journal = self._journal_file(name, known[1])
+            self._compare_journals(journal, max(applied.values(), default=0))
             self.journals.append(journal)
             for record in journal.records:
                 self._apply(record, by_id, applied)
+
+    def _compare_journals(self, journal: JournalFile, floor: int) -> None:
+        """Records are numbered one after the other: what is missing between two files was at the end of the first."""
+        before = next((j for j in reversed(self.journals) if j.records), None)
+        if before is None or not journal.records or self.ending.doubt:
+            return
+        if journal.records[0].sequence > max(before.records[-1].sequence, floor) + 1:
+            self.journal_gap = True
+            text = "transactions or dead letters at its end cannot be read; no broker starts here"
+            self.damage(f"{paths.JOURNALS}/{before.name}", text, before.good[-1][1])
 
     def _journal_file(self, name: str, salt: int) -> JournalFile:
         """Records in order; behind damage those that can be read go on."""
