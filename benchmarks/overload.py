@@ -245,11 +245,13 @@ def run(broker: Kvitto, port: int, connections: int, settle_s: float) -> Iterato
     deaf = Connection(broker.uri)
     deaf.channel().consume(FLOODED)
     watch = Connection(broker.uri)
+    watching = watch.channel()
     with flood(port):
         phase = Phase("a publisher at full speed", connections)
         began, before = time.perf_counter(), size(broker.place)
         with Probe(broker.uri, phase, True):
             while watch.blocked is None and time.perf_counter() - began < BLOCKED_S:
+                watching.publish(b"", routing_key=PROBED)  # who publishes is told
                 watch.process(0.05)
                 phase.rss_mib = max(phase.rss_mib, proc.rss_bytes(broker.pid) / MIB)
         phase.seconds, phase.mib = time.perf_counter() - began, (size(broker.place) - before) / MIB
@@ -265,8 +267,8 @@ def run(broker: Kvitto, port: int, connections: int, settle_s: float) -> Iterato
     for sock in others:
         sock.close()
     phase = Phase("all have gone", 0)
+    deaf.channel().queue_delete(FLOODED)
     deaf.close()
-    watch.channel().queue_delete(FLOODED)
     began = time.perf_counter()
     while watch.blocked is not None and time.perf_counter() - began < BLOCKED_S:
         watch.process(0.05)

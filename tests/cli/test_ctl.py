@@ -93,6 +93,21 @@ def test_users_vhosts_and_permissions(ctl: Ctl, broker: kvitto.Broker) -> None:
     assert ctl("delete_user", "ada").code == ctl("delete_vhost", "team").code == 1
 
 
+def test_policies(ctl: Ctl, broker: kvitto.Broker) -> None:
+    assert ctl("set_policy", "lim", "^lim", '{"max-length": 3}', "--priority", "2", "--apply-to", "queues").code == 0
+    assert ["/", "lim", "^lim", "queues", '{"max-length":', "3}", "2"] in ctl("list_policies").rows
+    assert ctl("set_operator_policy", "op", "", '{"max-length": 2}').code == 0
+    assert ctl("declare_queue", "limited").code == 0
+    queue = Http(broker.http_url).get("/api/queues/%2F/limited")
+    assert (queue["policy"], queue["operator_policy"]) == ("lim", "op")
+    refused = ctl("set_policy", "bad", "x", '{"max-lenght": 3}')
+    assert refused.code == 1 and "'max-lenght' is no setting of policies" in refused.err
+    assert ctl("set_policy", "bad", "x", "max-length=3").code == 2
+    assert ctl("clear_policy", "lim").code == ctl("clear_operator_policy", "op").code == 0
+    assert ctl("clear_policy", "lim").code == 1
+    ctl("delete_queue", "limited")
+
+
 def test_a_password_is_not_guessed(ctl: Ctl) -> None:
     result = ctl("add_user", "eve")
     assert result.code == 2 and "--password-stdin" in result.err

@@ -20,6 +20,8 @@ HIDDEN = "hidden-thing"
 BODIES: dict[str, Any] = {
     "/api/exchanges/{vhost}/{name}/publish": {"routing_key": HIDDEN, "payload": "x"},
     "/api/queues/{vhost}/{name}/get": {"count": 1, "ackmode": "ack_requeue_false"},
+    "/api/policies/{vhost}/{name}": {"pattern": "", "definition": {"max-length": 0}},
+    "/api/operator-policies/{vhost}/{name}": {"pattern": "", "definition": {"max-length": 0}},
     "/api/users/{name}": {"password": "new", "tags": "administrator"},
     "/api/permissions/{vhost}/{user}": {"configure": ".*", "write": ".*", "read": ".*"},
 }
@@ -59,6 +61,8 @@ class World:
             (f"queues/%2F/{HIDDEN}", {"durable": True}),
             (f"exchanges/%2F/{HIDDEN}", {"type": "fanout", "durable": True}),
             (f"exchanges/%2F/{HIDDEN}-2", {"type": "fanout", "durable": True}),
+            (f"policies/%2F/{HIDDEN}", {"pattern": HIDDEN, "definition": {"max-length": 9}}),
+            (f"operator-policies/%2F/{HIDDEN}", {"pattern": HIDDEN, "definition": {"max-length": 9}}),
         ):
             assert self.admin.put(f"/api/{path}", body) == 201
         for target in (f"q/{HIDDEN}", f"e/{HIDDEN}-2"):

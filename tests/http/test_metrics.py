@@ -114,5 +114,5 @@ def test_what_monitoring_asks_for_is_there(api: Http) -> None:
     (node,) = api.get("/api/nodes")
     assert node["running"] and node["mem_used"] > 1e6 and node["fd_used"] > 0
     assert api.get(f"/api/nodes/{node['name']}")["name"] == node["name"]
-    for name in ("policies", "parameters", "vhost-limits", "feature-flags", "topic-permissions"):
+    for name in ("policies", "operator-policies", "parameters", "vhost-limits", "feature-flags", "topic-permissions"):
         assert api.get(f"/api/{name}") == []

@@ -453,7 +453,7 @@ def blocked(wire: Wire) -> list[Method]:
 
 
 def test_publishers_are_told_when_they_have_to_wait() -> None:
-    """W6, D4: blocked and unblocked, for those that can take it; new ones too; acks and consumers go on."""
+    """W6, D4: blocked and unblocked, when they publish, and can take it; new ones too; acks and consumers go on."""
     house = House()
     able, unable, consumer = Wire(house), Wire(house), house.wire()
     able.login(**{"connection.blocked": True})
@@ -465,21 +465,24 @@ def test_publishers_are_told_when_they_have_to_wait() -> None:
         wire.frames()
     house.hub.block("no room")
     house.turn()
-    assert blocked(able) == [m.ConnectionBlocked("no room")] and blocked(unable) == []
-    late = Wire(house)
+    late, idle = Wire(house), Wire(house)
     late.login(**{"connection.blocked": True})
-    able.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"1") * 3)
+    idle.login(**{"connection.blocked": True})
+    assert blocked(able) == [] and blocked(late) == []
+    for wire in (able, unable, late):
+        wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"1") * 3)
     house.settle()
-    assert not able.reading, "no further input is taken from a publisher"
+    assert not (able.reading or unable.reading or late.reading), "no further input is taken from a publisher"
+    assert blocked(able) == blocked(late) == [m.ConnectionBlocked("no room")] and blocked(unable) == []
     consumer.put(1, m.BasicGet("q"), m.BasicAck(1), m.QueueDeclare("other", durable=True))
     house.settle()
     assert [type(x) for x in consumer.methods()] == [m.BasicGetOk, m.QueueDeclareOk]
     house.hub.block(None)
     house.settle()
     assert able.reading and blocked(late) == [m.ConnectionUnblocked()]
-    answers = able.methods()
-    assert m.ConnectionUnblocked() in answers
-    assert house.broker.vhosts["/"].queues["q"].ready == 3
+    assert m.ConnectionUnblocked() in able.methods()
+    assert blocked(unable) == blocked(idle) == []
+    assert house.broker.vhosts["/"].queues["q"].ready == 9
 
 
 def test_the_end_of_a_block_does_not_overtake_an_answer() -> None:
@@ -509,9 +512,10 @@ def test_a_blocked_publisher_still_hears_us() -> None:
         loop, hub = broker._loop, broker._server.hub
         assert loop is not None
         loop.call_soon_threadsafe(hub.block, "no room", "test")
+        raw.call(1, m.BasicQos(), m.BasicQosOk)
+        raw.publish(1, "", "nowhere", b"x")
+        raw.publish(1, "", "nowhere", b"x")
         raw.expect(m.ConnectionBlocked)
-        raw.publish(1, "", "nowhere", b"x")
-        raw.publish(1, "", "nowhere", b"x")
         for _ in range(2):
             assert raw.frame() == (FRAME_HEARTBEAT, 0, b"")
         loop.call_soon_threadsafe(hub.block, None, "test")

@@ -18,7 +18,7 @@ from kvitto.base.process import memory_bytes, resident_bytes
 from kvitto.server.watermarks import Watermarks
 from kvitto.wire import methods as m
 from tests.http.api import Http
-from tests.protocol.raw import Raw
+from tests.protocol.raw import NO_PROPERTIES, Raw, content
 from tests.protocol.sansio import House
 from tests.support.wait import wait_until
 
@@ -73,21 +73,24 @@ def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: p
     caplog.clear()
     machine.look(free=10)
     machine.look(used=300)
+    wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"0"))
     machine.look(free=100)
     machine.house.turn()
     [told] = wire.methods()
     assert isinstance(told, m.ConnectionBlocked)
-    assert told.reason == (
-        "low on disk: 10 MiB free, less than --disk-free-limit of 50 MiB; make room, or consume, purge or delete queues"
+    low_on_disk, low_on_memory = (
+        "low on disk: 10 MiB free, less than --disk-free-limit of 50 MiB; make room, or consume, purge or delete queues",
+        "low on memory: 300 MiB in use, more than --memory-limit of 200 MiB;"
+        " end open transactions and consumers that ack nothing, or raise it",
     )
+    assert told.reason == f"{low_on_disk}; {low_on_memory}"
     machine.look(used=100)
     machine.house.turn()
     assert wire.methods() == [m.ConnectionUnblocked()]
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        f"publishers are blocked: {told.reason}",
-        "publishers are blocked: low on memory: 300 MiB in use, more than --memory-limit of 200 MiB;"
-        " end open transactions and consumers that ack nothing, or raise it",
+        f"publishers are blocked: {low_on_disk}",
+        f"publishers are blocked: {low_on_memory}",
         "no longer low on disk",
         "no longer low on memory",
         "publishers may go on",
@@ -154,9 +157,10 @@ def test_a_real_broker_short_of_memory(tmp_path: Path) -> None:
         raw.put_in("q", b"before")
         assert api.get("/api/nodes")[0]["mem_alarm"] is False
         marks._memory_limit = resident_bytes() // 2
-        assert raw.expect(m.ConnectionBlocked).reason.startswith("low on memory: ")
+        wait_until(lambda: marks.memory_low, what="an alarm")
         for body in (b"the last one", b"waits"):
             raw.publish(1, "", "q", body)
+        assert raw.expect(m.ConnectionBlocked).reason.startswith("low on memory: ")
         other.consume("q")
         assert [other.message().body for _ in range(2)] == [b"before", b"the last one"]
         other.put(1, m.BasicAck(0, True))
@@ -195,7 +199,7 @@ def open_a_transaction_and_end_it(tmp_path: Path) -> None:
         raw.call(1, m.BasicQos(), m.BasicQosOk)
         assert resident_bytes() > before + 50 * MIB
         marks._memory_limit = before + 40 * MIB
-        raw.expect(m.ConnectionBlocked)
+        wait_until(lambda: marks.memory_low, what="an alarm")
         raw.call(1, m.TxRollback(), m.TxRollbackOk)
         began = time.monotonic()
         assert wait_until(lambda: not marks.memory_low)

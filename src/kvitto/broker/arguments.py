@@ -1,9 +1,9 @@
-"""Queue arguments: what they mean, what is refused, and when two declarations are the same (semantics D1, Q)."""
+"""Queue arguments: what they mean, what is refused, what policies add, and when two declarations are the same (semantics D1, Q)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ RETRY_MAX_MS = 3_600_000
 """Where only x-retry-delay-min is given."""
 
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
+ON_ALARM = ("block", "nack")
 QUEUE_TYPES = ("classic", "quorum", "stream")
 DAY_MS = 86_400_000
 AGE_UNITS_MS = {"Y": 365 * DAY_MS, "M": 30 * DAY_MS, "D": DAY_MS, "h": 3_600_000, "m": 60_000, "s": 1000}
@@ -45,6 +46,7 @@ class QueueSettings:
     max_length: int = -1
     max_bytes: int = -1
     overflow: str = "drop-head"
+    nacks_on_alarm: bool = False
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     delivery_limit: int = -1
@@ -81,67 +83,87 @@ def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: 
             yield name, "a stream has no such argument"
 
 
+class InvalidArgument(ValueError):
+    """An argument that no queue, or not this queue, can have."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+        self.name = name
+        self.why = why
+
+
 def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
-    """Check the known arguments; ChannelError 406 names the wrong one. Unknown ones are kept and ignored.
+    """`read_settings` for a declaration: ChannelError 406 names the wrong argument."""
+    try:
+        return read_settings(arguments, lasting)
+    except InvalidArgument as error:
+        text = f"invalid arg '{error.name}' for queue '{queue}' in vhost '{vhost}': {error.why}"
+        raise ChannelError(PRECONDITION_FAILED, text) from None
+
+
+def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
+    """Check the known arguments, InvalidArgument. Unknown ones are kept and ignored.
 
     `lasting`: the queue is durable, and not exclusive.
     """
-
-    def refuse(name: str, why: str) -> ChannelError:
-        text = f"invalid arg '{name}' for queue '{queue}' in vhost '{vhost}': {why}"
-        return ChannelError(PRECONDITION_FAILED, text)
 
     def number(name: str, least: int, most: int = (1 << 63) - 1) -> int:
         value = arguments.get(name)
         if value is None:
             return -1
         if isinstance(value, bool) or not isinstance(value, int):
-            raise refuse(name, f"expected an integer, got {value!r}")
+            raise InvalidArgument(name, f"expected an integer, got {value!r}")
         if not least <= value <= most:
-            raise refuse(name, f"{value} is not between {least} and {most}")
+            raise InvalidArgument(name, f"{value} is not between {least} and {most}")
         return value
 
     def text(name: str) -> str | None:
         value = arguments.get(name)
         if value is not None and not isinstance(value, str):
-            raise refuse(name, f"expected a string, got {value!r}")
+            raise InvalidArgument(name, f"expected a string, got {value!r}")
         if value is not None and len(value.encode()) > SHORTSTR_MAX:
-            raise refuse(name, f"longer than {SHORTSTR_MAX} bytes")
+            raise InvalidArgument(name, f"longer than {SHORTSTR_MAX} bytes")
         return value
 
     def flag(name: str) -> bool:
         value = arguments.get(name)
         if value is not None and not isinstance(value, bool):
-            raise refuse(name, f"expected a boolean, got {value!r}")
+            raise InvalidArgument(name, f"expected a boolean, got {value!r}")
         return bool(value)
 
     def age(name: str) -> int:
         value = text(name)
         if value is not None and age_ms(value) < 0:
-            raise refuse(name, f"expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}")
+            raise InvalidArgument(
+                name, f"expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}"
+            )
         return -1 if value is None else age_ms(value)
 
     overflow = text("x-overflow") or "drop-head"
     if overflow not in OVERFLOWS:
-        raise refuse("x-overflow", f"{overflow!r} is none of {', '.join(OVERFLOWS)}")
+        raise InvalidArgument("x-overflow", f"{overflow!r} is none of {', '.join(OVERFLOWS)}")
+    on_alarm = text("x-on-alarm") or "block"
+    if on_alarm not in ON_ALARM:
+        raise InvalidArgument("x-on-alarm", f"{on_alarm!r} is none of {', '.join(ON_ALARM)}")
     kind = text("x-queue-type") or "classic"
     if kind not in QUEUE_TYPES:
-        raise refuse("x-queue-type", f"{kind!r} is none of {', '.join(QUEUE_TYPES)}")
+        raise InvalidArgument("x-queue-type", f"{kind!r} is none of {', '.join(QUEUE_TYPES)}")
     exchange, routing_key = text("x-dead-letter-exchange"), text("x-dead-letter-routing-key")
     if routing_key is not None and exchange is None:
-        raise refuse("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
+        raise InvalidArgument("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
     retry_min, retry_max = number("x-retry-delay-min", 0, MS_MAX), number("x-retry-delay-max", 0, MS_MAX)
     if retry_max >= 0 and not 0 <= retry_min <= retry_max:
-        raise refuse("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
+        raise InvalidArgument("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
     archive = flag("x-archive")
     for name, why in _out_of_place(arguments, kind, archive, lasting):
-        raise refuse(name, why)
+        raise InvalidArgument(name, why)
     return QueueSettings(
         ttl_ms=number("x-message-ttl", 0, MS_MAX),
         expires_ms=number("x-expires", 1, MS_MAX),
         max_length=number("x-max-length", 0),
         max_bytes=number("x-max-length-bytes", 0),
         overflow=overflow,
+        nacks_on_alarm=on_alarm == "nack",
         dead_letter_exchange=exchange,
         dead_letter_routing_key=routing_key,
         delivery_limit=number("x-delivery-limit", 0),
@@ -159,12 +181,53 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
     )
 
 
+SMALLER_COUNTS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
+"""Settings of a policy that are limits: of several the smallest counts."""
+RETRY_DELAYS = ("retry-delay-min", "retry-delay-max")
+QUEUE_POLICY = (
+    *SMALLER_COUNTS,
+    "max-age",
+    "overflow",
+    "dead-letter-exchange",
+    "dead-letter-routing-key",
+    "on-alarm",
+    *RETRY_DELAYS,
+)
+"""What a policy may say of queues: the names of arguments without `x-`."""
+
+
+def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A queue's arguments with what a policy adds: an argument counts before the policy, of two limits the smaller one.
+
+    What this queue cannot have is left out; so `read_settings` takes the result, if it takes the parts.
+    """
+    merged = {name: value for name, value in arguments.items() if value is not None}
+    stream = merged.get("x-queue-type") == "stream"
+    for key, value in policy.items():
+        name = "x-" + key
+        if key not in QUEUE_POLICY or (stream and name in NOT_FOR_STREAMS):
+            continue
+        if key in RETRY_DELAYS and "x-retry-delay-min" in arguments:
+            continue
+        own = merged.get(name)
+        if own is None:
+            merged[name] = value
+        elif key in SMALLER_COUNTS:
+            merged[name] = min(own, value)
+        elif key == "max-age":
+            merged[name] = min(own, value, key=age_ms)
+    if "x-dead-letter-exchange" not in merged:
+        merged.pop("x-dead-letter-routing-key", None)
+    return merged
+
+
 EQUIVALENCE_ARGUMENTS = (
     "x-message-ttl",
     "x-expires",
     "x-max-length",
     "x-max-length-bytes",
     "x-overflow",
+    "x-on-alarm",
     "x-dead-letter-exchange",
     "x-dead-letter-routing-key",
     "x-delivery-limit",

@@ -20,7 +20,7 @@ from kvitto.broker.parked import Parking
 from kvitto.broker.queue import Queue
 from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
-from kvitto.broker.vhost import VHost
+from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from kvitto.store import paths
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Record
@@ -120,6 +120,9 @@ class Broker:
             return True
         if kind == "stage":
             vhost.broker.stages.restore_stage(vhost, (key[0], key[1], int(key[2]), key[3]), value["id"])
+            return True
+        if kind in (POLICY, OPERATOR_POLICY):
+            vhost.restore_policy(kind, key[1], value)
             return True
         if kind == "writer":
             vhost.broker.stages.restore_writer((key[0], key[1]), value)
@@ -422,6 +425,7 @@ class Broker:
 
     def expire_unused(self, queue: Queue) -> None:
         """x-expires: delete the queue once it has been without consumers, gets and declarations for that long."""
+        self.timers.cancel(self.expire_unused, queue)
         expires = queue.settings.expires_ms
         if expires < 0 or queue.deleted:
             return
@@ -446,7 +450,19 @@ class Broker:
 
 INITIALISED = "initialised"
 """The definition that says: this directory has got its first vhost and guest. What is deleted afterwards stays deleted."""
-ORDER = [INITIALISED, "vhost", "user", "permission", "exchange", "queue", "binding", "stage", "writer"]
+ORDER = [
+    INITIALISED,
+    "vhost",
+    "user",
+    "permission",
+    POLICY,
+    OPERATOR_POLICY,
+    "exchange",
+    "queue",
+    "binding",
+    "stage",
+    "writer",
+]
 
 
 def nothing() -> None:

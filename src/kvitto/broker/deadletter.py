@@ -11,12 +11,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.base.limits import PROPERTIES_MAX, ROUTE_STEPS_MAX
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
-from kvitto.store.settlements import DEAD_LETTERED, DROPPED
+from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.wire import tables
 from kvitto.wire.properties import Properties, edit_headers, join, split
 
@@ -34,6 +34,7 @@ LETTER_MAX = 2 << 30
 """All copies of one letter are in one record; nobody takes one that would be larger."""
 COPY = 64
 """What a copy takes in a record beside its bytes, or more."""
+WITHOUT_EXCHANGE = {"rejected": REJECTED, "expired": EXPIRED}
 OUR_HEADERS = (
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
@@ -75,6 +76,7 @@ class DeadLetters:
         self.in_flight = 0
         self._letters = 0
         self._bytes = 0
+        self._steps = 0
 
     def add(self, queue: Queue, offset: int, count: int, reason: str) -> None:
         line = self.moves.setdefault(queue, deque())
@@ -85,7 +87,7 @@ class DeadLetters:
         queue.mark_dirty()
 
     def new_turn(self) -> None:
-        self._letters, self._bytes = LETTERS_PER_TURN, IN_FLIGHT_BYTES
+        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, ROUTE_STEPS_MAX
 
     @property
     def held_up(self) -> bool:
@@ -116,10 +118,14 @@ class DeadLetters:
             self._write(parcel)
 
     def _may_send(self, parcel: Parcel) -> bool:
-        return self._letters > 0 and self._bytes > 0 and self.in_flight + parcel.size < IN_FLIGHT_BYTES
+        left = self._letters > 0 and self._bytes > 0 and self._steps > 0
+        return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
 
     def _send(self, parcel: Parcel, queue: Queue, offset: int, reason: str) -> int:
         """One letter; return the bytes that it has taken."""
+        if queue.settings.dead_letter_exchange is None:  # a policy gave it, and is gone
+            queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
+            return 0
         message = queue.read(offset)
         if message is None:
             queue.moved(offset, reason, DROPPED)
@@ -203,7 +209,8 @@ class DeadLetters:
         keys = [to_key] if to_key is not None else routing_keys
         if to_key is not None:
             headers.pop("CC", None)
-        targets = queue.vhost.targets(to_exchange, keys, headers)
+        targets, steps = queue.vhost.targets(to_exchange, keys, headers)
+        self._steps -= steps
         if reason != "rejected":
             kept = [t for t in targets if not is_cycle(t.name, deaths)]
             if targets and not kept:

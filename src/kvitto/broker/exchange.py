@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
@@ -18,6 +18,9 @@ from kvitto.broker.equivalence import check_arguments, check_field, describe, ty
 from kvitto.broker.headers import HeadersIndex, comparable
 from kvitto.broker.topic import Dest, TopicIndex
 from kvitto.wire.tables import Value
+
+if TYPE_CHECKING:
+    from kvitto.broker.policies import Policy
 
 ALTERNATE = "alternate-exchange"
 Headers = Mapping[str, Value]
@@ -117,11 +120,18 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments: dict[str, Value] = arguments or {}
-        alternate = self.arguments.get(ALTERNATE)
-        self.alternate: str | None = alternate if isinstance(alternate, str) else None
+        self.policy: Policy | None = None
+        self.take_policy(None)
         self.needs_headers = type == "headers"
         self._index = TYPES[type]()
         self._bindings: dict[Dest, dict[tuple[str, Hashable], Binding]] = {}
+
+    def take_policy(self, policy: Policy | None) -> None:
+        """Have an alternate exchange from a policy, if the arguments name none."""
+        self.policy = policy
+        said = {} if policy is None else policy.definition
+        alternate = self.arguments.get(ALTERNATE, said.get(ALTERNATE))
+        self.alternate: str | None = alternate if isinstance(alternate, str) else None
 
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.type}>"
@@ -191,8 +201,8 @@ def resolve(
     lookup: Callable[[str], Exchange | None],
     more_keys: Sequence[str] = (),
     whatever: bool = False,
-) -> tuple[list[Dest], bool]:
-    """The queues that a message reaches, each once, and whether that depended on its headers (then: no caching).
+) -> tuple[list[Dest], bool, int]:
+    """The queues that a message reaches, each once; whether that depended on its headers (then: no caching); at most so many steps.
 
     `more_keys` are those of CC and BCC. Where no key finds anything at an exchange, a destination exchange
     included, its alternate exchange is asked; one that does not exist is passed over. Each exchange is asked once,
@@ -221,7 +231,7 @@ def resolve(
             elif dest not in seen:
                 seen.add(dest)
                 waiting.append(dest)
-    return list(queues), dynamic
+    return list(queues), dynamic, steps
 
 
 def check_declare(name: str, vhost: str, type: str, arguments: Headers) -> None:

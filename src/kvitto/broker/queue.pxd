@@ -9,7 +9,7 @@ cdef int _ACKED
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, owner, group, requeued, parked, delays, _ahead, _behind
+    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, requeued, parked, delays, _ahead, _behind
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders

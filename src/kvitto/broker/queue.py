@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvitto.broker.arguments import QueueSettings
     from kvitto.broker.broker import Broker
     from kvitto.broker.parked import Obstacle
+    from kvitto.broker.policies import Policy
     from kvitto.broker.vhost import VHost
 
 TAIL_BYTES = 1 << 20
@@ -74,8 +75,9 @@ class Queue:
         self.vhost = vhost
         self.name = name
         self.log = log
-        self.settings = settings
         self.arguments = arguments
+        self.policy: Policy | None = None
+        self.operator_policy: Policy | None = None
         self.durable = durable
         self.exclusive = exclusive
         self.owner: Any = None
@@ -107,6 +109,7 @@ class Queue:
         self.coming_bytes = 0
         self.parked = Parked()
         self.delays = Delays(settings.retry_min_ms, settings.retry_max_ms)
+        self.may_expire = False
 
         self.tail: Batch | None = None
         self.tail_first = 0
@@ -117,14 +120,6 @@ class Queue:
         self._behind = Window()
         self.dirty = False
 
-        self.ttl_ms = settings.ttl_ms
-        self.max_length = settings.max_length
-        self.max_bytes = settings.max_bytes
-        self.rejects = settings.overflow != "drop-head"
-        self.limited = settings.max_length >= 0 or settings.max_bytes >= 0
-        self.delivery_limit = settings.delivery_limit
-        self.consumer_timeout_ms = settings.consumer_timeout_ms
-        self.may_expire = settings.ttl_ms >= 0
         self.expiry_timer = -1
         self.leaving = 0
         self.leaving_turn = -1
@@ -133,6 +128,26 @@ class Queue:
         self.delivered = 0
         self.redelivered = 0
         self.acked = 0
+        self._set(settings)
+
+    def _set(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        self.ttl_ms = settings.ttl_ms
+        self.max_length = settings.max_length
+        self.max_bytes = settings.max_bytes
+        self.rejects = settings.overflow != "drop-head"
+        self.limited = settings.max_length >= 0 or settings.max_bytes >= 0
+        self.delivery_limit = settings.delivery_limit
+        self.consumer_timeout_ms = settings.consumer_timeout_ms
+        self.may_expire = self.may_expire or settings.ttl_ms >= 0
+        self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
+
+    def take_settings(self, settings: QueueSettings) -> None:
+        """Policies have changed: what waits keeps its time to live, limits hold for all of it from the next turn on."""
+        self._set(settings)
+        self.used_ms = self.broker.now_ms
+        self.broker.expire_unused(self)
+        self.mark_dirty()
 
     # -- append ----------------------------------------------------------------------------------------------
 
@@ -230,6 +245,7 @@ class Queue:
         return self._over(more, more_bytes)
 
     def _over(self, more: int, more_bytes: int) -> bool:
+        """Whether a limit is exceeded by so many messages and bytes more, or fewer, than there are."""
         return (0 <= self.max_length < self.ready + len(self.delays) + self.coming + more) or (
             0 <= self.max_bytes < self.ready_bytes + self.delays.bytes + self.coming_bytes + more_bytes
         )
@@ -239,7 +255,10 @@ class Queue:
         if self.rejects or not self._over(0, 0):
             return
         self.pump()
+        many = self._over(-LEAVING_PER_TURN, 0)  # a policy has made the limit smaller
         while self.ready and self._over(0, 0):
+            if many and not self._may_leave():
+                return
             self._leave_head("maxlen", DROPPED)
 
     # -- deliver ---------------------------------------------------------------------------------------------

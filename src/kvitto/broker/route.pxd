@@ -2,7 +2,7 @@ cdef class Route:
     cdef public str exchange, routing_key
     cdef public list queues
     cdef public Py_ssize_t count
-    cdef public bint dynamic, durable
+    cdef public bint dynamic, durable, refused
 
 cdef class Epoch:
     cdef public long long value

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """`dynamic`: headers decide, so the queues are found per message. `durable`: a durable queue is among them."""
+    """`dynamic`: headers decide, so the queues are found per message. `durable`: a durable queue is among them.
+
+    `refused`: it has no queues now, since all that it has nack what comes during an alarm.
+    """
 
     def __init__(self, exchange: str, routing_key: str, queues: list[Queue], dynamic: bool) -> None:
         self.exchange = exchange
@@ -17,7 +20,13 @@ class Route:
         self.queues = queues
         self.count = len(queues)
         self.dynamic = dynamic
+        self.refused = False
         self.durable = any(q.log.durable for q in queues)
+
+    @property
+    def nacks_on_alarm(self) -> bool:
+        """x-on-alarm: all its queues say nack."""
+        return self.count > 0 and not self.dynamic and all(q.settings.nacks_on_alarm for q in self.queues)
 
 
 class Epoch:

@@ -89,8 +89,6 @@ class Stream(Queue):
         arguments: dict[str, Any],
     ) -> None:
         super().__init__(broker, vhost, name, log, settings, arguments, True, False, False)
-        self.limited = self.rejects = False
-        self.max_length = self.max_bytes = -1  # the log's business
         log.on_drop = self._head_gone
         self._recent: deque[tuple[Batch, int]] = deque()
         self._recent_bytes = 0
@@ -98,6 +96,17 @@ class Stream(Queue):
         self._awaiting = False
         self._saving = False
         self._watching_age = False
+
+    def _set(self, settings: QueueSettings) -> None:
+        super()._set(settings)
+        self.limited = self.rejects = False
+        self.max_length = self.max_bytes = -1  # the log's business
+
+    def take_settings(self, settings: QueueSettings) -> None:
+        super().take_settings(settings)
+        self.log.retention = retention(settings)
+        self.log.drop_settled()
+        self._watching_age = False  # it may be due earlier
 
     # -- consumers -------------------------------------------------------------------------------------------
 
@@ -350,8 +359,11 @@ def check_stream(name: str, vhost: str, durable: bool, exclusive: bool, auto_del
         raise ChannelError(PRECONDITION_FAILED, "Cannot declare a server-named queue for type stream: give it a name")
 
 
+def retention(settings: QueueSettings) -> Retention:
+    return Retention(settings.max_length, settings.max_bytes, settings.max_age_ms)
+
+
 def stream_log(store: Store, queue_id: str, settings: QueueSettings) -> StreamLog:
-    retention = Retention(settings.max_length, settings.max_bytes, settings.max_age_ms)
     return StreamLog(
-        store, queue_id, retention, settings.segment_bytes if settings.segment_bytes > 0 else SEGMENT_BYTES
+        store, queue_id, retention(settings), settings.segment_bytes if settings.segment_bytes > 0 else SEGMENT_BYTES
     )

@@ -6,6 +6,7 @@ definitions; the caller waits for the sync before it answers (D2).
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
 from kvitto.broker import exchange as exchanges
-from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings
+from kvitto.broker import policies
+from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings
 from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Exchange
+from kvitto.broker.policies import Policy
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Epoch, Route
 from kvitto.broker.stream import Stream, check_stream, stream_log
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
+
+log = logging.getLogger("kvitto.broker")
 
 PREDECLARED = (
     ("", "direct"),
@@ -32,6 +37,8 @@ PREDECLARED = (
     ("amq.match", "headers"),
     ("amq.topic", "topic"),
 )
+POLICY, OPERATOR_POLICY = "policy", "operator_policy"
+"""As definitions name them."""
 ROUTES_MAX = 200_000
 """Routes that are remembered, and queues in them, together."""
 
@@ -46,6 +53,8 @@ class VHost:
         self.broker = broker
         self.name = name
         self.exchanges: dict[str, Exchange] = {n: Exchange(n, kind) for n, kind in PREDECLARED}
+        self.policies: dict[str, Policy] = {}
+        self.operator_policies: dict[str, Policy] = {}
         self.queues: dict[str, Queue] = {}
         self.epoch = Epoch()
         self._routes: dict[bytes, Route] = {}
@@ -62,6 +71,53 @@ class VHost:
         for exchange in self.exchanges.values():
             for binding in list(exchange.bindings()):
                 self.unbind(exchange.name, binding.dest, binding.routing_key, binding.arguments)
+        for kind, found in ((POLICY, self.policies), (OPERATOR_POLICY, self.operator_policies)):
+            for name in list(found):
+                self.clear_policy(kind, name)
+
+    # -- policies --------------------------------------------------------------------------------------------
+
+    def set_policy(self, kind: str, policy: Policy) -> None:
+        """Add or replace one. `kind`: POLICY or OPERATOR_POLICY."""
+        self.policies_by_name(kind)[policy.name] = policy
+        self.broker.define(kind, (self.name, policy.name), policy.value())
+        self._policies_changed()
+
+    def restore_policy(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """At the start, before there are queues."""
+        try:
+            self.policies_by_name(kind)[name] = policies.policy(name, value, kind == OPERATOR_POLICY)
+        except policies.InvalidPolicy as error:
+            log.error("policy %r of vhost %r is passed over: %s", name, self.name, error)
+
+    def clear_policy(self, kind: str, name: str) -> None:
+        del self.policies_by_name(kind)[name]
+        self.broker.undefine(kind, (self.name, name))
+        self._policies_changed()
+
+    def policies_by_name(self, kind: str) -> dict[str, Policy]:
+        return self.policies if kind == POLICY else self.operator_policies
+
+    def _policies_changed(self) -> None:
+        for queue in self.queues.values():
+            found = self._policies_of(queue.name, queue.arguments)
+            if found != (queue.policy, queue.operator_policy):
+                queue.policy, queue.operator_policy = found
+                queue.take_settings(read_settings(policies.for_queue(queue.arguments, *found)))
+        for exchange in self.exchanges.values():
+            exchange.take_policy(self._policy_of_exchange(exchange.name))
+        self.changed()
+
+    def _policies_of(self, name: str, arguments: dict[str, Any]) -> tuple[Policy | None, Policy | None]:
+        """Of a queue: the policy and the operator policy that count."""
+        kinds = policies.queue_kinds(arguments)
+        of_users = policies.first_that_fits(self.policies.values(), kinds, name)
+        return of_users, policies.first_that_fits(self.operator_policies.values(), kinds, name)
+
+    def _policy_of_exchange(self, name: str) -> Policy | None:
+        if name == "":  # nothing is unroutable there but what has no queue
+            return None
+        return policies.first_that_fits(self.policies.values(), policies.EXCHANGE_KINDS, name)
 
     # -- routing ---------------------------------------------------------------------------------------------
 
@@ -70,7 +126,7 @@ class VHost:
         route = self._routes.get(key)
         if route is None:
             name, routing_key = split_key(key)
-            found, dynamic = exchanges.resolve(self.exchange(name), routing_key, {}, self.exchanges.get)
+            found, dynamic, _ = exchanges.resolve(self.exchange(name), routing_key, {}, self.exchanges.get)
             route = Route(name, routing_key, found, dynamic)
             self._remembered += 1 + len(found)
             if self._remembered > ROUTES_MAX:
@@ -82,16 +138,16 @@ class VHost:
     def route_by_headers(self, name: str, routing_key: str, headers: dict[str, Any]) -> Route:
         """The route of one message whose headers matter: a headers exchange on the way, CC or BCC."""
         more = [*strings(headers.get("CC")), *strings(headers.get("BCC"))]
-        found, _ = exchanges.resolve(self.exchange(name), routing_key, headers, self.exchanges.get, more)
+        found, *_ = exchanges.resolve(self.exchange(name), routing_key, headers, self.exchanges.get, more)
         return Route(name, routing_key, found, True)
 
-    def targets(self, name: str, keys: list[str], headers: dict[str, Any]) -> list[Queue]:
-        """Where a dead letter goes; nowhere if the exchange does not exist."""
+    def targets(self, name: str, keys: list[str], headers: dict[str, Any]) -> tuple[list[Queue], int]:
+        """Where a dead letter goes, nowhere if the exchange does not exist; and how many steps of routing that took at most."""
         exchange = self.exchanges.get(name)
         if exchange is None:
-            return []
-        found, _ = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:], whatever=True)
-        return found
+            return [], 0
+        found, _, steps = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:], whatever=True)
+        return found, steps
 
     def changed(self) -> None:
         """A binding, queue or exchange is not what it was: forget every route."""
@@ -123,6 +179,7 @@ class VHost:
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
+        made.take_policy(self._policy_of_exchange(name))
         self.changed()
         if durable:
             value = {"type": kind, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
@@ -264,14 +321,17 @@ class VHost:
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> Queue:
         """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
-        settings = queue_settings(name, self.name, arguments, durable and not exclusive)
+        queue_settings(name, self.name, arguments, durable and not exclusive)
+        found = self._policies_of(name, arguments)
+        settings = read_settings(policies.for_queue(arguments, *found))
         if settings.stream:
             made: Queue = Stream(
                 self.broker, self, name, stream_log(self.broker.store, queue_id, settings), settings, arguments
             )
         else:
-            log = self.broker.open_log(queue_id, durable and not exclusive)
-            made = Queue(self.broker, self, name, log, settings, arguments, durable, exclusive, auto_delete)
+            messages = self.broker.open_log(queue_id, durable and not exclusive)
+            made = Queue(self.broker, self, name, messages, settings, arguments, durable, exclusive, auto_delete)
+        made.policy, made.operator_policy = found
         self.queues[name] = made
         self.broker.queues[queue_id] = made
         if settings.archive:

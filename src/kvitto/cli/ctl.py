@@ -17,6 +17,7 @@ from kvitto.base.table import printable, table
 from kvitto.cli.lists import IN_VHOST, LISTS, Shown, listing
 from kvitto.cli.management import REFUSED, USAGE, Failure, Management
 
+APPLY_TO = ("all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges")
 URL = "http://guest:guest@127.0.0.1:15672"
 Command = Callable[[Management, argparse.Namespace], str | Shown]
 """Done, in a sentence; or what was found."""
@@ -63,15 +64,37 @@ def add_parser(commands: Any) -> None:
         sub.add_argument("--password-stdin", action="store_true", help="read it from the first line of stdin")
         sub.add_argument("--no-password", action="store_true", help="the user logs in by a client certificate")
         if name == "add_user":
-            sub.add_argument("--tags", default="", help="with commas: administrator, monitoring, management")
+            sub.add_argument(
+                "--tags", default="", help="with commas: administrator, monitoring, management, policymaker"
+            )
     add("delete_user", delete_user, "delete a user", "user")
-    sub = add("set_user_tags", set_user_tags, "replace a user's tags: administrator, monitoring, management", "user")
+    sub = add(
+        "set_user_tags",
+        set_user_tags,
+        "replace a user's tags: administrator, monitoring, management, policymaker",
+        "user",
+    )
     sub.add_argument("tags", nargs="*", metavar="TAG")
     text = "what a user may do in a virtual host, as regular expressions of names"
     add("set_permissions", set_permissions, text, "user", "configure", "write", "read", vhost=True)
     add("clear_permissions", clear_permissions, "close a virtual host to a user", "user", vhost=True)
     add("add_vhost", add_vhost, "add a virtual host", "vhost")
     add("delete_vhost", delete_vhost, "delete a virtual host with everything in it", "vhost")
+    for sort, path, text in (
+        ("policy", "policies", "settings for all queues and exchanges whose names match PATTERN"),
+        (
+            "operator_policy",
+            "operator-policies",
+            "limits for all queues whose names match PATTERN, that nobody can exceed",
+        ),
+    ):
+        sub = add(f"set_{sort}", set_policy, text, "name", "pattern", "definition", vhost=True)
+        sub.epilog = """DEFINITION is JSON: '{"max-length": 1000}'. A policy of that name is replaced."""
+        sub.add_argument("--priority", type=int, default=0, help="of those that match the highest counts (default: 0)")
+        sub.add_argument("--apply-to", default="all", choices=APPLY_TO, help="(default: all)")
+        sub.set_defaults(path=path)
+        sub = add(f"clear_{sort}", clear_policy, f"delete the {sort.replace('_', ' ')} NAME", "name", vhost=True)
+        sub.set_defaults(path=path)
     sub = add("close_connection", close_connection, "close a connection, named as in list_connections", "name")
     sub.add_argument("reason", nargs="?", default="closed by kvitto ctl", metavar="REASON")
 
@@ -217,6 +240,21 @@ def set_permissions(api: Management, args: argparse.Namespace) -> str:
 def clear_permissions(api: Management, args: argparse.Namespace) -> str:
     api.delete("permissions", args.vhost, args.user)
     return f"vhost '{args.vhost}' is closed to user '{args.user}'"
+
+
+def set_policy(api: Management, args: argparse.Namespace) -> str:
+    try:
+        definition = json.loads(args.definition)
+    except ValueError as error:
+        raise Failure(USAGE, f"the definition is no JSON: {error}") from None
+    body = {"pattern": args.pattern, "definition": definition, "priority": args.priority, "apply-to": args.apply_to}
+    api.put(args.path, args.vhost, args.name, body=body)
+    return f"policy '{args.name}' is set in vhost '{args.vhost}'"
+
+
+def clear_policy(api: Management, args: argparse.Namespace) -> str:
+    api.delete(args.path, args.vhost, args.name)
+    return f"policy '{args.name}' is gone from vhost '{args.vhost}'"
 
 
 def add_vhost(api: Management, args: argparse.Namespace) -> str:

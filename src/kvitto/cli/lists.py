@@ -12,6 +12,15 @@ from kvitto.cli.management import Management
 Shown = tuple[Any, str, int]
 """What --json prints, what is printed otherwise, exit code."""
 
+POLICY = {
+    "vhost": "vhost",
+    "name": "name",
+    "pattern": "pattern",
+    "apply to": "apply-to",
+    "definition": "definition",
+    "priority": "priority",
+}
+
 LISTS: dict[str, tuple[str, dict[str, str], str]] = {
     "list_queues": (
         "queues",
@@ -85,6 +94,8 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
     ),
     "list_users": ("users", {"name": "name", "tags": "tags"}, "users"),
     "list_vhosts": ("vhosts", {"name": "name", "messages": "messages"}, "virtual hosts"),
+    "list_policies": ("policies", POLICY, "policies"),
+    "list_operator_policies": ("operator-policies", POLICY, "operator policies: limits that nobody can exceed"),
     "list_permissions": (
         "permissions",
         {"vhost": "vhost", "user": "user", "configure": "configure", "write": "write", "read": "read"},
@@ -92,7 +103,7 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
     ),
 }
 """Command -> path of the API, columns (title -> field), help."""
-IN_VHOST = ("queues", "exchanges", "bindings", "consumers", "permissions")
+IN_VHOST = ("queues", "exchanges", "bindings", "consumers", "permissions", "policies", "operator-policies")
 
 
 def listing(path: str, columns: dict[str, str]) -> Callable[[Management, argparse.Namespace], Shown]:

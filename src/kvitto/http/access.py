@@ -21,6 +21,7 @@ class Access(Enum):
     LOOPBACK = ("local",)
     MANAGEMENT = ("administrator", "monitoring", "policymaker", "management")
     MONITORING = ("administrator", "monitoring")
+    POLICYMAKER = ("administrator", "policymaker")
     ADMINISTRATOR = ("administrator",)
 
 

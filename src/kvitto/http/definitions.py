@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvitto.base.version import __version__
-from kvitto.broker.vhost import VHost
+from kvitto.broker.vhost import OPERATOR_POLICY, VHost
 from kvitto.http import views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.bindings import all_bindings
 from kvitto.http.request import Response, answer, plain
+
+KINDS = ("queues", "exchanges", "bindings", "policies", "parameters")
 
 
 def of_vhost(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
@@ -40,7 +42,18 @@ def of_vhost(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
         source, dest = ("exchange", view["source"]), (view["destination_type"], view["destination"])
         if source in kept and dest in kept:
             bindings.append(view)
-    return {"queues": queues, "exchanges": exchanges, "bindings": bindings}
+    policies = [views.policy(vhost, policy) for policy in vhost.policies.values()]
+    operator = [
+        {"component": OPERATOR_POLICY, "vhost": vhost.name, "name": policy.name, "value": policy.value()}
+        for policy in vhost.operator_policies.values()
+    ]
+    return {
+        "queues": queues,
+        "exchanges": exchanges,
+        "bindings": bindings,
+        "policies": policies,
+        "parameters": operator,
+    }
 
 
 def get_definitions(call: Call) -> Response:
@@ -55,10 +68,8 @@ def get_definitions(call: Call) -> Response:
             "vhosts": [{"name": name} for name in broker.vhosts],
             "permissions": [views.permission(user, vhost) for user in users for vhost in user.permissions],
             "topic_permissions": [],
-            "parameters": [],
             "global_parameters": [],
-            "policies": [],
-            **{kind: [item for part in parts for item in part[kind]] for kind in ("queues", "exchanges", "bindings")},
+            **{kind: [item for part in parts for item in part[kind]] for kind in KINDS},
         }
     )
 
@@ -69,7 +80,7 @@ def get_definitions_of_vhost(call: Call) -> Response:
     for items in found.values():
         for item in items:
             del item["vhost"]
-    return answer({"product_name": "Kvitto", "product_version": __version__, "policies": [], "parameters": [], **found})
+    return answer({"product_name": "Kvitto", "product_version": __version__, **found})
 
 
 ROUTES = (

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from kvitto.base import limits
-from kvitto.http import bindings, connections, definitions, exchanges, health, metrics, nodes, queues, users, vhosts
+from kvitto.http import (
+    bindings,
+    connections,
+    definitions,
+    exchanges,
+    health,
+    metrics,
+    nodes,
+    policies,
+    queues,
+    users,
+    vhosts,
+)
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.request import Problem, Response, bad_request, not_found
@@ -31,7 +43,19 @@ class Router:
 
     def __init__(self) -> None:
         self._by_length: dict[int, dict[tuple[str, ...], dict[str, Route]]] = {}
-        for module in (bindings, connections, definitions, exchanges, health, metrics, nodes, queues, users, vhosts):
+        for module in (
+            bindings,
+            connections,
+            definitions,
+            exchanges,
+            health,
+            metrics,
+            nodes,
+            policies,
+            queues,
+            users,
+            vhosts,
+        ):
             for method, pattern, access, handler in module.ROUTES:
                 parts = tuple(pattern.split("/")[1:])
                 same = self._by_length.setdefault(len(parts), {})

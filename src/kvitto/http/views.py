@@ -9,6 +9,7 @@ import xxhash
 
 from kvitto.broker.auth import User
 from kvitto.broker.exchange import Binding, Exchange
+from kvitto.broker.policies import Policy, in_effect
 from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.api import Api
@@ -44,8 +45,9 @@ def queue(api: Api, queue: Queue) -> dict[str, Any]:
         "exclusive": queue.exclusive,
         "owner_pid_details": {"name": connection_name(api, owner)} if owner is not None else None,
         "arguments": plain(queue.arguments),
-        "effective_policy_definition": {},
-        "policy": None,
+        "effective_policy_definition": in_effect(queue.policy, queue.operator_policy),
+        "policy": queue.policy and queue.policy.name,
+        "operator_policy": queue.operator_policy and queue.operator_policy.name,
         "node": api.node,
         "state": "running",
         **depth(queue),
@@ -70,8 +72,12 @@ def exchange(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": plain(exchange.arguments),
-        "policy": None,
+        "policy": exchange.policy and exchange.policy.name,
     }
+
+
+def policy(vhost: VHost, policy: Policy) -> dict[str, Any]:
+    return {"vhost": vhost.name, "name": policy.name, **policy.value()}
 
 
 def binding(vhost: VHost, binding: Binding) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def connection(api: Api, connection: Any) -> dict[str, Any]:
 
 
 def connection_state(connection: Any) -> str:
-    return "blocked" if connection.blocked and connection.publisher else "running"
+    return "blocked" if connection.blocked and connection.publisher and connection.stalled else "running"
 
 
 def channel(api: Api, channel: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kvitto.base.errors import (
     PRECONDITION_FAILED,
     ChannelError,
     ConnectionError_,
+    ProtocolError,
 )
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
 from kvitto.broker.consumer import Consumer
@@ -162,15 +163,29 @@ class Channel:
         self.may_publish(route.exchange)
         if self.stage is not None and (route.count or route.dynamic):
             route = Route(route.exchange, route.routing_key, [self.open_stage().queue], route.dynamic)
+        elif self.confirm and self.connection.blocked and route.nacks_on_alarm:
+            route = Route(route.exchange, route.routing_key, [], False)
+            route.refused = True
         self._key.n = 0
         self._key.add(key)
         self._generation = self._epoch.value
         self.route = route
         return route
 
+    def refuses(self, key: bytes) -> bool:
+        """Whether a publish during an alarm is nacked, so that its connection need not be blocked (D4)."""
+        try:
+            return self.find_route(key).refused
+        except ProtocolError:  # it is said when the whole message has come
+            return False
+
     def put_aside_in(self, stage: Stage) -> None:
         """From now on nothing that is published here goes to its queues: all waits for the stage's commit."""
         self.stage = stage
+        self.forget_route()
+
+    def forget_route(self) -> None:
+        """What it depends on has changed."""
         self._generation = -1
 
     def open_stage(self) -> Stage:
@@ -208,7 +223,7 @@ class Channel:
             headers: dict[str, Any] = properties.headers or {}
             if inside & check.COPIES:
                 check_copies(headers)
-            if inside & check.COPIES or route.dynamic:
+            if (inside & check.COPIES and not route.refused) or route.dynamic:
                 route = self.vhost.route_by_headers(route.exchange, route.routing_key, headers)
             if inside & (check.COPIES | check.REPLY_TO):
                 props = self.as_consumers_see(props, properties.reply_to, headers)
@@ -237,7 +252,10 @@ class Channel:
         return props
 
     def enqueue(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
-        """Give the message to its queues, or back (C4)."""
+        """Give the message to its queues, or back (C4, D4)."""
+        if route.refused:
+            self.refused([], key, props, body)
+            return
         if not route.count:
             if self.connection.hub.deliver_reply(route, props, body):
                 return

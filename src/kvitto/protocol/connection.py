@@ -100,6 +100,7 @@ class Connection:
         self.client: dict[str, Any] = {}
         self.can_cancel = False
         self.can_block = False
+        self.told_blocked = False
         self.wants_offsets = False
         self.channels: dict[int, Channel] = {}
         self.queues: dict[Any, None] = {}
@@ -228,8 +229,8 @@ class Connection:
         options = p[k] & 3
         key_len = k - key
         self.publisher = True
-        if self.blocked:
-            self.stall()
+        if self.blocked and not c.refuses(bytes(p[key:k])):
+            self.block()
         if n - end >= 22 and p[end] == 2 and bits.be16(p, end + 1) == c.number and bits.be16(p, end + 7) == 60:
             size = bits.be32(p, end + 3)
             if size >= 14 and size <= self.frame_max - 8 and n - end >= size + 8 and p[end + 7 + size] == 0xCE:
@@ -539,14 +540,25 @@ class Connection:
         if not self.stalled and not self.choked:
             self.transport.resume()
 
-    def tell_blocked(self, reason: str | None) -> None:
-        """Publishing is blocked (D4): the message that comes next is the last one that is taken."""
-        self.blocked = reason is not None
-        if self.can_block and self.state == RUNNING:
-            method: Method = ConnectionUnblocked() if reason is None else ConnectionBlocked(reason)
-            self.output.put_method(0, method.encode())
-        if reason is None and self.stalled and self.publisher and not self.answering:
+    def set_blocked(self, blocked: bool) -> None:
+        """Whether publishers wait (D4). Who publishes first notices: that message is the last one that is taken."""
+        self.blocked = blocked
+        for channel in self.channels.values():
+            channel.forget_route()
+        if blocked:
+            return
+        if self.told_blocked:
+            self.told_blocked = False
+            self.send(0, ConnectionUnblocked())
+        if self.stalled and self.publisher and not self.answering:
             self.unstall()
+
+    def block(self) -> None:
+        """A message is being published that its queues do not refuse."""
+        self.stall()
+        if self.can_block and not self.told_blocked:
+            self.told_blocked = True
+            self.send(0, ConnectionBlocked(self.hub.blocked or ""))
 
     def send(self, channel: int, method: Method) -> None:
         self.output.put_method(channel, method.encode())

@@ -217,5 +217,3 @@ def _open(connection: Connection, method: ConnectionOpen) -> None:
     connection.state = RUNNING
     connection.opened()
     connection.send(0, ConnectionOpenOk())
-    if connection.blocked:
-        connection.tell_blocked(connection.hub.blocked)

@@ -152,7 +152,7 @@ class Hub:
         if now is None:
             log.info("publishers may go on")
         for connection in list(self.connections):
-            connection.tell_blocked(now)
+            connection.set_blocked(now is not None)
 
     # -- direct reply-to -------------------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+"""Policies: what holds for all queues and exchanges of a virtual host whose names match, and may change while they live (A8, D2).
+
+As RabbitMQ's: of the policies that match, the one with the highest priority counts, and of equal ones the first by name. Beside it an
+operator policy may give limits. `arguments.with_policy` has what they mean for a queue; here is which of them applies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvitto.base.limits import SHORTSTR_MAX
+from kvitto.broker.arguments import (
+    AGE_UNITS_MS,
+    QUEUE_POLICY,
+    SMALLER_COUNTS,
+    InvalidArgument,
+    age_ms,
+    read_settings,
+    with_policy,
+)
+from kvitto.broker.exchange import ALTERNATE
+
+QUEUE_TYPES = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
+EXCHANGE_KINDS = ("all", "exchanges")
+APPLY_TO = (*EXCHANGE_KINDS, "queues", *QUEUE_TYPES.values())
+PRIORITY_MAX = (1 << 31) - 1
+
+
+class InvalidPolicy(ValueError):
+    """A policy that cannot be; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`pattern`: a regular expression that is looked for in names. `definition`: settings, named as the arguments without `x-`."""
+
+    name: str
+    pattern: str
+    apply_to: str
+    definition: Mapping[str, Any]
+    priority: int
+
+    def fits(self, kinds: Collection[str], name: str) -> bool:
+        return self.apply_to in kinds and re.search(self.pattern, name) is not None
+
+    def value(self) -> dict[str, Any]:
+        """As the definitions have it."""
+        return {
+            "pattern": self.pattern,
+            "apply-to": self.apply_to,
+            "definition": dict(self.definition),
+            "priority": self.priority,
+        }
+
+
+def policy(name: str, value: Mapping[str, Any], operator: bool = False) -> Policy:
+    """From the value of a definition or the body of a request: pattern, definition, apply-to, priority. InvalidPolicy."""
+    pattern, definition = value.get("pattern"), value.get("definition")
+    apply_to, priority = value.get("apply-to", "all"), value.get("priority", 0)
+    if not isinstance(pattern, str):
+        raise InvalidPolicy("pattern is missing, or no string")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidPolicy(f"pattern {pattern!r} is no regular expression: {error}") from None
+    if not isinstance(definition, dict) or not definition:
+        raise InvalidPolicy("definition is missing, or no object with settings")
+    if apply_to not in APPLY_TO:
+        raise InvalidPolicy(f"apply-to {apply_to!r} is none of {', '.join(APPLY_TO)}")
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
+        raise InvalidPolicy(f"priority must be an integer up to {PRIORITY_MAX}, not {priority!r}")
+    for key, setting in definition.items():
+        _check_setting(key, setting, operator)
+    arguments = {"x-" + key: setting for key, setting in definition.items() if key in QUEUE_POLICY}
+    arguments.setdefault("x-dead-letter-exchange", "")  # a queue may have one of its own
+    try:
+        read_settings(arguments)
+    except InvalidArgument as error:
+        raise InvalidPolicy(f"{error.name.removeprefix('x-')}: {error.why}") from None
+    return Policy(name, pattern, apply_to, dict(definition), priority)
+
+
+def _check_setting(key: str, value: Any, operator: bool) -> None:
+    known = SMALLER_COUNTS if operator else (*QUEUE_POLICY, ALTERNATE)
+    if key not in known:
+        sort = "operator policies" if operator else "policies"
+        raise InvalidPolicy(f"{key!r} is no setting of {sort}; these are: {', '.join(known)}")
+    if value is None:
+        raise InvalidPolicy(f"{key}: there is no value")
+    if key == ALTERNATE and not (isinstance(value, str) and len(value.encode()) <= SHORTSTR_MAX):
+        raise InvalidPolicy(f"{key}: expected the name of an exchange, got {value!r}")
+    if key == "max-age" and not (isinstance(value, str) and age_ms(value) >= 0):
+        raise InvalidPolicy(f"{key}: expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}")
+
+
+def first_that_fits(policies: Iterable[Policy], kinds: Collection[str], name: str) -> Policy | None:
+    """The one that counts for a queue or exchange; `kinds`: the values of apply-to that mean it."""
+    fitting = [policy for policy in policies if policy.fits(kinds, name)]
+    return min(fitting, key=lambda policy: (-policy.priority, policy.name), default=None)
+
+
+def queue_kinds(arguments: Mapping[str, Any]) -> Collection[str]:
+    kind = arguments.get("x-queue-type") or "classic"
+    return ("all", "queues", QUEUE_TYPES[kind])
+
+
+def for_queue(arguments: dict[str, Any], policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
+    """The arguments of a queue as if it had been declared with what its policies add."""
+    for one in (policy, operator):
+        if one is not None:
+            arguments = with_policy(arguments, one.definition)
+    return arguments
+
+
+def in_effect(policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
+    """What both say together."""
+    effective = dict(policy.definition) if policy is not None else {}
+    for key, value in operator.definition.items() if operator is not None else ():
+        effective[key] = min(effective.get(key, value), value)
+    return effective

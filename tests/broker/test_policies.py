@@ -1,0 +1,305 @@
+"""Policies: which one counts, what it adds to arguments, and that it takes hold of queues and exchanges that are there (A8, D2)."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvitto.broker.arguments import QUEUE_POLICY, SMALLER_COUNTS, read_settings, with_policy
+from kvitto.broker.policies import InvalidPolicy, Policy, first_that_fits, for_queue, in_effect, policy, queue_kinds
+from kvitto.broker.queue import LEAVING_PER_TURN
+from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
+from tests.support.rig import Rig
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(SMALLER_COUNTS, st.integers(1, 1000)),
+    **dict.fromkeys(("retry-delay-min", "retry-delay-max"), st.integers(0, 1000)),
+    **dict.fromkeys(("dead-letter-exchange", "dead-letter-routing-key"), st.sampled_from(["", "x", "y"])),
+    "max-age": st.sampled_from(["1h", "30s", "2D"]),
+    "overflow": st.sampled_from(["drop-head", "reject-publish", "reject-publish-dlx"]),
+    "on-alarm": st.sampled_from(["block", "nack"]),
+}
+SETTINGS = st.fixed_dictionaries({}, optional=VALUES)
+KINDS = st.sampled_from([{}, {"x-queue-type": "classic"}, {"x-queue-type": "quorum"}, {"x-queue-type": "stream"}])
+
+
+def made(pattern: str = "", definition: dict[str, Any] | None = None, name: str = "p", **more: Any) -> Policy:
+    value = {"pattern": pattern, "definition": definition or {"max-length": 5}}
+    return policy(name, value | {key.replace("_", "-"): what for key, what in more.items()})
+
+
+def vhost(rig: Rig) -> VHost:
+    return rig.broker.vhosts["/"]
+
+
+def settle(rig: Rig, definition: dict[str, Any], kind: str = POLICY, **more: Any) -> None:
+    rig.broker.read_clock()
+    vhost(rig).set_policy(kind, made(definition=definition, **more))
+    rig.settle_down()
+
+
+def fill(rig: Rig, name: str, count: int) -> None:
+    for i in range(count):
+        rig.publish(name, b"%d" % i)
+    rig.settle_down()
+
+
+# -- which one, and what it says -----------------------------------------------------------------------------
+
+
+def test_the_highest_priority_counts_then_the_name() -> None:
+    low, high = made("^a", name="z"), made("b$", name="y", priority=7)
+    same, queues = made("^a", name="m"), made("^a", name="a", apply_to="streams", priority=9)
+    found = [first_that_fits([low, high, same, queues], queue_kinds({}), name) for name in ("a", "ab", "b", "c")]
+    assert found == [same, high, high, None]
+    assert first_that_fits([low, queues], queue_kinds({"x-queue-type": "stream"}), "a") is queues
+    assert first_that_fits([made("^a", apply_to="exchanges")], queue_kinds({}), "a") is None
+
+
+@given(arguments=SETTINGS, policies=st.lists(SETTINGS, max_size=2), kind=KINDS)
+def test_what_a_queue_has_is_always_what_a_queue_can_have(
+    arguments: dict[str, Any], policies: list[dict[str, Any]], kind: dict[str, str]
+) -> None:
+    """Arguments before the policy; of limits the smallest; nothing that this queue, or arguments like these, would be refused for."""
+
+    def valid(settings: dict[str, Any], more: dict[str, str]) -> bool:
+        try:
+            read_settings({"x-" + key: value for key, value in settings.items()} | more)
+        except ValueError:
+            return False
+        return True
+
+    if not valid(arguments, kind) or not all(valid(p, {"x-dead-letter-exchange": ""}) for p in policies):
+        return
+    own = {"x-" + key: value for key, value in arguments.items()} | kind
+    merged = own
+    for one in policies:
+        merged = with_policy(merged, one)
+    read_settings(merged)
+    assert {name: merged[name] for name in own if name[2:] not in (*SMALLER_COUNTS, "max-age")} == {
+        name: value for name, value in own.items() if name[2:] not in (*SMALLER_COUNTS, "max-age")
+    }
+    if kind.get("x-queue-type") != "stream":
+        for key in SMALLER_COUNTS:
+            said = [settings[key] for settings in (arguments, *policies) if key in settings]
+            assert merged.get("x-" + key) == (min(said) if said else None)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"definition": {"max-length": 1}}, "pattern is missing"),
+        ({"pattern": "(", "definition": {"max-length": 1}}, "no regular expression"),
+        ({"pattern": "x"}, "definition is missing"),
+        ({"pattern": "x", "definition": {}}, "definition is missing"),
+        ({"pattern": "x", "definition": {"max-lenght": 1}}, "'max-lenght' is no setting of policies"),
+        ({"pattern": "x", "definition": {"max-priority": 1}}, "'max-priority' is no setting"),
+        ({"pattern": "x", "definition": {"max-length": -1}}, "max-length: -1 is not between"),
+        ({"pattern": "x", "definition": {"max-length": None}}, "max-length: there is no value"),
+        ({"pattern": "x", "definition": {"max-length": 1.5}}, "max-length: expected an integer"),
+        ({"pattern": "x", "definition": {"overflow": "spill"}}, "overflow: 'spill' is none of"),
+        ({"pattern": "x", "definition": {"on-alarm": "panic"}}, "on-alarm: 'panic' is none of"),
+        ({"pattern": "x", "definition": {"max-age": "7 days"}}, "max-age: expected a number and one of the units"),
+        ({"pattern": "x", "definition": {"alternate-exchange": 1}}, "alternate-exchange: expected the name"),
+        ({"pattern": "x", "definition": {"retry-delay-max": 1}}, "retry-delay-max: it needs"),
+        ({"pattern": "x", "definition": {"max-length": 1}, "apply-to": "all of it"}, "apply-to 'all of it' is none of"),
+        ({"pattern": "x", "definition": {"max-length": 1}, "priority": "high"}, "priority must be an integer"),
+    ],
+)
+def test_what_is_wrong_is_said(value: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidPolicy) as refused:
+        policy("p", value)
+    assert why in str(refused.value)
+
+
+def test_operators_limit_and_nothing_else() -> None:
+    with pytest.raises(InvalidPolicy, match="'overflow' is no setting of operator policies"):
+        policy("p", {"pattern": "", "definition": {"overflow": "reject-publish"}}, operator=True)
+    users, operator = (
+        made(definition={"max-length": 10, "overflow": "reject-publish"}),
+        made(definition={"max-length": 7}),
+    )
+    assert in_effect(users, operator) == {"max-length": 7, "overflow": "reject-publish"}
+    assert for_queue({"x-max-length": 9}, users, operator) == {"x-max-length": 7, "x-overflow": "reject-publish"}
+    assert in_effect(None, None) == {}
+
+
+# -- queues and exchanges that are there ---------------------------------------------------------------------
+
+
+def test_a_limit_takes_hold_and_lets_go(rig: Rig) -> None:
+    """The oldest leave; without the policy there is no limit."""
+    queue = rig.declare("q")
+    fill(rig, "q", 10)
+    settle(rig, {"max-length": 3})
+    assert queue.ready == 3 and queue.read(queue.cursor)[2] == b"7"  # type: ignore[index]
+    settle(rig, {"max-length": 4, "overflow": "reject-publish"})
+    fill(rig, "q", 2)
+    assert queue.ready == 4
+    vhost(rig).clear_policy(POLICY, "p")
+    fill(rig, "q", 5)
+    assert queue.ready == 9
+
+
+def test_very_many_leave_in_several_turns_and_none_is_lost_on_the_way(rig: Rig) -> None:
+    """X4: they are dead-lettered; no turn moves more than it may."""
+    queue, dead = rig.declare("q"), rig.declare("dead")
+    count = 2 * LEAVING_PER_TURN + 100
+    for i in range(count):
+        rig.publish("q", b"%d" % i)
+    rig.settle_down()
+    definition = {"max-length": 10, "dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
+    vhost(rig).set_policy(POLICY, made("^q$", definition))
+    rig.turn()
+    assert queue.ready >= count - LEAVING_PER_TURN - 1
+    for _ in range(1000):
+        rig.broker.tick()
+        rig.settle_down()
+        if dead.ready == count - 10:
+            break
+    assert (queue.ready, queue.messages, dead.ready) == (10, 10, count - 10)
+
+
+def test_new_queues_and_restarts_have_it(rig: Rig) -> None:
+    """D2, P4: it is there again after a restart and after a power cut, before the queue's messages are."""
+    settle(rig, {"max-length": 3}, pattern="^lim")
+    settle(rig, {"max-length": 2}, OPERATOR_POLICY, pattern="it$", name="o")
+    rig.declare("limit")
+    rig.declare("free")
+    for how in (rig.restart, lambda: rig.cut(Random(1))):
+        for name in ("limit", "free"):
+            fill(rig, name, 5)
+        how()
+        queue = rig.queue("limit")
+        assert queue.ready == 2 and queue.policy is not None and queue.policy.name == "p"
+        assert queue.operator_policy is not None and queue.operator_policy.name == "o"
+        assert rig.queue("free").policy is None
+    assert rig.queue("free").ready == 10
+
+
+def test_it_goes_with_its_virtual_host(rig: Rig) -> None:
+    rig.broker.add_vhost("v").set_policy(POLICY, made())
+    rig.settle_down()
+    rig.broker.delete_vhost("v")
+    rig.settle_down()
+    rig.broker.add_vhost("v")
+    rig.restart()
+    assert rig.broker.vhosts["v"].policies == {}
+
+
+def test_time_to_live_for_what_comes_from_now_on(rig: Rig) -> None:
+    queue = rig.declare("q")
+    fill(rig, "q", 2)
+    settle(rig, {"message-ttl": 1000})
+    fill(rig, "q", 3)
+    vhost(rig).clear_policy(POLICY, "p")
+    fill(rig, "q", 1)
+    rig.clock.advance(2)
+    queue.mark_dirty()
+    rig.settle_down()
+    assert queue.ready == 6, "only the head is looked at"
+    queue.settle_until(2)
+    rig.settle_down()
+    assert queue.ready == 1
+
+
+def test_dead_letters_without_an_exchange_any_more_are_what_they_would_have_been(rig: Rig) -> None:
+    """A7: parked ones of a policy that has gone are rejected for good; nothing goes back to the queue by its own name."""
+    queue = rig.declare("q")
+    settle(rig, {"dead-letter-exchange": "nowhere"})
+    fill(rig, "q", 3)
+    queue.reject(rig.take("q")[0].offset, 3)
+    rig.settle_down()
+    assert len(queue.parked) == 3
+    vhost(rig).clear_policy(POLICY, "p")
+    for _ in range(5):
+        rig.clock.advance(2)
+        rig.broker.tick()
+        rig.settle_down()
+    assert queue.messages == 0
+    rig.restart()
+    assert rig.queue("q").messages == 0
+
+
+def test_unused_queues_expire_from_now_on(rig: Rig) -> None:
+    rig.declare("q")
+    rig.clock.advance(3600)
+    settle(rig, {"expires": 10_000})
+    rig.clock.advance(9)
+    rig.broker.tick()
+    assert "q" in vhost(rig).queues
+    rig.clock.advance(2)
+    rig.broker.tick()
+    assert "q" not in vhost(rig).queues
+    rig.declare("r")
+    vhost(rig).clear_policy(POLICY, "p")
+    rig.clock.advance(11)
+    rig.broker.tick()
+    assert "r" in vhost(rig).queues
+
+
+def test_delivery_limit_and_retry_delays(rig: Rig) -> None:
+    """A8, A15."""
+    queue = rig.declare("q")
+    settle(rig, {"delivery-limit": 1, "retry-delay-min": 1000})
+    assert queue.delivery_limit == 1
+    fill(rig, "q", 1)
+    queue.retry(rig.take("q")[0].offset, 1, 1)
+    rig.settle_down()
+    assert len(queue.delays) == 1 and queue.ready == 0
+    rig.clock.advance(3)
+    rig.broker.tick()
+    rig.settle_down()
+    queue.requeue(rig.take("q")[0].offset, 1, 1)
+    rig.settle_down()
+    assert queue.messages == 0, "it has had its two deliveries"
+
+
+def test_an_alternate_exchange(rig: Rig) -> None:
+    """The argument counts before the policy; the default exchange has none."""
+    own = vhost(rig).declare_exchange("own", "direct", True, False, False, {"alternate-exchange": "amq.fanout"})
+    plain = vhost(rig).declare_exchange("plain", "direct", True, False, False, {})
+    settle(rig, {"alternate-exchange": "amq.topic"}, apply_to="exchanges")
+    later = vhost(rig).declare_exchange("later", "direct", True, False, False, {})
+    assert (own.alternate, plain.alternate, later.alternate) == ("amq.fanout", "amq.topic", "amq.topic")
+    assert vhost(rig).exchanges[""].alternate is None
+    rig.restart()
+    assert vhost(rig).exchanges["plain"].alternate == "amq.topic"
+    vhost(rig).clear_policy(POLICY, "p")
+    assert vhost(rig).exchanges["plain"].alternate is None
+
+
+def test_a_stream_keeps_less(rig: Rig) -> None:
+    """Q: retention by a policy; settings that a stream cannot have pass it by."""
+    stream = rig.declare("s", x_queue_type="stream", x_stream_max_segment_size_bytes=1)
+    for i in range(6):
+        rig.publish("s", b"%d" % i * 40_000)
+        rig.settle_down()
+    before = stream.ready
+    settle(rig, {"max-length": 2, "message-ttl": 1, "overflow": "reject-publish"})
+    for _ in range(5):
+        rig.settle_down()
+    assert before == 6 and stream.ready < 6
+    assert all(key in QUEUE_POLICY for key in ("message-ttl", "overflow")) and not stream.limited
+
+
+def test_the_broker_starts_with_a_policy_that_it_does_not_understand(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a newer one: it is passed over, with a line in the log; the queue is there."""
+    rig.declare("q")
+    rig.broker.define(
+        POLICY, ("/", "new"), {"pattern": "", "definition": {"warp": 9}, "apply-to": "all", "priority": 0}
+    )
+    rig.restart()
+    assert rig.queue("q").policy is None
+    assert "policy 'new' of vhost '/' is passed over: 'warp' is no setting of policies" in caplog.text
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()

@@ -1,0 +1,148 @@
+"""D4, C6: `x-on-alarm=nack`: in place of being blocked, a publisher that takes confirms hears no, and goes on."""
+
+from __future__ import annotations
+
+import kvitto
+from kvitto.wire import methods as m
+from kvitto.wire.methods import Method
+from kvitto.wire.properties import Properties
+from tests.http.api import Http
+from tests.protocol.raw import NO_PROPERTIES, Raw, content
+from tests.protocol.sansio import House, Wire
+from tests.support.wait import wait_until
+
+NACK = {"x-on-alarm": "nack"}
+
+
+def publisher(house: House, confirm: bool = True) -> Wire:
+    wire = Wire(house)
+    wire.login(**{"connection.blocked": True})
+    more = [m.ConfirmSelect()] if confirm else []
+    wire.put(1, m.QueueDeclare("polite", durable=True), m.QueueDeclare("frank", durable=True, arguments=NACK), *more)
+    house.settle()
+    wire.frames()
+    return wire
+
+
+def publish(wire: Wire, key: str, exchange: str = "", body: bytes = b"x", props: bytes = NO_PROPERTIES) -> None:
+    wire.feed(content(1, m.BasicPublish(exchange, key), props, body))
+
+
+def heard(wire: Wire) -> list[Method]:
+    wire.house.settle()
+    return wire.methods()
+
+
+def ready(house: House) -> dict[str, int]:
+    return {name: queue.ready for name, queue in house.broker.vhosts["/"].queues.items()}
+
+
+def test_it_is_nacked_and_nobody_is_blocked() -> None:
+    house = House()
+    wire = publisher(house)
+    publish(wire, "frank")
+    assert heard(wire) == [m.BasicAck(1, False)]
+    house.hub.block("no room")
+    for _ in range(2):
+        publish(wire, "frank")
+    wire.feed(content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, bytes(300_000)))  # in several frames
+    assert heard(wire) == [m.BasicNack(n, False, False) for n in (2, 3, 4)]
+    assert wire.reading and ready(house)["frank"] == 1
+    house.hub.block(None)
+    publish(wire, "frank")
+    assert heard(wire) == [m.BasicAck(5, False)]
+    assert ready(house)["frank"] == 2
+
+
+def test_without_confirms_a_publisher_is_blocked() -> None:
+    """Nobody would hear the no: nothing is dropped."""
+    house = House()
+    wire = publisher(house, confirm=False)
+    house.hub.block("no room")
+    wire.feed(content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, b"x") * 2)
+    assert heard(wire) == [m.ConnectionBlocked("no room")]
+    assert not wire.reading
+    house.hub.block(None)
+    assert heard(wire) == [m.ConnectionUnblocked()] and ready(house)["frank"] == 2
+
+
+def test_a_transaction_is_blocked() -> None:
+    """T5: a commit takes all or nothing, and no part of it is nacked."""
+    house = House()
+    wire = publisher(house, confirm=False)
+    wire.put(1, m.TxSelect())
+    house.hub.block("no room")
+    wire.feed(content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, b"x"))
+    heard(wire)
+    assert not wire.reading
+    house.hub.block(None)
+    wire.put(1, m.TxCommit())
+    assert m.TxCommitOk() in heard(wire) and ready(house)["frank"] == 1
+
+
+def test_all_queues_of_a_message_must_say_so() -> None:
+    """One that does not gets its copy, as before: then its publisher is blocked. No message is taken by half."""
+    house = House()
+    wire = publisher(house)
+    wire.put(1, *(m.QueueBind(name, "amq.fanout") for name in ("polite", "frank")))
+    heard(wire)
+    house.hub.block("no room")
+    wire.feed(content(1, m.BasicPublish("amq.fanout", "k"), NO_PROPERTIES, b"x") * 2)
+    assert heard(wire) == [m.ConnectionBlocked("no room"), m.BasicAck(1, False)]
+    assert not wire.reading and ready(house) == {"polite": 1, "frank": 1}
+    house.hub.block(None)
+    assert heard(wire) == [m.ConnectionUnblocked(), m.BasicAck(2, False)]
+
+
+def test_copies_to_other_queues_are_refused_with_it() -> None:
+    """CC: never an ack for what was dropped."""
+    house = House()
+    wire = publisher(house)
+    house.hub.block("no room")
+    publish(wire, "frank", props=Properties(headers={"CC": ["polite"]}).encode())
+    assert heard(wire) == [m.BasicNack(1, False, False)]
+    assert ready(house) == {"polite": 0, "frank": 0}
+
+
+def test_mistakes_are_what_they_were() -> None:
+    """W5: a missing exchange, an unroutable message."""
+    house = House()
+    wire = publisher(house)
+    house.hub.block("no room")
+    publish(wire, "k", exchange="missing")
+    [closed] = [x for x in heard(wire) if isinstance(x, m.ChannelClose)]
+    assert closed.reply_code == 404
+
+
+def test_an_alarm_between_the_frames_of_a_message() -> None:
+    """It counts when the message is whole: begun before the alarm it is refused, begun during it is taken."""
+    house = House()
+    wire = publisher(house)
+    whole = content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, b"0123456789")
+    for alarm, answer in (("no room", m.BasicNack(1, False, False)), (None, m.BasicAck(2, False))):
+        wire.feed(whole[:-5])
+        house.turn()
+        house.hub.block(alarm)
+        wire.feed(whole[-5:])
+        assert heard(wire) == [answer]
+
+
+def test_a_policy_says_it_for_queues_that_are_there() -> None:
+    """A real broker short of memory: who is blocked goes on, and hears no."""
+    with kvitto.Broker(http_port=0) as broker, Raw(broker.port, capabilities={"connection.blocked": True}) as raw:
+        assert broker._server is not None
+        marks, api = broker._server._watermarks, Http(broker.http_url)
+        raw.channel(1)
+        raw.declare("q", durable=True)
+        raw.call(1, m.ConfirmSelect(), m.ConfirmSelectOk)
+        policy = {"pattern": "", "definition": {"on-alarm": "nack"}, "apply-to": "queues"}
+        assert api.put("/api/policies/%2F/frank", policy) == 201
+        before, marks._memory_limit = marks._memory_limit, 1
+        wait_until(lambda: marks.memory_low, what="an alarm")
+        raw.publish(1, "", "q", b"x")
+        assert raw.expect(m.BasicNack).delivery_tag == 1
+        assert api.get("/api/connections")[0]["state"] == "running"
+        marks._memory_limit = before
+        wait_until(lambda: not marks.memory_low, what="its end")
+        raw.publish(1, "", "q", b"y")
+        assert raw.expect(m.BasicAck).delivery_tag == 2
