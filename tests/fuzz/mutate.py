@@ -75,7 +75,7 @@ MORE_ARGUMENTS: list[dict[str, Any]] = [
     *sessions.ARGUMENTS,
     {"x-retry-delay-min": 1, "x-retry-delay-max": 1000, "x-dead-letter-exchange": "amq.fanout"},
     {"x-single-active-consumer": True},
-    {"x-consumer-timeout": 1000},
+    {"x-consumer-timeout": 1},
     {"x-archive": True},
     {"x-max-priority": 3, "x-message-ttl": 1, "x-dead-letter-exchange": "amq.topic"},
     {"x-delivery-limit": 1, "x-max-length": 2},

@@ -26,7 +26,7 @@ def message(
 
 def seeds() -> list[bytes]:
     """Each whole, byte by byte, and in pieces that end inside a message whose method has come."""
-    whole = [handshakes(), consumed(), confirmed(), routed(), held(), dead(), *ours(), *flowing()]
+    whole = [handshakes(), consumed(), confirmed(), routed(), held(), dead(), late(), *ours(), *flowing()]
     cut = [in_pieces(steps, n) for steps in whole for n in (1, 37, 61)]
     return [pack(steps) for steps in (*whole, *cut)]
 
@@ -98,6 +98,23 @@ def routed() -> list[Step]:
         last = put(m.QueueUnbind("a", "e", key, arguments=arguments), m.ExchangeDelete("e"))
         steps += [Step(FEED, 0, first + sent), Step(SETTLE), Step(FEED, 0, last)]
     return steps
+
+
+def late() -> list[Step]:
+    """Two of three consumers wait for the end of the first, which comes with its time."""
+    arguments = {"x-single-active-consumer": True, "x-consumer-timeout": 1}
+    first = put(m.QueueDeclare("a", arguments=arguments), m.BasicConsume("a", "c"), m.BasicConsume("a", "d"))
+    return [
+        LOGIN,
+        OTHER,
+        Step(FEED, 0, first + message("", "a") + message("", "a")),
+        Step(FEED, 1, put(m.BasicConsume("a", "e"))),
+        Step(SETTLE),
+        *[Step(TIME, 4)] * 3,
+        Step(FEED, 0, put(m.ChannelCloseOk(), m.ChannelOpen(), m.BasicGet("a"))),
+        Step(FEED, 1, put(m.BasicAck(1))),
+        *[Step(TIME, 4)] * 3,
+    ]
 
 
 def held() -> list[Step]:

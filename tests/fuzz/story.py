@@ -145,6 +145,7 @@ def end(house: House, everybody: list[Peer], dice: int) -> None:
     house.broker.tick()
     house.settle()
     assert not house.hub.connections and not house.hub.held and not house.hub.channels
+    assert not any(house.hub.timeouts._channels.values())
     for queue in house.broker.queues.values():
         assert queue.unacked == queue.moving == 0 and not queue.consumers, queue.name
         assert queue.stream or queue.ready == queue.next - queue.cursor + len(queue.requeued), queue.name
