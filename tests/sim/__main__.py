@@ -18,6 +18,8 @@ from tests.sim.result import Result
 
 WANTED = {"power": 100_000, "tx": 10_000, "torn": 20_000, "bitflip": 10_000, "eio": 1_500, "enospc": 200}
 """States or failures of each kind that a full run tries."""
+PARTS = {"power": 0.2, "tx": 0.2}
+"""Of the operations of a run, where all of them would be many states of few lives. A run that is repeated tries all."""
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +35,8 @@ def main(arguments: list[str]) -> int:
         least = 1 if options.seed is not None and options.states is None else options.states or WANTED[kind]
         results: list[Result] = []
         try:
-            for result in enough(kind, first, least, options.jobs):
+            part = 1.0 if options.seed is not None and options.states is None else PARTS.get(kind, 1.0)
+            for result in enough(kind, first, least, options.jobs, part):
                 results.append(result)
         except KeyboardInterrupt:
             stopped = True
@@ -74,14 +77,14 @@ def kinds(text: str) -> list[str]:
     return names
 
 
-def enough(kind: str, first: int, least: int, jobs: int) -> Iterator[Result]:
+def enough(kind: str, first: int, least: int, jobs: int, part: float) -> Iterator[Result]:
     """The runs of the seeds from `first` on, until so much has been tried; the same ones however many processes there are."""
     tried, seeds = 0, itertools.count(first)
     with multiprocessing.Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        running = deque(pool.apply_async(KINDS[kind], (seed,)) for seed in itertools.islice(seeds, jobs))
+        running = deque(pool.apply_async(KINDS[kind], (seed, part)) for seed in itertools.islice(seeds, jobs))
         while tried < least:
             result: Result = running.popleft().get()
-            running.append(pool.apply_async(KINDS[kind], (next(seeds),)))
+            running.append(pool.apply_async(KINDS[kind], (next(seeds), part)))
             yield result
             tried += max(result.tried, 1)
 

@@ -30,6 +30,10 @@ PROBE = "probe"
 SIZES = (12, 60, 60, 300, 1700)
 
 
+FAVOURITES = ("kept", "log")
+"""Queues whose files do more than those of others; if one is there, it sometimes has most of what happens."""
+
+
 def plan(rng: Random, transactions: bool = False) -> Plan:
     """Which queues a run has; only plain ones and one with dead letters if it is about `transactions`."""
     queues: Plan = {name: {} for name in (DEAD, *PLAIN_QUEUES)}
@@ -47,7 +51,8 @@ def plan(rng: Random, transactions: bool = False) -> Plan:
         "kept": {"x-archive": True},
         "log": {"x-queue-type": "stream", "x-max-length": 12, "x-stream-max-segment-size-bytes": 700},
     }
-    for name in sorted(rng.sample(sorted(others), rng.randint(1, 3))):
+    favourite = rng.choice(("", *FAVOURITES))
+    for name in sorted({*rng.sample(sorted(others), rng.randint(1, 3)), *filter(None, [favourite])}):
         queues[name] = others[name]
         if name in ("brief", "short", "kept") and rng.random() < 0.6:
             queues[name] |= TO_DEAD
@@ -73,6 +78,7 @@ class Actor(Client):
         self.rng = rng
         self.queues = queues
         self.everything = len(queues) > len(PLAIN_QUEUES) + 2
+        self.favourite = rng.choice(["", *(name for name in FAVOURITES if name in queues)])
         self.numbers = numbers
         self.held: dict[tuple[int, int], tuple[str, bytes]] = {}
         """Channel and delivery tag -> queue and body."""
@@ -130,10 +136,15 @@ class Actor(Client):
             (5, self.transaction),
             (2, self.let_time_pass),
         ]
+        if self.favourite:  # segments go into an archive, and places in a stream are remembered, once time has passed
+            steps += [(6, self.some_settlements), (4, self.let_time_pass)]
         if self.everything:
             steps += [(1, self.lose_channel), (1, self.come_and_go), (1, self.purge), (2, self.stage)]
         rng.choices([act for _, act in steps], [weight for weight, _ in steps])[0]()
         self.read()
+
+    def some_queue(self, names: list[str]) -> str:
+        return self.favourite if self.favourite in names and self.rng.random() < 0.6 else self.rng.choice(names)
 
     def body(self) -> bytes:
         return f"m{next(self.numbers)}".encode().ljust(self.rng.choice(SIZES), b".")
@@ -144,7 +155,7 @@ class Actor(Client):
     # -- publish ---------------------------------------------------------------------------------------------
 
     def some_publishes(self) -> None:
-        self.send(self.rng.choice([q for q in self.ledger.queues if self.ledger.queue(q).exists and q != PROBE]))
+        self.send(self.some_queue([q for q in self.ledger.queues if self.ledger.queue(q).exists and q != PROBE]))
         if self.rng.random() < 0.3:
             self.flow()
 
@@ -199,7 +210,7 @@ class Actor(Client):
             self.inbox_put(m.BasicCancel(tag, False))
             self.rest()
             return
-        self.attend(self.rng.choice([q for q in self.queues if q != PROBE]), self.rng.randint(1, 6))
+        self.attend(self.some_queue([q for q in self.queues if q != PROBE]), self.rng.randint(1, 6))
 
     def attend(self, queue: str, prefetch: int) -> None:
         """Consume, unless that is done already."""
@@ -237,7 +248,7 @@ class Actor(Client):
         what = (
             "ack"
             if self.ledger.queue(queue).stream
-            else self.rng.choice(("ack", "ack", "ack", "all", "reject", "requeue"))
+            else self.rng.choice(("ack", "ack", "ack", "all", "reject", "all" if self.favourite else "requeue"))
         )
         if what == "all":
             for other in [other for other in self.in_hand if other <= tag]:
