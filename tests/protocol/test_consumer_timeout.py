@@ -8,6 +8,7 @@ import pika
 import pika.exceptions
 import pytest
 
+from kvitto.broker.policies import policy
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode
 from kvitto.wire.spec import FRAME_METHOD
@@ -60,6 +61,11 @@ def closed(wire: Wire) -> list[tuple[int, ChannelClose]]:
     """Channels that were closed since the last call."""
     found = [(number, decode(payload)) for kind, number, payload in wire.frames() if kind == FRAME_METHOD]
     return [(number, each) for number, each in found if isinstance(each, ChannelClose)]
+
+
+def set_timeout(house: House, ms: int) -> None:
+    """A policy for all queues."""
+    house.broker.vhosts["/"].set_policy("policy", policy("p", {"pattern": "", "definition": {"consumer-timeout": ms}}))
 
 
 def ready(house: House, queue: str = "q") -> int:
@@ -241,22 +247,37 @@ def test_nothing_is_kept_of_those_who_are_gone(house: House) -> None:
     assert not house.hub.timeouts._channels and not len(house.broker.timers)
 
 
-@pytest.mark.parametrize("value", [-1, "1000", True, 1.8e6])
+@pytest.mark.parametrize("value", [0, -1, "1000", True, 1.8e6])
 def test_the_argument_is_a_number_of_ms(raw: Raw, name: str, value: object) -> None:
     """A16, Q."""
     raw.put(1, m.QueueDeclare(name, durable=True, arguments={"x-consumer-timeout": value}))
     assert "invalid arg 'x-consumer-timeout'" in raw.channel_error(406).reply_text
 
 
-def test_zero_is_none_and_another_one_is_refused(house: House) -> None:
+def test_another_one_is_refused(house: House) -> None:
     """A16, D1."""
-    wire = opened(house, m.QueueDeclare("z", durable=True, arguments={"x-consumer-timeout": 0}), m.BasicConsume("z"))
-    publish(house, "z", b"x")
-    pass_time(house, TIMEOUT_MS)
-    assert not closed(wire) and not len(house.broker.timers)
-    say(wire, 1, m.QueueDeclare("z", durable=True, arguments={"x-consumer-timeout": 5}))
-    house.settle()
+    wire = opened(house)
+    say(wire, 1, m.QueueDeclare("q", durable=True, arguments={"x-consumer-timeout": 5}))
     assert "inequivalent arg 'x-consumer-timeout'" in closed(wire)[0][1].reply_text
+
+
+def test_policies_give_and_take_it(house: House) -> None:
+    """A16: also to consumers that are there; it counts from then on, and of two timeouts the smaller one."""
+    wire = opened(house, m.BasicConsume("free", "c"))
+    say(wire, 2, m.ChannelOpen(), m.BasicConsume("q", "d"))
+    publish(house, "free", b"x")
+    publish(house, "q", b"x")
+    pass_time(house, TIMEOUT_MS // 2)
+    set_timeout(house, 1000)
+    pass_time(house, 999)
+    assert not closed(wire)
+    set_timeout(house, 2 * TIMEOUT_MS)
+    pass_time(house, TIMEOUT_MS - TIMEOUT_MS // 2 - 1000)
+    assert not closed(wire)
+    pass_time(house, LATE_MS + 1)
+    assert [number for number, _ in closed(wire)] == [2], "the queue's own timeout"
+    pass_time(house, 2 * TIMEOUT_MS + 2 * LATE_MS)
+    assert [number for number, _ in closed(wire)] == [1]
 
 
 def test_pika(port: int, name: str) -> None:

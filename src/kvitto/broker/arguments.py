@@ -171,7 +171,7 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
         retry_min_ms=retry_min,
         retry_max_ms=retry_max if retry_max >= 0 else max(retry_min, RETRY_MAX_MS),
         single_active_consumer=flag("x-single-active-consumer"),
-        consumer_timeout_ms=number("x-consumer-timeout", 0) or -1,
+        consumer_timeout_ms=number("x-consumer-timeout", 1),
         archive=archive,
         archive_max_age_ms=age("x-archive-max-age"),
         archive_max_bytes=number("x-archive-max-length-bytes", 0),
@@ -181,7 +181,7 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
     )
 
 
-SMALLER_COUNTS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
+SMALLER_COUNTS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "consumer-timeout")
 """Settings of a policy that are limits: of several the smallest counts."""
 RETRY_DELAYS = ("retry-delay-min", "retry-delay-max")
 QUEUE_POLICY = (

@@ -53,5 +53,8 @@ class Consumer:
         """Whether it delivers on this channel."""
         return False
 
+    def settings_changed(self) -> None:
+        """Policies have given the queue other settings."""
+
     def queue_gone(self) -> None:
         """The queue was deleted: the consumer is cancelled by the broker."""

@@ -145,6 +145,8 @@ class Queue:
     def take_settings(self, settings: QueueSettings) -> None:
         """Policies have changed: what waits keeps its time to live, limits hold for all of it from the next turn on."""
         self._set(settings)
+        for c in self.consumers:
+            c.settings_changed()
         self.used_ms = self.broker.now_ms
         self.broker.expire_unused(self)
         self.mark_dirty()

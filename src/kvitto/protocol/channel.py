@@ -443,14 +443,18 @@ class Channel:
 
     def slot_of(self, c: Consumer) -> int:
         """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
-        if c.queue.consumer_timeout_ms > 0:
-            self.connection.hub.timeouts.watch(self, c.queue.consumer_timeout_ms)
+        self.watch(c.queue)
         if self._free:
             slot = self._free.pop()
             self.slots[slot - 1] = c
             return slot
         self.slots.append(c)
         return len(self.slots)
+
+    def watch(self, queue: Queue) -> None:
+        """Deliveries of this queue may be unacked here: if it has a consumer timeout, they are looked at."""
+        if queue.consumer_timeout_ms > 0:
+            self.connection.hub.timeouts.watch(self, queue.consumer_timeout_ms)
 
     def free_slot(self, slot: int) -> None:
         self.slots[slot - 1] = None

@@ -129,6 +129,10 @@ class ChannelConsumer(Consumer):
         log.warning(text, self.channel.connection.peer, self.tag, self.queue.name, self.output.frame_max)
         self.queue_gone()
 
+    def settings_changed(self) -> None:
+        if not self.no_ack:
+            self.channel.watch(self.queue)
+
     def queue_gone(self):  # type: ignore[no-untyped-def]
         """basic.cancel to a client that can take it (A14)."""
         self.active = False
