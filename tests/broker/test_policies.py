@@ -300,6 +300,23 @@ def test_the_broker_starts_with_a_policy_that_it_does_not_understand(
     assert "policy 'new' of vhost '/' is passed over: 'warp' is no setting of policies" in caplog.text
 
 
+def test_a_queue_is_there_again_without_an_argument_that_nobody_takes_any_more(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P4: its messages, its other arguments and its policy are."""
+    queue = rig.declare("q")
+    fill(rig, "q", 1)
+    arguments = {"x-max-length": 9, "x-consumer-timeout": 0, "x-retry-delay-max": 5}
+    value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": arguments}
+    rig.broker.define("queue", ("/", "q"), value)
+    settle(rig, {"delivery-limit": 3})
+    rig.restart()
+    found = rig.queue("q")
+    assert (found.ready, found.max_length, found.consumer_timeout_ms, found.delivery_limit) == (1, 9, -1, 3)
+    told = "queue 'q' in vhost '/' is there without arguments that it cannot have: x-consumer-timeout=0, x-retry-delay-max=5"
+    assert told in caplog.text
+
+
 @pytest.fixture
 def rig() -> Rig:
     return Rig()

@@ -196,6 +196,20 @@ QUEUE_POLICY = (
 """What a policy may say of queues: the names of arguments without `x-`."""
 
 
+def usable(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that a queue can have: definitions may be of a version that took more. InvalidArgument for an unknown queue type."""
+    arguments = dict(arguments)
+    while True:
+        try:
+            read_settings(arguments)
+        except InvalidArgument as error:
+            if error.name == "x-queue-type":
+                raise
+            del arguments[error.name]
+        else:
+            return arguments
+
+
 def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
     """A queue's arguments with what a policy adds: an argument counts before the policy, of two limits the smaller one.
 

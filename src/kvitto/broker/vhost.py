@@ -15,7 +15,7 @@ from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
 from kvitto.broker import exchange as exchanges
 from kvitto.broker import policies
-from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings
+from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Exchange
@@ -321,7 +321,11 @@ class VHost:
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> Queue:
         """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
-        queue_settings(name, self.name, arguments, durable and not exclusive)
+        if not self.broker.restoring:
+            queue_settings(name, self.name, arguments, durable and not exclusive)
+        elif unusable := arguments.keys() - usable(arguments):
+            told = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(unusable))
+            log.error("%s is there without arguments that it cannot have: %s", describe("queue", name, self.name), told)
         found = self._policies_of(name, arguments)
         settings = read_settings(policies.for_queue(arguments, *found))
         if settings.stream:
