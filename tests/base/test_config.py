@@ -1,11 +1,14 @@
 """Reading a configuration file."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvitto.base import limits
 from kvitto.base.config import Config, ConfigError, read
+from kvitto.base.limits import MIB
 
 
 def written(folder: Path, text: str) -> Path:
@@ -31,6 +34,11 @@ def test_settings_take_the_types_of_their_fields(tmp_path: Path) -> None:
         ("port = 99999", "port must be 0 to 65535, not 99999"),
         ("tls-port = -1", "tls-port must be 0 to 65535, not -1"),
         ('max-queues = "many"', "max-queues must be int, not str"),
+        ("limits = 3", "limits must be a table"),
+        ("[limits]\nbody = 1", "unknown limit 'body'; known are handshake_s"),
+        ("[limits]\nbody-max = true", "body-max must be a number, not True"),
+        ("[limits]\nunacked-max = 1.5", "unacked-max must be a number, not 1.5"),
+        ('[limits]\nbody-max = "much"', "body-max: 'much' is no size"),
         ("http_port = 65536", 'http_port must be 0 to 65535 or "off", not 65536'),
         ('http_port = "no"', "http_port must be 0 to 65535 or \"off\", not 'no'"),
     ],
@@ -65,3 +73,34 @@ def test_http_can_be_off_or_elsewhere(tmp_path: Path) -> None:
 def test_what_cannot_be_is_no_configuration(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Config(**settings)
+
+
+def test_limits_have_a_table_of_their_own(tmp_path: Path) -> None:
+    text = 'port = 1\n[limits]\nbody-max = "16MiB"\nunacked_max = 10\nhandshake-s = 2.5\n'
+    config = Config(**read(written(tmp_path, text)))
+    assert (config.port, config.limits) == (1, {"body_max": 16 * MIB, "unacked_max": 10, "handshake_s": 2.5})
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"body_max": 1000}, "body_max must be 131072 to 536870912, not 1000"),
+        ({"body_max": 512 * MIB}, "body_max is 536870912, more than unfinished_max, 268435456, which it counts in"),
+        ({"held_max": 300 * MIB}, "staged_max is 536870912, more than held_max"),
+    ],
+)
+def test_limits_that_cannot_be(values: dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Config(limits=values)
+
+
+def test_all_limits_that_can_be_set_are_there_and_read_where_they_count() -> None:
+    """A constant that another module has imported by its name would not change there."""
+    sources = [path.read_text() for path in Path(limits.__file__).parents[1].rglob("*.py")]
+    for name in limits.SETTABLE:
+        assert hasattr(limits, name.upper())
+        assert any(f"limits.{name.upper()}" in text for text in sources), name
+        taken = re.compile(
+            rf"from kvitto.base.limits import [^)]*\b{name.upper()}\b|^[A-Z_]+ = .*limits.{name.upper()}", re.M
+        )
+        assert not any(taken.search(text) for text in sources), name

@@ -13,7 +13,7 @@ import kvitto as package
 from kvitto.base.config import Config
 from kvitto.cli.main import main
 from kvitto.cli.serve import ready
-from kvitto.client import ConnectFailed, Connection
+from kvitto.client import ChannelClosed, ConnectFailed, Connection
 from kvitto.server.server import Server
 from tests.cli.process import kvitto, serving
 from tests.http.api import Http
@@ -190,3 +190,27 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     result = kvitto(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert "usage: kvitto" in result.stderr
+
+
+def test_limits_of_the_configuration_hold(tmp_path: Path) -> None:
+    """W8: a body and a consumer too many, each with its close and its metric."""
+    file = tmp_path / "kvitto.toml"
+    file.write_text('[limits]\nbody-max = "200KiB"\nconsumers-max = 1\n')
+    with serving(tmp_path / "data", "--config", str(file)) as server, Connection(server.amqp_url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q")
+        channel.publish(bytes(200 << 10), routing_key="q")
+        channel.consume("q")
+        with pytest.raises(ChannelClosed, match="1 consumers, the limit"):
+            channel.consume("q")
+        channel = connection.channel()
+        with pytest.raises(ChannelClosed, match="larger than the maximum of 204800 bytes"):
+            channel.publish(bytes(201 << 10), routing_key="q")
+            channel.queue_declare("q")
+        metrics = Http(server.http_url).call("GET", "/metrics").body.decode()
+        for limit in ("body", "consumers"):
+            assert f'kvitto_refused_total{{limit="{limit}"}} 1\n' in metrics
+    file.write_text("[limits]\nconsumers-max = 0\n")
+    refused = kvitto("serve", "--data-dir", str(tmp_path / "data"), "--config", str(file))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "kvitto: [limits]: consumers_max must be 1 to 2147483648, not 0\n"

@@ -2,7 +2,8 @@
 
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ class Config:
     """Per connection."""
     max_queues: int | None = None
     """In all virtual hosts; None: as many as there are file descriptors for."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of `kvitto.base.limits`, those that are to be others; for the whole process."""
 
     def __post_init__(self) -> None:
         if not self.host:  # the system takes an empty one for all its addresses
@@ -83,6 +86,10 @@ class Config:
             raise ConfigError(f"--tls-login-from must be one of {', '.join(LOGIN_FROM)}, not {self.tls_login_from}")
         if self.disk_free_limit < 0 or self.memory_limit < 0:
             raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
+        try:
+            limits.check(self.limits)
+        except ValueError as error:
+            raise ConfigError(f"[limits]: {error}") from None
         if not self.memory_limit:
             object.__setattr__(self, "memory_limit", int(MEMORY_SHARE * memory_bytes()))
 
@@ -137,14 +144,33 @@ def read(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    return dict(checked(path, key, value) for key, value in table.items())
+    found = table.pop("limits", {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: limits must be a table, [limits], not {type(found).__name__}")
+    settings = dict(checked(path, key, value) for key, value in table.items())
+    return settings | {"limits": {key.replace("-", "_"): limit(path, key, value) for key, value in found.items()}}
+
+
+def limit(path: Path, key: str, value: object) -> float:
+    """One of the table [limits]: a number, or a size where it counts bytes."""
+    name = key.replace("-", "_")
+    if name not in limits.SETTABLE:
+        raise ConfigError(f"{path}: unknown limit {key!r}; known are {', '.join(limits.SETTABLE)}")
+    if isinstance(value, str):
+        try:
+            return size(value)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {key}: {error}") from None
+    if isinstance(value, bool) or not isinstance(value, int if not name.endswith("_s") else int | float):
+        raise ConfigError(f"{path}: {key} must be a number, not {value!r}")
+    return value
 
 
 def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
     """One setting as (field name, value of the field's type)."""
     name = key.replace("-", "_")
     if name not in TYPES:
-        known = ", ".join(field.name for field in fields(Config))
+        known = ", ".join(setting.name for setting in fields(Config))
         raise ConfigError(f"{path}: unknown setting {key!r}; known are {known}")
     # bool is an int for Python, not for people
     if not isinstance(value, TYPES[name]) or (isinstance(value, bool) and bool not in TYPES[name]):

@@ -1,4 +1,9 @@
-"""Named limits: each length from the wire or the disk is checked against one before anything is allocated."""
+"""Named limits: each length from the wire or the disk is checked against one before anything is allocated.
+
+A broker is one process, so they are its module's variables: read as `limits.NAME` where they count, `apply` sets those that a user may.
+"""
+
+from collections.abc import Mapping
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -98,3 +103,51 @@ HTTP_DOCUMENT_MAX = MIB
 """Of any other request: to read 16 MiB of JSON made to be slow takes seconds, in which the broker does nothing else."""
 HTTP_BODIES_MAX = 64 * MIB
 """Bytes of bodies that all HTTP requests together may hold."""
+
+
+SETTABLE: dict[str, tuple[float, float]] = {
+    "handshake_s": (0.1, 600),
+    "handshake_frame_max": (FRAME_MIN, FRAME_MAX),
+    "body_max": (FRAME_MAX, 512 * MIB),
+    "unfinished_max": (FRAME_MAX, 64 * 1024 * MIB),
+    "tx_max": (MIB, 512 * MIB),
+    "staged_max": (MIB, 64 * 1024 * MIB),
+    "held_max": (MIB, 1024 * 1024 * MIB),
+    "unacked_max": (1, 1 << 31),
+    "channels_max": (1, 1 << 31),
+    "exchanges_max": (16, 1 << 31),
+    "bindings_max": (1, 1 << 31),
+    "route_steps_max": (1000, 1 << 31),
+    "routing_steps_max": (1000, 1 << 34),
+    "copies_max": (0, 1 << 20),
+    "consumers_max": (1, 1 << 31),
+    "http_head_max": (KIB, MIB),
+    "http_body_max": (KIB, 512 * MIB),
+    "http_document_max": (KIB, 512 * MIB),
+    "http_bodies_max": (KIB, 64 * 1024 * MIB),
+}
+"""Name in the configuration -> the least and the most that it may be. Bytes, seconds for one that ends in `_s`, else a number of things."""
+NOT_ABOVE = (
+    ("body_max", "unfinished_max"),
+    ("unfinished_max", "held_max"),
+    ("tx_max", "staged_max"),
+    ("staged_max", "held_max"),
+)
+"""The first is part of what the second counts."""
+
+
+def check(values: Mapping[str, float]) -> None:
+    """ValueError for what no limit can be."""
+    for name, value in values.items():
+        least, most = SETTABLE[name]
+        if not least <= value <= most:
+            raise ValueError(f"{name} must be {least} to {most}, not {value}")
+    for small, large in NOT_ABOVE:
+        found = {name: values.get(name, globals()[name.upper()]) for name in (small, large)}
+        if found[small] > found[large]:
+            raise ValueError(f"{small} is {found[small]}, more than {large}, {found[large]}, which it counts in")
+
+
+def apply(values: Mapping[str, float]) -> None:
+    """Before there is a broker."""
+    globals().update({name.upper(): value for name, value in values.items()})

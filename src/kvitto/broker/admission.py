@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.base.limits import COPIES_MAX, PROPERTIES_MAX
 from kvitto.wire import check
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def check_copies(headers: dict[str, Any]) -> None:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
         count += len(value)
-    if count > COPIES_MAX:
-        text = f"CC and BCC have {count} routing keys, the limit is {COPIES_MAX}"
+    if count > limits.COPIES_MAX:
+        text = f"CC and BCC have {count} routing keys, the limit is {limits.COPIES_MAX}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
 
 def check_size(props: bytes) -> None:
     """ChannelError 406 for properties that no consumer could take, where the broker has not got them in a frame."""
-    if len(props) > PROPERTIES_MAX:
-        text = f"the properties take {len(props)} bytes, at most {PROPERTIES_MAX} are possible"
+    if len(props) > limits.PROPERTIES_MAX:
+        text = f"the properties take {len(props)} bytes, at most {limits.PROPERTIES_MAX} are possible"
         raise ChannelError(PRECONDITION_FAILED, text)

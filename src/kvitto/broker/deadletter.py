@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
-from kvitto.base.limits import PROPERTIES_MAX, ROUTE_STEPS_MAX
+from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.store.batch import DEAD
@@ -87,7 +88,7 @@ class DeadLetters:
         queue.mark_dirty()
 
     def new_turn(self) -> None:
-        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, ROUTE_STEPS_MAX
+        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, limits.ROUTE_STEPS_MAX
 
     @property
     def held_up(self) -> bool:

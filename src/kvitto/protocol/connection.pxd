@@ -6,7 +6,6 @@ from kvitto.protocol.output cimport Output
 
 cdef unsigned int _PUBLISH, _ACK
 cdef int _KIND_ACK, _RUNNING, _CLOSING
-cdef unsigned long long _BODY_MAX
 
 cdef class Connection:
     cdef object __weakref__

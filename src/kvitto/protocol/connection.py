@@ -61,7 +61,6 @@ INPUT_PAUSE = 8 << 20
 _PUBLISH = 0x003C0028  # C variables when compiled
 _ACK = 0x003C0050
 _KIND_ACK = ACK
-_BODY_MAX = limits.BODY_MAX
 _RUNNING = RUNNING
 _CLOSING = CLOSING
 
@@ -335,7 +334,7 @@ class Connection:
             raise ConnectionError_(UNEXPECTED_FRAME, "content header of another class than basic")
         content.size = int.from_bytes(payload[4:12], "big")
         content.props = payload[12:]
-        if content.size > _BODY_MAX:
+        if content.size > limits.BODY_MAX:
             self._drop_content(c)
             text = f"message size {content.size} is larger than the maximum of {limits.BODY_MAX} bytes"
             raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40, limit="body")
