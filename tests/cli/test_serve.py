@@ -204,8 +204,8 @@ def test_limits_of_the_configuration_hold(tmp_path: Path) -> None:
         with pytest.raises(ChannelClosed, match="1 consumers, the limit"):
             channel.consume("q")
         channel = connection.channel()
+        channel.publish(bytes(201 << 10), routing_key="q")
         with pytest.raises(ChannelClosed, match="larger than the maximum of 204800 bytes"):
-            channel.publish(bytes(201 << 10), routing_key="q")
             channel.queue_declare("q")
         metrics = Http(server.http_url).call("GET", "/metrics").body.decode()
         for limit in ("body", "consumers"):
