@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.broker.arguments import QUEUE_POLICY, SMALLER_COUNTS, read_settings, with_policy
-from kvitto.broker.policies import InvalidPolicy, Policy, first_that_fits, for_queue, in_effect, policy, queue_kinds
-from kvitto.broker.queue import LEAVING_PER_TURN
+from kvitto.broker.policies import (
+    PATTERN_MAX,
+    InvalidPolicy,
+    Policy,
+    first_that_fits,
+    for_queue,
+    in_effect,
+    policy,
+    queue_kinds,
+)
+from kvitto.broker.queue import LEAVING_PER_TURN, Queue
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from tests.support.rig import Rig
 
@@ -94,6 +103,7 @@ def test_what_a_queue_has_is_always_what_a_queue_can_have(
     [
         ({"definition": {"max-length": 1}}, "pattern is missing"),
         ({"pattern": "(", "definition": {"max-length": 1}}, "no regular expression"),
+        ({"pattern": "x" * (PATTERN_MAX + 1), "definition": {"max-length": 1}}, "at most 1000 are possible"),
         ({"pattern": "x"}, "definition is missing"),
         ({"pattern": "x", "definition": {}}, "definition is missing"),
         ({"pattern": "x", "definition": {"max-lenght": 1}}, "'max-lenght' is no setting of policies"),
@@ -105,6 +115,8 @@ def test_what_a_queue_has_is_always_what_a_queue_can_have(
         ({"pattern": "x", "definition": {"on-alarm": "panic"}}, "on-alarm: 'panic' is none of"),
         ({"pattern": "x", "definition": {"max-age": "7 days"}}, "max-age: expected a number and one of the units"),
         ({"pattern": "x", "definition": {"alternate-exchange": 1}}, "alternate-exchange: expected the name"),
+        ({"pattern": "x", "definition": {"alternate-exchange": "\ud800"}}, "is not UTF-8"),
+        ({"pattern": "x", "definition": {"dead-letter-exchange": "\ud800"}}, "is not UTF-8"),
         ({"pattern": "x", "definition": {"retry-delay-max": 1}}, "retry-delay-max: it needs"),
         ({"pattern": "x", "definition": {"max-length": 1}, "apply-to": "all of it"}, "apply-to 'all of it' is none of"),
         ({"pattern": "x", "definition": {"max-length": 1}, "priority": "high"}, "priority must be an integer"),
@@ -223,6 +235,52 @@ def test_dead_letters_without_an_exchange_any_more_are_what_they_would_have_been
     assert queue.messages == 0
     rig.restart()
     assert rig.queue("q").messages == 0
+
+
+def parked_at_a_full_queue(rig: Rig) -> tuple[Queue, Queue]:
+    """Two of six dead letters have found room."""
+    queue, dead = rig.declare("q"), rig.declare("dead")
+    settle(rig, {"max-length": 2, "overflow": "reject-publish"}, pattern="^dead$", name="dead")
+    settle(rig, {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}, pattern="^q$")
+    fill(rig, "q", 6)
+    queue.reject(rig.take("q")[0].offset, 6)
+    rig.settle_down()
+    assert (len(queue.parked), dead.ready) == (4, 2)
+    return queue, dead
+
+
+def pass_time(rig: Rig, seconds: int) -> None:
+    for _ in range(seconds):
+        rig.clock.advance(1)
+        rig.broker.tick()
+        rig.settle_down()
+
+
+def test_dead_letters_go_on_when_the_full_queue_drops_its_oldest_from_now_on(rig: Rig) -> None:
+    """X4: they waited for room that such a queue has always, or never."""
+    queue, dead = parked_at_a_full_queue(rig)
+    settle(rig, {"max-length": 2}, pattern="^dead$", name="dead")
+    pass_time(rig, 10)
+    assert (queue.messages, dead.ready, rig.bodies("dead")) == (0, 2, [b"4", b"5"])
+
+
+def test_dead_letters_that_wait_for_a_full_queue_go_to_another(rig: Rig) -> None:
+    """X4: the policy says so, and there is no room where they were to go."""
+    queue, dead = parked_at_a_full_queue(rig)
+    rig.declare("other")
+    settle(rig, {"dead-letter-exchange": "", "dead-letter-routing-key": "other"}, pattern="^q$")
+    pass_time(rig, 10)
+    assert (queue.messages, dead.ready, rig.bodies("other")) == (0, 2, [b"2", b"3", b"4", b"5"])
+
+
+def test_dead_letters_that_wait_for_a_full_queue_go_with_their_exchange(rig: Rig) -> None:
+    """A7: they are rejected for good, whether there is room or not."""
+    queue, dead = parked_at_a_full_queue(rig)
+    vhost(rig).clear_policy(POLICY, "p")
+    pass_time(rig, 10)
+    assert (queue.messages, dead.ready) == (0, 2)
+    rig.restart()
+    assert (rig.queue("q").messages, rig.queue("dead").ready) == (0, 2)
 
 
 def test_unused_queues_expire_from_now_on(rig: Rig) -> None:

@@ -452,3 +452,12 @@ def test_a_redelivery_whose_message_is_lost_does_not_keep_the_broker_from_starti
             flip_body(rig, "q", b"message")
             rig.restart()
             assert rig.bodies("q") == [] and rig.store.alarms
+
+
+def test_a_limit_of_bytes_holds_within_a_turn() -> None:
+    """Q: what came in one turn could take any number of bytes, and more with every turn of many publishers."""
+    rig = Rig()
+    queue = rig.declare("q", x_max_length_bytes=10_000)
+    for _ in range(12_000):
+        rig.publish("q", bytes(1024))
+        assert queue.ready_bytes <= 10_000

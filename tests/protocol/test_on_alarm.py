@@ -127,6 +127,26 @@ def test_an_alarm_between_the_frames_of_a_message() -> None:
         assert heard(wire) == [answer]
 
 
+def test_those_refused_while_the_disk_is_full_take_no_memory() -> None:
+    """W8, C5: until there is room nothing is confirmed, and what was refused is remembered as runs of numbers."""
+    house = House()
+    wire = publisher(house)
+    house.disk.full = True
+    publish(wire, "frank")
+    house.turn()
+    house.hub.block("no room")
+    for _ in range(3000):
+        publish(wire, "frank")
+    assert heard(wire) == [m.BasicNack(n, False, False) for n in range(2, 3002)]
+    nacked = wire.connection.channels[1].nacked
+    assert list(nacked) == [(2, 3000)]
+    house.disk.full = False
+    house.hub.block(None)
+    house.broker.retry_writes()
+    publish(wire, "frank")
+    assert heard(wire) == [m.BasicAck(3002, True)] and not nacked
+
+
 def test_a_policy_says_it_for_queues_that_are_there() -> None:
     """A real broker short of memory: who is blocked goes on, and hears no."""
     with kvitto.Broker(http_port=0) as broker, Raw(broker.port, capabilities={"connection.blocked": True}) as raw:

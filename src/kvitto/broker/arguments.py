@@ -62,6 +62,11 @@ class QueueSettings:
     max_age_ms: int = -1
     segment_bytes: int = -1
 
+    @property
+    def dead_letters_to(self) -> tuple[str | None, str | None]:
+        """Exchange and routing key."""
+        return self.dead_letter_exchange, self.dead_letter_routing_key
+
 
 def age_ms(text: str) -> int:
     """An interval as stream arguments have it: `7D`, units Y M D h m s. -1 if it is none."""

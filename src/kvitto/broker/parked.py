@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvitto.broker.ranges import RangeSet
-from kvitto.store.settlements import DEAD_LETTERED
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -42,6 +41,8 @@ class Kind:
     def __init__(self, epoch: int) -> None:
         self.offsets = RangeSet()
         self.epoch = epoch
+        self.rerouted = False
+        """They may go elsewhere now, whether there is room at the obstacle or not."""
         self.tried = 0
         self.out = RangeSet()
         """Those of the last attempt that have not come back."""
@@ -104,6 +105,11 @@ class Parked:
             kind.out.add(start, n)
             self.count -= n
         return runs
+
+    def reroute(self) -> None:
+        """The queue's dead letters go elsewhere from now on, or nowhere."""
+        for kind in self.kinds.values():
+            kind.rerouted, kind.due_ms = True, 0
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -171,11 +177,17 @@ class Parking:
                     self._send(queue, reason, kind, SLICE)
             elif obstacle is CHANGED:
                 self._send(queue, reason, kind, SLICE)
-            elif now_ms >= kind.due_ms and (isinstance(obstacle, str) or obstacle.deleted or not obstacle.is_full(0)):
+            elif now_ms >= kind.due_ms and (kind.rerouted or may_take(obstacle)):
                 self._send(queue, reason, kind, kind.most)
                 kind.most = min(2 * kind.most, SLICE)
 
     def _send(self, queue: Queue, reason: str, kind: Kind, most: int) -> None:
         for start, n in queue.parked.take(kind, min(most, SLICE - self._sent)):
-            queue.dead_letter(start, n, reason, DEAD_LETTERED)
+            queue.moving += n
+            self.broker.dead_letters.add(queue, start, n, reason)
             self._sent += n
+
+
+def may_take(obstacle: Obstacle) -> bool:
+    """Whether it may be gone."""
+    return isinstance(obstacle, str) or obstacle.deleted or not (obstacle.rejects and obstacle.is_full(0))

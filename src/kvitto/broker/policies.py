@@ -28,6 +28,8 @@ QUEUE_TYPES = {"classic": "classic_queues", "quorum": "quorum_queues", "stream":
 EXCHANGE_KINDS = ("all", "exchanges")
 APPLY_TO = (*EXCHANGE_KINDS, "queues", *QUEUE_TYPES.values())
 PRIORITY_MAX = (1 << 31) - 1
+PATTERN_MAX = 1000
+"""Characters. A long one takes seconds to be compiled."""
 
 
 class InvalidPolicy(ValueError):
@@ -39,18 +41,18 @@ class Policy:
     """`pattern`: a regular expression that is looked for in names. `definition`: settings, named as the arguments without `x-`."""
 
     name: str
-    pattern: str
+    pattern: re.Pattern[str]
     apply_to: str
     definition: Mapping[str, Any]
     priority: int
 
     def fits(self, kinds: Collection[str], name: str) -> bool:
-        return self.apply_to in kinds and re.search(self.pattern, name) is not None
+        return self.apply_to in kinds and self.pattern.search(name) is not None
 
     def value(self) -> dict[str, Any]:
         """As the definitions have it."""
         return {
-            "pattern": self.pattern,
+            "pattern": self.pattern.pattern,
             "apply-to": self.apply_to,
             "definition": dict(self.definition),
             "priority": self.priority,
@@ -63,8 +65,10 @@ def policy(name: str, value: Mapping[str, Any], operator: bool = False) -> Polic
     apply_to, priority = value.get("apply-to", "all"), value.get("priority", 0)
     if not isinstance(pattern, str):
         raise InvalidPolicy("pattern is missing, or no string")
+    if len(pattern) > PATTERN_MAX:
+        raise InvalidPolicy(f"pattern has {len(pattern)} characters, at most {PATTERN_MAX} are possible")
     try:
-        re.compile(pattern)
+        compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise InvalidPolicy(f"pattern {pattern!r} is no regular expression: {error}") from None
     if not isinstance(definition, dict) or not definition:
@@ -73,15 +77,17 @@ def policy(name: str, value: Mapping[str, Any], operator: bool = False) -> Polic
         raise InvalidPolicy(f"apply-to {apply_to!r} is none of {', '.join(APPLY_TO)}")
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
         raise InvalidPolicy(f"priority must be an integer up to {PRIORITY_MAX}, not {priority!r}")
-    for key, setting in definition.items():
-        _check_setting(key, setting, operator)
     arguments = {"x-" + key: setting for key, setting in definition.items() if key in QUEUE_POLICY}
     arguments.setdefault("x-dead-letter-exchange", "")  # a queue may have one of its own
     try:
+        for key, setting in definition.items():
+            _check_setting(key, setting, operator)
         read_settings(arguments)
+    except UnicodeEncodeError as error:
+        raise InvalidPolicy(f"definition: {error.object!r} is not UTF-8") from None
     except InvalidArgument as error:
         raise InvalidPolicy(f"{error.name.removeprefix('x-')}: {error.why}") from None
-    return Policy(name, pattern, apply_to, dict(definition), priority)
+    return Policy(name, compiled, apply_to, dict(definition), priority)
 
 
 def _check_setting(key: str, value: Any, operator: bool) -> None:

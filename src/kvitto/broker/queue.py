@@ -144,6 +144,8 @@ class Queue:
 
     def take_settings(self, settings: QueueSettings) -> None:
         """Policies have changed: what waits keeps its time to live, limits hold for all of it from the next turn on."""
+        if settings.dead_letters_to != self.settings.dead_letters_to:
+            self.parked.reroute()
         self._set(settings)
         for c in self.consumers:
             c.settings_changed()
@@ -257,7 +259,7 @@ class Queue:
         if self.rejects or not self._over(0, 0):
             return
         self.pump()
-        many = self._over(-LEAVING_PER_TURN, 0)  # a policy has made the limit smaller
+        many = self._over(-LEAVING_PER_TURN, -(LEAVING_PER_TURN << 10))  # a policy has made the limit smaller
         while self.ready and self._over(0, 0):
             if many and not self._may_leave():
                 return

@@ -79,9 +79,11 @@ class VHost:
 
     def set_policy(self, kind: str, policy: Policy) -> None:
         """Add or replace one. `kind`: POLICY or OPERATOR_POLICY."""
-        self.policies_by_name(kind)[policy.name] = policy
+        found = self.policies_by_name(kind)
+        before = found.get(policy.name)
+        found[policy.name] = policy
         self.broker.define(kind, (self.name, policy.name), policy.value())
-        self._policies_changed()
+        self._policies_changed(policy if before is None else before, policy)
 
     def restore_policy(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """At the start, before there are queues."""
@@ -91,15 +93,19 @@ class VHost:
             log.error("policy %r of vhost %r is passed over: %s", name, self.name, error)
 
     def clear_policy(self, kind: str, name: str) -> None:
-        del self.policies_by_name(kind)[name]
+        gone = self.policies_by_name(kind).pop(name)
         self.broker.undefine(kind, (self.name, name))
-        self._policies_changed()
+        self._policies_changed(gone)
 
     def policies_by_name(self, kind: str) -> dict[str, Policy]:
         return self.policies if kind == POLICY else self.operator_policies
 
-    def _policies_changed(self) -> None:
+    def _policies_changed(self, *changed: Policy) -> None:
+        """`changed`: the one that came or went, as it was and as it is. Where it does not fit, nothing is another one."""
         for queue in self.queues.values():
+            kinds = policies.queue_kinds(queue.arguments)
+            if not any(policy.fits(kinds, queue.name) for policy in changed):
+                continue
             found = self._policies_of(queue.name, queue.arguments)
             if found != (queue.policy, queue.operator_policy):
                 queue.policy, queue.operator_policy = found

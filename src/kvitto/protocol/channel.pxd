@@ -13,7 +13,7 @@ cdef int _ACK, _REJECT, _STAGE, _RETRY
 
 cdef class Channel:
     cdef object __weakref__
-    cdef public object connection, tx, stage, content, vhost, reply_tag
+    cdef public object connection, tx, stage, content, vhost, reply_tag, nacked
     cdef public unsigned int number
     cdef public Output output
     cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
@@ -23,7 +23,7 @@ cdef class Channel:
     cdef public unsigned long long next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props
-    cdef public list slots, held, nacked, _free
+    cdef public list slots, held, _free
     cdef public Route route
     cdef Epoch _epoch
     cdef public long long _generation

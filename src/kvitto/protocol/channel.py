@@ -24,6 +24,7 @@ from kvitto.base.errors import (
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
+from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
 from kvitto.protocol.output import Output
 from kvitto.store.batch import SPECIAL
@@ -85,7 +86,7 @@ class Channel:
         self.tx: Any = None
         self.sequence = 0
         self.confirmed = 0
-        self.nacked: list[int] = []
+        self.nacked: RangeSet | None = None
         self.unsynced = False
         self.in_flight = 0
         self.touched = False
@@ -279,7 +280,9 @@ class Channel:
         for queue in queues:
             queue.broker.dead_letters.refused(queue, key, props, body)
         if self.confirm:
-            self.nacked.append(self.sequence)
+            if self.nacked is None:
+                self.nacked = RangeSet()
+            self.nacked.add(self.sequence, 1)
             self.output.put_method(self.number, BasicNack(self.sequence, False, False).encode())
 
     def touch(self) -> None:
@@ -293,11 +296,10 @@ class Channel:
             return
         last, count = sequence, sequence - self.confirmed
         if self.nacked:
-            refused = {n for n in self.nacked if n <= sequence}
-            self.nacked = [n for n in self.nacked if n > sequence]
-            count -= len(refused)
-            while last in refused:
-                last -= 1
+            for start, n in self.nacked.remove_below(sequence + 1):
+                count -= n
+                if start + n > last:
+                    last = start - 1
         self.confirmed = sequence
         if count:
             self.output.put_method(self.number, BasicAck(last, count > 1).encode())
