@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import kvitto
+from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from kvitto.wire.properties import Properties
@@ -64,6 +65,18 @@ def test_without_confirms_a_publisher_is_blocked() -> None:
     assert not wire.reading
     house.hub.block(None)
     assert heard(wire) == [m.ConnectionUnblocked()] and ready(house)["frank"] == 2
+
+
+def test_nothing_is_said_behind_a_close() -> None:
+    """W6: an alarm that ends while a blocked connection is being closed."""
+    house = House()
+    wire = publisher(house, confirm=False)
+    house.hub.block("no room")
+    publish(wire, "frank")
+    heard(wire)
+    wire.connection.close(ConnectionError_(CONNECTION_FORCED, "shutdown"))
+    house.hub.block(None)
+    assert [type(method) for method in heard(wire)] == [m.ConnectionClose]
 
 
 def test_a_transaction_is_blocked() -> None:

@@ -546,7 +546,7 @@ class Connection:
             channel.forget_route()
         if blocked:
             return
-        if self.told_blocked:
+        if self.told_blocked and self.state == RUNNING:
             self.told_blocked = False
             self.send(0, ConnectionUnblocked())
         if self.stalled and self.publisher and not self.answering:
