@@ -232,6 +232,21 @@ def test_a_damaged_header_costs_nothing_if_one_copy_of_the_salt_is_left() -> Non
             assert not damaged.store.alarms
 
 
+def test_a_damaged_copy_of_the_salt_is_written_again() -> None:
+    """D3: a power cut may tear it, and from the next start on it would be damage; without it a damaged header costs the segment."""
+    shelf = Shelf()
+    shelf.write(b"a")
+    shelf.rest()
+    whole = shelf.disk.files()[SEGMENT]
+    disk = shelf.disk.copy()
+    disk.flip(SEGMENT, 70, 3)
+    damaged = Shelf(disk)
+    assert not damaged.store.alarms and damaged.served() == {0: b"a"}
+    assert damaged.disk.files()[SEGMENT] == whole
+    damaged.disk.flip(SEGMENT, 50)
+    assert damaged.again() and damaged.served() == {0: b"a"}
+
+
 def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_again() -> None:
     """D3: nothing in it can be told from what a body holds."""
     shelf = Shelf()

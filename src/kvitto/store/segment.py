@@ -17,6 +17,8 @@ from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
 
 HEADER = 72
+SALT_AGAIN = 64
+"""Where the copy of the salt is in it, which no checksum covers."""
 MAGIC = b"KVITSEG1"
 ACK_MAGIC = b"KVITACK1"
 VERSION = 1
@@ -43,7 +45,7 @@ def header(magic: bytes, queue_id: str, base: int, time_ms: int, salt: int = 0) 
 
 def salts(head: bytes) -> tuple[int, int]:
     """The salt as a header has it, and its copy: where the header is damaged one may be right."""
-    return int.from_bytes(head[48:56], "little"), int.from_bytes(head[64:HEADER], "little")
+    return int.from_bytes(head[48:56], "little"), int.from_bytes(head[SALT_AGAIN:HEADER], "little")
 
 
 def created_ms(head: bytes) -> int:
