@@ -134,7 +134,7 @@ def test_memory_is_a_size_or_a_share() -> None:
 def test_limits_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "kvitto.toml"
     file.write_text('disk-free-limit = "2GB"\nmemory-limit = 1000\n')
-    assert config.read(file) == {"disk_free_limit": 2 * 10**9, "memory_limit": 1000}
+    assert config.read(file) == {"disk_free_limit": 2 * 10**9, "memory_limit": 1000, "limits": {}}
     file.write_text('memory-limit = "much"\n')
     with pytest.raises(ConfigError, match="memory-limit: 'much' is no size"):
         config.read(file)

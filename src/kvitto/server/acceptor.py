@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvitto.base import limits
@@ -90,12 +91,17 @@ class Acceptor:
             if self._room():
                 task = loop.create_task(self._begin(sock, address))
                 self._beginning.add(task)
-                task.add_done_callback(self._beginning.discard)
+                task.add_done_callback(partial(self._begun, sock))
             else:
                 sock.close()
             accepted += 1
             if accepted % AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+    def _begun(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._beginning.discard(task)
+        if task.cancelled():  # perhaps before it ran: then nobody else closes the socket
+            sock.close()
 
     async def _begin(self, sock: socket.socket, address: Any) -> None:
         loop = asyncio.get_running_loop()
