@@ -511,18 +511,16 @@ class Log:
         path = paths.segment(self.directory, base)
         part.file = self.store.disk.open(path)
         head = part.file.read_at(0, segment.HEADER)
-        part.salt = segment.salts(head)[0]
+        part.salt, copy = segment.salts(head)
         part.created_ms = segment.created_ms(head)
         part.linked = self.archive is not None and base in self.archive.found
-        first, copy = segment.salts(head)
         if not segment.header_is_valid(head, segment.MAGIC):
             if not self._mend_header(part, head):
                 return
-        elif (
-            first != copy and not part.linked
-        ):  # torn by a power cut, or rotten: the next damage could cost the segment
+        elif copy != part.salt and not part.linked:
+            # torn by a power cut, or rotten: the next damage could cost the segment
             log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
-            part.file.write_at(segment.SALT_AGAIN, [first.to_bytes(8, "little")])
+            part.file.write_at(segment.SALT_AGAIN, [part.salt.to_bytes(8, "little")])
         bad = paths.quarantine(self.directory, base)
         owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
