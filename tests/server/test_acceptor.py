@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from kvitto.server import acceptor as module
 from kvitto.server.acceptor import Acceptor
 
 
@@ -27,3 +30,38 @@ def test_a_connection_that_is_accepted_while_it_closes_is_closed_too() -> None:
         return got
 
     assert asyncio.run(asyncio.wait_for(connect(), 10)) == b""
+
+
+def test_a_listener_survives_an_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is in the log, the peer is closed, and the next one is asked in."""
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    answers = iter((RuntimeError("of its own"), False, True))
+
+    def room() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.WriteTransport)
+            transport.write(b"come in")
+            transport.close()
+
+    async def connect() -> list[bytes]:
+        acceptor = Acceptor(lambda address: Greeting(), room, lambda: None)  # type: ignore[arg-type,return-value]
+        port = await acceptor.listen("127.0.0.1", 0)
+        heard = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            heard.append(await reader.read())
+            writer.close()
+            await writer.wait_closed()
+        acceptor.close()
+        return heard
+
+    assert asyncio.run(asyncio.wait_for(connect(), 10)) == [b"", b"", b"come in"]
+    assert "cannot accept a connection: of its own" in caplog.text

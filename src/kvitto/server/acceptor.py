@@ -82,21 +82,28 @@ class Acceptor:
         while True:
             try:
                 sock, address = await loop.sock_accept(listening)
+                self._accepted(sock, address)
             except ConnectionError:  # gone again
                 continue
-            except OSError as error:
-                log.error("cannot accept a connection: %s", error)
+            except Exception as error:  # whatever it is, the next one may be accepted
+                log.error("cannot accept a connection: %s", error, exc_info=not isinstance(error, OSError))
                 await asyncio.sleep(RETRY_S)
                 continue
-            if self._room():
-                task = loop.create_task(self._begin(sock, address))
-                self._beginning.add(task)
-                task.add_done_callback(partial(self._begun, sock))
-            else:
-                sock.close()
             accepted += 1
             if accepted % AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+    def _accepted(self, sock: socket.socket, address: Any) -> None:
+        begun = False
+        try:
+            if self._room():
+                task = asyncio.get_running_loop().create_task(self._begin(sock, address))
+                self._beginning.add(task)
+                task.add_done_callback(partial(self._begun, sock))
+                begun = True
+        finally:
+            if not begun:
+                sock.close()
 
     def _begun(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._beginning.discard(task)
