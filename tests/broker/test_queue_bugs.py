@@ -461,3 +461,24 @@ def test_a_limit_of_bytes_holds_within_a_turn() -> None:
     for _ in range(12_000):
         rig.publish("q", bytes(1024))
         assert queue.ready_bytes <= 10_000
+
+
+def test_a_journal_file_that_a_killed_process_had_removed_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A11: what it says was settled, and the segment that knew that it had been applied was gone for sure."""
+    monkeypatch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 100)
+    rig = Rig()
+    rig.declare("dead")
+    queue = rig.declare("work", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("work", b"rejected")
+    queue.reject(rig.take("work")[0].offset, 1)
+    rig.settle_down()
+    rig.kill()  # this start has it removed, and dies before the directory is synced
+    rig.kill()
+    assert not rig.disk.listdir("journal")
+    assert rig.drain("dead") == [b"rejected"]
+    rig.settle_down()
+    rig.publish("dead", b"later")
+    rig.settle_down()
+    for seed in range(20):
+        found = Rig(rig.disk.crash(Random(seed), hostile=seed % 2 == 1), rig.clock)
+        assert found.bodies("dead") == [b"later"], seed

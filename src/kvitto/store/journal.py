@@ -161,6 +161,10 @@ class Journal:
         self.sequence = self.applied = self.written_out = floor
         self.oldest = floor + 1
         last, before = 0, ""
+        if (
+            self.store.syncing
+        ):  # what a killed process had removed must not come back: no segment may know of it any more
+            self.store.disk.sync_dir(paths.JOURNALS)
         for number, salt in sorted(filter(None, map(paths.journal_of, self.store.disk.listdir(paths.JOURNALS)))):
             data, at = self._found(number, salt), 0
             while found := Record.decode(data, at, salt):
@@ -183,7 +187,6 @@ class Journal:
         data = file.read_at(0, file.size())
         if self.store.syncing:
             file.sync()
-            self.store.disk.sync_dir(paths.JOURNALS)
         file.close()
         return data
 
