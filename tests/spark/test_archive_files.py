@@ -238,6 +238,14 @@ def test_room_ahead_and_half_a_batch_are_the_end_of_a_live_segment(tmp_path: Pat
         assert read(tmp_path) == []
 
 
+def flipped(data: bytes, *positions: int) -> bytes:
+    """With one bit of the bytes there another."""
+    changed = bytearray(data)
+    for position in positions:
+        changed[position] ^= 1
+    return bytes(changed)
+
+
 def sealed(tmp_path: Path, place: str = DIRECTORY) -> tuple[Path, Shelf]:
     """A sealed segment of five batches in a queue's directory."""
     shelf = Shelf()
@@ -466,7 +474,7 @@ def test_a_damaged_header_is_mended_with_ignore_damage(tmp_path: Path) -> None:
     path = directory / SEGMENT
     good = path.read_bytes()
     for position, readable in ((0, 10), (50, 10), (66, 10)):
-        path.write_bytes(good[:position] + b"?" + good[position + 1 :])
+        path.write_bytes(flipped(good, position))
         assert len(read(tmp_path, "body", ignoreDamage="true")) == readable
-    path.write_bytes(good[:50] + b"?" + good[51:66] + b"?" + good[67:])
+    path.write_bytes(flipped(good, 50, 66))
     assert read(tmp_path, "body", ignoreDamage="true") == []
