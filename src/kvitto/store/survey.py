@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from kvitto.base.errors import StoreError
@@ -341,7 +342,9 @@ class Survey:
         arguments = value.get("arguments", "")
         folder.stream |= bool(arguments) and tables.decode(bytes.fromhex(arguments)).get("x-queue-type") == "stream"
         if folder.stream and not folder.copies:
-            for part, after in zip(folder.parts, folder.parts[1:], strict=False):
+            for i, (part, after) in enumerate(pairwise(folder.parts), start=1):
+                if self.ending.doubt and not any(later.synced for later in folder.parts[i:]):
+                    break  # a power cut may have taken what had not been synced, and left what came behind it
                 if part.end < after.base and part.readable:
                     hole = Hole(part.segment.size, part.segment.size, part.end, after.base)
                     part.holes.append(hole)
