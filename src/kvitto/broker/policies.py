@@ -19,7 +19,6 @@ from kvitto.broker.arguments import (
     InvalidArgument,
     age_ms,
     read_settings,
-    usable,
     with_policy,
 )
 from kvitto.broker.exchange import ALTERNATE
@@ -116,7 +115,6 @@ def queue_kinds(arguments: Mapping[str, Any]) -> Collection[str]:
 
 def for_queue(arguments: dict[str, Any], policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
     """The arguments of a queue as if it had been declared with what its policies add."""
-    arguments = usable(arguments)
     for one in (policy, operator):
         if one is not None:
             arguments = with_policy(arguments, one.definition)

@@ -109,7 +109,7 @@ class VHost:
             found = self._policies_of(queue.name, queue.arguments)
             if found != (queue.policy, queue.operator_policy):
                 queue.policy, queue.operator_policy = found
-                queue.take_settings(read_settings(policies.for_queue(queue.arguments, *found)))
+                queue.take_settings(read_settings(policies.for_queue(usable(queue.arguments), *found)))
         for exchange in self.exchanges.values():
             exchange.take_policy(self._policy_of_exchange(exchange.name))
         self.changed()
@@ -327,13 +327,14 @@ class VHost:
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> Queue:
         """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
+        counting = arguments
         if not self.broker.restoring:
             queue_settings(name, self.name, arguments, durable and not exclusive)
-        elif unusable := arguments.keys() - usable(arguments):
+        elif unusable := arguments.keys() - (counting := usable(arguments)).keys():
             told = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(unusable))
             log.error("%s is there without arguments that it cannot have: %s", describe("queue", name, self.name), told)
         found = self._policies_of(name, arguments)
-        settings = read_settings(policies.for_queue(arguments, *found))
+        settings = read_settings(policies.for_queue(counting, *found))
         if settings.stream:
             made: Queue = Stream(
                 self.broker, self, name, stream_log(self.broker.store, queue_id, settings), settings, arguments
