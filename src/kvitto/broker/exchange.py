@@ -146,7 +146,7 @@ class Exchange:
         if self.needs_headers:
             headers_matching.check_arguments(arguments)
         own = self._bindings.setdefault(dest, {})
-        key = (routing_key, comparable(arguments))
+        key = (routing_key, comparable(arguments) if arguments else ())
         if key in own:
             return False
         own[key] = Binding(self, dest, routing_key, arguments)
@@ -166,16 +166,16 @@ class Exchange:
             )
             raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
-    def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
-        """False if there is no such binding."""
+    def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> Binding | None:
+        """Remove the binding and give it as it was made; None if there is no such binding."""
         own = self._bindings.get(dest, {})
-        binding = own.pop((routing_key, comparable(arguments)), None)
+        binding = own.pop((routing_key, comparable(arguments) if arguments else ()), None)
         if binding is None:
-            return False
+            return None
         if not own:
             del self._bindings[dest]
         self._index.remove(routing_key, dest, binding.arguments)
-        return True
+        return binding
 
     def unbind_all(self, dest: Dest) -> list[Binding]:
         """Remove every binding to `dest`, which is going; gives what was removed."""
@@ -183,6 +183,20 @@ class Exchange:
         for binding in removed:
             self._index.remove(binding.routing_key, dest, binding.arguments)
         return removed
+
+    def unbind_from_all(self) -> list[Binding]:
+        """Remove every binding from here, since this exchange is going; gives what was removed."""
+        removed = list(self.bindings())
+        self._bindings = {}
+        self._index = TYPES[self.type]()
+        return removed
+
+    def leads_to(self, dest: Dest) -> bool:
+        """Whether there is a binding to `dest`."""
+        return dest in self._bindings
+
+    def bindings_to(self, dest: Dest) -> Iterator[Binding]:
+        yield from self._bindings.get(dest, {}).values()
 
     def bindings(self) -> Iterator[Binding]:
         """In the order of the destinations' first bindings."""

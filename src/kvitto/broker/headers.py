@@ -7,6 +7,7 @@ arguments whose name begins with `x-`, while `all-with-x` and `any-with-x` heed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -22,11 +23,14 @@ MODES = ("all", "any", "all-with-x", "any-with-x")
 def comparable(value: Value) -> Hashable:
     """A hashable stand-in: equal where RabbitMQ calls the values equal.
 
-    Numbers are equal by value (1 and 1.0), text equals the same bytes, a time its seconds; True is not 1.
+    Numbers are equal by value (1 and 1.0), text equals the same bytes, a time its seconds; True is not 1. NaN equals NaN:
+    a binding that has it among its arguments must be found again.
     """
     match value:
         case bool():
             return (bool, value)
+        case float() if math.isnan(value):
+            return (float, "nan")
         case bytes():
             return value.decode("utf-8", "surrogateescape")
         case datetime():

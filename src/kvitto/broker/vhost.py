@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -18,7 +18,7 @@ from kvitto.broker import policies
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
-from kvitto.broker.exchange import Exchange
+from kvitto.broker.exchange import Binding, Exchange
 from kvitto.broker.policies import Policy
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Epoch, Route
@@ -61,6 +61,8 @@ class VHost:
         self._remembered = 0
         self.bindings = 0
         """How many there are, without those of the default exchange."""
+        self._sources: dict[Queue | Exchange, dict[Exchange, None]] = {}
+        """By destination: the exchanges that have a binding to it, without the default exchange."""
 
     def clear(self) -> None:
         """Delete all that is in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""
@@ -202,7 +204,7 @@ class VHost:
         if if_unused and not found.unused:
             raise ChannelError(PRECONDITION_FAILED, f"{describe('exchange', name, self.name)} in use")
         del self.exchanges[name]
-        for binding in list(found.bindings()):
+        for binding in found.unbind_from_all():
             self.bindings -= 1
             self._unbound(found, binding.dest, binding.routing_key, binding.arguments)
         self._unbind_everywhere(found)
@@ -232,6 +234,7 @@ class VHost:
                     exchange.unbind(dest, routing_key, arguments)
                     self.bindings -= 1
                     raise
+            self._sources.setdefault(dest, {})[exchange] = None
             self.changed()
             if exchange.durable and self._durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
@@ -244,13 +247,26 @@ class VHost:
     def unbind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
         """A binding that is not there is fine."""
         exchange = self.exchange(source)
-        if exchange.unbind(dest, routing_key, arguments):
+        gone = exchange.unbind(dest, routing_key, arguments)
+        if gone is not None:
             self.bindings -= 1
-            self._unbound(exchange, dest, routing_key, arguments)
+            self._unbound(exchange, dest, routing_key, gone.arguments)
             self.changed()
             self._auto_delete(exchange)
 
+    def bindings_to(self, dest: Queue | Exchange) -> Iterator[Binding]:
+        """Those of the default exchange come first, the others in the order of their exchanges' first bindings to it."""
+        yield from self.exchanges[""].bindings_to(dest)
+        for exchange in self._sources.get(dest, ()):
+            yield from exchange.bindings_to(dest)
+
     def _unbound(self, exchange: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> None:
+        """A binding is gone: forget its definition, and, if it was the last between the two, that one leads to the other."""
+        sources = self._sources.get(dest)
+        if sources is not None and not exchange.leads_to(dest):
+            sources.pop(exchange, None)
+            if not sources:
+                del self._sources[dest]
         if exchange.durable and self._durable(dest):
             self.broker.undefine("binding", self._binding_key(exchange, dest, routing_key, arguments))
 
@@ -263,7 +279,7 @@ class VHost:
         return (self.name, source.name, kind, dest.name, routing_key, self.broker.pack(arguments))
 
     def _unbind_everywhere(self, dest: Queue | Exchange) -> None:
-        for exchange in list(self.exchanges.values()):
+        for exchange in list(self._sources.get(dest, ())):
             removed = exchange.unbind_all(dest)
             self.bindings -= len(removed)
             for binding in removed:

@@ -30,7 +30,7 @@ async def list_bindings(call: Call) -> Response:
 
 async def of_queue(call: Call) -> Response:
     queue = call.queue()
-    return await _list(call, [(queue.vhost, b) for b in all_bindings(queue.vhost) if b.dest is queue])
+    return await _list(call, [(queue.vhost, b) for b in queue.vhost.bindings_to(queue)])
 
 
 async def from_exchange(call: Call) -> Response:
@@ -41,13 +41,13 @@ async def from_exchange(call: Call) -> Response:
 async def to_exchange(call: Call) -> Response:
     vhost = call.vhost()
     exchange = vhost.exchange(exchange_name(call.name))
-    return await _list(call, [(vhost, b) for b in all_bindings(vhost) if b.dest is exchange])
+    return await _list(call, [(vhost, b) for b in vhost.bindings_to(exchange)])
 
 
 async def between(call: Call) -> Response:
     vhost = call.vhost()
     source, dest = _ends(call, vhost)
-    return await _list(call, [(vhost, b) for b in source.bindings() if b.dest is dest])
+    return await _list(call, [(vhost, b) for b in source.bindings_to(dest)])
 
 
 async def _list(call: Call, found: list[Found]) -> Response:
@@ -91,8 +91,8 @@ def _ends(call: Call, vhost: VHost) -> tuple[Exchange, Queue | Exchange]:
 
 
 def _binding(call: Call, source: Exchange, dest: Queue | Exchange) -> Binding:
-    for binding in source.bindings():
-        if binding.dest is dest and views.properties_key(binding) == call.args["key"]:
+    for binding in source.bindings_to(dest):
+        if views.properties_key(binding) == call.args["key"]:
             return binding
     raise not_found(f"there is no binding {call.args['key']!r} between these two")
 
