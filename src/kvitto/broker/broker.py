@@ -21,6 +21,7 @@ from kvitto.broker.queue import Queue
 from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
+from kvitto.broker.vhost_settings import VHostSettings
 from kvitto.store import paths
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Record
@@ -99,7 +100,7 @@ class Broker:
 
     def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
         if kind == "vhost":
-            self.vhosts[key[0]] = VHost(self, key[0])
+            self.vhosts[key[0]] = VHost(self, key[0], VHostSettings.of(value))
         elif kind in ("user", "permission"):
             self.users.restore(kind, key, value)
         elif kind != INITIALISED:
@@ -205,11 +206,17 @@ class Broker:
         """Arguments as text that gives back every type: the hex digits of the AMQP table."""
         return tables.encode(arguments).hex() if arguments else ""
 
-    def add_vhost(self, name: str) -> VHost:
-        if name not in self.vhosts:
-            self.vhosts[name] = VHost(self, name)
-            self.define("vhost", (name,), {})
-        return self.vhosts[name]
+    def add_vhost(self, name: str, settings: VHostSettings | None = None) -> VHost:
+        """One that is there takes the settings that are given."""
+        found = self.vhosts.get(name)
+        if found is None:
+            found = self.vhosts[name] = VHost(self, name, settings)
+        elif settings in (None, found.settings):
+            return found
+        else:
+            found.settings = settings
+        self.define("vhost", (name,), found.settings.value())
+        return found
 
     def delete_vhost(self, name: str) -> None:
         vhost = self.vhosts.pop(name)

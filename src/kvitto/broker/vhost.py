@@ -23,6 +23,7 @@ from kvitto.broker.policies import Policy
 from kvitto.broker.queue import Queue
 from kvitto.broker.route import Epoch, Route
 from kvitto.broker.stream import Stream, check_stream, stream_log
+from kvitto.broker.vhost_settings import VHostSettings
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -49,9 +50,10 @@ def generated_name() -> str:
 
 
 class VHost:
-    def __init__(self, broker: Broker, name: str) -> None:
+    def __init__(self, broker: Broker, name: str, settings: VHostSettings | None = None) -> None:
         self.broker = broker
         self.name = name
+        self.settings = settings or VHostSettings()
         self.exchanges: dict[str, Exchange] = {n: Exchange(n, kind) for n, kind in PREDECLARED}
         self.policies: dict[str, Policy] = {}
         self.operator_policies: dict[str, Policy] = {}
@@ -63,6 +65,11 @@ class VHost:
         """How many there are, without those of the default exchange."""
         self._sources: dict[Queue | Exchange, dict[Exchange, None]] = {}
         """By destination: the exchanges that have a binding to it, without the default exchange."""
+
+    @property
+    def default_queue_type(self) -> str:
+        """The type of a queue that is declared without `x-queue-type`."""
+        return self.settings.default_queue_type
 
     def clear(self) -> None:
         """Delete all that is in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""

@@ -65,7 +65,7 @@ def get_definitions(call: Call) -> Response:
             "product_name": "Kvitto",
             "product_version": __version__,
             "users": [views.user(user) for user in users],
-            "vhosts": [{"name": name} for name in broker.vhosts],
+            "vhosts": [views.vhost_definition(vhost) for vhost in broker.vhosts.values()],
             "permissions": [views.permission(user, vhost) for user in users for vhost in user.permissions],
             "topic_permissions": [],
             "global_parameters": [],

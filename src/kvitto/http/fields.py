@@ -26,6 +26,15 @@ def flag(body: dict[str, Any], name: str, default: bool = False) -> bool:
     return value
 
 
+def names(body: dict[str, Any], name: str) -> list[str]:
+    """A list of strings, or one string with commas."""
+    given = body.get(name)
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise bad_request(f"{name} must be given: a list of strings, or one string with commas")
+    return [short(part.strip(), name) for part in parts if part.strip()]
+
+
 def number(body: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
     value = body.get(name, default)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.http import fields, views
 from kvitto.http.access import Access
@@ -40,7 +38,7 @@ async def put_user(call: Call) -> Response:
     body, name = call.request.json(), fields.new_name(call.name, "user")
     users = call.api.broker.users
     known = name in users
-    tags = _tags(body) if "tags" in body or not known else None
+    tags = fields.names(body, "tags") if "tags" in body or not known else None
     without = body.get("password_hash") == ""
     if "password_hash" in body and not without:
         raise bad_request("password_hash is not supported, hashes of other brokers are weaker: send a password")
@@ -66,15 +64,6 @@ async def put_user(call: Call) -> Response:
     except ValueError as error:
         raise bad_request(str(error)) from None
     return NO_CONTENT if known else CREATED
-
-
-def _tags(body: dict[str, Any]) -> list[str]:
-    """A list, or a text with commas. Problem 400."""
-    given = body.get("tags")
-    parts = given.split(",") if isinstance(given, str) else given
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise bad_request("tags must be given: a list of strings, or one string with commas")
-    return [fields.short(part.strip(), "tag") for part in parts if part.strip()]
 
 
 async def delete_user(call: Call) -> Response:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import KIB
 from kvitto.broker.auth import User
+from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -15,6 +17,8 @@ from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_reque
 
 EXPRESSION_MAX = 64 * KIB
 """Bytes: to compile one is work, at each start again."""
+DESCRIPTION_MAX = 4 * KIB
+"""Bytes."""
 
 
 async def list_vhosts(call: Call) -> Response:
@@ -26,11 +30,33 @@ def get_vhost(call: Call) -> Response:
 
 
 async def put_vhost(call: Call) -> Response:
+    """Who creates a virtual host may do everything in it.
+
+    As with RabbitMQ, one that is there keeps its queue type and tracing where they are not given, and loses its description and tags.
+    """
     broker, name = call.api.broker, fields.new_name(call.args["vhost"], "vhost")
-    if name in broker.vhosts:
-        return NO_CONTENT
-    await call.api.change(lambda: broker.add_vhost(name))
-    return CREATED
+    known = broker.vhosts.get(name)
+    settings = _settings(call.request.json(), VHostSettings() if known is None else known.settings)
+
+    def make() -> None:
+        broker.add_vhost(name, settings)
+        if known is None:
+            broker.users.set_permission(call.user.name, name, ".*", ".*", ".*")
+
+    await call.api.change(make)
+    return CREATED if known is None else NO_CONTENT
+
+
+def _settings(body: dict[str, Any], before: VHostSettings) -> VHostSettings:
+    """Problem 400."""
+    description = fields.short(fields.text(body, "description", ""), "description", DESCRIPTION_MAX)
+    kind = before.default_queue_type
+    if body.get("default_queue_type") not in (None, "", "undefined"):
+        kind = fields.text(body, "default_queue_type")
+        if kind not in QUEUE_TYPES:
+            raise bad_request(f"default_queue_type must be one of {', '.join(QUEUE_TYPES)}")
+    tags = fields.names(body, "tags") if body.get("tags") is not None else ()
+    return VHostSettings(description, tuple(tags), kind, fields.flag(body, "tracing", before.tracing))
 
 
 async def delete_vhost(call: Call) -> Response:

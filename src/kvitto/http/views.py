@@ -228,11 +228,17 @@ def vhost(api: Api, vhost: VHost) -> dict[str, Any]:
         for name, count in depth(queue).items():
             sums[name] += count
     return {
-        "name": vhost.name,
-        "description": "",
-        "tags": [],
-        "default_queue_type": "classic",
-        "tracing": False,
+        **vhost_definition(vhost),
         "cluster_state": {api.node: "running"},
         **sums,
     }
+
+
+def vhost_definition(vhost: VHost) -> dict[str, Any]:
+    settings = vhost.settings
+    described = {
+        "description": settings.description,
+        "tags": [*settings.tags],
+        "default_queue_type": settings.default_queue_type,
+    }
+    return {"name": vhost.name, **described, "tracing": settings.tracing, "metadata": described}
