@@ -198,7 +198,6 @@ def test_a_permission_must_be_a_regular_expression_for_a_user_and_vhost_that_exi
 def test_deleting_a_vhost_closes_its_connections(api: Http, broker: kvitto.Broker) -> None:
     assert api.put("/api/vhosts/going") == 201
     assert api.put("/api/vhosts/going") == 204
-    assert api.put("/api/permissions/going/guest", {"configure": ".*", "write": ".*", "read": ".*"}) == 201
     connection = Connection(broker.url.replace("%2f", "going"))
     connection.channel().queue_declare("inside", durable=True)
     assert [queue["name"] for queue in api.get("/api/queues/going")] == ["inside"]

@@ -57,7 +57,7 @@ def test_who_creates_a_vhost_may_do_everything_in_it(api: Http, broker: kvitto.B
     assert creator.put("/api/vhosts/created") == 201
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     assert creator.get("/api/vhosts/created/permissions") == [{"user": "creator", "vhost": "created", **everything}]
-    with Connection(broker.url.replace("guest:guest", "creator:secret").replace("%2F", "created")) as connection:
+    with Connection(broker.url.replace("guest:guest", "creator:secret").replace("%2f", "created")) as connection:
         connection.channel().queue_declare("mine")
     other = make_user(api, "no-creator", "administrator")
     assert other.put("/api/vhosts/created") == 204

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.http import fields, views
 from kvitto.http.access import Access
