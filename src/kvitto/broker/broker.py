@@ -16,6 +16,7 @@ from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
+from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
 from kvitto.broker.queue import Queue
 from kvitto.broker.stages import Stages
@@ -53,6 +54,7 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self.users: Users
         self.timers = Timers()
+        self.jobs = Jobs()
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
         self.stages = Stages(self)
