@@ -6,7 +6,7 @@ Sans-IO: the server calls `turn` after it has fed connections, drives the store'
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -18,6 +18,7 @@ from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
+from kvitto.broker.patterns import Pattern
 from kvitto.broker.queue import Queue
 from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
@@ -72,6 +73,8 @@ class Broker:
         self.applying = False
         self._held = 0
         self.definitions_pending = False
+        self.inert: dict[tuple[Any, ...], str] = {}
+        """Why a stored policy or permission has no effect, by kind and key."""
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
         self._defining = True
@@ -100,11 +103,22 @@ class Broker:
         self.stages.started()
         self.definitions_pending = False
 
+    def find_inert(self, kind: str, key: tuple[Any, ...], what: str, patterns: Iterable[Pattern]) -> None:
+        """Raise an alarm for a pattern that was stored by an older version and cannot be searched for any more."""
+        for pattern in patterns:
+            if pattern.refused:
+                text = f"{what} has no effect until it is put anew or deleted: {pattern.refused}"
+                self.inert[(kind, *key)] = text
+                log.error(text)
+
     def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
         if kind == "vhost":
             self.vhosts[key[0]] = VHost(self, key[0], VHostSettings.of(value))
         elif kind in ("user", "permission"):
             self.users.restore(kind, key, value)
+            if kind == "permission" and (user := self.users.get(key[1])) is not None:
+                what = f"a permission of user {key[1]!r} in vhost {key[0]!r}"
+                self.find_inert(kind, key, what, user.permissions[key[0]].compiled.values())
         elif kind != INITIALISED:
             vhost = self.vhosts.get(key[0])
             if vhost is None and kind == "queue":  # without it the messages would be taken for leftovers
@@ -174,6 +188,7 @@ class Broker:
 
     def define(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
         if self._defining:
+            self.inert.pop((kind, *key), None)
             if "arguments" in value:
                 value = {**value, "arguments": self.pack(value["arguments"])}
             self.store.definitions.put(kind, key, value)
@@ -181,6 +196,7 @@ class Broker:
 
     def undefine(self, kind: str, key: tuple[Any, ...]) -> None:
         if self._defining:
+            self.inert.pop((kind, *key), None)
             self.store.definitions.delete(kind, key)
             self._defined()
 

@@ -70,7 +70,7 @@ class Api:
         store, hub = self.host.store, self.host.hub
         failed = [] if store.failed is None else [f"the disk failed: {store.failed}"]
         blocked = [] if hub.blocked is None else [f"publishers are blocked: {hub.blocked}"]
-        return failed + blocked + store.alarms
+        return [*failed, *blocked, *store.alarms, *self.broker.inert.values()]
 
     async def change(self, make: Callable[[], T]) -> T:
         """Run `make`, which may change definitions; return once they are on disk (D2)."""
