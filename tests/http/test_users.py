@@ -183,10 +183,10 @@ def test_a_permission_must_be_a_regular_expression_for_a_user_and_vhost_that_exi
     body = {"configure": "(", "write": "", "read": ""}
     for expression, reason in (
         ("(", "cannot be a pattern"),
-        ("a{99999999999}", "cannot be a pattern"),
+        ("a{1001}", "invalid repetition size"),
+        ("a" * 100_000, "at most 8192 bytes"),
         ("a(?!b)", "a lookahead is possible only at the start"),
         ("\ud800", "not UTF-8"),
-        ("a" * 100_000, "at most 8192 bytes"),
     ):
         answer = api.call("PUT", "/api/permissions/%2F/guest", {**body, "configure": expression})
         assert answer.status == 400 and reason in answer.reason
