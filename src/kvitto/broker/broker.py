@@ -51,10 +51,12 @@ class Broker:
         self.store = store
         self.clock = clock
         self.now_ms = clock.now_ms()
+        self.set_back_ms = self.now_ms
+        """What the wall clock said when it was last set back, or at the start: what was stored in its future was stored before that."""
         self.vhosts: dict[str, VHost] = {}
         self.queues: dict[str, Queue] = {}
         self.users: Users
-        self.timers = Timers()
+        self.timers = Timers(clock.monotonic_ms())
         self.jobs = Jobs()
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
@@ -268,7 +270,11 @@ class Broker:
 
     def read_clock(self) -> None:
         """For whoever takes input, once for all that has come: a message's time to live begins now, not with the last turn."""
-        self.now_ms = self.clock.now_ms()
+        now_ms = self.clock.now_ms()
+        if now_ms < self.now_ms:
+            self.set_back_ms = now_ms
+        self.now_ms = now_ms
+        self.timers.now_ms = self.clock.monotonic_ms()
 
     @property
     def listed(self) -> list[Queue]:
@@ -301,7 +307,7 @@ class Broker:
             if not self.dirty:
                 break
         if self.dead_letters.moves and not self.dead_letters.held_up:
-            self.timers.at(self.now_ms, nothing)  # there is another turn soon
+            self.timers.after(0, nothing)  # there is another turn soon
         if not self.unwritten:
             self.store.journal.turn_written()
 
@@ -446,7 +452,7 @@ class Broker:
     def tick(self) -> None:
         """What is due; the turn is the caller's."""
         self.read_clock()
-        self.timers.run(self.now_ms)
+        self.timers.run()
 
     def expire_unused(self, queue: Queue) -> None:
         """x-expires: delete the queue once it has been without consumers, gets and declarations for that long."""
@@ -455,12 +461,12 @@ class Broker:
         if expires < 0 or queue.deleted:
             return
         if queue.consumers:
-            queue.used_ms = self.now_ms
-        due = queue.used_ms + expires
-        if due <= self.now_ms:
+            queue.used_ms = self.timers.now_ms
+        left = queue.used_ms + expires - self.timers.now_ms
+        if left <= 0:
             queue.vhost.delete_queue(queue)
         else:
-            self.timers.at(due, self.expire_unused, queue)
+            self.timers.after(left, self.expire_unused, queue)
 
     @staticmethod
     def with_delivery_count(props: bytes, count: int) -> bytes:

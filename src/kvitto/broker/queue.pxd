@@ -45,3 +45,5 @@ cdef class Queue:
     cpdef ack(self, unsigned long long offset, unsigned long long n, Consumer c=*)
     @cython.locals(w=Batch, i=Py_ssize_t)
     cpdef bint get(self, Consumer c) except -1
+    @cython.locals(now_ms="long long")
+    cdef long long clock_of(self, Batch b) except? -1

@@ -335,7 +335,7 @@ class VHost:
         if name in self.queues:
             found = self.queue(name, owner)
             self._check_same(found, durable, exclusive, auto_delete, arguments)
-            found.used_ms = self.broker.now_ms
+            found.used_ms = self.broker.timers.now_ms
             return found
         self.broker.check_queues(name, self.name)
         if arguments.get("x-queue-type") == "stream":

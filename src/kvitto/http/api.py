@@ -11,7 +11,6 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from kvitto.base.clock import Clock
 from kvitto.base.config import Config
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError, StoreError
 from kvitto.broker.auth import Operation, User
@@ -36,11 +35,13 @@ class Host(Protocol):
     broker: Broker
     hub: Any
     logins: Any
-    clock: Clock
     started_ms: int
     port: int
     tls_port: int
     http_port: int
+
+    @property
+    def uptime_ms(self) -> int: ...
 
     def schedule(self) -> None:
         """Have a turn run: deliver, write, sync."""

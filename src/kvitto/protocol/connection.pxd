@@ -21,7 +21,7 @@ cdef class Connection:
     cdef public Channel _last
     cdef Buf _spare
     cdef public int _last_number
-    cdef public unsigned long long received_bytes, sent_bytes, started_ms, _looked_at
+    cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, _looked_at
 
     cpdef receive(self, Buf box, Py_ssize_t n)
     cdef _take(self, Buf box, Py_ssize_t n)

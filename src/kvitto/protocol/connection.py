@@ -140,6 +140,8 @@ class Connection:
         self._looked_at = 0
         self.staged = 0
         self.started_ms = hub.broker.now_ms
+        self.since_ms = hub.broker.timers.now_ms
+        """The same moment by the monotonic clock."""
         hub.connections[self] = None
         hub.connections_made += 1
 

@@ -263,7 +263,7 @@ class OffsetConsumer(StreamConsumer):
         self.awaiting = True
         broker = self.queue.broker
         if broker.full:
-            broker.timers.at(broker.now_ms + FULL_MS, self.look)
+            broker.timers.after(FULL_MS, self.look)
         else:
             broker.store.when_durable(self.look)
 
