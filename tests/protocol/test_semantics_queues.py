@@ -405,7 +405,8 @@ def test_expiry_counts_over_a_restart(house: House) -> None:
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
     house.settle()
     house.clock.advance(6.0)
-    again = House(house.disk.kill(), house.clock)
+    again = House(house.disk.kill())
+    again.clock.wall_ms = house.clock.wall_ms
     again.broker.tick()
     assert ready(again, "q") == 1
     pass_time(again, 5.0)
@@ -432,7 +433,7 @@ def test_an_unused_queue_expires(house: House) -> None:
     assert ready(house, "q") == -1
 
 
-@pytest.mark.parametrize("expiration", ["", "-1", "soon", "1.5", " 1", "99999999999", "٣"])
+@pytest.mark.parametrize("expiration", ["", "-1", "soon", "1.5", " 1", "315360000001", "٣"])
 def test_a_wrong_expiration_is_refused(raw: Raw, name: str, expiration: str) -> None:
     """Q: 406."""
     raw.declare(name)

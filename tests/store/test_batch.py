@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.store.batch import DEAD, EXPIRES, Batch, BatchHeader, verify
+from kvitto.store.batch import DEAD, EXPIRES, TTL_MAX, Batch, BatchHeader, verify
 from kvitto.wire.buf import Buf
 from tests.support.rig import Rig
 
@@ -16,7 +16,7 @@ messages = st.lists(
         st.binary(max_size=40),
         st.binary(max_size=60),
         st.binary(max_size=200),
-        st.one_of(st.just(-1), st.integers(0, (1 << 32) - 1)),
+        st.one_of(st.just(-1), st.integers(0, (1 << 32) - 1), st.integers(0, TTL_MAX)),
         st.sampled_from([0, DEAD]),
     ),
     min_size=1,
@@ -37,6 +37,9 @@ def same(batch: Batch, contents: list[Message]) -> None:
     for i, (key, props, body, ttl_ms, flags) in enumerate(contents):
         assert batch.message(i) == (key, props, body, flags | (EXPIRES if ttl_ms >= 0 else 0))
         assert batch.expires_at(i) == (batch.time_ms + ttl_ms if ttl_ms >= 0 else -1)
+        if ttl_ms >= 0:
+            assert batch.live_run(i, 1, batch.time_ms + ttl_ms - 1) == 1
+            assert batch.live_run(i, 1, batch.time_ms + ttl_ms) == 0
         assert batch.body_len(i) == len(body)
         assert batch.body_bytes(0, i + 1) == sum(len(c[2]) for c in contents[: i + 1])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import journal as journals
 from kvitto.store import log
-from kvitto.store.batch import Batch
+from kvitto.store.batch import TTL_MAX, Batch
 from kvitto.store.journal import Append, Record, Run, Settle
 from kvitto.store.salvage import Salvage
 from kvitto.store.store import Store
@@ -31,7 +31,7 @@ appends = st.builds(
     st.binary(max_size=30),
     st.binary(max_size=30),
     st.binary(max_size=100),
-    st.one_of(st.just(-1), st.integers(0, (1 << 32) - 1)),
+    st.one_of(st.just(-1), st.integers(0, (1 << 32) - 1), st.integers(0, TTL_MAX)),
     st.sampled_from([0, 2]),
 )
 settles = st.builds(Settle, queue_ids, st.integers(0, (1 << 64) - 1), st.integers(1, (1 << 32) - 1), st.integers(1, 7))

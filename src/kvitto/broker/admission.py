@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.arguments import MS_MAX
 from kvitto.wire import check
 
 if TYPE_CHECKING:
     from kvitto.broker.auth import User
 
 DIRECT_REPLY_TO = check.DIRECT_REPLY_TO.decode()
-EXPIRATION_MAX = (1 << 32) - 1
+EXPIRATION_DIGITS = 64
+"""Leading zeros are fine."""
 
 
 def check_user(user_id: str | None, user: User) -> None:
@@ -26,7 +28,7 @@ def expiration_ms(text: str | None) -> int:
     """Per-message TTL, -1 without one. ChannelError 406 unless it is the digits of an integer >= 0."""
     if text is None:
         return -1
-    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= EXPIRATION_MAX:
+    if text.isascii() and text.isdigit() and len(text) <= EXPIRATION_DIGITS and int(text) <= MS_MAX:
         return int(text)
     raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{text}'")
 

@@ -10,7 +10,8 @@ from typing import Any
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.base.limits import SHORTSTR_MAX
 
-MS_MAX = (1 << 32) - 1
+MS_MAX = 315_360_000_000
+"""Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `store.batch.TTL_MAX`."""
 RETRY_MAX_MS = 3_600_000
 """Where only x-retry-delay-min is given."""
 
@@ -240,7 +241,7 @@ def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[st
     return merged
 
 
-EQUIVALENCE_ARGUMENTS = (
+EQUIVALENCE_ARGUMENTS = (  # beside the type
     "x-message-ttl",
     "x-expires",
     "x-max-length",
@@ -253,7 +254,6 @@ EQUIVALENCE_ARGUMENTS = (
     "x-max-priority",
     "x-retry-delay-min",
     "x-retry-delay-max",
-    "x-queue-type",
     "x-single-active-consumer",
     "x-consumer-timeout",
     "x-max-age",

@@ -17,6 +17,10 @@ EXPIRES = 1
 DEAD = 2
 SPECIAL = 4
 """Only in a stage: where the message goes, or for how long, is to be asked of its properties."""
+FLAGS = 0xFF
+"""The flags in the 16 bits that a time to live above 32 bits shares with them: its highest 8 bits are above these."""
+TTL_MAX = (1 << 40) - 1
+"""In ms, some 34 years."""
 MAGIC = int.from_bytes(b"KVB1", "little")
 
 _ENTRY = ENTRY  # C variables when compiled
@@ -74,8 +78,8 @@ class Batch:
             bits.put_le16(index.p, e + 18, flags)
             bits.put_le32(index.p, e + 20, 0)
         else:
-            bits.put_le16(index.p, e + 18, flags | _EXPIRES)
-            bits.put_le32(index.p, e + 20, ttl_ms)
+            bits.put_le16(index.p, e + 18, flags | _EXPIRES | (ttl_ms >> 32) << 8)
+            bits.put_le32(index.p, e + 20, ttl_ms & 0xFFFFFFFF)
         bits.copy(meta.p, m, key_p, key, key_len)
         bits.copy(meta.p, m + key_len, props_p, props, props_len)
         index.n = e + _ENTRY
@@ -153,8 +157,9 @@ class Batch:
     def expires_at(self, i: int) -> int:
         """Wall time in ms at which message `i` expires, -1 for never."""
         e = self.index_at + _ENTRY * i
-        if bits.le16(self.index.p, e + 18) & _EXPIRES:
-            return self.time_ms + bits.le32(self.index.p, e + 20)
+        flags = bits.le16(self.index.p, e + 18)
+        if flags & _EXPIRES:
+            return self.time_ms + ((flags >> 8) << 32) + bits.le32(self.index.p, e + 20)
         return -1
 
     def live_run(self, i: int, n: int, now_ms: int) -> int:
@@ -162,7 +167,8 @@ class Batch:
         k = 0
         while k < n:
             e = self.index_at + _ENTRY * (i + k)
-            if bits.le16(self.index.p, e + 18) & _EXPIRES and self.time_ms + bits.le32(self.index.p, e + 20) <= now_ms:
+            flags = bits.le16(self.index.p, e + 18)
+            if flags & _EXPIRES and self.time_ms + ((flags >> 8) << 32) + bits.le32(self.index.p, e + 20) <= now_ms:
                 break
             k += 1
         return k
@@ -186,7 +192,7 @@ class Batch:
             bytes(memoryview(self.meta.data)[m : m + key_len]),
             bytes(memoryview(self.meta.data)[m + key_len : m + key_len + props_len]),
             bytes(memoryview(self.body.data)[b : b + body_len]),
-            bits.le16(self.index.p, e + 18),
+            bits.le16(self.index.p, e + 18) & FLAGS,
         )
 
     def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:

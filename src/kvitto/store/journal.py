@@ -16,7 +16,7 @@ import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
-from kvitto.store.batch import ENTRY, EXPIRES, Batch
+from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, Batch
 from kvitto.store.segment import RESYNC_BYTES
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Record:
     def encode(self, salt: int) -> list[bytes | memoryview]:
         parts: list[bytes | memoryview] = []
         for a in self.appends:
-            flags, ttl = (a.flags | EXPIRES, a.ttl_ms) if a.ttl_ms >= 0 else (a.flags, 0)
+            flags, ttl = a.flags, 0
+            if a.ttl_ms >= 0:
+                flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
             queue = bytes.fromhex(a.queue_id)
             parts.append(_APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)))
             parts += (a.key, a.props, a.body)
@@ -115,8 +117,8 @@ class Record:
                 key, props = data[at : at + key_len], data[at + key_len : at + key_len + props_len]
                 at += key_len + props_len
                 body = data[at : at + body_len]
-                own_ttl = ttl if flags & EXPIRES else -1
-                self.appends.append(Append(queue.hex(), key, props, body, own_ttl, flags & ~EXPIRES))
+                own_ttl = (flags >> 8 << 32) + ttl if flags & EXPIRES else -1
+                self.appends.append(Append(queue.hex(), key, props, body, own_ttl, flags & FLAGS & ~EXPIRES))
                 at += body_len
             elif kind == 2:
                 _, queue, offset, count, outcome = _SETTLE.unpack_from(data, at)
