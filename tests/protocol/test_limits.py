@@ -94,7 +94,7 @@ def test_deeply_nested_tables_close_the_connection() -> None:
     for _ in range(limits.TABLE_DEPTH_MAX + 2):
         table = {"k": table}
     kind, code, text = close_of(ask(wire, m.QueueDeclare("a", arguments=table)))  # type: ignore[arg-type]
-    assert (kind, code) == (m.ConnectionClose, 503) and "nested deeper than 32" in text
+    assert (kind, code) == (m.ConnectionClose, 501) and "nested deeper than 32" in text
     assert house.broker.refused["table_depth"] == 1
     check_others(house)
 

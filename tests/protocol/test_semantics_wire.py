@@ -197,16 +197,16 @@ MISTAKES = {
     "frame end": (QOS[:-1] + b"\xcd", 501),
     "frame end of a heartbeat": (b"\x08\0\0\0\0\0\0\0", 501),
     "oversize": (b"\x03\0\x01\xff\xff\xff\xff\0", 501),
-    "a byte over frame_max": (frame(FRAME_BODY, 1, bytes(131072 - 7)), 501),
+    "a byte over frame_max": (frame(FRAME_BODY, 1, bytes(131072 + 1)), 501),
     "frame type": (frame(7, 1, b""), 501),
-    "method without ids": (frame(FRAME_METHOD, 1, b"\0\x3c\0"), (501, 503)),
+    "method without ids": (frame(FRAME_METHOD, 1, b"\0\x3c\0"), 501),
     "unknown class": (frame(FRAME_METHOD, 1, b"\0\x07\0\x0a"), 503),
     "unknown method": (frame(FRAME_METHOD, 1, b"\0\x3c\0\x63"), 503),
-    "arguments cut short": (frame(FRAME_METHOD, 1, m.QueueDeclare("q").encode()[:-3]), (501, 502, 503)),
-    "string beyond the frame": (frame(FRAME_METHOD, 1, b"\0\x3c\0\x46\0\0\xffq\0"), (501, 502, 503)),
+    "arguments cut short": (frame(FRAME_METHOD, 1, m.QueueDeclare("q").encode()[:-3]), 501),
+    "string beyond the frame": (frame(FRAME_METHOD, 1, b"\0\x3c\0\x46\0\0\xffq\0"), 501),
     "table of an unknown type": (
         frame(FRAME_METHOD, 1, m.QueueDeclare("q", arguments={"k": None}).encode().replace(b"\x01kV", b"\x01k?")),
-        (501, 502, 503),
+        501,
     ),
     "a server's method": (frame(FRAME_METHOD, 1, m.QueueDeclareOk("q").encode()), 503),
     "channel method on channel 0": (frame(FRAME_METHOD, 0, m.QueueDeclare("q").encode()), (503, 504)),
@@ -345,8 +345,18 @@ def test_frame_max_is_kept_both_ways(raw: Raw, more: More, name: str) -> None:
 def test_a_frame_larger_than_was_agreed(more: More) -> None:
     """W4: 501."""
     raw = more(frame_max=4096)
-    raw.send(frame(FRAME_BODY, 1, bytes(4089)))
+    raw.send(frame(FRAME_BODY, 1, bytes(4097)))
     raw.connection_error(501)
+
+
+def test_properties_that_fit_no_consumers_frames_are_refused(raw: Raw, name: str) -> None:
+    """W4: a content header may be 8 bytes larger than what is sent with frame_max, but what it says could not be delivered."""
+    raw.declare(name)
+    fits = b"\0\3" + bytes((1 << 17) - 2 - 20)  # not decoded: its size is looked at first
+    too_large = fits + b"\0"
+    header = b"\0\x3c\0\0" + (1).to_bytes(8, "big") + too_large
+    raw.send(frame(FRAME_METHOD, 1, m.BasicPublish("", name).encode()) + frame(FRAME_HEADER, 1, header))
+    assert "131052 are possible" in raw.channel_error(406).reply_text
 
 
 def test_body_frames_of_any_size(raw: Raw, name: str) -> None:

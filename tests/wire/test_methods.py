@@ -51,7 +51,7 @@ def test_cut_or_extended_payload_is_a_syntax_error(method: Method, data: st.Data
     for wrong in (payload[:cut], payload + b"\0"):
         with pytest.raises(ConnectionError_) as caught:
             decode(wrong)
-        assert caught.value.code == 503
+        assert caught.value.code == 501
 
 
 @given(st.sampled_from(sorted(METHODS)), any_bytes())
@@ -60,7 +60,7 @@ def test_any_argument_bytes_parse_or_are_the_one_error(ids: tuple[int, int], arg
     try:
         method = decode(head + arguments)
     except ConnectionError_ as error:
-        assert error.code == 503
+        assert error.code == 501
         assert (error.class_id, error.method_id) == ids
     else:
         assert decode(method.encode()) == method or "nan" in repr(method)
@@ -71,7 +71,7 @@ def test_any_payload_parses_or_is_the_one_error(payload: bytes) -> None:
     try:
         decode(payload)
     except ConnectionError_ as error:
-        assert error.code == 503
+        assert error.code in (501, 503)
 
 
 def test_unknown_method_is_503_with_its_ids() -> None:

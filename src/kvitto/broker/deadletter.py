@@ -249,6 +249,7 @@ class DeadLetters:
             }
             if expiration is not None:
                 old["original-expiration"] = expiration
+        old["count"] = tables.Long(old["count"])
         deaths.insert(0, old)
         ours: dict[str, Any] = {"x-death": deaths}
         for name, value in (("reason", reason), ("queue", queue.name), ("exchange", exchange)):
@@ -281,7 +282,7 @@ def deaths_of(headers: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         return []
     return [
-        d
+        d | {"count": tables.Long(d["count"])}
         for d in value
         if isinstance(d, dict)
         and isinstance(d.get("count"), int)

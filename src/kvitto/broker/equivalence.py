@@ -31,8 +31,13 @@ def check_arguments(
     """406 unless each of the named arguments is the same as before, or missing both times."""
     for name in names:
         there, here = name in current, name in received
-        if there != here or (there and comparable(current[name]) != comparable(received[name])):
+        if there != here or (there and not _same(current[name], received[name])):
             _refuse(thing, name, _argument(name, received, there), _argument(name, current, here))
+
+
+def _same(one: Value, other: Value) -> bool:
+    """Equal and of one kind: with RabbitMQ 10 and 10.0 are two, 10 in 32 bits and in 64 is one."""
+    return isinstance(one, float) == isinstance(other, float) and comparable(one) == comparable(other)
 
 
 def type_name(value: Value) -> str:

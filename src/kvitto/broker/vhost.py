@@ -21,6 +21,7 @@ from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Binding, Exchange
 from kvitto.broker.policies import Policy
 from kvitto.broker.queue import Queue
+from kvitto.broker.queue_types import TYPE, type_of, with_default
 from kvitto.broker.route import Epoch, Route
 from kvitto.broker.stream import Stream, check_stream, stream_log
 from kvitto.broker.vhost_settings import VHostSettings
@@ -97,13 +98,9 @@ class VHost:
     def restore_policy(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """At the start, before there are queues."""
         try:
-            found = policies.policy(name, value, kind == OPERATOR_POLICY, stored=True)
+            self.policies_by_name(kind)[name] = policies.policy(name, value, kind == OPERATOR_POLICY)
         except policies.InvalidPolicy as error:
             log.error("policy %r of vhost %r is passed over: %s", name, self.name, error)
-            return
-        self.policies_by_name(kind)[name] = found
-        what = f"{kind.replace('_', ' ')} {name!r} of vhost {self.name!r}"
-        self.broker.find_inert(kind, (self.name, name), what, (found.pattern,))
 
     def clear_policy(self, kind: str, name: str) -> None:
         gone = self.policies_by_name(kind).pop(name)
@@ -332,10 +329,12 @@ class VHost:
         generated: bool = False,
     ) -> Queue:
         """`generated`: the name is one of `generated_name`, which nobody else may give."""
+        lasting = durable and not (exclusive or auto_delete or generated)
+        arguments = with_default(arguments, self.default_queue_type, lasting)
         if name in self.queues:
             found = self.queue(name, owner)
             self._check_same(found, durable, exclusive, auto_delete, arguments)
-            found.used_ms = self.broker.timers.now_ms
+            found.used_ms = self.broker.now_ms
             return found
         self.broker.check_queues(name, self.name)
         if arguments.get("x-queue-type") == "stream":
@@ -387,6 +386,8 @@ class VHost:
         thing = describe("queue", found.name, self.name)
         check_field(thing, "durable", found.durable, durable)
         check_field(thing, "auto_delete", found.auto_delete, auto_delete)
+        if type_of(found.arguments) != type_of(arguments):
+            check_arguments(thing, (TYPE,), found.arguments, arguments)
         check_arguments(thing, EQUIVALENCE_ARGUMENTS, found.arguments, arguments)
 
     def delete_queue(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import (
     ACCESS_REFUSED,
-    COMMAND_INVALID,
+    FRAME_ERROR,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     ChannelError,
@@ -160,7 +160,7 @@ class Channel:
             route = self.vhost.route(key)
         except UnicodeDecodeError:
             text = "exchange and routing key of basic.publish must be UTF-8"
-            raise ConnectionError_(COMMAND_INVALID, text, 60, 40) from None
+            raise ConnectionError_(FRAME_ERROR, text, 60, 40) from None
         self.may_publish(route.exchange)
         if self.stage is not None and (route.count or route.dynamic):
             route = Route(route.exchange, route.routing_key, [self.open_stage().queue], route.dynamic)

@@ -73,9 +73,9 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
         if n - at < 8:
             return at
         size = int.from_bytes(box.data[at + 3 : at + 7], "big")
-        if size > limits.HANDSHAKE_FRAME_MAX - 8:
+        if size > limits.HANDSHAKE_FRAME_MAX:
             connection._at = n
-            text = f"frame of {size + 8} bytes before the connection is open, at most {limits.HANDSHAKE_FRAME_MAX} are taken"
+            text = f"a frame with {size} bytes of payload before the connection is open, at most {limits.HANDSHAKE_FRAME_MAX} are taken"
             raise ConnectionError_(FRAME_ERROR, text, limit="frame")
         end = at + size + 8
         if end > n:
@@ -204,6 +204,8 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
     connection.output.limit_frames(frame_max)
     connection.channel_max = channel_max
     connection.heartbeat = method.heartbeat
+    if connection.heartbeat:
+        connection.hub.beats(connection)
 
 
 def _open(connection: Connection, method: ConnectionOpen) -> None:

@@ -23,6 +23,7 @@ from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
 from kvitto.server.acceptor import Acceptor
+from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listener import INBOX, Peer
 from kvitto.server.logins import Logins
 from kvitto.server.pacing import Pacing
@@ -62,7 +63,6 @@ class Server:
         self.tls_port = 0
         self.http_port = 0
         self.started_ms = self.clock.now_ms()
-        self._since_ms = self.clock.monotonic_ms()
         self._loop: asyncio.AbstractEventLoop
         self._watermarks: Watermarks
         self._syncer: Syncer | None = None
@@ -95,10 +95,6 @@ class Server:
     def pid(self) -> int:
         return os.getpid()
 
-    @property
-    def uptime_ms(self) -> int:
-        return self.clock.monotonic_ms() - self._since_ms
-
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -122,6 +118,8 @@ class Server:
         self.hub.schedule = self.schedule
         self.logins = Logins(self.broker.users, self._loop.time)
         self.hub.log_in = self._log_in
+        self._heartbeats = Heartbeats(self._loop, self.guard)
+        self.hub.beats = self._heartbeats.watch
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced)
         config = self.config
@@ -230,6 +228,7 @@ class Server:
             task.cancel()
         if hasattr(self, "logins"):
             self.logins.close()
+            self._heartbeats.stop()
         if self._syncer is not None:
             self._syncer.stop()
         try:
@@ -349,7 +348,7 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due
-        self._timer = self._loop.call_later(max(due - self.clock.monotonic_ms(), 0) / 1000 + 0.001, self._timers_due)
+        self._timer = self._loop.call_later(max(due - self.clock.now_ms(), 0) / 1000 + 0.001, self._timers_due)
 
     def _timers_due(self) -> None:
         self._timer = None
@@ -366,10 +365,11 @@ class Server:
         self.guard(self._look_after)
 
     def _look_after(self) -> None:
-        self.broker.read_clock()
+        now_ms = self.clock.now_ms()
+        self.broker.now_ms = now_ms
         self._beats += 1
         for connection in list(self.hub.connections):
-            self._watch(connection)
+            self._watch(connection, now_ms)
             if self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low:
                 connection.give_back()
         if self.broker.full:
@@ -383,8 +383,8 @@ class Server:
         if self.hub.outputs or self.broker.dirty:
             self.schedule()
 
-    def _watch(self, connection: Connection) -> None:
-        age = (self.broker.timers.now_ms - connection.since_ms) / 1000
+    def _watch(self, connection: Connection, now_ms: int) -> None:
+        age = (now_ms - connection.started_ms) / 1000
         if connection.state < RUNNING and age > limits.HANDSHAKE_S:
             log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
             self.broker.refused["handshake"] += 1
@@ -392,12 +392,4 @@ class Server:
         elif connection.state in (CLOSING, CLOSED):
             connection.quiet_out += 1
             if connection.quiet_out > CLOSE_S:
-                connection.transport.abort()
-        elif connection.heartbeat:
-            if connection.stalled or connection.choked:
-                connection.quiet_in = 0  # we do not read: the peer may well be alive
-            due = int(age / max(connection.heartbeat / 2, 1))
-            late, connection.beats = due > connection.beats, due
-            if late and not connection.beat():
-                log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()

@@ -7,8 +7,8 @@ not parse); nothing else comes out of `decode`.
 import struct
 from typing import ClassVar, TypeVar
 
-from kvitto.base.errors import COMMAND_INVALID, ConnectionError_
-from kvitto.wire.tables import PARSE_ERRORS, Malformed
+from kvitto.base.errors import COMMAND_INVALID, FRAME_ERROR, ConnectionError_
+from kvitto.wire.tables import PARSE_ERRORS, Malformed, explain
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _METHOD_HEAD = struct.Struct(">HH")
@@ -59,10 +59,10 @@ def register(method: MethodType) -> MethodType:
 
 
 def decode(payload: bytes | bytearray | memoryview) -> Method:
-    """The method in the payload of a method frame; ConnectionError_ 503 if unknown or malformed."""
+    """The method in the payload of a method frame; ConnectionError_ 503 if unknown, 501 if malformed (as RabbitMQ)."""
     data = bytes(payload)
     if len(data) < 4:
-        raise ConnectionError_(COMMAND_INVALID, "method frame shorter than its class and method id", 0, 0)
+        raise ConnectionError_(FRAME_ERROR, "method frame shorter than its class and method id", 0, 0)
     ids = _METHOD_HEAD.unpack_from(data, 0)
     method = METHODS.get(ids)
     if method is None:
@@ -72,8 +72,8 @@ def decode(payload: bytes | bytearray | memoryview) -> Method:
         if end != len(data):
             raise Malformed(f"{len(data) - end} bytes too many")
     except PARSE_ERRORS as error:
-        text = f"malformed arguments of {method.NAME}: {error}"
-        raise ConnectionError_(COMMAND_INVALID, text, *ids, limit=getattr(error, "limit", "")) from None
+        text = f"cannot decode {method.NAME}: {explain(error)}"
+        raise ConnectionError_(FRAME_ERROR, text, *ids, limit=getattr(error, "limit", "")) from None
     return parsed
 
 

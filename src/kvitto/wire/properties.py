@@ -12,7 +12,7 @@ from typing import Final
 
 from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
-from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed, Table, edit, encode, read_table
+from kvitto.wire.tables import MALFORMED, PARSE_ERRORS, Malformed, Table, edit, encode, explain, read_table
 
 FIELDS: Final = (
     ("content_type", "str"),
@@ -106,7 +106,7 @@ class Properties:
             if end != len(data):
                 raise Malformed(f"{len(data) - end} bytes after the properties")
         except PARSE_ERRORS as error:
-            raise ConnectionError_(MALFORMED, f"malformed properties: {error}", 60, 0) from None
+            raise ConnectionError_(MALFORMED, f"malformed properties: {explain(error)}", 60, 0) from None
         return properties
 
     def _read(self, data: bytes) -> int:
@@ -159,7 +159,7 @@ def split(data: bytes) -> dict[str, bytes]:
         if at != len(data) or flags & _UNKNOWN_BITS:
             raise Malformed("the fields do not fill the list")
     except PARSE_ERRORS as error:
-        raise ConnectionError_(MALFORMED, f"malformed properties: {error}", 60, 0) from None
+        raise ConnectionError_(MALFORMED, f"malformed properties: {explain(error)}", 60, 0) from None
     return fields
 
 
@@ -174,7 +174,7 @@ def edit_headers(fields: dict[str, bytes], put: Table, drop: Collection[str] = (
     try:
         fields["headers"] = edit(fields.get("headers", b"\0\0\0\0"), put, drop)
     except PARSE_ERRORS as error:
-        raise ConnectionError_(MALFORMED, f"malformed headers: {error}", 60, 0) from None
+        raise ConnectionError_(MALFORMED, f"malformed headers: {explain(error)}", 60, 0) from None
 
 
 def _size(data: bytes, at: int, kind: str) -> int:

@@ -26,6 +26,10 @@ class Timestamp(int):
     """Seconds since 1970 of a `T` field that `datetime` cannot hold (after the year 9999). Encodes as `T` again."""
 
 
+class Long(int):
+    """An integer that encodes as `l` whatever its value: Java clients cast the counts that RabbitMQ sends so."""
+
+
 Value: TypeAlias = (
     None | bool | int | float | str | bytes | datetime | Timestamp | Decimal | list["Value"] | dict[str, "Value"]
 )
@@ -63,6 +67,13 @@ PARSE_ERRORS = (ValueError, IndexError, struct.error)
 """What the readers below raise on bad bytes (Malformed and UnicodeDecodeError are ValueErrors)."""
 
 
+def explain(error: Exception) -> str:
+    """One of PARSE_ERRORS in words for a peer."""
+    if isinstance(error, Malformed):
+        return str(error)
+    return "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "the bytes end too early"
+
+
 def decode(data: bytes | bytearray | memoryview) -> Table:
     """The table that `data` holds, length prefix included and nothing after it; else ConnectionError_ 502."""
     data = bytes(data)
@@ -71,7 +82,7 @@ def decode(data: bytes | bytearray | memoryview) -> Table:
         if end != len(data):
             raise Malformed(f"{len(data) - end} bytes after the table")
     except PARSE_ERRORS as error:
-        raise ConnectionError_(MALFORMED, f"malformed table: {error}") from None
+        raise ConnectionError_(MALFORMED, f"malformed table: {explain(error)}") from None
     return table
 
 
@@ -248,7 +259,7 @@ def _put_value(out: bytearray, value: Value) -> None:
     elif isinstance(value, Timestamp):
         out += b"T" + _pack(_TIMESTAMP, value)
     elif isinstance(value, int):
-        fits = -(1 << 31) <= value < 1 << 31
+        fits = -(1 << 31) <= value < 1 << 31 and not isinstance(value, Long)
         out += b"I" + _NUMBERS[ord("I")].pack(value) if fits else b"l" + _pack(_NUMBERS[ord("l")], value)
     elif value is None:
         out += b"V"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from kvitto.protocol.methods.queue import one_line
 from kvitto.wire.methods import (
     ExchangeBind,
     ExchangeBindOk,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def declare(conn: Connection, chan: Channel, m: ExchangeDeclare) -> None:
+    m.exchange = one_line(m.exchange)
     _refuse_default(m.exchange)
     if m.passive:
         conn.vhost.exchange(m.exchange)
@@ -39,6 +41,7 @@ def declare(conn: Connection, chan: Channel, m: ExchangeDeclare) -> None:
 
 
 def delete(conn: Connection, chan: Channel, m: ExchangeDelete) -> None:
+    m.exchange = one_line(m.exchange)
     conn.authorise("configure", m.exchange, "exchange")
     conn.vhost.delete_exchange(m.exchange, m.if_unused)
     if not m.no_wait:
@@ -46,6 +49,7 @@ def delete(conn: Connection, chan: Channel, m: ExchangeDelete) -> None:
 
 
 def bind(conn: Connection, chan: Channel, m: ExchangeBind) -> None:
+    m.destination, m.source = one_line(m.destination), one_line(m.source)
     _refuse_default(m.destination, m.source)
     conn.authorise("write", m.destination, "exchange")
     conn.authorise("read", m.source, "exchange")
@@ -55,6 +59,7 @@ def bind(conn: Connection, chan: Channel, m: ExchangeBind) -> None:
 
 
 def unbind(conn: Connection, chan: Channel, m: ExchangeUnbind) -> None:
+    m.destination, m.source = one_line(m.destination), one_line(m.source)
     _refuse_default(m.destination, m.source)
     conn.authorise("write", m.destination, "exchange")
     conn.authorise("read", m.source, "exchange")

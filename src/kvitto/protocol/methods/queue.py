@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from kvitto.protocol.connection import Connection
 
 
+def one_line(name: str) -> str:
+    """A name as RabbitMQ takes it where it is declared, bound or deleted: without CR and LF."""
+    return name.replace("\r", "").replace("\n", "")
+
+
 def named(chan: Channel, name: str) -> str:
     """ "" means the queue that this channel declared last."""
     if name:
@@ -37,13 +42,14 @@ def named(chan: Channel, name: str) -> str:
 
 
 def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
+    m.queue = one_line(m.queue)
     if m.queue == DIRECT_REPLY_TO or conn.hub.is_reply_address(m.queue):
         conn.send(chan.number, QueueDeclareOk(m.queue, 0, 1))
         return
     vhost = conn.vhost
     if m.passive:
         queue = vhost.queue(named(chan, m.queue), conn)
-        queue.used_ms = conn.hub.broker.timers.now_ms
+        queue.used_ms = conn.hub.broker.now_ms
     else:
         name = m.queue or generated_name()
         conn.authorise("configure", name, "queue")
@@ -66,29 +72,30 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
 
 
 def bind(conn: Connection, chan: Channel, m: QueueBind) -> None:
-    name, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
-    conn.vhost.bind(m.exchange, conn.vhost.queue(name, conn), key, m.arguments)
+    name, exchange, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
+    conn.vhost.bind(exchange, conn.vhost.queue(name, conn), key, m.arguments)
     if not m.no_wait:
         conn.send(chan.number, QueueBindOk())
 
 
 def unbind(conn: Connection, chan: Channel, m: QueueUnbind) -> None:
-    name, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
+    name, exchange, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
     # What is not there is not bound: fine, as with RabbitMQ. Clients unbind what was deleted automatically.
-    if name in conn.vhost.queues and m.exchange in conn.vhost.exchanges:
-        conn.vhost.unbind(m.exchange, conn.vhost.queue(name, conn), key, m.arguments)
+    if name in conn.vhost.queues and exchange in conn.vhost.exchanges:
+        conn.vhost.unbind(exchange, conn.vhost.queue(name, conn), key, m.arguments)
     conn.send(chan.number, QueueUnbindOk())
 
 
-def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_key: str) -> tuple[str, str]:
-    """Names of the queue and of the binding, once this user may touch both ends."""
+def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_key: str) -> tuple[str, str, str]:
+    """Names of the queue and of the exchange, and the binding's key, once this user may touch both ends."""
+    queue, exchange = one_line(queue), one_line(exchange)
     name = named(chan, queue)
     if exchange == "":
         raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
     conn.authorise("write", name, "queue")
     conn.authorise("read", exchange, "exchange")
     # No queue and no key: the key is the last queue's name (AMQP 0-9-1, queue.bind).
-    return name, routing_key or ("" if queue else name)
+    return name, exchange, routing_key or ("" if queue else name)
 
 
 def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
@@ -101,7 +108,7 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
 
 
 def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:
-    name = named(chan, m.queue)
+    name = named(chan, one_line(m.queue))
     conn.authorise("configure", name, "queue")
 
     def answer(count: int) -> None:

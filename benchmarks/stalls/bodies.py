@@ -1,1 +1,0 @@
-"""Rows: bodies."""

@@ -1,0 +1,69 @@
+"""Heartbeats: each connection's `beat` is called every half of its interval, as RabbitMQ does, and one that has gone silent is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable
+
+from kvitto.protocol.connection import Connection
+from kvitto.protocol.states import CLOSING
+
+log = logging.getLogger("kvitto.amqp")
+
+BEATS_PER_TURN = 200
+"""Many connections may be due at one time; after so many the sockets have their turn."""
+
+
+class Heartbeats:
+    def __init__(self, loop: asyncio.AbstractEventLoop, guard: Callable[[Callable[[], None]], None]) -> None:
+        self._loop = loop
+        self._guard = guard
+        self._due: list[tuple[float, int, Connection]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def watch(self, connection: Connection) -> None:
+        """The connection has agreed to heartbeats: from now on it beats, until it closes."""
+        self._push(self._loop.time(), connection)
+        self._arm()
+
+    def stop(self) -> None:
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _push(self, now: float, connection: Connection) -> None:
+        heapq.heappush(self._due, (now + connection.heartbeat / 2, next(self._numbers), connection))
+
+    def _arm(self) -> None:
+        if not self._due or (self._timer is not None and self._timer_at <= self._due[0][0]):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._due[0][0]
+        self._timer = self._loop.call_at(self._timer_at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._guard(self._beat)
+        self._arm()
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        for _ in range(BEATS_PER_TURN):
+            if not self._due or self._due[0][0] > now:
+                return
+            at, _, connection = heapq.heappop(self._due)
+            if connection.state >= CLOSING:
+                continue
+            if connection.beat():
+                # after a halt of the whole machine each connection still gets all the time that it has agreed to
+                self._push(at if at + connection.heartbeat / 2 > now else now, connection)
+            else:
+                log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
+                connection.transport.abort()
