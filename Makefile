@@ -1,7 +1,7 @@
 # Everything here sets up what it needs in .venv; there is no earlier step.
 #   make run      the main job: real flights through the broker into Spark, with two kills, reconciled
 #   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark
-#   make bench    measure this machine
+#   make bench    measure this machine, and how long one peer can hold up all others
 #   make torture  kill the broker under load 1,000 times (1 h), and check what it promised
 #   make fuzz     hostile input, guided by coverage, with sanitizers; SECONDS=60
 #   make sim      the simulation: power cuts, torn writes, errors, full disks; one run again: make sim SEED=n KIND=power
@@ -38,6 +38,7 @@ test: build
 bench: build
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.spark
+	$(BIN)/python -m benchmarks.stalls
 
 fuzz: build
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)

@@ -236,7 +236,7 @@ def test_what_cannot_be_is_refused_with_a_reason(kept: Kept) -> None:
         (lambda: users.add("é" * 128, "p"), "1 to 255 bytes"),
         (lambda: users.add("v", ""), "password is empty"),
         (lambda: users.set_password("u", ""), "password is empty"),
-        (lambda: users.set_permission("u", "/", "(", "", ""), "no regular expression"),
+        (lambda: users.set_permission("u", "/", "(", "", ""), "cannot be a pattern"),
     ]
     for bad, text in refused:
         with pytest.raises(ValueError, match=text):

@@ -45,11 +45,11 @@ class Watch:
     def pass_time(self, seconds: float) -> None:
         """As the server does: whenever a timer is due."""
         clock, timers = self.rig.clock, self.rig.broker.timers
-        end = clock.now_ms() + round(seconds * 1000)
+        end = clock.monotonic_ms() + round(seconds * 1000)
         while (due := timers.next_ms) is not None and due <= end:
-            clock.advance(max(due - clock.now_ms(), 0) / 1000)
+            clock.advance(max(due - clock.monotonic_ms(), 0) / 1000)
             self.step()
-        clock.advance((end - clock.now_ms()) / 1000)
+        clock.advance((end - clock.monotonic_ms()) / 1000)
         self.step()
 
     def bind(self, queue: str, key: str = "") -> None:

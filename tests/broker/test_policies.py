@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.broker.arguments import QUEUE_POLICY, SMALLER_COUNTS, read_settings, with_policy
+from kvitto.broker.patterns import PATTERN_MAX
 from kvitto.broker.policies import (
-    PATTERN_MAX,
     InvalidPolicy,
     Policy,
     first_that_fits,
@@ -102,8 +102,8 @@ def test_what_a_queue_has_is_always_what_a_queue_can_have(
     ("value", "why"),
     [
         ({"definition": {"max-length": 1}}, "pattern is missing"),
-        ({"pattern": "(", "definition": {"max-length": 1}}, "no regular expression"),
-        ({"pattern": "x" * (PATTERN_MAX + 1), "definition": {"max-length": 1}}, "at most 1000 are possible"),
+        ({"pattern": "(", "definition": {"max-length": 1}}, "cannot be a pattern"),
+        ({"pattern": "x" * (PATTERN_MAX + 1), "definition": {"max-length": 1}}, "at most 8192 bytes"),
         ({"pattern": "x"}, "definition is missing"),
         ({"pattern": "x", "definition": {}}, "definition is missing"),
         ({"pattern": "x", "definition": {"max-lenght": 1}}, "'max-lenght' is no setting of policies"),

@@ -211,7 +211,7 @@ class QueueModel(RuleBasedStateMachine):
             self.rig.store.when_durable(lambda: [setattr(m, "confirmed", True) for m in told] and None)
 
     def more_turns(self) -> None:
-        while (due := self.rig.broker.timers.next_ms) is not None and due <= self.now:
+        while (due := self.rig.broker.timers.next_ms) is not None and due <= self.rig.clock.monotonic_ms():
             self.rig.broker.tick()
             self.rig.turn()
 

@@ -182,11 +182,11 @@ def test_permissions_hold_for_queues_exchanges_and_messages(api: Http) -> None:
 def test_a_permission_must_be_a_regular_expression_for_a_user_and_vhost_that_exist(api: Http) -> None:
     body = {"configure": "(", "write": "", "read": ""}
     for expression, reason in (
-        ("(", "regular expression"),
-        ("a{99999999999}", "regular expression"),
-        ("(" * 5000 + ")" * 5000, "regular expression"),
+        ("(", "cannot be a pattern"),
+        ("a{1001}", "invalid repetition size"),
+        ("a" * 100_000, "at most 8192 bytes"),
+        ("a(?!b)", "a lookahead is possible only at the start"),
         ("\ud800", "not UTF-8"),
-        ("a" * 100_000, "at most 65536"),
     ):
         answer = api.call("PUT", "/api/permissions/%2F/guest", {**body, "configure": expression})
         assert answer.status == 400 and reason in answer.reason

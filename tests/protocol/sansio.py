@@ -54,6 +54,8 @@ class Wire:
 
     def feed(self, data: bytes) -> None:
         """As the server does: what was left over comes first. The turn is the caller's."""
+        while self.connection.yielded:
+            self.house.turn()
         assert self.reading, "the server would not have read this yet"
         if self.closed:
             return
@@ -141,10 +143,13 @@ class House:
             raise self.store.failed
 
     def settle(self) -> None:
-        """Turn and sync until nobody waits."""
+        """Turn and sync until nobody waits and nothing is left for the next turn."""
         self.turn()
-        for _ in range(50):
-            if not self.store.waiting:
+        for _ in range(1000):
+            if self.store.waiting:
+                self.sync()
+            elif self.hub.unfinished:
+                self.turn()
+            else:
                 return
-            self.sync()
         raise AssertionError("somebody waits for ever")

@@ -405,8 +405,7 @@ def test_expiry_counts_over_a_restart(house: House) -> None:
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
     house.settle()
     house.clock.advance(6.0)
-    again = House(house.disk.kill())
-    again.clock.wall_ms = house.clock.wall_ms
+    again = House(house.disk.kill(), house.clock)
     again.broker.tick()
     assert ready(again, "q") == 1
     pass_time(again, 5.0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class ManualClock:
-    """Both times move together, and only by `advance`."""
+    """Both times move together by `advance`; `set` moves the wall clock alone, as its owner or NTP may."""
 
     wall_ms: int = 1_700_000_000_000
     seconds: float = 1000.0
@@ -14,11 +14,15 @@ class ManualClock:
         """Wall clock in milliseconds."""
         return self.wall_ms
 
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.seconds
+    def monotonic_ms(self) -> int:
+        """Milliseconds."""
+        return round(self.seconds * 1000)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.seconds += seconds
+        self.wall_ms += round(seconds * 1000)
+
+    def set(self, seconds: float) -> None:
+        """Set the wall clock forward, or back where `seconds` is negative."""
         self.wall_ms += round(seconds * 1000)

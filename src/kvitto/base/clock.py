@@ -11,8 +11,8 @@ class Clock(Protocol):
         """Wall clock, milliseconds since 1970 UTC: for stored times; may jump."""
         ...
 
-    def monotonic(self) -> float:
-        """Seconds from an arbitrary start that never run backwards: for durations and deadlines."""
+    def monotonic_ms(self) -> int:
+        """Milliseconds from an arbitrary start that nobody sets: for durations and deadlines."""
         ...
 
 
@@ -23,6 +23,6 @@ class SystemClock:
         """Wall clock, milliseconds since 1970 UTC."""
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        """Seconds from an arbitrary start."""
-        return time.monotonic()
+    def monotonic_ms(self) -> int:
+        """Milliseconds from an arbitrary start."""
+        return time.monotonic_ns() // 1_000_000

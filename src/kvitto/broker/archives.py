@@ -48,7 +48,7 @@ class Archives:
         return archive
 
     def _look_in(self, ms: int) -> None:
-        self.broker.timers.at(self.broker.now_ms + ms, self.look)
+        self.broker.timers.after(ms, self.look)
 
     # -- start -----------------------------------------------------------------------------------------------
 

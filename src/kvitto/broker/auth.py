@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvitto.base.limits import NAME_MAX
+from kvitto.broker.patterns import Pattern, compile_pattern, stored_pattern
 
 Operation = Literal["configure", "write", "read"]
 Define = Callable[[str, tuple[str, ...], dict[str, Any] | None], None]
@@ -36,7 +36,6 @@ GUEST = "guest"
 ADMINISTRATOR = "administrator"
 DEFAULT_EXCHANGE = "amq.default"
 """The name by which permissions know the exchange without a name."""
-_NOTHING = re.compile("(?!)")
 
 
 def hash_password(password: str, cost: int = COST) -> str:
@@ -74,19 +73,18 @@ class Permission:
     configure: str
     write: str
     read: str
-    compiled: Mapping[str, re.Pattern[str]]
+    compiled: Mapping[str, Pattern]
 
     @classmethod
-    def of(cls, configure: str, write: str, read: str) -> Permission:
-        compiled = {"configure": _compile(configure), "write": _compile(write), "read": _compile(read)}
-        return cls(configure, write, read, compiled)
+    def of(cls, configure: str, write: str, read: str, stored: bool = False) -> Permission:
+        """InvalidPattern. One that is stored is there even if an expression cannot be searched for any more; that grants nothing then."""
+        make = stored_pattern if stored else compile_pattern
+        return cls(configure, write, read, {"configure": make(configure), "write": make(write), "read": make(read)})
 
-
-def _compile(expression: str) -> re.Pattern[str]:
-    try:
-        return re.compile(expression) if expression else _NOTHING
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{expression!r} is no regular expression: {error}") from None
+    def grants(self, operation: Operation, resource: str) -> bool:
+        """The empty expression grants nothing."""
+        pattern = self.compiled[operation]
+        return pattern.text != "" and pattern.found_in(resource)
 
 
 class User:
@@ -115,7 +113,7 @@ class User:
         permission = self.permissions.get(vhost)
         if permission is None:
             return False
-        return permission.compiled[operation].search(resource or DEFAULT_EXCHANGE) is not None
+        return permission.grants(operation, resource or DEFAULT_EXCHANGE)
 
 
 class Users:
@@ -219,7 +217,7 @@ class Users:
         if kind == "user":
             self._users[key[0]] = User(key[0], value["password_hash"], value["tags"])
         elif key[1] in self._users:
-            permission = Permission.of(value["configure"], value["write"], value["read"])
+            permission = Permission.of(value["configure"], value["write"], value["read"], stored=True)
             self._users[key[1]].permissions[key[0]] = permission
 
     # -- logging in ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Sans-IO: the server calls `turn` after it has fed connections, drives the store'
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -16,7 +16,9 @@ from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
+from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
+from kvitto.broker.patterns import Pattern
 from kvitto.broker.queue import Queue
 from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
@@ -49,10 +51,13 @@ class Broker:
         self.store = store
         self.clock = clock
         self.now_ms = clock.now_ms()
+        self.set_back_ms = self.now_ms
+        """What the wall clock said when it was last set back, or at the start: what was stored in its future was stored before that."""
         self.vhosts: dict[str, VHost] = {}
         self.queues: dict[str, Queue] = {}
         self.users: Users
-        self.timers = Timers()
+        self.timers = Timers(clock.monotonic_ms())
+        self.jobs = Jobs()
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
         self.stages = Stages(self)
@@ -70,6 +75,8 @@ class Broker:
         self.applying = False
         self._held = 0
         self.definitions_pending = False
+        self.inert: dict[tuple[Any, ...], str] = {}
+        """Why a stored policy or permission has no effect, by kind and key."""
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
         self._defining = True
@@ -98,11 +105,22 @@ class Broker:
         self.stages.started()
         self.definitions_pending = False
 
+    def find_inert(self, kind: str, key: tuple[Any, ...], what: str, patterns: Iterable[Pattern]) -> None:
+        """Raise an alarm for a pattern that was stored by an older version and cannot be searched for any more."""
+        for pattern in patterns:
+            if pattern.refused:
+                text = f"{what} has no effect until it is put anew or deleted: {pattern.refused}"
+                self.inert[(kind, *key)] = text
+                log.error(text)
+
     def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
         if kind == "vhost":
             self.vhosts[key[0]] = VHost(self, key[0], VHostSettings.of(value))
         elif kind in ("user", "permission"):
             self.users.restore(kind, key, value)
+            if kind == "permission" and (user := self.users.get(key[1])) is not None:
+                what = f"a permission of user {key[1]!r} in vhost {key[0]!r}"
+                self.find_inert(kind, key, what, user.permissions[key[0]].compiled.values())
         elif kind != INITIALISED:
             vhost = self.vhosts.get(key[0])
             if vhost is None and kind == "queue":  # without it the messages would be taken for leftovers
@@ -172,6 +190,7 @@ class Broker:
 
     def define(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
         if self._defining:
+            self.inert.pop((kind, *key), None)
             if "arguments" in value:
                 value = {**value, "arguments": self.pack(value["arguments"])}
             self.store.definitions.put(kind, key, value)
@@ -179,6 +198,7 @@ class Broker:
 
     def undefine(self, kind: str, key: tuple[Any, ...]) -> None:
         if self._defining:
+            self.inert.pop((kind, *key), None)
             self.store.definitions.delete(kind, key)
             self._defined()
 
@@ -250,7 +270,11 @@ class Broker:
 
     def read_clock(self) -> None:
         """For whoever takes input, once for all that has come: a message's time to live begins now, not with the last turn."""
-        self.now_ms = self.clock.now_ms()
+        now_ms = self.clock.now_ms()
+        if now_ms < self.now_ms:
+            self.set_back_ms = now_ms
+        self.now_ms = now_ms
+        self.timers.now_ms = self.clock.monotonic_ms()
 
     @property
     def listed(self) -> list[Queue]:
@@ -283,7 +307,7 @@ class Broker:
             if not self.dirty:
                 break
         if self.dead_letters.moves and not self.dead_letters.held_up:
-            self.timers.at(self.now_ms, nothing)  # there is another turn soon
+            self.timers.after(0, nothing)  # there is another turn soon
         if not self.unwritten:
             self.store.journal.turn_written()
 
@@ -428,7 +452,7 @@ class Broker:
     def tick(self) -> None:
         """What is due; the turn is the caller's."""
         self.read_clock()
-        self.timers.run(self.now_ms)
+        self.timers.run()
 
     def expire_unused(self, queue: Queue) -> None:
         """x-expires: delete the queue once it has been without consumers, gets and declarations for that long."""
@@ -437,12 +461,12 @@ class Broker:
         if expires < 0 or queue.deleted:
             return
         if queue.consumers:
-            queue.used_ms = self.now_ms
-        due = queue.used_ms + expires
-        if due <= self.now_ms:
+            queue.used_ms = self.timers.now_ms
+        left = queue.used_ms + expires - self.timers.now_ms
+        if left <= 0:
             queue.vhost.delete_queue(queue)
         else:
-            self.timers.at(due, self.expire_unused, queue)
+            self.timers.after(left, self.expire_unused, queue)
 
     @staticmethod
     def with_delivery_count(props: bytes, count: int) -> bytes:

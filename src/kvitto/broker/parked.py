@@ -141,7 +141,7 @@ class Parking:
         self._queues.pop(queue, None)
 
     def _look_in(self, ms: int) -> None:
-        self.broker.timers.at(self.broker.now_ms + ms, self._look)
+        self.broker.timers.after(ms, self._look)
 
     def _look(self) -> None:
         """Try a slice of what may be possible now."""
@@ -166,7 +166,7 @@ class Parking:
             self._look_in(GOING_MS if self._sent else LOOK_MS)
 
     def _try(self, queue: Queue) -> None:
-        now_ms, parked = self.broker.now_ms, queue.parked
+        now_ms, parked = self.broker.timers.now_ms, queue.parked
         for (reason, obstacle), kind in list(parked.kinds.items()):
             kind.take_stock(now_ms)
             if not kind.offsets:

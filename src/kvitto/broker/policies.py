@@ -6,7 +6,6 @@ operator policy may give limits. `arguments.with_policy` has what they mean for 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +21,12 @@ from kvitto.broker.arguments import (
     with_policy,
 )
 from kvitto.broker.exchange import ALTERNATE
+from kvitto.broker.patterns import InvalidPattern, Pattern, compile_pattern, stored_pattern
 
 QUEUE_TYPES = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
 EXCHANGE_KINDS = ("all", "exchanges")
 APPLY_TO = (*EXCHANGE_KINDS, "queues", *QUEUE_TYPES.values())
 PRIORITY_MAX = (1 << 31) - 1
-PATTERN_MAX = 1000
-"""Characters. A long one takes seconds to be compiled."""
 
 
 class InvalidPolicy(ValueError):
@@ -40,36 +38,37 @@ class Policy:
     """`pattern`: a regular expression that is looked for in names. `definition`: settings, named as the arguments without `x-`."""
 
     name: str
-    pattern: re.Pattern[str]
+    pattern: Pattern
     apply_to: str
     definition: Mapping[str, Any]
     priority: int
 
     def fits(self, kinds: Collection[str], name: str) -> bool:
-        return self.apply_to in kinds and self.pattern.search(name) is not None
+        return self.apply_to in kinds and self.pattern.found_in(name)
 
     def value(self) -> dict[str, Any]:
         """As the definitions have it."""
         return {
-            "pattern": self.pattern.pattern,
+            "pattern": self.pattern.text,
             "apply-to": self.apply_to,
             "definition": dict(self.definition),
             "priority": self.priority,
         }
 
 
-def policy(name: str, value: Mapping[str, Any], operator: bool = False) -> Policy:
-    """From the value of a definition or the body of a request: pattern, definition, apply-to, priority. InvalidPolicy."""
+def policy(name: str, value: Mapping[str, Any], operator: bool = False, stored: bool = False) -> Policy:
+    """From the body of a request or the value of a stored definition: pattern, definition, apply-to, priority. InvalidPolicy.
+
+    A stored one is there even if its pattern cannot be searched for any more; it fits nothing then.
+    """
     pattern, definition = value.get("pattern"), value.get("definition")
     apply_to, priority = value.get("apply-to", "all"), value.get("priority", 0)
     if not isinstance(pattern, str):
         raise InvalidPolicy("pattern is missing, or no string")
-    if len(pattern) > PATTERN_MAX:
-        raise InvalidPolicy(f"pattern has {len(pattern)} characters, at most {PATTERN_MAX} are possible")
     try:
-        compiled = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidPolicy(f"pattern {pattern!r} is no regular expression: {error}") from None
+        compiled = stored_pattern(pattern) if stored else compile_pattern(pattern)
+    except InvalidPattern as error:
+        raise InvalidPolicy(f"pattern: {error}") from None
     if not isinstance(definition, dict) or not definition:
         raise InvalidPolicy("definition is missing, or no object with settings")
     if apply_to not in APPLY_TO:

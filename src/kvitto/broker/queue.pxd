@@ -23,8 +23,8 @@ cdef class Queue:
     cdef public Settlements settlements
 
     @cython.locals(t=Batch)
-    cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except -1
-    cpdef int append_bytes(self, bytes key, bytes props, bytes body, long long ttl_ms, unsigned int flags) except -1
+    cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
+    cpdef int append_bytes(self, bytes key, bytes props, bytes body, long long ttl_ms, unsigned int flags) except? -1
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t)
     cpdef append_run(self, Batch b)
     cpdef Batch open_tail(self)
@@ -45,3 +45,5 @@ cdef class Queue:
     cpdef ack(self, unsigned long long offset, unsigned long long n, Consumer c=*)
     @cython.locals(w=Batch, i=Py_ssize_t)
     cpdef bint get(self, Consumer c) except -1
+    @cython.locals(now_ms="long long")
+    cdef long long clock_of(self, Batch b) except? -1

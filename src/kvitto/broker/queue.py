@@ -90,7 +90,7 @@ class Queue:
         self.had_consumer = False
         self.group: str | None = None
         self.group_holders: list[object] = []
-        self.used_ms = broker.now_ms
+        self.used_ms = broker.timers.now_ms
 
         self.cursor = 0
         self.next = 0
@@ -148,7 +148,7 @@ class Queue:
         self._set(settings)
         for c in self.consumers:
             c.settings_changed()
-        self.used_ms = self.broker.now_ms
+        self.used_ms = self.broker.timers.now_ms
         self.broker.expire_unused(self)
         self.mark_dirty()
 
@@ -166,9 +166,7 @@ class Queue:
         if ttl_ms >= 0:
             self.may_expire = True
             if t.time_ms != self.broker.now_ms:  # the tail was opened by an earlier read, or before the disk was full
-                ttl_ms = max(
-                    0, min(ttl_ms + self.broker.now_ms - t.time_ms, TTL_MAX)
-                )  # the clock may have been set back
+                ttl_ms = max(0, min(ttl_ms + self.clock_of(t) - t.time_ms, TTL_MAX))
         t.add(key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags)
         self.next += 1
         self.ready += 1
@@ -286,7 +284,7 @@ class Queue:
             if n > self.burst:
                 n = self.burst
             if self.may_expire and w is not self.tail:
-                n = w.live_run(i, n, self.broker.now_ms)
+                n = w.live_run(i, n, self.clock_of(w))
                 if n == 0:
                     if not self._leave_expired():
                         return
@@ -484,7 +482,7 @@ class Queue:
 
     def get(self, c: Consumer) -> bool:
         """Deliver one ready message to c, whatever its credit; False if there is none, or none in this turn: then some are `ready`."""
-        self.used_ms = self.broker.now_ms
+        self.used_ms = self.broker.timers.now_ms
         before = self.delivered
         while self.ready > 0 and self.delivered == before:
             if self.ranked:
@@ -497,7 +495,7 @@ class Queue:
             if w is None:
                 continue
             i = self.cursor - w.first
-            if self.may_expire and not w.live_run(i, 1, self.broker.now_ms):
+            if self.may_expire and not w.live_run(i, 1, self.clock_of(w)):
                 if not self._leave_expired():
                     break
                 continue
@@ -559,14 +557,15 @@ class Queue:
             self.settle(offset, 1, DROPPED)
         else:
             size = found[0].body_bytes(found[1], 1)
-            self.delays.add(self.broker.now_ms, offset, size, self.redeliveries.get(offset, 1))
+            self.delays.add(self.broker.timers.now_ms, offset, size, self.redeliveries.get(offset, 1))
 
     def _wake_retries(self) -> None:
         if len(self.delays):  # not before the next turn, whatever is due already
-            self.broker.timers.at(max(self.delays.next_ms, self.broker.now_ms + 1), self._retries_due)
+            timers = self.broker.timers
+            timers.after(max(self.delays.next_ms - timers.now_ms, 1), self._retries_due)
 
     def _retries_due(self) -> None:
-        for offset, size in self.delays.take(self.broker.now_ms, RETRIES_PER_TURN):
+        for offset, size in self.delays.take(self.broker.timers.now_ms, RETRIES_PER_TURN):
             self._back(offset, 1, size)
         self._wake_retries()
 
@@ -625,7 +624,7 @@ class Queue:
 
     def _expired(self, offset: int) -> bool:
         found = self._find(offset)
-        return found is not None and 0 <= found[0].expires_at(found[1]) <= self.broker.now_ms
+        return found is not None and 0 <= found[0].expires_at(found[1]) <= self.clock_of(found[0])
 
     def _leave_head(self, reason: str, outcome: int, most: int = 1) -> None:
         """The first ready message expires or gives way, with those right behind it up to `most`: dead-letter or drop them."""
@@ -653,7 +652,7 @@ class Queue:
         if self.leaving_turn != self.broker.turns:
             self.leaving_turn, self.leaving = self.broker.turns, LEAVING_PER_TURN
         if self.leaving <= 0:
-            self._wake_at(self.broker.now_ms)
+            self._wake_in(0)
         return self.leaving > 0
 
     def _leave_expired(self) -> bool:
@@ -665,8 +664,8 @@ class Queue:
             w = self.window()
             if w is not None:
                 i = self.cursor - w.first
-                most = min(w.count - i, self.leaving)
-                while n < most and 0 <= w.expires_at(i + n) <= self.broker.now_ms:
+                most, now_ms = min(w.count - i, self.leaving), self.clock_of(w)
+                while n < most and 0 <= w.expires_at(i + n) <= now_ms:
                     n += 1
         self._leave_head("expired", EXPIRED, n)
         return True
@@ -698,18 +697,28 @@ class Queue:
             if found is None:
                 continue
             at = found[0].expires_at(found[1])
-            if at < 0 or at > self.broker.now_ms:
+            left = at - self.clock_of(found[0])
+            if at < 0 or left > 0:
                 if at >= 0:
-                    self._wake_at(at)
+                    self._wake_in(left)
                 return
             if not self._leave_expired():
                 return
 
-    def _wake_at(self, at: int) -> None:
-        """Have the turn at that time look at this queue."""
+    def _wake_in(self, ms: int) -> None:
+        """Have the turn so many milliseconds from now look at this queue."""
+        at = self.broker.timers.now_ms + ms
         if self.expiry_timer < 0 or at < self.expiry_timer:
             self.expiry_timer = at
-            self.broker.timers.at(at, self._expiry_due)
+            self.broker.timers.after(ms, self._expiry_due)
+
+    def clock_of(self, b):  # type: ignore[no-untyped-def]
+        """The time to compare with when the messages of a batch expire.
+
+        A batch from the future was written before the wall clock was set back: its messages live from that moment on.
+        """
+        now_ms = self.broker.now_ms
+        return now_ms if b.time_ms <= now_ms else now_ms + b.time_ms - self.broker.set_back_ms
 
     def _head(self) -> tuple[Batch, int] | None:
         """Where the first ready message is; None if it was lost to damage, then there is another first one."""
@@ -847,7 +856,7 @@ class Queue:
         if c in self.consumers:
             self.consumers.remove(c)
             self._consumers_changed()
-            self.used_ms = self.broker.now_ms
+            self.used_ms = self.broker.timers.now_ms
 
     def take_consumers(self) -> list[Consumer]:
         """The queue goes: those who are to hear of it."""

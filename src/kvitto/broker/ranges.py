@@ -1,114 +1,135 @@
 """A set of offsets as sorted, disjoint ranges: what a queue must deliver again costs memory per run, not per message.
 
-Offsets leave at the front far more often than elsewhere, so what is left of `_head` has gone already: to remove the first range
-costs no shift of the others. The lists are cut when most of them is gone.
+The ranges are kept as their boundaries, start, end, start, end, ..., which ascend strictly because ranges that touch are one: 16
+bytes per range. They are cut into chunks of at most `CHUNK` boundaries, so that a change anywhere moves one chunk's bytes at most.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import islice
+
+CHUNK = 1024
+"""Boundaries in a chunk, at most; always whole ranges."""
 
 
 class RangeSet:
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._head = 0
+        self._chunks: list[array[int]] = []
+        self._lows: list[int] = []
+        """The first boundary of each chunk."""
         self.count = 0
 
     def __len__(self) -> int:
         return self.count
 
     def __contains__(self, offset: int) -> bool:
-        i = bisect_right(self._starts, offset, self._head) - 1
-        return i >= self._head and offset < self._ends[i]
+        k = bisect_right(self._lows, offset) - 1
+        return k >= 0 and bisect_right(self._chunks[k], offset) & 1 == 1
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """The ranges as (start, count)."""
-        ranges = islice(zip(self._starts, self._ends, strict=True), self._head, None)
-        return ((s, e - s) for s, e in ranges)
+        return ((chunk[i], chunk[i + 1] - chunk[i]) for chunk in self._chunks for i in range(0, len(chunk), 2))
 
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""
-        end, head = start + count, self._head
-        i = bisect_left(self._starts, start, head)
-        assert (i == head or self._ends[i - 1] <= start) and (i == len(self._starts) or end <= self._starts[i])
-        joins_left = i > head and self._ends[i - 1] == start
-        joins_right = i < len(self._starts) and self._starts[i] == end
+        end = start + count
+        k = max(bisect_right(self._lows, start) - 1, 0)
+        if k + 1 < len(self._lows) and self._lows[k + 1] <= end:
+            end = self._join_next(k + 1, end)
+        if not self._chunks:
+            self._chunks.append(array("Q"))
+            self._lows.append(start)
+        chunk = self._chunks[k]
+        i = bisect_left(chunk, start)
+        joins_left = i & 1 and chunk[i] == start
+        j = i + 1 if joins_left else i
+        assert not j & 1 and (j == len(chunk) or end <= chunk[j]), "some of these offsets are in the set"
+        joins_right = j < len(chunk) and chunk[j] == end
         if joins_left and joins_right:
-            self._ends[i - 1] = self._ends.pop(i)
-            del self._starts[i]
+            del chunk[i : i + 2]
         elif joins_left:
-            self._ends[i - 1] = end
+            chunk[i] = end
         elif joins_right:
-            self._starts[i] = start
-        elif i == head and head:
-            self._head -= 1
-            self._starts[i - 1], self._ends[i - 1] = start, end
+            chunk[i] = start
         else:
-            self._starts.insert(i, start)
-            self._ends.insert(i, end)
+            chunk[i:i] = array("Q", (start, end))
         self.count += count
+        if i == 0 or len(chunk) > CHUNK:
+            self._changed(k)
+
+    def _join_next(self, k: int, end: int) -> int:
+        """The first range of chunk k begins at `end`: take it out, to become part of one in the chunk before; return its end."""
+        chunk = self._chunks[k]
+        assert chunk[0] == end, "some of these offsets are in the set"
+        end = chunk[1]
+        del chunk[:2]
+        self._changed(k)
+        return end
+
+    def _changed(self, k: int) -> None:
+        """Restore what holds of chunk k: it is not empty, not too long, and its first boundary is known."""
+        chunk = self._chunks[k]
+        if not chunk:
+            del self._chunks[k], self._lows[k]
+            return
+        self._lows[k] = chunk[0]
+        if len(chunk) > CHUNK:
+            half = len(chunk) // 4 * 2
+            self._chunks.insert(k + 1, chunk[half:])
+            self._lows.insert(k + 1, chunk[half])
+            del chunk[half:]
 
     def first(self) -> int:
-        return self._starts[self._head]
+        return self._lows[0]
 
     def lowest(self) -> int:
         """The lowest offset, whatever the order of delivery."""
-        return self._starts[self._head]
+        return self._lows[0]
 
     def first_run(self) -> tuple[int, int]:
-        start = self._starts[self._head]
-        return start, self._ends[self._head] - start
+        start = self._lows[0]
+        return start, self._chunks[0][1] - start
 
     def pop_first(self) -> int:
-        offset = self._starts[self._head]
-        if offset + 1 < self._ends[self._head]:
-            self._starts[self._head] = offset + 1
+        offset, chunk = self._lows[0], self._chunks[0]
+        if offset + 1 < chunk[1]:
+            chunk[0] = self._lows[0] = offset + 1
         else:
-            self._drop_before(self._head + 1)
+            del chunk[:2]
+            self._changed(0)
         self.count -= 1
         return offset
 
-    def _drop_before(self, i: int) -> None:
-        """The ranges before index i are gone."""
-        self._head = i
-        if 2 * i > len(self._starts):
-            del self._starts[:i], self._ends[:i]
-            self._head = 0
-
     def remove_below(self, end: int) -> list[tuple[int, int]]:
         """Remove every offset below `end`; return the removed ranges as (start, count)."""
-        removed = []
-        i = bisect_left(self._starts, end, self._head)
-        for k in range(self._head, i):
-            stop = min(self._ends[k], end)
-            removed.append((self._starts[k], stop - self._starts[k]))
-        if i > self._head and self._ends[i - 1] > end:
-            i -= 1
-            self._starts[i] = end
-        self._drop_before(i)
-        self.count -= sum(n for _, n in removed)
-        return removed
+        return self.remove(0, end)
 
     def remove(self, start: int, count: int) -> list[tuple[int, int]]:
         """Remove what the set has of the `count` offsets from `start` on; return it as ranges (start, count)."""
-        end, removed, rest = start + count, [], []
-        i = k = bisect_right(self._ends, start, self._head)
-        while k < len(self._starts) and self._starts[k] < end:
-            low, high = max(self._starts[k], start), min(self._ends[k], end)
-            removed.append((low, high - low))
-            rest += [(a, b) for a, b in ((self._starts[k], low), (high, self._ends[k])) if a < b]
-            k += 1
-        if i == self._head and not rest:
-            self._drop_before(k)
-        else:
-            self._starts[i:k] = [a for a, _ in rest]
-            self._ends[i:k] = [b for _, b in rest]
+        end, removed = start + count, []
+        k = max(bisect_right(self._lows, start) - 1, 0)
+        while k < len(self._lows) and self._lows[k] < end:
+            before = len(self._chunks)
+            removed += self._cut(k, start, end)
+            k += 1 + len(self._chunks) - before
         self.count -= sum(n for _, n in removed)
         return removed
+
+    def _cut(self, k: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Take what lies in [start, end) out of chunk k. An odd index lies inside of a range, which then ends or begins there."""
+        chunk = self._chunks[k]
+        i, j = bisect_right(chunk, start), bisect_left(chunk, end)
+        if i & 1 and chunk[i - 1] == start:
+            i -= 1
+        if j & 1 and chunk[j] == end:
+            j += 1
+        left, right = [start] if i & 1 else [], [end] if j & 1 else []
+        taken = [*left, *chunk[i:j], *right]
+        chunk[i:j] = array("Q", left + right)
+        self._changed(k)
+        return [(a, b - a) for a, b in zip(taken[::2], taken[1::2], strict=True)]
 
     def discard(self, offset: int) -> bool:
         """Remove one offset; False if it was not there."""

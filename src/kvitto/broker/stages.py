@@ -235,7 +235,7 @@ class Stages:
     def _stage_of(self, vhost: VHost, key: Key, queue_id: str) -> Stage:
         opened = self.broker.open_log(queue_id, True)
         queue = Queue(self.broker, vhost, name_of(key), opened, QueueSettings(), {}, True, False, False)
-        return Stage(key, queue, self.broker.now_ms)
+        return Stage(key, queue, self.broker.timers.now_ms)
 
     def _drop(self, stage: Stage) -> None:
         """The caller takes it out of where it is listed."""
@@ -259,7 +259,7 @@ class Stages:
 
     def _advance_later(self, writer: Writer) -> None:
         if any(stage.queue in self.broker.unwritten for stage in writer.waiting[0].stages):
-            self.broker.timers.at(self.broker.now_ms + FULL_MS, self._advance, writer)
+            self.broker.timers.after(FULL_MS, self._advance, writer)
         else:
             self.broker.store.when_durable(lambda: self._advance(writer))
 
@@ -336,7 +336,7 @@ class Stages:
                 self._write(writer, stage, parcel, end)
                 return
             if full:
-                self.broker.timers.at(self.broker.now_ms + FULL_MS, self._again, writer.name)
+                self.broker.timers.after(FULL_MS, self._again, writer.name)
                 return
             self._drop(writer.moving.popleft())
         self.due[writer.name] = None
@@ -495,7 +495,7 @@ class Stages:
         def full() -> None:
             writer.busy = False
             parcel.room.give_back()
-            self.broker.timers.at(self.broker.now_ms + FULL_MS, self._again, writer.name)
+            self.broker.timers.after(FULL_MS, self._again, writer.name)
 
         self.broker.journal(parcel.record, apply, full)
 
@@ -504,11 +504,11 @@ class Stages:
     def _look_later(self) -> None:
         if not self._looking and any(writer.open for writer in self.writers.values()):
             self._looking = True
-            self.broker.timers.at(self.broker.now_ms + LOOK_MS, self._look)
+            self.broker.timers.after(LOOK_MS, self._look)
 
     def _look(self) -> None:
         self._looking = False
-        now_ms = self.broker.now_ms
+        now_ms = self.broker.timers.now_ms
         for writer in list(self.writers.values()):
             for key, stage in list(writer.open.items()):
                 if stage.queue.published != stage.seen:

@@ -186,7 +186,7 @@ class Stream(Queue):
         self.log.offsets.put(place.tag, place.acked)
         if not self._saving:
             self._saving = True
-            self.broker.timers.at(self.broker.now_ms + SAVE_MS, self._save)
+            self.broker.timers.after(SAVE_MS, self._save)
 
     def _save(self) -> None:
         self._saving = False
@@ -195,7 +195,7 @@ class Stream(Queue):
         self.log.offsets.write()
         if self.log.offsets.changed:  # there was no room
             self._saving = True
-            self.broker.timers.at(self.broker.now_ms + SAVE_MS, self._save)
+            self.broker.timers.after(SAVE_MS, self._save)
 
     # -- deliver ---------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Stream(Queue):
     def _watch_age(self) -> None:
         if not self._watching_age and (due := self.log.age_due) is not None:
             self._watching_age = True
-            self.broker.timers.at(max(due, self.broker.now_ms + AGE_CHECK_MS), self._age_due)
+            self.broker.timers.after(max(due - self.broker.now_ms, AGE_CHECK_MS), self._age_due)
 
     def _age_due(self) -> None:
         self._watching_age = False

@@ -1,4 +1,6 @@
-"""Things to be done at a wall time: expiring messages and queues, retries. The server asks when to call `run`.
+"""Things to be done after a while: expiring messages and queues, retries. The server asks when to call `run`.
+
+Time is that of the monotonic clock: a wall clock that is set delays nothing and makes nothing early.
 
 There is one timer for a callback and its arguments: whoever sets it again moves it. The heap holds nothing but numbers, so what is
 cancelled is forgotten at once, whenever it would have been due; its number goes when it comes up, or when most numbers are dead.
@@ -17,8 +19,14 @@ DEAD_MAX = 64
 """Dead numbers that are not worth a sweep."""
 
 
+RUN_MAX = 500
+"""Calls in one `run`; what is due beyond them waits for the next one, between which others are served."""
+
+
 class Timers:
-    def __init__(self) -> None:
+    def __init__(self, now_ms: int = 0) -> None:
+        self.now_ms = now_ms
+        """The monotonic clock, as the broker has read it last."""
         self._heap: list[tuple[int, int]] = []
         self._numbers: dict[Call, int] = {}
         self._calls: dict[int, Call] = {}
@@ -27,13 +35,13 @@ class Timers:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def at(self, when_ms: int, callback: Callable[..., None], *args: Any) -> None:
-        """Call it then, and not when it was to be called before."""
+    def after(self, delay_ms: int, callback: Callable[..., None], *args: Any) -> None:
+        """Call it so many milliseconds from now, and not when it was to be called before."""
         self.cancel(callback, *args)
         number = next(self._order)
         self._numbers[callback, args] = number
         self._calls[number] = (callback, args)
-        heapq.heappush(self._heap, (when_ms, number))
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, number))
 
     def cancel(self, callback: Callable[..., None], *args: Any) -> None:
         """A timer that is not set is fine."""
@@ -51,9 +59,12 @@ class Timers:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def run(self, now_ms: int) -> None:
-        """Call what is due."""
-        while (due := self.next_ms) is not None and due <= now_ms:
+    def run(self) -> None:
+        """Call what is due, RUN_MAX at most."""
+        for _ in range(RUN_MAX):
+            due = self.next_ms
+            if due is None or due > self.now_ms:
+                return
             call = self._calls.pop(heapq.heappop(self._heap)[1])
             del self._numbers[call]
             callback, args = call

@@ -98,9 +98,13 @@ class VHost:
     def restore_policy(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """At the start, before there are queues."""
         try:
-            self.policies_by_name(kind)[name] = policies.policy(name, value, kind == OPERATOR_POLICY)
+            found = policies.policy(name, value, kind == OPERATOR_POLICY, stored=True)
         except policies.InvalidPolicy as error:
             log.error("policy %r of vhost %r is passed over: %s", name, self.name, error)
+            return
+        self.policies_by_name(kind)[name] = found
+        what = f"{kind.replace('_', ' ')} {name!r} of vhost {self.name!r}"
+        self.broker.find_inert(kind, (self.name, name), what, (found.pattern,))
 
     def clear_policy(self, kind: str, name: str) -> None:
         gone = self.policies_by_name(kind).pop(name)
@@ -334,7 +338,7 @@ class VHost:
         if name in self.queues:
             found = self.queue(name, owner)
             self._check_same(found, durable, exclusive, auto_delete, arguments)
-            found.used_ms = self.broker.now_ms
+            found.used_ms = self.broker.timers.now_ms
             return found
         self.broker.check_queues(name, self.name)
         if arguments.get("x-queue-type") == "stream":

@@ -17,7 +17,7 @@ cdef class Template:
 cpdef put_publish(Buf out, unsigned int channel, bytes exchange, bytes routing_key, unsigned int flags, bytes properties, bytes body, Py_ssize_t frame_max)
 @cython.locals(step=Py_ssize_t, e_step=Py_ssize_t, r_step=Py_ssize_t, p_step=Py_ssize_t, b_step=Py_ssize_t, e_ends="const unsigned char*", r_ends="const unsigned char*", p_ends="const unsigned char*", b_ends="const unsigned char*", k=Py_ssize_t, i=Py_ssize_t, e_at=Py_ssize_t, e=Py_ssize_t, r_at=Py_ssize_t, r=Py_ssize_t, p_at=Py_ssize_t, n=Py_ssize_t, b_at=Py_ssize_t, size=Py_ssize_t)
 cpdef put_rows(Buf out, unsigned int channel, Column exchanges, Column routing_keys, Column properties, Column bodies, Py_ssize_t start, Py_ssize_t end, unsigned int flags, Py_ssize_t frame_max)
-cdef Py_ssize_t column_step(Column column, Py_ssize_t rows) except -1
+cdef Py_ssize_t column_step(Column column, Py_ssize_t rows) except? -1
 @cython.locals(k=Py_ssize_t)
 cdef Py_ssize_t put_frames(unsigned char* p, Py_ssize_t i, unsigned int channel, const unsigned char* exchange, Py_ssize_t e_at, Py_ssize_t e, const unsigned char* routing_key, Py_ssize_t r_at, Py_ssize_t r, unsigned int flags, const unsigned char* properties, Py_ssize_t p_at, Py_ssize_t n, const unsigned char* body, Py_ssize_t b_at, Py_ssize_t size, Py_ssize_t step) noexcept
 cdef int start_frame(unsigned char* p, Py_ssize_t i, unsigned int kind, unsigned int channel, unsigned int size) noexcept
@@ -44,9 +44,9 @@ cdef class Sink:
     cdef Buf props
     cdef Buf partial
     @cython.locals(k=Py_ssize_t, head=Buf)
-    cdef int begin(self, const unsigned char* p, Py_ssize_t i, Py_ssize_t n, unsigned int method) except -1
+    cdef int begin(self, const unsigned char* p, Py_ssize_t i, Py_ssize_t n, unsigned int method) except? -1
     @cython.locals(props=Buf)
-    cdef int header(self, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except -1
+    cdef int header(self, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except? -1
 
 cdef class Scanner:
     cdef public Buf inp
@@ -57,10 +57,10 @@ cdef class Scanner:
     @cython.locals(inp=Buf, p="unsigned char*", i=Py_ssize_t, end=Py_ssize_t, last=Py_ssize_t, sink=Sink, error=int, kind="unsigned int", channel=Py_ssize_t, size=Py_ssize_t)
     cpdef scan(self, unsigned long long now)
     @cython.locals(method="unsigned int")
-    cdef int take_method(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except -1
+    cdef int take_method(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except? -1
     @cython.locals(partial=Buf)
-    cdef int body(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n, unsigned long long now) except -1
-    cdef int finish(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except -1
-    cdef int confirm(self, Sink sink, unsigned long long tag, bint multiple, bint ok) except -1
+    cdef int body(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n, unsigned long long now) except? -1
+    cdef int finish(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except? -1
+    cdef int confirm(self, Sink sink, unsigned long long tag, bint multiple, bint ok) except? -1
     cdef content(self, Sink sink, Buf source, Py_ssize_t i, Py_ssize_t n)
     cdef other(self, Py_ssize_t channel, int kind, Py_ssize_t i, Py_ssize_t n)

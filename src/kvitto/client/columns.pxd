@@ -10,7 +10,7 @@ cdef class Column:
     @cython.locals(p="const unsigned char*", n=Py_ssize_t, last=Py_ssize_t, end=Py_ssize_t, k=Py_ssize_t, wrong=bint)
     cpdef check(self)
     @cython.locals(data=Buf, ends=Buf)
-    cdef int put(self, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except -1
+    cdef int put(self, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except? -1
 
 cdef class Batch:
     cdef public Py_ssize_t count
@@ -22,7 +22,7 @@ cdef class Batch:
     cdef public Column properties
     cdef public Column bodies
     @cython.locals(h="unsigned char*", c=Py_ssize_t, t=Py_ssize_t, e=Py_ssize_t, r=Py_ssize_t, tags=Buf, flags=Buf)
-    cdef int add(self, Buf head, Buf props, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except -1
+    cdef int add(self, Buf head, Buf props, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except? -1
 
 cdef class Field:
     cdef public unsigned int bit
@@ -49,11 +49,11 @@ cdef class Window:
     @cython.locals(first="unsigned long long")
     cpdef unsigned long long sent(self, unsigned long long count) except? 0
     @cython.locals(ring="unsigned char*", mask="unsigned long long", settled="long long", last="unsigned long long", k="unsigned long long")
-    cpdef long long settle(self, unsigned long long tag, bint multiple, bint ok) except -1
+    cpdef long long settle(self, unsigned long long tag, bint multiple, bint ok) except? -1
 
 cdef class Latencies:
     cdef public Buf counts
     cdef public unsigned long long total
     cdef public unsigned long long largest
     @cython.locals(v="unsigned long long", e=int, i=Py_ssize_t)
-    cpdef int add(self, long long value) except -1
+    cpdef int add(self, long long value) except? -1

@@ -11,7 +11,6 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from kvitto.base.clock import Clock
 from kvitto.base.config import Config
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError, StoreError
 from kvitto.broker.auth import Operation, User
@@ -36,11 +35,13 @@ class Host(Protocol):
     broker: Broker
     hub: Any
     logins: Any
-    clock: Clock
     started_ms: int
     port: int
     tls_port: int
     http_port: int
+
+    @property
+    def uptime_ms(self) -> int: ...
 
     def schedule(self) -> None:
         """Have a turn run: deliver, write, sync."""
@@ -70,7 +71,7 @@ class Api:
         store, hub = self.host.store, self.host.hub
         failed = [] if store.failed is None else [f"the disk failed: {store.failed}"]
         blocked = [] if hub.blocked is None else [f"publishers are blocked: {hub.blocked}"]
-        return failed + blocked + store.alarms
+        return [*failed, *blocked, *store.alarms, *self.broker.inert.values()]
 
     async def change(self, make: Callable[[], T]) -> T:
         """Run `make`, which may change definitions; return once they are on disk (D2)."""

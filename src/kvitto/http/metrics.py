@@ -76,7 +76,7 @@ def of_server(api: Api) -> Iterable[list[str]]:
     host, hub, broker = api.host, api.host.hub, api.broker
     build = f'{{version="{__version__}",compiled="{str(compiled()).lower()}"}}'
     yield single("kvitto_build_info", "gauge", "Which Kvitto this is.", 1, build)
-    uptime_s = (host.clock.now_ms() - host.started_ms) / 1000
+    uptime_s = host.uptime_ms / 1000
     yield gauge("kvitto_uptime_seconds", "Since the broker started.", uptime_s)
     yield gauge("kvitto_connections", "Open AMQP connections.", len(hub.connections))
     yield counter("kvitto_connections_opened_total", "AMQP connections accepted.", hub.connections_made)

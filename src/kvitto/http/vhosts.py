@@ -15,8 +15,6 @@ from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
 
-EXPRESSION_MAX = 64 * KIB
-"""Bytes: to compile one is work, at each start again."""
 DESCRIPTION_MAX = 4 * KIB
 """Bytes."""
 
@@ -100,7 +98,7 @@ def get_permission(call: Call) -> Response:
 async def put_permission(call: Call) -> Response:
     body, vhost, user = call.request.json(), call.vhost(), user_named(call, call.args["user"])
     names = ("configure", "write", "read")
-    expressions = [fields.short(fields.text(body, name), f"expression {name}", EXPRESSION_MAX) for name in names]
+    expressions = [fields.text(body, name) for name in names]
     known = user.may_open(vhost.name)
     users = call.api.broker.users
     try:

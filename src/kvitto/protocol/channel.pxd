@@ -29,14 +29,14 @@ cdef class Channel:
     cdef public long long _generation
 
     @cython.locals(route=Route, inside=int, refused=list, k=Py_ssize_t, q=Queue)
-    cdef int publish(self, const unsigned char* p, Py_ssize_t key, Py_ssize_t key_len, int options, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except -1
+    cdef int publish(self, const unsigned char* p, Py_ssize_t key, Py_ssize_t key_len, int options, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except? -1
     cpdef Route find_route(self, bytes key)
     cpdef touch(self)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")
-    cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except 0
+    cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except? 0
     cpdef make_room(self)
     @cython.locals(b=Buf, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, first="unsigned long long")
-    cdef Py_ssize_t find(self, unsigned long long tag) except -2
+    cdef Py_ssize_t find(self, unsigned long long tag) except? -2
     @cython.locals(b=Buf, last=Py_ssize_t, o=Py_ssize_t, slot="unsigned int", run_slot="unsigned int", run_offset="unsigned long long", run=Py_ssize_t, run_bytes=Py_ssize_t, offset="unsigned long long")
     cpdef bint settle_tags(self, unsigned long long tag, bint multiple, int kind) except -1
     @cython.locals(c=Consumer, q=Queue)

@@ -6,27 +6,30 @@ from kvitto.protocol.output cimport Output
 
 cdef unsigned int _PUBLISH, _ACK
 cdef int _KIND_ACK, _RUNNING, _CLOSING
+cdef Py_ssize_t _READ_BUDGET
 
 cdef class Connection:
     cdef object __weakref__
     cdef public object hub, transport, user, vhost, _secret, name, external
     cdef public str peer, refusal
-    cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, publisher, blocked, failed
+    cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, failed
     cdef public Output output
     cdef public int state
-    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, staged
+    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, staged, budget
     cdef public dict client, channels, queues, groups
     cdef public bytes rest
     cdef public Channel _last
     cdef Buf _spare
     cdef public int _last_number
-    cdef public unsigned long long received_bytes, sent_bytes, started_ms, sent_at_beat, _looked_at
+    cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, sent_at_beat, _looked_at
 
     cpdef receive(self, Buf box, Py_ssize_t n)
+    cdef _take(self, Buf box, Py_ssize_t n)
+    cpdef spend(self, Py_ssize_t cost)
     @cython.locals(p="const unsigned char*", pos=Py_ssize_t, most=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, kind=int, number=int, c=Channel, method="unsigned int")
     cdef scan(self, Buf box, Py_ssize_t n)
     @cython.locals(body=Buf, key=Py_ssize_t, k=Py_ssize_t, options=int, key_len=Py_ssize_t, size=Py_ssize_t, body_len="unsigned long long", b=Py_ssize_t)
-    cdef Py_ssize_t publish(self, Channel c, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t n) except -1
+    cdef Py_ssize_t publish(self, Channel c, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t n) except? -1
     @cython.locals(c=Channel, body=Buf, ahead=Py_ssize_t)
     cdef _body(self, int number, const unsigned char* p, Py_ssize_t at, Py_ssize_t n)
     @cython.locals(key=bytes, props=bytes, body=Buf)

@@ -10,6 +10,7 @@ States: header -> start -> tune -> open -> running -> closing (our Close is out)
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvitto.base import limits
@@ -18,13 +19,17 @@ from kvitto.base.errors import (
     CHANNEL_ERROR,
     CONTENT_TOO_LARGE,
     FRAME_ERROR,
+    INTERNAL_ERROR,
     RESOURCE_ERROR,
     UNEXPECTED_FRAME,
     ChannelError,
     ConnectionError_,
     ProtocolError,
+    StoreError,
 )
+from kvitto.broker import walls
 from kvitto.broker.admission import check_size
+from kvitto.broker.jobs import nothing
 from kvitto.protocol import handshake
 from kvitto.protocol.channel import ACK, Channel, Content
 from kvitto.protocol.methods import dispatch
@@ -55,6 +60,10 @@ KEPT_BYTES = 4 << 20
 BODY_AHEAD = 8
 """Room for a body that is put together: so many times what has come of it, while not much more than AHEAD_MAX waits to be whole."""
 AHEAD_MAX = 8 << 20
+READ_BUDGET = 2000
+"""What the input of one connection may cost in one turn, in units of about a microsecond of compiled work (`Connection.spend`)."""
+METHOD_COST = 20
+"""The cost of a method that is not handled in place: decoding, a look-up, an answer."""
 INPUT_PAUSE = 8 << 20
 """Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
 
@@ -63,6 +72,7 @@ _ACK = 0x003C0050
 _KIND_ACK = ACK
 _RUNNING = RUNNING
 _CLOSING = CLOSING
+_READ_BUDGET = READ_BUDGET
 
 
 class Transport(Protocol):
@@ -110,6 +120,9 @@ class Connection:
         self.stalled = False
         self.answering = False
         self.choked = False
+        self.yielded = False
+        """Its budget is used up: the rest of its input is handled in the next turn."""
+        self.budget = 0
         self.publisher = False
         self.blocked = hub.blocked is not None
         self.failed = False
@@ -127,6 +140,8 @@ class Connection:
         self._looked_at = 0
         self.staged = 0
         self.started_ms = hub.broker.now_ms
+        self.since_ms = hub.broker.timers.now_ms
+        """The same moment by the monotonic clock."""
         hub.connections[self] = None
         hub.connections_made += 1
 
@@ -137,19 +152,45 @@ class Connection:
         self.quiet_in = 0
         self._at = 0
         self.hub.broker.read_clock()
+        if not self.yielded:
+            self.budget = _READ_BUDGET
+            self._take(box, n)
+        self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
+        if self.output.buf.n > INPUT_PAUSE:
+            self._choke()
+        self.hub.schedule()
+
+    def _take(self, box, n):  # type: ignore[no-untyped-def]
+        """Handle what is complete. After a mistake of the peer the input behind it is handled; after a mistake of ours there is none."""
         while True:
             try:
                 if self.state != _RUNNING and self.state != _CLOSING:
                     self._at = handshake.receive(self, box, n, self._at)
                 if self.state == _RUNNING or self.state == _CLOSING:
                     self.scan(box, n)
-                break
+                return
             except ProtocolError as error:
                 self.fail(error)
-        self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
-        if self.output.buf.n > INPUT_PAUSE:
-            self._choke()
-        self.hub.schedule()
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the wall around this connection's input
+                self._at = n
+                self.contain(error)
+                return
+
+    def spend(self, cost: int) -> None:
+        """Count work for this connection's input. When the budget of a turn is used up, the rest of the input waits for the next turn."""
+        self.budget -= cost
+        if self.budget <= 0 and not self.yielded:
+            self.yielded = True
+            self.transport.pause()
+            self.hub.go_on_later(self)
+
+    def go_on(self) -> None:
+        """The next turn has come: handle the input that the budget did not reach."""
+        self.yielded = False
+        if not self.stalled and not self.choked:
+            self.unstall()
 
     def _choke(self) -> None:
         """There are many answers on their way: take no more input if the socket does not take them."""
@@ -165,7 +206,11 @@ class Connection:
         pos = self._at
         most = self.frame_max  # as RabbitMQ: some clients count the payload alone, without the 8 bytes around it
         while (
-            n - pos >= 8 and not self.stalled and not self.choked and (self.state == _RUNNING or self.state == _CLOSING)
+            n - pos >= 8
+            and not self.stalled
+            and not self.choked
+            and not self.yielded
+            and (self.state == _RUNNING or self.state == _CLOSING)
         ):
             size = bits.be32(p, pos + 3)
             if size > most:
@@ -290,6 +335,7 @@ class Connection:
             self._drop_content(c)
             raise ConnectionError_(UNEXPECTED_FRAME, "expected content header or body, got a method frame instead")
         method = decode(payload)
+        self.spend(METHOD_COST)
         before = self.output.buf.n
         self.hub.broker.definitions_pending = False  # what a timer or a lost peer has changed has no answer to wait
         try:
@@ -319,7 +365,53 @@ class Connection:
 
         self.answering = True
         self.stall()
-        self.hub.broker.store.when_defined(durable)
+        self.hub.broker.store.when_defined(walls.guarded(self, durable))
+
+    def perform(
+        self,
+        steps: Iterator[object],
+        done: Callable[[], None] = nothing,
+        *,
+        channel: Channel | None = None,
+        method: Method | None = None,
+    ) -> None:
+        """Do work for a method that may take several turns (broker/jobs.py); the input behind it waits, and that of no other connection.
+
+        `done` sends the answer, which goes out once everything that the job has defined is durable. It is not called if the channel or the
+        connection has ended meanwhile. A ChannelError closes `channel` and names `method`, in whichever turn it is raised.
+        """
+        working = True
+        first = True
+
+        def contained() -> Iterator[object]:
+            try:
+                yield from steps
+            except ChannelError as error:
+                if first or channel is None:
+                    raise
+                if method is not None and not error.class_id:
+                    error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
+                self.contain_in(channel, error)
+
+        def ended() -> None:
+            nonlocal working
+            working = False
+            before = self.output.buf.n
+            if self.state == RUNNING and not (channel is not None and channel.closing):
+                done()
+            if first:
+                return
+            self.answering = False
+            if self.state == RUNNING:
+                self._answer_when_durable(before)
+            else:
+                self.unstall()
+
+        self.hub.broker.jobs.start(contained(), ended, self)
+        first = False
+        if working:
+            self.answering = True
+            self.stall()
 
     def _header(self, number: int, payload: bytes) -> None:
         c = self._content_channel(number)
@@ -401,6 +493,28 @@ class Connection:
         self._spare = body
 
     # -- mistakes --------------------------------------------------------------------------------------------
+
+    def contain(self, error: Exception) -> None:
+        """Work for this connection has failed, wherever it was done: it ends with what is known of the reason, and others go on."""
+        if isinstance(error, ProtocolError):
+            self.fail(error)
+            return
+        log.error("%s: internal error, the connection is closed", self.peer, exc_info=error)
+        self.rest = b""
+        try:
+            self.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
+        except Exception:
+            log.exception("%s: what the connection held cannot be given back before a restart", self.peer)
+            self.state = CLOSED
+            self.transport.abort()
+
+    def contain_in(self, c: Channel, error: Exception) -> None:
+        """Work for one channel has failed, in a timer or behind a sync: a mistake that is the channel's closes the channel only."""
+        if isinstance(error, ChannelError):
+            self.hub.broker.count_refusal(error)
+            self.fail_channel(c, error)
+        else:
+            self.contain(error)
 
     def fail(self, error: ProtocolError) -> None:
         """The one place where a peer's mistake becomes a Close."""
@@ -533,13 +647,13 @@ class Connection:
     def unstall(self) -> None:
         """Go on with the input that has been waiting."""
         self.stalled = False
-        if self.state == CLOSED:
+        if self.state == CLOSED or self.yielded:
             return
         if self.rest:
             box = Buf(0)
             box.add(self.rest)
             self.receive(box, box.n)
-        if not self.stalled and not self.choked:
+        if not self.stalled and not self.choked and not self.yielded:
             self.transport.resume()
 
     def set_blocked(self, blocked: bool) -> None:

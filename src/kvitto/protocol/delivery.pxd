@@ -16,16 +16,16 @@ cdef class ChannelConsumer(Consumer):
     cdef public unsigned int slot
     cdef Buf tag_bytes
     @cython.locals(out=Output, c=Channel, left=Py_ssize_t)
-    cpdef Py_ssize_t credit(self) except -1
+    cpdef Py_ssize_t credit(self) except? -1
     @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
-    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1
+    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1
     @cython.locals(out=Output, c=Channel, tag="unsigned long long")
     cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
 
 cdef class StreamConsumer(ChannelConsumer):
     cdef public Buf props
     @cython.locals(out=Output, c=Channel, props=Buf, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long", offset="unsigned long long")
-    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1
+    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1
     @cython.locals(props=Buf, q="unsigned char*", flags="unsigned int", end=Py_ssize_t, i=Py_ssize_t, size=Py_ssize_t, start=Py_ssize_t, k=Py_ssize_t, o=Py_ssize_t)
     cdef bint with_offset(self, const unsigned char* p, Py_ssize_t at, Py_ssize_t n, unsigned long long offset, bint look) except -1
     cpdef edited(self, bytes props, unsigned long long offset)
@@ -33,7 +33,7 @@ cdef class StreamConsumer(ChannelConsumer):
 cdef class OffsetConsumer(StreamConsumer):
     cdef public bint awaiting
     @cython.locals(left=Py_ssize_t)
-    cpdef Py_ssize_t credit(self) except -1
+    cpdef Py_ssize_t credit(self) except? -1
     cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
 
 cdef class GetConsumer(Consumer):
@@ -46,4 +46,4 @@ cdef class RangeConsumer(Consumer):
     cdef public Output output
     cdef Buf tag_bytes
     @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
-    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except -1
+    cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1

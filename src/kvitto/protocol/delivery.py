@@ -77,6 +77,8 @@ class ChannelConsumer(Consumer):
                 left = self.prefetch - self.unacked
             if c.prefetch_all and c.prefetch_all - c.unacked < left:
                 left = c.prefetch_all - c.unacked
+            if left < 0:  # a limit was set below what is unacked already
+                left = 0
         return left
 
     def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
@@ -261,7 +263,7 @@ class OffsetConsumer(StreamConsumer):
         self.awaiting = True
         broker = self.queue.broker
         if broker.full:
-            broker.timers.at(broker.now_ms + FULL_MS, self.look)
+            broker.timers.after(FULL_MS, self.look)
         else:
             broker.store.when_durable(self.look)
 

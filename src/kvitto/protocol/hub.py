@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.base import limits
 from kvitto.base.limits import SHORTSTR_MAX
+from kvitto.broker import walls
 from kvitto.broker.broker import Broker
 from kvitto.broker.route import Route
 from kvitto.protocol.timeouts import Timeouts
@@ -44,6 +45,8 @@ class Hub:
         self.timeouts = Timeouts(broker)
         self._durable: dict[Channel, int] = {}
         self._unwritten: list[Callable[[], None]] = []
+        self._yielded: list[Connection] = []
+        """Connections whose input goes on in the next turn."""
         self.alarms: dict[str, str] = {}
         """Why publishers are blocked: "disk", "room" (a write was refused) or "memory" -> a sentence."""
         self.schedule: Callable[[], None] = lambda: None
@@ -66,10 +69,26 @@ class Hub:
         broker.on_full = self._full
 
     def turn(self) -> None:
-        """Deliver and write what has come in, note who waits for which sync, hand output to the sockets."""
+        """Go on with what the last turn has left, deliver and write what has come in, note who waits for which sync, flush outputs."""
+        yielded, self._yielded = self._yielded, []
+        for connection in yielded:
+            walls.run(connection, connection.go_on)
+        self.broker.jobs.run()
         self.broker.turn()
         self.confirm()
         self.flush()
+        if self.unfinished:
+            self.schedule()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is work left for the next turn."""
+        return bool(self._yielded or len(self.broker.jobs))
+
+    def go_on_later(self, connection: Connection) -> None:
+        """Its input has used up the budget of this turn."""
+        self._yielded.append(connection)
+        self.schedule()
 
     def after_sync(self) -> None:
         """Answer who has waited; a whole turn only if that has moved anything."""

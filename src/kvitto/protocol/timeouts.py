@@ -48,7 +48,7 @@ class Timeouts:
             channels.pop(channel, None)
 
     def _look_later(self, timeout_ms: int) -> None:
-        self._broker.timers.at(self._broker.now_ms + _interval_ms(timeout_ms), self._look, timeout_ms)
+        self._broker.timers.after(_interval_ms(timeout_ms), self._look, timeout_ms)
 
     def _look(self, timeout_ms: int) -> None:
         channels = self._channels[timeout_ms]

@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
+from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
 from kvitto.server.pacing import MUCH
 from kvitto.server.tls import user_of
@@ -86,12 +86,8 @@ class Peer(asyncio.BufferedProtocol):
         paused = self._paused
         try:
             self.connection.receive(self._box, self._at + nbytes)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - top of the loop: the connection contains its own errors, this is the disk's
             self.server.fail(error)
-        except Exception:  # top of the loop: our mistake must not reach other connections
-            log.exception("%s: internal error, the connection is closed", self.connection.peer)
-            self.connection.rest = b""
-            self.connection.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
         if paused and self._paused:
             self._stop_reading()
 
@@ -105,11 +101,12 @@ class Peer(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         connection = self.connection
         if connection is not None:
-            self.server.guard(lambda: connection.writable(True))
+            self.server.guard(lambda: walls.run(connection, connection.writable, True))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.connection is not None:
-            self.server.guard(self.connection.lost)
+        connection = self.connection
+        if connection is not None:
+            self.server.guard(lambda: walls.run(connection, connection.lost))
         self.server.hub.schedule()
 
     # -- the connection's calls ------------------------------------------------------------------------------

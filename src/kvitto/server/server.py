@@ -63,6 +63,7 @@ class Server:
         self.tls_port = 0
         self.http_port = 0
         self.started_ms = self.clock.now_ms()
+        self._since_ms = self.clock.monotonic_ms()
         self._loop: asyncio.AbstractEventLoop
         self._watermarks: Watermarks
         self._syncer: Syncer | None = None
@@ -94,6 +95,10 @@ class Server:
     @property
     def pid(self) -> int:
         return os.getpid()
+
+    @property
+    def uptime_ms(self) -> int:
+        return self.clock.monotonic_ms() - self._since_ms
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -348,7 +353,7 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due
-        self._timer = self._loop.call_later(max(due - self.clock.now_ms(), 0) / 1000 + 0.001, self._timers_due)
+        self._timer = self._loop.call_later(max(due - self.clock.monotonic_ms(), 0) / 1000 + 0.001, self._timers_due)
 
     def _timers_due(self) -> None:
         self._timer = None
@@ -365,11 +370,10 @@ class Server:
         self.guard(self._look_after)
 
     def _look_after(self) -> None:
-        now_ms = self.clock.now_ms()
-        self.broker.now_ms = now_ms
+        self.broker.read_clock()
         self._beats += 1
         for connection in list(self.hub.connections):
-            self._watch(connection, now_ms)
+            self._watch(connection)
             if self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low:
                 connection.give_back()
         if self.broker.full:
@@ -383,8 +387,8 @@ class Server:
         if self.hub.outputs or self.broker.dirty:
             self.schedule()
 
-    def _watch(self, connection: Connection, now_ms: int) -> None:
-        age = (now_ms - connection.started_ms) / 1000
+    def _watch(self, connection: Connection) -> None:
+        age = (self.broker.timers.now_ms - connection.since_ms) / 1000
         if connection.state < RUNNING and age > limits.HANDSHAKE_S:
             log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
             self.broker.refused["handshake"] += 1

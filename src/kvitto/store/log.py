@@ -215,7 +215,8 @@ class Log:
             return True
         if self.archive is None or not current.count:
             return False
-        return self.store.clock.now_ms() - current.created_ms >= ROLL_WHEN_SETTLED_MS
+        age = self.store.clock.now_ms() - current.created_ms
+        return not 0 <= age < ROLL_WHEN_SETTLED_MS  # less than 0: the clock was set back
 
     def _may_go(self, part: Segment) -> bool:
         """What only this segment's files say must be said elsewhere first: which offset is next, and the delivered mark."""

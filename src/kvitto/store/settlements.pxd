@@ -12,7 +12,7 @@ cdef class Settlements:
     @cython.locals(b=Buf, e=Py_ssize_t, word="unsigned int", n="unsigned long long", left="unsigned long long", at="unsigned long long")
     cpdef add(self, unsigned long long offset, unsigned long long count, unsigned int outcome, unsigned int deliveries)
     @cython.locals(b=Buf, e=Py_ssize_t, o=Py_ssize_t, settled=Py_ssize_t, lo="unsigned long long", hi="unsigned long long", word="unsigned int")
-    cpdef Py_ssize_t take(self, unsigned long long start, unsigned long long end, Buf out) except -1
+    cpdef Py_ssize_t take(self, unsigned long long start, unsigned long long end, Buf out) except? -1
     cpdef cut(self, unsigned long long end)
     cpdef clear(self)
 

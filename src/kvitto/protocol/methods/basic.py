@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -177,24 +177,21 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     if not m.no_ack and chan.unacked >= chan.unacked_max:
         text = f"this channel has {chan.unacked} unacked messages, the limit is {chan.unacked_max}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="unacked")
-    _get(conn, chan, queue, GetConsumer(chan, queue, m.no_ack, conn.wants_offsets))
+    getter = GetConsumer(chan, queue, m.no_ack, conn.wants_offsets)
+    conn.perform(_get(conn, chan, queue, getter), channel=chan, method=m)
 
 
-def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> None:
-    """Answer, or wait: where very many messages in front have expired, they leave some per turn."""
-    if not chan.closing and conn.state == RUNNING and (queue.deleted or not queue.get(getter)):
-        if queue.ready and not queue.deleted:
-            if not conn.answering:
-                conn.answering = True
-                conn.stall()
-            queue.broker.timers.at(queue.broker.now_ms + 1, _get, conn, chan, queue, getter)
+def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> Iterator[None]:
+    """Answer. Where very many messages in front have expired, some of them leave in each turn, and the answer waits."""
+    while not chan.closing and conn.state == RUNNING:
+        if not queue.deleted and queue.get(getter):
             return
-        conn.send(chan.number, BasicGetEmpty())
-        if getter.slot:
-            chan.free_slot(getter.slot)
-    if conn.answering:
-        conn.answering = False
-        conn.unstall()
+        if queue.deleted or not queue.ready:
+            conn.send(chan.number, BasicGetEmpty())
+            if getter.slot:
+                chan.free_slot(getter.slot)
+            return
+        yield
 
 
 def ack(_conn: Connection, chan: Channel, m: BasicAck) -> None:

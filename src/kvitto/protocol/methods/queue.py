@@ -49,7 +49,7 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
     vhost = conn.vhost
     if m.passive:
         queue = vhost.queue(named(chan, m.queue), conn)
-        queue.used_ms = conn.hub.broker.now_ms
+        queue.used_ms = conn.hub.broker.timers.now_ms
     else:
         name = m.queue or generated_name()
         conn.authorise("configure", name, "queue")

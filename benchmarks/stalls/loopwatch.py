@@ -1,0 +1,86 @@
+"""Runs `kvitto serve` with a watch on its event loop; a script for the Python of any checkout, it imports nothing of this one.
+
+    python -P loopwatch.py FILE serve ...
+
+The CPU time of each callback that the loop runs, and of each round of the loop, is taken on the loop's own thread: what others do
+on the machine, and what the broker's other threads do, does not count. The longest ones of a phase stand in FILE, which the
+harness maps too: it begins a phase by writing its number, and reads what the broker has written. See `Watch` for the layout.
+"""
+
+from __future__ import annotations
+
+import asyncio.base_events
+import asyncio.events
+import functools
+import mmap
+import sys
+from time import thread_time_ns
+from typing import Any
+
+SIZE = 4096
+NAME_AT, NAME_MAX = 128, 256
+PHASE, SEEN, PIECE_NS, ROUND_NS, BEGAN_NS = range(5)
+"""Words of 8 bytes: the phase that the harness wants, the phase of what follows, the longest callback and the longest round of it,
+and the thread's CPU time when the callback began that runs now, 0 while none runs."""
+
+
+def name_of(callback: Any) -> str:
+    """What a person looks for in the sources: a function, behind it whose socket it serves."""
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    owner = getattr(callback, "__self__", None)
+    name = getattr(callback, "__qualname__", type(callback).__name__)
+    coroutine = owner.get_coro() if isinstance(owner, asyncio.Task) else None
+    if coroutine is not None:
+        return f"{name} of {getattr(coroutine, '__qualname__', coroutine)}"
+    protocol = getattr(owner, "_protocol", None)
+    return f"{name} of {type(protocol).__name__}" if protocol is not None else str(name)
+
+
+class Watch:
+    """The longest callback and round of a phase, kept in a file that another process maps."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "r+b") as file:
+            self.map = mmap.mmap(file.fileno(), SIZE)
+        self.words = memoryview(self.map).cast("Q")
+
+    def install(self) -> None:
+        run_handle = asyncio.events.Handle._run  # type: ignore[attr-defined]
+        run_once = asyncio.base_events.BaseEventLoop._run_once  # type: ignore[attr-defined]
+        words, new_phase, worse = self.words, self.new_phase, self.worse
+
+        def handle(self: Any) -> None:
+            callback = self._callback
+            words[BEGAN_NS] = began = thread_time_ns()
+            run_handle(self)
+            spent = thread_time_ns() - began
+            words[BEGAN_NS] = 0
+            if words[SEEN] != words[PHASE]:
+                new_phase()
+            if spent > words[PIECE_NS]:
+                worse(spent, callback)
+
+        def once(self: Any) -> None:
+            began = thread_time_ns()
+            run_once(self)
+            words[ROUND_NS] = max(words[ROUND_NS], thread_time_ns() - began)
+
+        asyncio.events.Handle._run = handle  # type: ignore[attr-defined]
+        asyncio.base_events.BaseEventLoop._run_once = once  # type: ignore[attr-defined]
+
+    def new_phase(self) -> None:
+        self.words[PIECE_NS] = self.words[ROUND_NS] = 0
+        self.words[SEEN] = self.words[PHASE]
+
+    def worse(self, spent: int, callback: Any) -> None:
+        self.words[PIECE_NS] = spent
+        name = name_of(callback).encode()[:NAME_MAX]
+        self.map[NAME_AT : NAME_AT + NAME_MAX] = name.ljust(NAME_MAX, b"\0")
+
+
+if __name__ == "__main__":
+    from kvitto.cli.main import main
+
+    Watch(sys.argv[1]).install()
+    sys.exit(main(sys.argv[2:]))

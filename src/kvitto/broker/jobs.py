@@ -1,0 +1,66 @@
+"""Work that is too long for one turn: it is cut into pieces, and a few pieces run in each turn.
+
+A job is an iterator. Each step of it does a piece of work that takes at most about half a millisecond of CPU, so that a turn
+stays below 5 ms whatever a peer has asked for. The layers below the server have no clock to measure that with: whoever writes a
+job counts its steps. Between two pieces everything else goes on: the job has to look again at what it left off with.
+
+The server calls `run` once per turn, by way of `Hub.turn`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from kvitto.broker import walls
+
+PIECES_PER_TURN = 4
+"""Pieces of all jobs that run in one turn: about 2 ms."""
+
+
+def nothing() -> None:
+    """The end of a job that nobody waits for."""
+
+
+class Jobs:
+    """The jobs of a broker, served in rotation, one piece of each."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Job] = deque()
+
+    def __len__(self) -> int:
+        """How many jobs have not ended."""
+        return len(self._waiting)
+
+    def start(self, steps: Iterator[object], done: Callable[[], None] = nothing, owner: object = None) -> None:
+        """Run the first piece now, and the others in later turns; then call `done`.
+
+        A job of one piece is done when this returns, and what it raises reaches the caller. Later there is no caller: an error then is
+        contained by `owner`, the connection or queue whose work this is (broker/walls.py); without an owner it ends the process.
+        """
+        job = _Job(steps, done, owner)
+        if not job.step():
+            self._waiting.append(job)
+
+    def run(self) -> None:
+        """Run the pieces of one turn."""
+        for _ in range(PIECES_PER_TURN):
+            if not self._waiting:
+                return
+            job = self._waiting.popleft()
+            if walls.run(job.owner, job.step) is False:
+                self._waiting.append(job)
+
+
+class _Job:
+    def __init__(self, steps: Iterator[object], done: Callable[[], None], owner: object) -> None:
+        self._steps = steps
+        self._done = done
+        self.owner = owner
+
+    def step(self) -> bool:
+        """Run one piece; True if it was the last one, and `done` was called."""
+        for _ in self._steps:
+            return False
+        self._done()
+        return True
