@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kvitto
-from benchmarks.stalls.broker import Broker, Found, measure, python_of
+from benchmarks.stalls.broker import Broker, Found, Probe, measure, python_of
 from benchmarks.stalls.rows import Row, rows
 
 PLACE = Path(__file__).resolve().parent.parent.parent / "build" / "bench" / "stalls"
@@ -50,9 +50,9 @@ def line(row: Row, found: dict[str, Found]) -> str:
 
     new = found["new"]
     figures = (both("{f.piece_ms:.1f}"), new.callback, both("{f.round_ms:.1f}"))
-    others = both("{f.p999_ms:.1f} ({n})".replace("({n})", ""))
+    others = both("{f.p999_ms:.1f}")
     return (
-        f"| {row.name}: {row.title} | {figures[0]} | `{figures[1]}` | {figures[2]} | {others.strip()}"
+        f"| {row.name}: {row.title} | {figures[0]} | `{figures[1]}` | {figures[2]} | {others}"
         f" ({len(new.confirms_ms)}) | {both('{f.rss_mib:.0f}')} | {verdict(new)} |"
     )
 
@@ -64,9 +64,11 @@ def run(row: Row, pythons: dict[str, Path], place: Path, small: bool) -> dict[st
         shutil.rmtree(place, ignore_errors=True)
         broker = Broker(place, python, row.options)
         broker.start()
+        probe = Probe(broker.uri)
         try:
-            found[name] = measure(broker, row, small)
+            found[name] = measure(broker, row, probe, small)
         finally:
+            probe.close()
             broker.kill()
             shutil.rmtree(place, ignore_errors=True)
     return found

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from benchmarks.stalls.peer import method
+from benchmarks.stalls.peer import Peer, method
 from benchmarks.stalls.rows import Site, Steps, row
 from kvitto.wire import methods as m
+
+
+def holding(site: Site, queue: str, count: int, **arguments: object) -> Peer:
+    """A peer that has so many messages of a new queue unacked, by consumer "c" of channel 1."""
+    peer = site.peer()
+    peer.queue(queue, arguments)
+    peer.ask(m.BasicConsume(queue, "c"), m.BasicConsumeOk)
+    peer.fill(queue, count)
+    peer.wait(m.BasicDeliver, count)
+    return peer
 
 
 @row("two consumers without prefetch have 400,000 out alternately, both connections end")
 def alternating_ends(site: Site) -> Steps:
     count = site.count(400_000)
-    first, second, other = site.peer(), site.peer(), site.peer()
-    first.queue("alternating_ends")
-    first.ask(m.BasicConsume("alternating_ends", "all"), m.BasicConsumeOk)
-    other.fill("alternating_ends", count)
-    first.wait(m.BasicDeliver, count)
-    first.ask(m.BasicCancel("all"), m.BasicCancelOk)
+    first, second, other = holding(site, "alternating_ends", count), site.peer(), site.peer()
+    first.ask(m.BasicCancel("c"), m.BasicCancelOk)
     second.ask(m.BasicConsume("alternating_ends"), m.BasicConsumeOk)
     first.send(b"".join(method(1, m.BasicNack(tag, requeue=True)) for tag in range(2, count + 1, 2)))
     second.wait(m.BasicDeliver, count // 2)
@@ -25,16 +31,134 @@ def alternating_ends(site: Site) -> Steps:
     site.wait(lambda: other.ready("alternating_ends") >= count, "all messages back in the queue")
 
 
-@row("200,000 single nacks with requeue, last first")
+@row("200,000 single nacks with requeue, every second message, last first")
 def nacks_last_first(site: Site) -> Steps:
-    count = site.count(200_000)
-    peer = site.peer()
-    peer.queue("nacks_last_first")
-    peer.fill("nacks_last_first", count)
-    peer.ask(m.BasicConsume("nacks_last_first", consumer_tag="c"), m.BasicConsumeOk)
-    peer.wait(m.BasicDeliver, count)
+    count = site.count(400_000)
+    peer = holding(site, "nacks_last_first", count)
     peer.ask(m.BasicCancel("c"), m.BasicCancelOk)
-    nacks = b"".join(method(1, m.BasicNack(tag, requeue=True)) for tag in range(count, 0, -1))
+    nacks = b"".join(method(1, m.BasicNack(tag, requeue=True)) for tag in range(count, 0, -2))
     yield
     peer.send(nacks)
-    peer.ask(m.QueueDeclare("nacks_last_first", passive=True), m.QueueDeclareOk)
+    peer.ready("nacks_last_first")
+
+
+@row("200,000 single nacks without requeue, last first")
+def rejects_last_first(site: Site) -> Steps:
+    count = site.count(200_000)
+    peer = holding(site, "rejects_last_first", count)
+    nacks = b"".join(method(1, m.BasicNack(tag)) for tag in range(count, 0, -1))
+    yield
+    peer.send(nacks)
+    peer.ready("rejects_last_first")
+
+
+@row("10,000 consumers on a channel with global qos have 60,000 unacked, one ack with multiple")
+def ack_of_many_consumers(site: Site) -> Steps:
+    names, count = site.count(10_000), site.count(60_000)
+    peer = site.peer()
+    peer.queue("ack_of_many_consumers")
+    peer.ask(m.BasicQos(0, 65_000, True), m.BasicQosOk)
+    peer.all((m.BasicConsume("ack_of_many_consumers", str(n)) for n in range(names)), m.BasicConsumeOk)
+    for _ in range(60):  # by turns, so that runs of one consumer are short
+        peer.fill("ack_of_many_consumers", count // 60)
+    peer.wait(m.BasicDeliver, count // 60 * 60)
+    yield
+    peer.say(m.BasicAck(0, True))
+    peer.ready("ack_of_many_consumers")
+
+
+@row("1,000,000 unacked: an ack with multiple, then a million more and the connection ends")
+def million_unacked(site: Site) -> Steps:
+    count = site.count(1_000_000)
+    peer, other = holding(site, "million_unacked", count), site.peer()
+    yield
+    peer.say(m.BasicAck(0, True))
+    peer.ready("million_unacked")
+    peer.fill("million_unacked", count)
+    peer.wait(m.BasicDeliver, count)
+    peer.close()
+    site.wait(lambda: other.ready("million_unacked") >= count, "all messages back in the queue")
+
+
+@row("500,000 unacked in a channel with a transaction, 50 times one ack and tx.commit")
+def commits_with_unacked(site: Site) -> Steps:
+    count = site.count(500_000)
+    peer = site.peer()
+    peer.queue("commits_with_unacked")
+    peer.fill("commits_with_unacked", count)
+    peer = site.peer()
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.ask(m.BasicConsume("commits_with_unacked"), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver, count)
+    yield
+    for tag in range(count, count - 50, -1):
+        peer.say(m.BasicAck(max(tag, 1)), m.TxCommit())
+        peer.wait(m.TxCommitOk)
+
+
+@row("100 queues with an x-consumer-timeout each, 50,000 unacked")
+def consumer_timeouts(site: Site) -> Steps:
+    count, queues = site.count(50_000), site.count(100, 10)
+    peer = site.peer()
+    for number in range(queues):
+        name = f"consumer_timeouts.{number}"
+        peer.queue(name, {"x-consumer-timeout": 600_000 + number})
+        peer.ask(m.BasicConsume(name), m.BasicConsumeOk)
+        peer.fill(name, count // queues)
+    peer.wait(m.BasicDeliver, count // queues * queues)
+    yield
+    site.watch()
+
+
+@row("300,000 unacked, one nack with multiple, x-retry-delay")
+def nacks_with_delay(site: Site) -> Steps:
+    arguments = {"x-retry-delay-min": 100_000, "x-retry-delay-max": 200_000}
+    peer = holding(site, "nacks_with_delay", site.count(300_000), **arguments)
+    yield
+    peer.say(m.BasicNack(0, True, True))
+    peer.ready("nacks_with_delay")
+
+
+@row("300,000 unacked, one nack with multiple, x-delivery-limit")
+def nacks_at_limit(site: Site) -> Steps:
+    peer = holding(site, "nacks_at_limit", site.count(300_000), **{"x-delivery-limit": 0})
+    yield
+    peer.say(m.BasicNack(0, True, True))
+    peer.ready("nacks_at_limit")
+
+
+@row("300,000 unacked, one nack with multiple, dead letters to another queue")
+def nacks_dead_lettered(site: Site) -> Steps:
+    other, count = site.peer(), site.count(300_000)
+    other.queue("nacks_dead_lettered.letters")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "nacks_dead_lettered.letters"}
+    peer = holding(site, "nacks_dead_lettered", count, **arguments)
+    yield
+    peer.say(m.BasicNack(0, True, False))
+    site.wait(lambda: other.ready("nacks_dead_lettered.letters") >= count, "all dead letters")
+
+
+@row("400,000 given back at once to 50 consumers")
+def given_back(site: Site) -> Steps:
+    count = site.count(400_000)
+    first = holding(site, "given_back", count)
+    other = site.peer()
+    other.ask(m.BasicQos(0, 2000), m.BasicQosOk)
+    other.all((m.BasicConsume("given_back", str(number)) for number in range(50)), m.BasicConsumeOk)
+    yield
+    first.close()
+    taken = 0
+    while taken < count:
+        other.wait(m.BasicDeliver, min(count - taken, 1000))
+        taken += 1000
+        other.say(m.BasicAck(min(taken, count), True))
+
+
+@row("500,000 unacked, basic.recover")
+def recover(site: Site) -> Steps:
+    count = site.count(500_000)
+    peer = holding(site, "recover", count)
+    peer.ask(m.BasicCancel("c"), m.BasicCancelOk)
+    yield
+    peer.ask(m.BasicRecover(True), m.BasicRecoverOk)
+    peer.ready("recover")

@@ -26,6 +26,7 @@ from kvitto.torture import nodes
 READY = re.compile(r"^kvitto ready amqp=\S+:(\d+) http=\S+:(\d+) .*")
 SETTLE_S = 0.5
 """Measured beyond the end of an attack: what it leaves behind for later turns belongs to it."""
+SMALL_SETTLE_S = 0.1
 QUIET_SHARE = 0.5
 """Of a core: with more than the probe can cause the broker is still at work on the attack."""
 LIMIT_S = 150.0
@@ -142,26 +143,25 @@ class Probe:
         self._process.communicate()
 
 
-def measure(broker: Broker, row: Row, small: bool) -> Found:
+def measure(broker: Broker, row: Row, probe: Probe, small: bool) -> Found:
     """Setup, attack and aftermath of a row on a broker that runs."""
     found, site = Found(), broker.site(small)
+    settle_s = SMALL_SETTLE_S if small else SETTLE_S
     before = peak(broker)
-    probe = Probe(broker.uri)
     try:
         steps = row.attack(site)
         next(steps)
-        settle(broker)
+        settle(broker, settle_s)
         probe.turn()
         broker.new_phase()
         try:
             next(steps, None)
-            settle(broker)
+            settle(broker, settle_s)
         finally:
             found.confirms_ms = probe.turn()
-    except (Stuck, Refused, OSError) as error:
+    except (Stuck, Refused, AssertionError, OSError) as error:
         found.stuck = f"{type(error).__name__}: {error}"
     finally:
-        probe.close()
         if broker.running:
             found.piece_ms, found.callback, found.round_ms = broker.longest()
             if (unfinished := broker.unfinished_ms()) > found.piece_ms and found.stuck:
@@ -173,15 +173,14 @@ def measure(broker: Broker, row: Row, small: bool) -> Found:
     return found
 
 
-def settle(broker: Broker) -> None:
+def settle(broker: Broker, settle_s: float) -> None:
     """Until the broker has done what it was given, and a moment more."""
     until = time.monotonic() + LIMIT_S
-    quiet = 0.0
-    while quiet < SETTLE_S and time.monotonic() < until:
+    quiet = 0
+    while quiet < 2 and time.monotonic() < until:
         began = broker.thread_s()
-        time.sleep(SETTLE_S / 2)
-        busy = (broker.thread_s() - began) / (SETTLE_S / 2)
-        quiet = quiet + SETTLE_S / 2 if busy < QUIET_SHARE else 0.0
+        time.sleep(settle_s / 2)
+        quiet = quiet + 1 if broker.thread_s() - began < QUIET_SHARE * settle_s / 2 else 0
 
 
 def peak(broker: Broker) -> int:

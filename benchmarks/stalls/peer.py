@@ -230,9 +230,10 @@ NOTED = {key_of(kind) for kind in (m.BasicAck, m.BasicNack, m.ChannelClose, m.Co
 
 
 def http(port: int, verb: str, path: str, body: Any = None, user: str = "guest") -> tuple[int, bytes]:
-    """One request to the management API: status and answer."""
+    """One request to the management API (a path below /api, or one from the root): status and answer."""
+    path = path if path.startswith("/") else f"/api/{path}"
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/{path}", data, method=verb)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, method=verb)
     request.add_header("Authorization", "Basic " + b64encode(f"{user}:{user}".encode()).decode())
     request.add_header("Content-Type", "application/json")
     try:

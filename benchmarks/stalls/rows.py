@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.stalls.peer import WAIT_S, Peer, Stuck, http
 
+WATCH_MS = 3000
 Steps = Iterator[None]
 THEMES = ("acks", "consumers", "topology", "bodies", "http", "lists", "limits")
 
@@ -54,6 +55,10 @@ class Site:
 
     def http(self, verb: str, path: str, body: Any = None, user: str = "guest") -> tuple[int, bytes]:
         return http(self.http_port, verb, path, body, user)
+
+    def watch(self) -> None:
+        """Measure for a while in which nothing more is sent."""
+        time.sleep(self.count(WATCH_MS, WATCH_MS // 10) / 1000)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + WAIT_S

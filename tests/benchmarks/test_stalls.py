@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from benchmarks.stalls.broker import Broker, Found, measure
+from benchmarks.stalls.broker import Broker, Found, Probe, measure
 from benchmarks.stalls.rows import Row, Site, Steps, row, rows
 
 PIECE_MS = 60.0
@@ -17,31 +18,35 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("stalls"), Path(sys.executable))
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Probe]]:
+    with running(tmp_path_factory.mktemp("stalls")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def running(place: Path, options: Sequence[str] = ()) -> Iterator[tuple[Broker, Probe]]:
+    broker = Broker(place, Path(sys.executable), options)
     broker.start()
-    yield broker
-    broker.close()
+    probe = Probe(broker.uri)
+    try:
+        yield broker, probe
+    finally:
+        probe.close()
+        broker.close()
 
 
 @pytest.mark.parametrize("row_", rows().values(), ids=lambda row_: row_.name)
-def test_no_piece_of_the_loop_is_long(row_: Row, shared: Broker, tmp_path: Path) -> None:
+def test_no_piece_of_the_loop_is_long(row_: Row, shared: tuple[Broker, Probe], tmp_path: Path) -> None:
     """W8. `python -m benchmarks.stalls` has the full form."""
-    if not row_.options:
-        found = measure(shared, row_, small=True)
-    else:
-        own = Broker(tmp_path, Path(sys.executable), row_.options)
-        own.start()
-        try:
-            found = measure(own, row_, small=True)
-        finally:
-            own.close()
+    alone = running(tmp_path, row_.options) if row_.options else contextlib.nullcontext(shared)
+    with alone as (broker, probe):
+        found = measure(broker, row_, probe, small=True)
     assert not found.stuck
     assert found.piece_ms <= PIECE_MS, found
     assert found.confirms_ms
 
 
-def test_the_watch_sees_a_piece_and_who_caused_it(shared: Broker) -> None:
+def test_the_watch_sees_a_piece_and_who_caused_it(shared: tuple[Broker, Probe]) -> None:
     """One piece of work that is large is told from many small ones."""
     rows_ = rows()
     before = dict(rows_)
@@ -53,7 +58,7 @@ def test_the_watch_sees_a_piece_and_who_caused_it(shared: Broker) -> None:
 
     made = rows_.pop("watched")
     assert rows_ == before and made.theme == "test_stalls"
-    found = measure(shared, made, small=True)
+    found = measure(shared[0], made, shared[1], small=True)
     assert found.callback and 0 < found.piece_ms <= found.round_ms
     assert isinstance(found, Found) and not found.stuck
 
