@@ -14,7 +14,7 @@ import tarfile
 import venv
 from pathlib import Path
 
-from tests.compat.suites import HERE, Checkout, Sdist, Suite
+from tests.compat.suites import HERE, Checkout, Ours, Sdist, Suite
 
 CACHE = HERE.parents[1] / ".cache" / "compat"
 
@@ -27,6 +27,9 @@ def tests_of(suite: Suite) -> Path:
     """Directory with the suite's sources."""
     if isinstance(suite.source, Checkout):
         return _checkout(suite.source)
+    if isinstance(suite.source, Ours):
+        place = HERE / suite.source.folder
+        return _node_modules(place) if (place / "package-lock.json").exists() else place
     return _unpacked(suite.source)
 
 
@@ -53,6 +56,21 @@ def _checkout(source: Checkout) -> Path:
     if not Path(place).is_dir():
         raise Unavailable(f"{source.variable}={place} is not a directory: name a checkout of {source.repository}")
     return Path(place).resolve()
+
+
+def _node_modules(tests: Path) -> Path:
+    """A copy of these tests beside what they need, which npm installs as the lock says."""
+    npm = shutil.which("npm")
+    if not npm:
+        raise Unavailable("it needs Node: install nodejs and npm")
+    place = CACHE / f"node-{tests.parent.name}"
+    lock = (tests / "package-lock.json").read_bytes()
+    if not (place / "node_modules").is_dir() or (place / "package-lock.json").read_bytes() != lock:
+        shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(tests, place, dirs_exist_ok=True)
+    if not (place / "node_modules").is_dir():
+        _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", place], f"install {tests}")
+    return place
 
 
 def _unpacked(source: Sdist) -> Path:

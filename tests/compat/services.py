@@ -18,7 +18,7 @@ from tests.compat.fetch import CACHE, Unavailable
 from tests.compat.suites import Broker
 
 LOG = CACHE / "kvitto.log"  # of all brokers that a run starts
-READY = re.compile(r"^kvitto ready amqp=(?P<host>\S+):(?P<port>\d+) ")
+READY = re.compile(r"^kvitto ready amqp=(?P<host>\S+):(?P<port>\d+) http=\S+:(?P<http>\d+) ")
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def kvitto() -> Iterator[Broker]:
             ready = READY.match(line)
             if not ready:
                 raise Unavailable(f"kvitto serve did not get ready; see {LOG}")
-            yield Broker(ready["host"], int(ready["port"]))
+            yield Broker(ready["host"], int(ready["port"]), http_port=int(ready["http"]))
             if process.poll() is not None:
                 raise Unavailable(f"kvitto serve ended with {process.returncode}; see {LOG}")
         finally:

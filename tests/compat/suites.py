@@ -23,6 +23,8 @@ class Broker:
     port: int
     user: str = "guest"
     password: str = "guest"
+    http_port: int = 0
+    """Of the management API; 0 if it is not known."""
 
     @classmethod
     def from_url(cls, url: str) -> Broker:
@@ -56,11 +58,18 @@ class Checkout:
 
 
 @dataclass(frozen=True)
+class Ours:
+    """Tests of our own, for clients that bring none: a folder beside this file. One with a package-lock.json is Node's."""
+
+    folder: str
+
+
+@dataclass(frozen=True)
 class Suite:
     """One suite. `venv` names the lock file under locks/ (None: Node's test runner)."""
 
     name: str
-    source: Sdist | Checkout
+    source: Sdist | Checkout | Ours
     venv: str | None
     tests: tuple[str, ...]
     args: tuple[str, ...] = ()
@@ -85,6 +94,9 @@ class Suite:
             RABBITMQ_5672_TCP=str(broker.port),
             TEST_BROKER=f"pyamqp://{broker.user}:{broker.password}@{broker.host}:{broker.port}//",
             URL=broker.url,
+            COMPAT_HTTP=f"http://{broker.user}:{broker.password}@{broker.host}:{broker.http_port}"
+            if broker.http_port
+            else "",
             PYTHONPATH=os.pathsep.join([".", *(str(PLUGINS / p) for p in self.path)]),
             PYTHONDONTWRITEBYTECODE="1",
         )
@@ -173,6 +185,8 @@ SUITES = (
         environment={"NODE_OPTIONS": "--require {plugins}/port/amqplib.cjs"},
         test_timeout=20,
     ),
+    Suite(name="clients", source=Ours("clients"), venv="clients", tests=(".",)),
+    Suite(name="rascal", source=Ours("clients/node"), venv=None, tests=("rascal.test.js",), test_timeout=30),
 )
 
-QUICK = ("py-amqp", "kombu", "aiormq", "aio-pika")
+QUICK = ("py-amqp", "kombu", "aiormq", "aio-pika", "clients")

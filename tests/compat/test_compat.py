@@ -7,7 +7,7 @@ from tests.compat.run import Results, chosen, run
 from tests.compat.services import kvitto
 from tests.compat.suites import QUICK
 
-# all four run side by side in the first test that needs them; most of their time is waiting
+# all run side by side in the first test that needs them; most of their time is waiting
 pytestmark = pytest.mark.timeout(600)
 
 
