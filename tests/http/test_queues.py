@@ -208,8 +208,28 @@ def test_lists_can_be_paged_sorted_and_cut_to_columns(api: Http) -> None:
     assert page["total_count"] == len(api.get("/api/queues"))
     rates = api.get("/api/queues/%2F?columns=message_stats.publish_details.rate,name&name=page-1")
     assert rates == [{"message_stats": {"publish_details": {"rate": 0.0}}, "name": "page-1"}]
-    for query in ("page=0", "page=99", "page=x", "page=1&page_size=501", "use_regex=true"):
+    for query in ("page=0", "page=99", "page=x", "page=1&page_size=501", "name=(&use_regex=true"):
         assert api.call("GET", f"/api/queues?{query}").status == 400
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("name=LISTED", ["Listed-b", "listed-a"]),
+        ("name=^LISTED-a$&use_regex=true", ["listed-a"]),
+        ("name=^(%3F!listed-a)listed&use_regex=true&pagination=false", ["Listed-b"]),
+        ("name=^listed&use_regex=false", []),
+    ],
+)
+def test_names_in_lists_are_found_by_a_part_or_a_regular_expression_whatever_their_case(
+    api: Http, query: str, found: list[str]
+) -> None:
+    """As from RabbitMQ; KEDA asks like this."""
+    for name in ("listed-a", "Listed-b"):
+        api.put(f"/api/queues/%2F/{name}")
+    page = api.get(f"/api/queues/%2F?page=1&sort=name&columns=name&{query}")
+    assert [queue["name"] for queue in page["items"]] == found
+    assert (page["filtered_count"], page["page_count"]) == (len(found), min(len(found), 1))
 
 
 @pytest.mark.parametrize("name", ["with space", "slash/inside", "ümläut", "50%", "a?b#c", '"quoted"', "x" * 255])

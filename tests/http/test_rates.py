@@ -4,11 +4,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvitto.broker.counts import Counts
-from kvitto.http.rates import TOTAL, Rates
+from kvitto.http.rates import PIECE, TOTAL, Rates
 
 
 def thing(**counts: int) -> Any:
-    zero = {"published": 0, "delivered": 0, "acked": 0, "redelivered": 0}
+    zero = {
+        "published": 0,
+        "delivered": 0,
+        "acked": 0,
+        "redelivered": 0,
+        "ready": 0,
+        "unacked": 0,
+        "moving": 0,
+        "parked": (),
+    }
     return SimpleNamespace(**{**zero, **counts})
 
 
@@ -55,8 +64,19 @@ def test_very_many_are_sampled_in_pieces() -> None:
     rates = Rates()
     made = [Connection(received_bytes=n, sent_bytes=0) for n in range(2000)]
     for at in (0.0, 1.0):
-        assert sum(1 for _ in rates.sample(at, broker(), made)) == 4
+        assert sum(1 for _ in rates.sample(at, broker(), made)) == 2001 // PIECE
     assert rates.of(made[5], 2) == (0.0, 0.0)
     made[5].received_bytes += 7
     sample(rates, 2.0, broker(), made)
     assert rates.of(made[5], 2) == (7.0, 0.0)
+
+
+def test_how_fast_a_queue_grows_and_shrinks_is_a_rate_too() -> None:
+    """It stayed at 0."""
+    rates, queue = Rates(), Queue(**vars(thing(ready=10)))
+    sample(rates, 10.0, broker(queue), [])
+    queue.ready, queue.unacked = 0, 5
+    sample(rates, 15.0, broker(queue), [])
+    expected = {"messages": -1.0, "messages_ready": -2.0, "messages_unacknowledged": 1.0}
+    for of in (queue, TOTAL):
+        assert rates.of_depth(of) == {f"{name}_details": {"rate": rate} for name, rate in expected.items()}

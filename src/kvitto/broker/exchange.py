@@ -196,12 +196,12 @@ class Exchange:
         return dest in self._bindings
 
     def bindings_to(self, dest: Dest) -> Iterator[Binding]:
-        yield from self._bindings.get(dest, {}).values()
+        yield from list(self._bindings.get(dest, {}).values())
 
     def bindings(self) -> Iterator[Binding]:
-        """In the order of the destinations' first bindings."""
-        for own in self._bindings.values():
-            yield from own.values()
+        """In the order of the destinations' first bindings. Bindings may come and go meanwhile."""
+        for own in list(self._bindings.values()):
+            yield from list(own.values())
 
     def route(self, routing_key: str, headers: Headers | None) -> Collection[Dest]:
         """The destinations bound to this exchange that match, each once. To be used before the next change."""

@@ -22,16 +22,17 @@ MEMORY_MAX = 128 << 10
 _PROPERTY = re.compile(r"(?<!\\)(?:\\\\)*\\[pP]")
 
 
-def _options() -> Any:
+def _options(caseless: bool) -> Any:
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.max_mem = MEMORY_MAX
     options.never_capture = True
     options.log_errors = False
+    options.case_sensitive = not caseless
     return options
 
 
-_OPTIONS = _options()
+_OPTIONS, _CASELESS = _options(False), _options(True)
 
 
 class InvalidPattern(ValueError):
@@ -62,7 +63,7 @@ class Pattern:
         return all((part.search(encoded) is not None) is wanted for part, wanted in self._parts)
 
 
-def compile_pattern(text: str) -> Pattern:
+def compile_pattern(text: str, caseless: bool = False) -> Pattern:
     """InvalidPattern."""
     try:
         size = len(text.encode())
@@ -70,7 +71,8 @@ def compile_pattern(text: str) -> Pattern:
         raise InvalidPattern(f"{text!r} is not UTF-8") from None
     if size > PATTERN_MAX:
         raise InvalidPattern(f"a pattern has at most {PATTERN_MAX} bytes, this one has {size}")
-    parts = [(_compile(part, text), wanted) for part, wanted in _parts(text)]
+    options = _CASELESS if caseless else _OPTIONS
+    parts = [(_compile(part, text, options), wanted) for part, wanted in _parts(text)]
     return Pattern(text, tuple(parts))
 
 
@@ -82,9 +84,9 @@ def stored_pattern(text: str) -> Pattern:
         return Pattern(text, (), str(error))
 
 
-def _compile(part: str, whole: str) -> Any:
+def _compile(part: str, whole: str, options: Any) -> Any:
     try:
-        return re2.compile(part.encode(), _OPTIONS)
+        return re2.compile(part.encode(), options)
     except re2.error as error:
         raise InvalidPattern(f"{whole!r} cannot be a pattern: {_why(error)}") from None
 

@@ -269,7 +269,7 @@ class VHost:
     def bindings_to(self, dest: Queue | Exchange) -> Iterator[Binding]:
         """Those of the default exchange come first, the others in the order of their exchanges' first bindings to it."""
         yield from self.exchanges[""].bindings_to(dest)
-        for exchange in self._sources.get(dest, ()):
+        for exchange in list(self._sources.get(dest, ())):
             yield from exchange.bindings_to(dest)
 
     def _unbound(self, exchange: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> None:

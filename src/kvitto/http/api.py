@@ -19,6 +19,7 @@ from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.rates import Rates
 from kvitto.http.request import Problem, Request, not_authorised, not_found
+from kvitto.http.slices import Slices
 from kvitto.store.store import Store
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Api:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.rates = Rates()
+        self.slices = Slices()
         self.node = f"kvitto@{platform.node() or 'localhost'}"
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
@@ -20,43 +20,43 @@ Found = tuple[VHost, Binding]
 
 
 def all_bindings(vhost: VHost) -> Iterator[Binding]:
-    for exchange in vhost.exchanges.values():
+    for exchange in list(vhost.exchanges.values()):
         yield from exchange.bindings()
 
 
 async def list_bindings(call: Call) -> Response:
-    return await _list(call, [(vhost, binding) for vhost in call.vhosts() for binding in all_bindings(vhost)])
+    return await _list(call, ((vhost, binding) for vhost in call.vhosts() for binding in all_bindings(vhost)))
 
 
 async def of_queue(call: Call) -> Response:
     queue = call.queue()
-    return await _list(call, [(queue.vhost, b) for b in queue.vhost.bindings_to(queue)])
+    return await _list(call, ((queue.vhost, b) for b in queue.vhost.bindings_to(queue)))
 
 
 async def from_exchange(call: Call) -> Response:
     vhost = call.vhost()
-    return await _list(call, [(vhost, b) for b in vhost.exchange(exchange_name(call.name)).bindings()])
+    return await _list(call, ((vhost, b) for b in vhost.exchange(exchange_name(call.name)).bindings()))
 
 
 async def to_exchange(call: Call) -> Response:
     vhost = call.vhost()
     exchange = vhost.exchange(exchange_name(call.name))
-    return await _list(call, [(vhost, b) for b in vhost.bindings_to(exchange)])
+    return await _list(call, ((vhost, b) for b in vhost.bindings_to(exchange)))
 
 
 async def between(call: Call) -> Response:
     vhost = call.vhost()
     source, dest = _ends(call, vhost)
-    return await _list(call, [(vhost, b) for b in source.bindings_to(dest)])
+    return await _list(call, ((vhost, b) for b in source.bindings_to(dest)))
 
 
-async def _list(call: Call, found: list[Found]) -> Response:
+async def _list(call: Call, found: Iterable[Found]) -> Response:
     return await answer_list(call, found, lambda pair: views.binding(*pair))
 
 
-def get_binding(call: Call) -> Response:
+async def get_binding(call: Call) -> Response:
     vhost = call.vhost()
-    return answer(views.binding(vhost, _binding(call, *_ends(call, vhost))))
+    return answer(views.binding(vhost, await _binding(call, *_ends(call, vhost))))
 
 
 async def post_binding(call: Call) -> Response:
@@ -77,7 +77,7 @@ async def delete_binding(call: Call) -> Response:
     vhost = call.own_vhost()
     source, dest = _ends(call, vhost)
     _authorise(call, source, dest)
-    binding = _binding(call, source, dest)
+    binding = await _binding(call, source, dest)
     await call.api.change(lambda: vhost.unbind(source.name, dest, binding.routing_key, binding.arguments))
     return NO_CONTENT
 
@@ -90,10 +90,11 @@ def _ends(call: Call, vhost: VHost) -> tuple[Exchange, Queue | Exchange]:
     return source, vhost.exchange(exchange_name(call.args["destination"]))
 
 
-def _binding(call: Call, source: Exchange, dest: Queue | Exchange) -> Binding:
+async def _binding(call: Call, source: Exchange, dest: Queue | Exchange) -> Binding:
     for binding in source.bindings_to(dest):
         if views.properties_key(binding) == call.args["key"]:
             return binding
+        await call.api.slices.rest()
     raise not_found(f"there is no binding {call.args['key']!r} between these two")
 
 

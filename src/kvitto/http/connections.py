@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.http import views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
-from kvitto.http.listing import answer_list
+from kvitto.http.listing import answer_list, array, with_array
 from kvitto.http.request import NO_CONTENT, Response, answer, not_authorised, not_found
 
 REASON_BYTES = 200
@@ -29,33 +30,39 @@ async def list_connections(call: Call) -> Response:
     )
 
 
-def find(call: Call) -> Any:
+async def find(call: Call) -> Any:
     """The connection that the path names. Problem 404, 401."""
     for connection in call.api.connections:
         if views.connection_name(call.api, connection) == call.name:
             if connection.user is not call.user and not call.sees_all:
                 raise not_authorised(f"the connection belongs to user '{connection.user.name}'")
             return connection
+        await call.api.slices.rest()
     raise not_found(f"there is no connection '{call.name}'")
 
 
-def get_connection(call: Call) -> Response:
-    return answer(views.connection(call.api, find(call)))
+async def get_connection(call: Call) -> Response:
+    return answer(views.connection(call.api, await find(call)))
 
 
-def delete_connection(call: Call) -> Response:
-    connection = find(call)
+async def delete_connection(call: Call) -> Response:
+    connection = await find(call)
     if connection.user is not call.user and not call.user.is_administrator:
         raise not_authorised("only an administrator closes other users' connections")
+    close(call, connection)
+    return NO_CONTENT
+
+
+def close(call: Call, connection: Any) -> None:
+    """Close an AMQP connection with the reason that the caller gives."""
     given = call.request.headers.get("x-reason", "Closed via management plugin").encode("latin-1")
     reason = given[:REASON_BYTES].decode(errors="ignore")
     connection.close(ConnectionError_(CONNECTION_FORCED, reason))
     call.api.host.schedule()
-    return NO_CONTENT
 
 
-def _channels(connections: list[Any]) -> list[Any]:
-    return [channel for c in connections for channel in c.channels.values() if not channel.closing]
+def _channels(connections: list[Any]) -> Iterator[Any]:
+    return (channel for c in connections for channel in list(c.channels.values()) if not channel.closing)
 
 
 async def list_channels(call: Call) -> Response:
@@ -63,27 +70,29 @@ async def list_channels(call: Call) -> Response:
 
 
 async def channels_of(call: Call) -> Response:
-    return await _list_channels(call, [find(call)])
+    return await _list_channels(call, [await find(call)])
 
 
 async def _list_channels(call: Call, connections: list[Any]) -> Response:
     api = call.api
-    return await answer_list(call, _channels(connections), lambda channel: views.channel(api, channel))
+    return await answer_list(
+        call, _channels(connections), lambda c: views.channel(api, c), lambda c: views.channel_name(api, c)
+    )
 
 
-def get_channel(call: Call) -> Response:
+async def get_channel(call: Call) -> Response:
+    api = call.api
     for channel in _channels(visible(call)):
-        view = views.channel(call.api, channel)
-        if view["name"] == call.name:
-            consumers = [views.consumer(call.api, c.queue, c) for c in channel.consumers.values()]
-            return answer({**view, "consumer_details": consumers})
+        if views.channel_name(api, channel) == call.name:
+            consumers = array(api.slices, list(channel.consumers.values()), lambda c: views.consumer(api, c.queue, c))
+            return Response(pieces=with_array(views.channel(api, channel), "consumer_details", consumers))
+        await api.slices.rest()
     raise not_found(f"there is no channel '{call.name}'")
 
 
 async def list_consumers(call: Call) -> Response:
-    found = [
-        (queue, consumer) for vhost in call.vhosts() for queue in vhost.queues.values() for consumer in queue.consumers
-    ]
+    queues = (queue for vhost in call.vhosts() for queue in list(vhost.queues.values()))
+    found = ((queue, consumer) for queue in queues for consumer in list(queue.consumers))
     return await answer_list(call, found, lambda pair: views.consumer(call.api, *pair), lambda pair: pair[1].tag)
 
 

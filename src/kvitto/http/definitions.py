@@ -2,85 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from kvitto.base.version import __version__
+from kvitto.broker.exchange import Exchange
 from kvitto.broker.vhost import OPERATOR_POLICY, VHost
 from kvitto.http import views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.bindings import all_bindings
-from kvitto.http.request import Response, answer, plain
+from kvitto.http.listing import array
+from kvitto.http.nodes import API_LEVEL
+from kvitto.http.request import Response, encode, plain
+from kvitto.http.slices import Slices
 
-KINDS = ("queues", "exchanges", "bindings", "policies", "parameters")
+Items = Iterator[dict[str, Any]]
 
 
-def of_vhost(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
-    """What survives a restart: durable and not exclusive, and not there by itself."""
-    queues = [
-        {
-            "name": queue.name,
-            "vhost": vhost.name,
-            "durable": True,
-            "auto_delete": queue.auto_delete,
-            "arguments": plain(queue.arguments),
-        }
-        for queue in vhost.queues.values()
-        if queue.log.durable
-    ]
-    exchanges = [
-        {key: value for key, value in views.exchange(vhost, exchange).items() if key != "policy"}
-        for exchange in vhost.exchanges.values()
-        if exchange.durable and exchange.name and not exchange.name.startswith("amq.")
-    ]
-    kept = {("queue", q["name"]) for q in queues} | {("exchange", e["name"]) for e in exchanges}
-    kept |= {("exchange", name) for name in vhost.exchanges if name.startswith("amq.")}
-    bindings = []
+def queues(vhost: VHost) -> Items:
+    """What survives a restart: durable and not exclusive."""
+    for queue in list(vhost.queues.values()):
+        if queue.log.durable:
+            yield {
+                "name": queue.name,
+                "vhost": vhost.name,
+                "durable": True,
+                "auto_delete": queue.auto_delete,
+                "arguments": plain(queue.arguments),
+            }
+
+
+def exchanges(vhost: VHost) -> Items:
+    """Those that are not there by themselves."""
+    for exchange in list(vhost.exchanges.values()):
+        if exchange.durable and exchange.name and not exchange.name.startswith("amq."):
+            yield {key: value for key, value in views.exchange(vhost, exchange).items() if key != "policy"}
+
+
+def bindings(vhost: VHost) -> Items:
+    """Between what survives; those of the default exchange come with their queues."""
     for binding in all_bindings(vhost):
-        view = views.binding(vhost, binding)
-        del view["properties_key"]
-        source, dest = ("exchange", view["source"]), (view["destination_type"], view["destination"])
-        if source in kept and dest in kept:
-            bindings.append(view)
-    policies = [views.policy(vhost, policy) for policy in vhost.policies.values()]
-    operator = [
-        {"component": OPERATOR_POLICY, "vhost": vhost.name, "name": policy.name, "value": policy.value()}
-        for policy in vhost.operator_policies.values()
-    ]
-    return {
-        "queues": queues,
-        "exchanges": exchanges,
-        "bindings": bindings,
-        "policies": policies,
-        "parameters": operator,
-    }
+        dest: Any = binding.dest
+        kept = dest.durable if isinstance(dest, Exchange) else dest.log.durable
+        if kept and binding.source.durable and binding.source.name:
+            view = views.binding(vhost, binding)
+            del view["properties_key"]
+            yield view
+
+
+def policies(vhost: VHost) -> Items:
+    return (views.policy(vhost, policy) for policy in list(vhost.policies.values()))
+
+
+def parameters(vhost: VHost) -> Items:
+    for policy in list(vhost.operator_policies.values()):
+        yield {"component": OPERATOR_POLICY, "vhost": vhost.name, "name": policy.name, "value": policy.value()}
+
+
+KINDS: dict[str, Callable[[VHost], Items]] = {
+    "queues": queues,
+    "exchanges": exchanges,
+    "bindings": bindings,
+    "policies": policies,
+    "parameters": parameters,
+}
+HEAD = {
+    "product_name": "Kvitto",
+    "product_version": __version__,
+    "rabbitmq_version": API_LEVEL,
+    "rabbit_version": API_LEVEL,
+}
 
 
 def get_definitions(call: Call) -> Response:
     broker = call.api.broker
-    parts = [of_vhost(vhost) for vhost in broker.vhosts.values()]
     users = broker.users.list()
-    return answer(
-        {
-            "product_name": "Kvitto",
-            "product_version": __version__,
-            "users": [views.user(user) for user in users],
-            "vhosts": [views.vhost_definition(vhost) for vhost in broker.vhosts.values()],
-            "permissions": [views.permission(user, vhost) for user in users for vhost in user.permissions],
-            "topic_permissions": [],
-            "global_parameters": [],
-            **{kind: [item for part in parts for item in part[kind]] for kind in KINDS},
-        }
-    )
+    permissions = (views.permission(user, vhost) for user in users for vhost in list(user.permissions))
+    vhosts = list(broker.vhosts.values())
+    lists: dict[str, Iterable[dict[str, Any]]] = {
+        "users": (views.user(user) for user in users),
+        "vhosts": (views.vhost_definition(vhost) for vhost in vhosts),
+        "permissions": permissions,
+        "topic_permissions": (),
+        "global_parameters": (),
+        **{kind: chain.from_iterable(map(items, vhosts)) for kind, items in KINDS.items()},
+    }
+    return Response(pieces=document(call.api.slices, HEAD, lists))
 
 
 def get_definitions_of_vhost(call: Call) -> Response:
     """Without the names of the virtual host, so that it can go into another one."""
-    found = of_vhost(call.vhost())
-    for items in found.values():
-        for item in items:
-            del item["vhost"]
-    return answer({"product_name": "Kvitto", "product_version": __version__, **found})
+    vhost = call.vhost()
+    lists = {
+        kind: ({key: value for key, value in item.items() if key != "vhost"} for item in items(vhost))
+        for kind, items in KINDS.items()
+    }
+    return Response(pieces=document(call.api.slices, HEAD, lists))
+
+
+async def document(
+    slices: Slices, head: dict[str, Any], lists: Mapping[str, Iterable[dict[str, Any]]]
+) -> AsyncIterator[bytes]:
+    """`head`, which is not empty, with a field for each list."""
+    yield encode(head)[:-1]
+    for name, items in lists.items():
+        yield b"," + encode(name) + b":"
+        async for piece in array(slices, items, lambda item: item):
+            yield piece
+    yield b"}"
 
 
 ROUTES = (

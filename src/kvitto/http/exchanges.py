@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
-from kvitto.broker.exchange import Exchange
-from kvitto.broker.vhost import VHost
 from kvitto.http import fields, messages, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -20,7 +18,7 @@ def exchange_name(path_part: str) -> str:
 
 
 async def list_exchanges(call: Call) -> Response:
-    found: list[tuple[VHost, Exchange]] = [(v, exchange) for v in call.vhosts() for exchange in v.exchanges.values()]
+    found = ((v, exchange) for v in call.vhosts() for exchange in list(v.exchanges.values()))
     return await answer_list(call, found, lambda pair: views.exchange(*pair), lambda pair: pair[1].name)
 
 

@@ -1,64 +1,124 @@
-"""Answers that are lists: RabbitMQ's query parameters columns, sort, sort_reverse, page, page_size and name.
+"""Answers that are lists: RabbitMQ's query parameters columns, sort, sort_reverse, page, page_size, name and use_regex.
 
-A list may be long: it is rendered in pieces, between which the broker goes on working.
+A list may be long. It is collected, sorted, rendered and sent in slices, between which the broker goes on working, so it shows
+each thing as it is at some moment of the request.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import heapq
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from kvitto.broker.patterns import InvalidPattern, compile_pattern
 from kvitto.http.api import Call
 from kvitto.http.request import Response, answer, bad_request, encode
+from kvitto.http.slices import Slices
 
 T = TypeVar("T")
+Name = Callable[[T], str]
+View = Callable[[T], dict[str, Any]]
 
-PIECE = 100
+PIECE_BYTES = 32 << 10
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 500
+RUN = 500
+"""Things that are sorted in one step."""
 
 
-async def answer_list(
-    call: Call, things: Iterable[T], view: Callable[[T], dict[str, Any]], name: Callable[[T], str] | None = None
-) -> Response:
-    """`view` makes the JSON of one thing, `name` is what ?name= looks into."""
-    query = call.request.query
-    found = list(things)
-    if query.get("use_regex") == "true":
-        raise bad_request("use_regex is not supported, name is looked for as it is")
-    part, total = query.get("name", ""), len(found)
-    if part and name is not None:
-        found = [thing for thing in found if part in name(thing)]
-    if "page" not in query:
-        return Response(body=b"[" + b",".join(await _rendered(found, view, query)) + b"]")
-    page = _number(query, "page", 1, 1 << 31)
-    size = _number({"page_size": str(PAGE_SIZE), **query}, "page_size", 1, PAGE_SIZE_MAX)
-    count = max((len(found) + size - 1) // size, 1)
-    if page > count:
-        raise bad_request(f"page {page} is behind the last one, {count}")
-    if "sort" in query:
-        items = (await _rendered(found, view, query))[(page - 1) * size : page * size]
-    else:
-        items = await _rendered(found[(page - 1) * size : page * size], view, query)
-    head = {"filtered_count": len(found), "item_count": len(items), "page": page, "page_count": count}
-    rest = {"page_size": size, "total_count": total}
-    return Response(body=encode({**head, **rest})[:-1] + b',"items":[' + b",".join(items) + b"]}")
-
-
-async def _rendered(things: list[T], view: Callable[[T], dict[str, Any]], query: Mapping[str, str]) -> list[bytes]:
+async def answer_list(call: Call, things: Iterable[T], view: View[T], name: Name[T] | None = None) -> Response:
+    """`view` makes the JSON of one thing, `name` is what ?name= looks into. `things` must not break off if some of them go."""
+    query, slices = call.request.query, call.api.slices
+    page = page_of(query) if "page" in query else None
+    found, total = await _filtered(slices, things, name, query)
+    count = 0
+    if page is not None:
+        count = (len(found) + page[1] - 1) // page[1]
+        if page[0] > max(count, 1):
+            raise bad_request(f"page {page[0]} is behind the last one, {count}")
+    if query.get("sort"):
+        found = await _sorted(slices, found, view, query["sort"].split("."), query.get("sort_reverse") == "true")
     columns = [column.split(".") for column in query.get("columns", "").split(",") if column]
-    sort = query["sort"].split(".") if query.get("sort") else None
-    keyed: list[tuple[Any, bytes]] = []
-    for i, thing in enumerate(things):
-        if i % PIECE == PIECE - 1:
-            await asyncio.sleep(0)
-        full = view(thing)
-        key = _order(_pick(full, sort)) if sort else None
-        keyed.append((key, encode(_columns(full, columns) if columns else full)))
-    if sort:
-        keyed.sort(key=lambda pair: pair[0], reverse=query.get("sort_reverse") == "true")
-    return [text for _, text in keyed]
+    shown: View[T] = (lambda thing: _columns(view(thing), columns)) if columns else view
+    if page is None:
+        return Response(pieces=array(slices, found, shown))
+    number, size = page
+    shown_now = found[(number - 1) * size : number * size]
+    head = {"filtered_count": len(found), "item_count": len(shown_now), "page": number, "page_count": count}
+    rest = {"page_size": size, "total_count": total}
+    return Response(pieces=with_array({**head, **rest}, "items", array(slices, shown_now, shown)))
+
+
+async def array(slices: Slices, things: Iterable[T], view: View[T]) -> AsyncIterator[bytes]:
+    """A JSON array, in pieces."""
+    part, size, before = [], 1, b"["
+    for thing in things:
+        text = encode(view(thing))
+        part.append(text)
+        size += len(text) + 1
+        if size > PIECE_BYTES:
+            yield before + b",".join(part)
+            part, size, before = [], 0, b","
+        await slices.rest()
+    yield (before if part or before == b"[" else b"") + b",".join(part) + b"]"
+
+
+async def with_array(head: dict[str, Any], name: str, items: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The object `head`, which is not empty, with one field more."""
+    before = encode(head)[:-1] + b"," + encode(name) + b":"
+    async for piece in items:
+        yield before + piece
+        before = b""
+    yield b"}"
+
+
+async def _filtered(
+    slices: Slices, things: Iterable[T], name: Name[T] | None, query: Mapping[str, str]
+) -> tuple[list[T], int]:
+    """Those that ?name= finds, and how many there are in all."""
+    wanted = _filter(query) if name is not None else None
+    found, total = [], 0
+    for thing in things:
+        total += 1
+        if wanted is None or name is None or wanted(name(thing)):
+            found.append(thing)
+        await slices.rest()
+    return found, total
+
+
+def _filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
+    """As RabbitMQ does it: a part of the name or a regular expression, upper and lower case alike. Problem 400."""
+    wanted = query.get("name", "")
+    if not wanted:
+        return None
+    if query.get("use_regex") == "true":
+        try:
+            return compile_pattern(wanted, caseless=True).found_in
+        except InvalidPattern as error:
+            raise bad_request(str(error)) from None
+    part = wanted.lower()
+    return lambda name: part in name.lower()
+
+
+async def _sorted(slices: Slices, found: list[T], view: View[T], path: list[str], reverse: bool) -> list[T]:
+    """Short runs are sorted one by one, then merged."""
+    runs = []
+    for start in range(0, len(found), RUN):
+        run = []
+        for thing in found[start : start + RUN]:
+            run.append((_order(_pick(view(thing), path)), thing))
+            await slices.rest()
+        run.sort(key=_first, reverse=reverse)
+        runs.append(run)
+    merged = []
+    for _, thing in heapq.merge(*runs, key=_first, reverse=reverse):
+        merged.append(thing)
+        await slices.rest()
+    return merged
+
+
+def _first(pair: tuple[Any, object]) -> Any:
+    return pair[0]
 
 
 def _pick(value: Any, path: list[str]) -> Any:
@@ -84,6 +144,12 @@ def _columns(full: dict[str, Any], columns: list[list[str]]) -> dict[str, Any]:
             at = at.setdefault(step, {})
         at[path[-1]] = value
     return chosen
+
+
+def page_of(query: Mapping[str, str]) -> tuple[int, int]:
+    """The number of the page, from 1, and how much is on one. Problem 400."""
+    size = _number({"page_size": str(PAGE_SIZE), **query}, "page_size", 1, PAGE_SIZE_MAX)
+    return _number(query, "page", 1, 1 << 31), size
 
 
 def _number(query: Mapping[str, str], name: str, least: int, most: int) -> int:

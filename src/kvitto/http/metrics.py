@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from kvitto.base import process
 from kvitto.base.build import compiled
@@ -11,13 +10,13 @@ from kvitto.base.version import __version__
 from kvitto.broker.queue import Queue
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
-from kvitto.http.rates import of_broker
+from kvitto.http.rates import depth_of
 from kvitto.http.request import Response
-from kvitto.http.views import depth
+from kvitto.http.totals import Totals, of_broker
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PIECE = 500
-"""Queues between which the broker goes on working."""
+"""Lines that are sent together."""
 
 Number = int | float
 
@@ -27,7 +26,7 @@ QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[Queue], int]], ...] = (
         "kvitto_queue_messages_unacknowledged",
         "gauge",
         "Messages that were delivered and not settled, or are on their way to a dead-letter queue.",
-        lambda q: depth(q)["messages_unacknowledged"],
+        lambda q: depth_of(q)[2],
     ),
     ("kvitto_queue_messages_ready_bytes", "gauge", "Bodies of the messages that wait.", lambda q: q.ready_bytes),
     ("kvitto_queue_consumers", "gauge", "Consumers.", lambda q: len(q.consumers)),
@@ -39,17 +38,30 @@ QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[Queue], int]], ...] = (
 
 
 async def metrics(call: Call) -> Response:
-    lines = [line for metric in (*of_server(call.api), *of_process(call.api)) for line in metric]
-    queues = list(call.api.broker.listed)
-    labels = [f'{{vhost="{escaped(q.vhost.name)}",queue="{escaped(q.name)}"}}' for q in queues]
+    slices = call.api.slices
+    totals = await of_broker(slices, call.api.broker)
+    return Response(content_type=CONTENT_TYPE, pieces=_text(call.api, totals, call.api.broker.listed))
+
+
+async def _text(api: Api, totals: Totals, queues: list[Queue]) -> AsyncIterator[bytes]:
+    yield encoded([line for metric in (*of_server(api, totals), *of_process(api)) for line in metric])
+    labels = []
+    for queue in queues:
+        labels.append(f'{{vhost="{escaped(queue.vhost.name)}",queue="{escaped(queue.name)}"}}')
+        await api.slices.rest()
     for name, kind, text, value in QUEUE_METRICS:
-        lines += head(name, kind, text)
-        for i, queue in enumerate(queues):
-            lines.append(f"{name}{labels[i]} {value(queue)}")
-            if i % PIECE == PIECE - 1:
-                await asyncio.sleep(0)
-    text = "\n".join(lines) + "\n"
-    return Response(body=text.encode("utf-8", "surrogateescape"), content_type=CONTENT_TYPE)
+        lines = head(name, kind, text)
+        for queue, label in zip(queues, labels, strict=True):
+            lines.append(f"{name}{label} {value(queue)}")
+            if len(lines) == PIECE:
+                yield encoded(lines)
+                lines.clear()
+            await api.slices.rest()
+        yield encoded(lines)
+
+
+def encoded(lines: list[str]) -> bytes:
+    return "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
 def head(name: str, kind: str, text: str) -> list[str]:
@@ -72,7 +84,7 @@ def counter(name: str, text: str, value: Number) -> list[str]:
     return single(name, "counter", text, value)
 
 
-def of_server(api: Api) -> Iterable[list[str]]:
+def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     host, hub, broker = api.host, api.host.hub, api.broker
     build = f'{{version="{__version__}",compiled="{str(compiled()).lower()}"}}'
     yield single("kvitto_build_info", "gauge", "Which Kvitto this is.", 1, build)
@@ -85,16 +97,15 @@ def of_server(api: Api) -> Iterable[list[str]]:
     yield counter("kvitto_channels_opened_total", "Channels opened.", hub.channels_made)
     yield counter("kvitto_logins_refused_total", "Logins with a wrong name or password.", host.logins.refused)
     yield counter("kvitto_logins_delayed_total", "Of those, answered later since many had failed.", host.logins.delayed)
-    queues = broker.listed
     yield gauge("kvitto_vhosts", "Virtual hosts.", len(broker.vhosts))
     yield gauge("kvitto_exchanges", "Exchanges.", sum(len(v.exchanges) for v in broker.vhosts.values()))
-    yield gauge("kvitto_queues", "Queues.", len(queues))
-    yield gauge("kvitto_consumers", "Consumers.", sum(len(q.consumers) for q in queues))
-    depths = [depth(q) for q in queues]
-    yield gauge("kvitto_messages_ready", "Messages that wait, all queues.", sum(d["messages_ready"] for d in depths))
-    away = sum(d["messages_unacknowledged"] for d in depths)
+    yield gauge("kvitto_queues", "Queues.", totals.queues)
+    yield gauge("kvitto_consumers", "Consumers.", totals.consumers)
+    depth = totals.depth
+    yield gauge("kvitto_messages_ready", "Messages that wait, all queues.", depth["messages_ready"])
+    away = depth["messages_unacknowledged"]
     yield gauge("kvitto_messages_unacknowledged", "Messages delivered and not settled, all queues.", away)
-    published, delivered, acked, redelivered = of_broker(broker)
+    published, delivered, acked, redelivered = totals.counts
     yield counter("kvitto_messages_published_total", "Messages put into queues, once for each queue.", published)
     yield counter("kvitto_messages_delivered_total", "Deliveries, repeated ones included.", delivered)
     yield counter("kvitto_messages_redelivered_total", "Repeated deliveries.", redelivered)

@@ -9,11 +9,11 @@ from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.exchange import TYPES
-from kvitto.http import views
+from kvitto.http import totals, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import no_items
-from kvitto.http.rates import QUEUE_COUNTS, TOTAL, of_broker
+from kvitto.http.rates import QUEUE_COUNTS, TOTAL
 from kvitto.http.request import Response, answer, not_found
 
 API_LEVEL = "3.13.0"
@@ -34,17 +34,12 @@ def listeners(call: Call) -> list[dict[str, Any]]:
     ]
 
 
-def overview(call: Call) -> Response:
+async def overview(call: Call) -> Response:
     """Totals are over what the caller sees."""
     api, broker = call.api, call.api.broker
     vhosts = call.vhosts()
-    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
-    consumers = queues = 0
-    for vhost in vhosts:
-        view = views.vhost(api, vhost)
-        totals = {name: count + view[name] for name, count in totals.items()}
-        queues += len(vhost.queues)
-        consumers += sum(len(queue.consumers) for queue in vhost.queues.values())
+    whole = await totals.of_broker(api.slices, broker)
+    seen = await totals.of_queues(api.slices, (queue for vhost in vhosts for queue in list(vhost.queues.values())))
     names = {vhost.name for vhost in vhosts}
     connections = [c for c in api.connections if c.vhost.name in names]
     return answer(
@@ -59,19 +54,19 @@ def overview(call: Call) -> Response:
             "rates_mode": "basic",
             "statistics_db_event_queue": 0,
             "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
-            "message_stats": views.message_stats(of_broker(broker), api.rates.of(TOTAL, len(QUEUE_COUNTS))),
+            "message_stats": views.message_stats(whole.counts, api.rates.of(TOTAL, len(QUEUE_COUNTS))),
             "churn_rates": {
                 "connection_created": api.host.hub.connections_made,
                 "connection_closed": api.host.hub.connections_closed,
                 "channel_created": api.host.hub.channels_made,
             },
-            "queue_totals": {**totals, **{f"{name}_details": {"rate": 0.0} for name in totals}},
+            "queue_totals": {**seen.depth, **api.rates.of_depth(TOTAL)},
             "object_totals": {
                 "connections": len(connections),
                 "channels": sum(len(c.channels) for c in connections),
                 "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-                "queues": queues,
-                "consumers": consumers,
+                "queues": seen.queues,
+                "consumers": seen.consumers,
             },
             "listeners": listeners(call),
             "contexts": [],

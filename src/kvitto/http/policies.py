@@ -17,7 +17,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 def lists(kind: str) -> Handler:
     async def list_policies(call: Call) -> Response:
-        found = [(vhost, one) for vhost in call.vhosts() for one in vhost.policies_by_name(kind).values()]
+        found = ((v, one) for v in call.vhosts() for one in list(v.policies_by_name(kind).values()))
         return await answer_list(call, found, lambda pair: views.policy(*pair), lambda pair: pair[1].name)
 
     return list_policies

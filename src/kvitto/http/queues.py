@@ -9,19 +9,19 @@ from kvitto.broker.queue import Queue
 from kvitto.http import fields, messages, views
 from kvitto.http.access import Access
 from kvitto.http.api import OUTSIDER, Call
-from kvitto.http.listing import answer_list
+from kvitto.http.listing import answer_list, array, with_array
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer
 
 
 async def list_queues(call: Call) -> Response:
-    found = [queue for vhost in call.vhosts() for queue in vhost.queues.values()]
+    found = (queue for vhost in call.vhosts() for queue in list(vhost.queues.values()))
     return await answer_list(call, found, lambda queue: views.queue(call.api, queue), lambda queue: queue.name)
 
 
-def get_queue(call: Call) -> Response:
-    queue = call.queue()
-    consumers = [views.consumer(call.api, queue, consumer) for consumer in queue.consumers]
-    return answer({**views.queue(call.api, queue), "consumer_details": consumers})
+async def get_queue(call: Call) -> Response:
+    api, queue = call.api, call.queue()
+    consumers = array(api.slices, list(queue.consumers), lambda consumer: views.consumer(api, queue, consumer))
+    return Response(pieces=with_array(views.queue(api, queue), "consumer_details", consumers))
 
 
 async def put_queue(call: Call) -> Response:

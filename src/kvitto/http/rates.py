@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import add
 from typing import Any
 
 from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue
 
 SAMPLE_S = 5.0
-PIECE = 500
+PIECE = 50
 TOTAL = "total"
 """Key of the counters of the whole broker."""
 
 Counts = tuple[int, ...]
 QUEUE_COUNTS = ("publish", "deliver_get", "ack", "redeliver")
+DEPTHS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
 def of_queue(queue: Queue) -> Counts:
@@ -22,16 +24,16 @@ def of_queue(queue: Queue) -> Counts:
     return queue.published, queue.delivered, queue.acked, queue.redelivered
 
 
-def of_broker(broker: Broker) -> Counts:
-    """In the order of QUEUE_COUNTS, deleted queues included."""
+def depth_of(queue: Queue) -> Counts:
+    """In the order of DEPTHS. What is on its way to a dead-letter queue, or waits for that, is out of reach like what is unacknowledged."""
+    away = queue.unacked + queue.moving + len(queue.parked)
+    return queue.ready + away, queue.ready, away
+
+
+def of_deleted(broker: Broker) -> Counts:
+    """In the order of QUEUE_COUNTS."""
     gone = broker.gone
-    sums = [gone.published, gone.delivered, gone.acked, gone.redelivered]
-    for queue in broker.listed:
-        sums[0] += queue.published
-        sums[1] += queue.delivered
-        sums[2] += queue.acked
-        sums[3] += queue.redelivered
-    return tuple(sums)
+    return gone.published, gone.delivered, gone.acked, gone.redelivered
 
 
 def of_connection(connection: Any) -> Counts:
@@ -51,23 +53,34 @@ class Rates:
         """Yields after each PIECE things, so that the broker can go on working; complete at the end."""
         last, counts, rates = self._last, {}, {}
         elapsed = None if self._at is None else now_s - self._at
-        nothing = (0,) * len(QUEUE_COUNTS)
+        nothing = (0,) * len(QUEUE_COUNTS + DEPTHS)
         for i, (thing, new) in enumerate(self._counts(broker, connections)):
             counts[thing] = new
-            if elapsed:
-                rates[thing] = tuple([(n - o) / elapsed for n, o in zip(new, last.get(thing, nothing), strict=False)])
+            old = last.get(thing, nothing)
+            if elapsed and new != old:
+                rates[thing] = tuple([(n - o) / elapsed for n, o in zip(new, old, strict=False)])
             if i % PIECE == PIECE - 1:
                 yield
         self._rates, self._last, self._at = rates, counts, now_s
 
     @staticmethod
     def _counts(broker: Broker, connections: list[Any]) -> Iterator[tuple[object, Counts]]:
-        yield TOTAL, of_broker(broker)
+        """Of a queue and TOTAL: QUEUE_COUNTS, then DEPTHS."""
+        sums = [*of_deleted(broker), *([0] * len(DEPTHS))]
         for queue in broker.listed:
-            yield queue, of_queue(queue)
+            counts = of_queue(queue) + depth_of(queue)
+            sums = list(map(add, sums, counts))
+            yield queue, counts
+        yield TOTAL, tuple(sums)
         for connection in connections:
             yield connection, of_connection(connection)
 
     def of(self, thing: object, count: int) -> tuple[float, ...]:
-        """The `count` rates of a thing, per second."""
-        return self._rates.get(thing) or (0.0,) * count
+        """The first `count` rates of a thing, per second."""
+        return (self._rates.get(thing) or (0.0,) * count)[:count]
+
+    def of_depth(self, thing: object) -> dict[str, dict[str, float]]:
+        """Of a queue or TOTAL: how fast it grows, as RabbitMQ's `messages_details` and the like."""
+        first = len(QUEUE_COUNTS)
+        rates = self.of(thing, first + len(DEPTHS))[first:]
+        return {f"{name}_details": {"rate": round(rate, 3)} for name, rate in zip(DEPTHS, rates, strict=True)}

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -88,6 +88,8 @@ class Response:
     body: bytes = b""
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = field(default=())
+    pieces: AsyncIterator[bytes] | None = None
+    """A body that is made while it is sent, in place of `body`."""
 
 
 def answer(value: Any, status: int = 200) -> Response:

@@ -35,6 +35,8 @@ CONNECTIONS_MAX = 256
 """Or a quarter of the reserve of file descriptors, if that is less."""
 BACKLOG = 100
 READ_BYTES = 16 * 1024
+BEGUN_BYTES = 64 * 1024
+"""Of an answer that is made in pieces: one that is not longer is sent with its length."""
 IDLE_S = 60.0
 """For the next request's head on a connection that is kept alive."""
 BODY_S = 30.0
@@ -87,7 +89,7 @@ class Listener:
         while True:
             now_s = asyncio.get_running_loop().time()
             for _ in self.api.rates.sample(now_s, self.api.broker, self.api.connections):
-                await asyncio.sleep(0)
+                await self.api.slices.rest()
             await asyncio.sleep(SAMPLE_S)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,6 +133,9 @@ class Peer:
             await self._linger()
             self.writer.close()
         except (OSError, TimeoutError, h11.LocalProtocolError, asyncio.CancelledError):
+            self.writer.transport.abort()
+        except Exception:
+            log.exception("%s: an answer broke off, its connection is closed", self.address)
             self.writer.transport.abort()
 
     async def _exchange(self) -> bool:
@@ -257,7 +262,7 @@ class Peer:
         try:
             await self._body(head, body, route.body_max)
             response = route.handler(Call(listener.api, replace(head, body=bytes(body)), args, user))
-            return await response if inspect.isawaitable(response) else response
+            return await begun(await response if inspect.isawaitable(response) else response)
         finally:
             listener.body_bytes -= len(body)
 
@@ -267,19 +272,41 @@ class Peer:
         if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
-        headers = [("Date", date), ("Content-Length", str(len(response.body))), *HEADERS, *response.headers]
+        headers = [("Date", date), *HEADERS, *response.headers]
+        if response.pieces is None:
+            headers.append(("Content-Length", str(len(response.body))))
         if response.body:
             headers.append(("Content-Type", response.content_type))
         if self.http.their_state not in (h11.DONE, h11.MUST_CLOSE):
             headers.append(("Connection", "close"))  # its body has not been read
         phrase = HTTPStatus(response.status).phrase
-        out = [self.http.send(h11.Response(status_code=response.status, headers=headers, reason=phrase))]
-        if not head_only:
-            out.append(self.http.send(h11.Data(data=response.body)))
-        out.append(self.http.send(h11.EndOfMessage()))
-        self.writer.write(b"".join(part for part in out if part))
+        head = h11.Response(status_code=response.status, headers=headers, reason=phrase)
+        if head_only or response.pieces is None:
+            body = [] if head_only else [h11.Data(data=response.body)]
+            await self._write(head, *body, h11.EndOfMessage())
+            return
+        await self._write(head, h11.Data(data=response.body))
+        async for piece in response.pieces:
+            await self._write(h11.Data(data=piece))
+        await self._write(h11.EndOfMessage())
+
+    async def _write(self, *events: Any) -> None:
+        self.writer.write(b"".join(self.http.send(event) or b"" for event in events))
         async with asyncio.timeout(WRITE_S):
             await self.writer.drain()
+
+
+async def begun(response: Response) -> Response:
+    """With the first pieces of a body that is made in pieces: a short one is whole, and what goes wrong in them is answered."""
+    if response.pieces is None:
+        return response
+    parts, size = [], 0
+    async for piece in response.pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size > BEGUN_BYTES:
+            return replace(response, body=b"".join(parts))
+    return replace(response, body=b"".join(parts), pieces=None)
 
 
 def amqp_problem(error: ProtocolError) -> Problem:

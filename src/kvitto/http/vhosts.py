@@ -8,8 +8,9 @@ from typing import Any
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import KIB
 from kvitto.broker.auth import User
+from kvitto.broker.vhost import VHost
 from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
-from kvitto.http import fields, views
+from kvitto.http import fields, totals, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
@@ -20,11 +21,17 @@ DESCRIPTION_MAX = 4 * KIB
 
 
 async def list_vhosts(call: Call) -> Response:
-    return await answer_list(call, call.vhosts(), lambda vhost: views.vhost(call.api, vhost), lambda vhost: vhost.name)
+    found = [(vhost, await _depth(call, vhost)) for vhost in call.vhosts()]
+    return await answer_list(call, found, lambda pair: views.vhost(call.api, *pair), lambda pair: pair[0].name)
 
 
-def get_vhost(call: Call) -> Response:
-    return answer(views.vhost(call.api, call.vhost()))
+async def get_vhost(call: Call) -> Response:
+    vhost = call.vhost()
+    return answer(views.vhost(call.api, vhost, await _depth(call, vhost)))
+
+
+async def _depth(call: Call, vhost: VHost) -> dict[str, int]:
+    return (await totals.of_queues(call.api.slices, list(vhost.queues.values()))).depth
 
 
 async def put_vhost(call: Call) -> Response:
@@ -82,12 +89,12 @@ async def permissions_of_user(call: Call) -> Response:
 
 async def permissions_in_vhost(call: Call) -> Response:
     vhost = call.vhost().name
-    found = [(user, vhost) for user in call.api.broker.users.list() if user.may_open(vhost)]
+    found = ((user, vhost) for user in call.api.broker.users.list() if user.may_open(vhost))
     return await answer_list(call, found, lambda pair: views.permission(*pair))
 
 
 async def _list(call: Call, users: Iterable[User]) -> Response:
-    found = [(user, vhost) for user in users for vhost in user.permissions]
+    found = ((user, vhost) for user in users for vhost in list(user.permissions))
     return await answer_list(call, found, lambda pair: views.permission(*pair))
 
 

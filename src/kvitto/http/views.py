@@ -13,7 +13,7 @@ from kvitto.broker.policies import Policy, in_effect
 from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.api import Api
-from kvitto.http.rates import QUEUE_COUNTS, Counts, of_queue
+from kvitto.http.rates import DEPTHS, QUEUE_COUNTS, Counts, depth_of, of_queue
 from kvitto.http.request import plain
 from kvitto.wire import tables
 
@@ -26,15 +26,9 @@ def message_stats(counts: Counts, rates: tuple[float, ...]) -> dict[str, Any]:
     return stats
 
 
-def depth(queue: Queue) -> dict[str, int]:
-    """What is on its way to a dead-letter queue, or waits for that, is out of reach like what is unacknowledged."""
-    away = queue.unacked + queue.moving + len(queue.parked)
-    return {"messages": queue.ready + away, "messages_ready": queue.ready, "messages_unacknowledged": away}
-
-
 def queue(api: Api, queue: Queue) -> dict[str, Any]:
     owner: Any = queue.owner
-    exclusive = next((c.tag for c in queue.consumers if c.exclusive), None)
+    exclusive = queue.consumers[0].tag if queue.consumers and queue.consumers[0].exclusive else None
     active = queue.single_active
     return {
         "name": queue.name,
@@ -50,10 +44,8 @@ def queue(api: Api, queue: Queue) -> dict[str, Any]:
         "operator_policy": queue.operator_policy and queue.operator_policy.name,
         "node": api.node,
         "state": "running",
-        **depth(queue),
-        "messages_details": {"rate": 0.0},
-        "messages_ready_details": {"rate": 0.0},
-        "messages_unacknowledged_details": {"rate": 0.0},
+        **dict(zip(DEPTHS, depth_of(queue), strict=True)),
+        **api.rates.of_depth(queue),
         "message_bytes_ready": queue.ready_bytes,
         "messages_moving": queue.moving + len(queue.parked),
         "consumers": len(queue.consumers),
@@ -147,12 +139,16 @@ def connection_state(connection: Any) -> str:
     return "blocked" if connection.blocked and connection.publisher and connection.stalled else "running"
 
 
+def channel_name(api: Api, channel: Any) -> str:
+    return f"{connection_name(api, channel.connection)} ({channel.number})"
+
+
 def channel(api: Api, channel: Any) -> dict[str, Any]:
     connection = channel.connection
     peer_host, peer_port = peer(connection)
     name, tx = connection_name(api, connection), channel.tx
     return {
-        "name": f"{name} ({channel.number})",
+        "name": channel_name(api, channel),
         "number": channel.number,
         "vhost": connection.vhost.name,
         "user": connection.user.name,
@@ -222,16 +218,8 @@ def permission(user: User, vhost: str) -> dict[str, Any]:
     }
 
 
-def vhost(api: Api, vhost: VHost) -> dict[str, Any]:
-    sums = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
-    for queue in vhost.queues.values():
-        for name, count in depth(queue).items():
-            sums[name] += count
-    return {
-        **vhost_definition(vhost),
-        "cluster_state": {api.node: "running"},
-        **sums,
-    }
+def vhost(api: Api, vhost: VHost, depth: dict[str, int]) -> dict[str, Any]:
+    return {**vhost_definition(vhost), "cluster_state": {api.node: "running"}, **depth}
 
 
 def vhost_definition(vhost: VHost) -> dict[str, Any]:
