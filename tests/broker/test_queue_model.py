@@ -291,6 +291,7 @@ class QueueModel(RuleBasedStateMachine):
     def let_go(self, c: Witness, run: list[Message]) -> None:
         c.holds = [m for m in c.holds if m not in run]
         c.unacked -= len(run)
+        self.q.resume(c)
 
     @rule(which=st.integers(0, 3), index=st.integers(0, 8), multiple=st.booleans())
     def ack(self, which: int, index: int, multiple: bool) -> None:

@@ -6,6 +6,7 @@ Sans-IO: the server calls `turn` after it has fed connections, drives the store'
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ log = logging.getLogger("kvitto.broker")
 
 Direct = tuple[Queue, bytes, bytes, bytes, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
+ALLOWANCE = 30_000
+"""What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
 LARGE = 64 << 20
 POOL_MAX = 64
 POOL_LARGE = 4
@@ -65,6 +68,10 @@ class Broker:
         self.readers: dict[Reader, None] = {}
         self.dirty: list[Queue] = []
         self.turns = 0
+        self.allowance = ALLOWANCE
+        """What deliveries of this turn may still cost."""
+        self.late: deque[Queue] = deque()
+        """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
         self.full = False
         self.gone = Counts()
@@ -284,13 +291,14 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Nothing has changed since the last turn."""
-        return not (self.dirty or self.readers or self.dead_letters.moves or self.stages.due)
+        return not (self.dirty or self.late or self.readers or self.dead_letters.moves or self.stages.due)
 
     def turn(self) -> None:
         """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
+        self._pump_late()
         while True:
             for reader in list(self.readers):
                 reader.pump()
@@ -310,6 +318,21 @@ class Broker:
             self.timers.after(0, nothing)  # there is another turn soon
         if not self.unwritten:
             self.store.journal.turn_written()
+        self.allowance = ALLOWANCE
+
+    def pump_later(self, queue: Queue) -> None:
+        """The allowance of this turn is used up: it goes on delivering in the next one, after those that were late before."""
+        if not queue.late:
+            queue.late = True
+            self.late.append(queue)
+
+    def _pump_late(self) -> None:
+        for _ in range(len(self.late)):
+            if self.allowance <= 0:
+                return
+            queue = self.late.popleft()
+            queue.late = False
+            queue.pump()
 
     def flush(self, queue: Queue) -> bool:
         """Write a queue's turn; a full disk leaves it to a later one (False)."""

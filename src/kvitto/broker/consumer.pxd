@@ -1,9 +1,11 @@
 from kvitto.store.batch cimport Batch
 
 cdef class Consumer:
-    cdef public object queue, place
+    cdef public object queue, place, line
+    cdef public Consumer before, after
+    cdef public unsigned long long serial
     cdef public str tag
-    cdef public bint no_ack, exclusive, active
+    cdef public bint no_ack, exclusive, active, idle, counted
     cdef public int priority
     cdef public dict arguments
     cdef public Py_ssize_t unacked, delivered

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
+    from kvitto.broker.rota import Line
     from kvitto.broker.stream import Place
     from kvitto.store.batch import Batch
 
@@ -27,7 +28,16 @@ class Consumer:
         self.unacked = 0
         self.delivered = 0
         self.active = True
+        self.counted = True
+        """Whether what it holds counts towards a prefetch."""
         self.place: Place | None = None
+        self.serial = 0
+        """Which one of its queue's consumers it is, in the order in which they came."""
+        self.idle = False
+        """It had no credit when its turn came: `Queue.resume` says that it may have some."""
+        self.line: Line | None = None
+        self.before: Consumer | None = None
+        self.after: Consumer | None = None
 
     def credit(self) -> int:
         """How many messages may be delivered now."""
@@ -52,6 +62,9 @@ class Consumer:
     def belongs_to(self, channel: object) -> bool:
         """Whether it delivers on this channel."""
         return False
+
+    def waits_no_more(self) -> None:
+        """It is cancelled: it has no place among those that wait for room."""
 
     def settings_changed(self) -> None:
         """Policies have given the queue other settings."""

@@ -3,8 +3,9 @@ from kvitto.wire cimport bits
 from kvitto.store.batch cimport Batch
 from kvitto.store.settlements cimport Settlements
 from kvitto.broker.consumer cimport Consumer
+from kvitto.broker.rota cimport Rota
 
-cdef Py_ssize_t _TAIL_BYTES, _ENTRY
+cdef Py_ssize_t _TAIL_BYTES, _ENTRY, _AGAIN_COST
 cdef int _ACKED
 
 cdef class Queue:
@@ -13,14 +14,15 @@ cdef class Queue:
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
-    cdef public bint durable, exclusive, auto_delete, deleted, single, ordered, had_consumer, dirty
+    cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, late
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked, archived
-    cdef public Py_ssize_t turn_of, burst, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
-    cdef public unsigned long long cursor, next, doubt, tail_first
+    cdef public Py_ssize_t burst, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
+    cdef public unsigned long long serials, cursor, next, doubt, tail_first
     cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, consumer_timeout_ms, expiry_timer, leaving, leaving_turn
     cdef public unsigned long long published, delivered, redelivered, acked
     cdef public Batch tail, front
     cdef public Settlements settlements
+    cdef public Rota rota
 
     @cython.locals(t=Batch)
     cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
@@ -32,12 +34,13 @@ cdef class Queue:
     cpdef turn(self)
     cpdef bint is_full(self, Py_ssize_t body_len) except -1
     cpdef enforce_limits(self)
-    @cython.locals(c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t)
+    @cython.locals(c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t)
     cpdef pump(self)
-    @cython.locals(offset="unsigned long long")
-    cdef took(self, Consumer c, Batch w, Py_ssize_t i, Py_ssize_t k)
-    @cython.locals(consumers=list, count=Py_ssize_t, k=Py_ssize_t, at=Py_ssize_t, c=Consumer)
+    @cython.locals(offset="unsigned long long", size=Py_ssize_t)
+    cdef Py_ssize_t took(self, Consumer c, Batch w, Py_ssize_t i, Py_ssize_t k) except? -1
+    @cython.locals(rota=Rota, c=Consumer)
     cdef Consumer pick(self)
+    cpdef resume(self, Consumer c)
     @cython.locals(f=Batch, t=Batch)
     cdef Batch window(self)
     @cython.locals(end="unsigned long long")

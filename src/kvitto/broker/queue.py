@@ -19,6 +19,7 @@ from kvitto.broker.delays import Delays
 from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
+from kvitto.broker.rota import Rota, consumer_index, insert_consumer
 from kvitto.store.batch import ENTRY, TTL_MAX, Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
@@ -47,11 +48,14 @@ AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
+AGAIN_COST = 100
+"""Of a message that is delivered again, as `Broker.allowance` counts."""
 RETRIES_PER_TURN = 10_000
 """Delayed messages that come back in one turn."""
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
+_AGAIN_COST = AGAIN_COST
 _ENTRY = ENTRY
 
 
@@ -83,10 +87,11 @@ class Queue:
         self.auto_delete = auto_delete
         self.deleted = False
         self.consumers: list[Consumer] = []
-        self.turn_of = 0
+        self.serials = 0
+        self.rota: Rota | None = None
+        """Where there are several consumers and all of them are served."""
         self.burst = 0
         self.single = settings.single_active_consumer
-        self.ordered = False
         self.had_consumer = False
         self.group: str | None = None
         self.group_holders: list[object] = []
@@ -118,6 +123,7 @@ class Queue:
         self._ahead = Window()
         self._behind = Window()
         self.dirty = False
+        self.late = False
 
         self.expiry_timer = -1
         self.leaving = 0
@@ -266,15 +272,22 @@ class Queue:
 
     def pump(self) -> None:
         """Deliver ready messages while a consumer has credit."""
+        if self.ready <= 0 or self.late:
+            return
+        left = self.broker.allowance
         while self.ready > 0:
+            if left <= 0:
+                self.broker.pump_later(self)
+                break
             c = self.pick()
             if c is None:
-                return
+                break
             if self.ranked:
                 self.admit()
             if self.requeued_ready:
+                left -= _AGAIN_COST
                 if not self.deliver_requeued(c):
-                    return
+                    break
                 continue
             w = self.window()
             if w is None:
@@ -287,23 +300,27 @@ class Queue:
                 n = w.live_run(i, n, self.clock_of(w))
                 if n == 0:
                     if not self._leave_expired():
-                        return
+                        break
                     continue
+            if n > left:
+                n = left
             if self.cursor < self.doubt:
                 k = c.deliver(w, i, 1, 1)
             else:
                 k = c.deliver(w, i, n, 0)
             if k:
-                self.took(c, w, i, k)
+                left -= k + (self.took(c, w, i, k) >> 10)
             else:
                 self.turn_away(c)
+        self.broker.allowance = left
 
     def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
-        """k messages from index i of window w on have gone to c."""
+        """k messages from index i of window w on have gone to c. Returns the bytes of their bodies."""
         offset = self.cursor
         self.cursor = offset + k
         self.ready -= k
-        self.ready_bytes -= w.body_bytes(i, k)
+        size = w.body_bytes(i, k)
+        self.ready_bytes -= size
         self.delivered += k
         if c.no_ack:
             self.settle(offset, k, _ACKED)
@@ -312,6 +329,7 @@ class Queue:
             c.unacked += k
             if not self.dirty:
                 self.mark_dirty()
+        return size
 
     def turn_away(self, c: Consumer) -> None:
         """The properties of the message at the head do not fit into its frames: that consumer ends, the message waits for another.
@@ -323,42 +341,24 @@ class Queue:
 
     def pick(self):  # type: ignore[no-untyped-def]
         """The consumer whose turn it is, None if none has credit; `burst` says how many messages it may get at once."""
-        consumers = self.consumers
-        count = len(consumers)
-        if count == 1:
-            c = consumers[0]
-            self.burst = c.credit()
-            return c if self.burst > 0 else None
-        if self.ordered:
-            return self._pick_in_order()
-        self.burst = 1
-        for k in range(count):
-            at = self.turn_of + k
-            if at >= count:
-                at -= count
-            c = consumers[at]
-            if c.credit() > 0:
-                self.turn_of = at + 1 if at + 1 < count else 0
-                return c
-        return None
-
-    def _pick_in_order(self) -> Consumer | None:
-        """The single active consumer, or the one whose turn it is among those of the highest priority with credit."""
-        if self.single:
-            active = self.consumers[0]
-            self.burst = active.credit()
-            return active if self.burst > 0 else None
-        self.burst = 1
-        top: list[Consumer] = []
-        for c in self.consumers:  # the highest priority comes first
-            if top and c.priority != top[0].priority:
-                break
-            if c.credit() > 0:
-                top.append(c)
-        if not top:
+        rota = self.rota
+        if rota is not None:
+            c = rota.next()  # type: ignore[no-untyped-call]
+            self.burst = rota.burst
+            return c
+        if not self.consumers:
             return None
-        self.turn_of += 1
-        return top[self.turn_of % len(top)]
+        c = self.consumers[0]  # alone, or the single active one
+        self.burst = c.credit()
+        return c if self.burst > 0 else None
+
+    def resume(self, c: Consumer) -> None:
+        """A consumer may have credit again."""
+        if c.idle:
+            c.idle = False
+            if self.rota is not None and c.serial:
+                self.rota.put(c)
+        self.mark_dirty()
 
     def window(self):  # type: ignore[no-untyped-def]
         """The batch that holds the message at the cursor; None if what was there is lost."""
@@ -481,8 +481,17 @@ class Queue:
         return offset
 
     def get(self, c: Consumer) -> bool:
-        """Deliver one ready message to c, whatever its credit; False if there is none, or none in this turn: then some are `ready`."""
+        """Deliver one ready message to c, whatever its credit, after consumers took what they can and what is too much has left.
+
+        False if there is none, or none in this turn: then some are `ready`.
+        """
         self.used_ms = self.broker.timers.now_ms
+        if self.consumers:
+            self.pump()
+        if self.limited:
+            self.enforce_limits()
+        if self.late:
+            return False
         before = self.delivered
         while self.ready > 0 and self.delivered == before:
             if self.ranked:
@@ -843,31 +852,43 @@ class Queue:
     # -- consumers -------------------------------------------------------------------------------------------
 
     def add_consumer(self, c: Consumer) -> None:
-        at = len(self.consumers)
-        first = int(self.single and at > 0)  # the active one stays, whatever the priority of those that come
-        while at > first and self.consumers[at - 1].priority < c.priority:
-            at -= 1
-        self.consumers.insert(at, c)
-        self._consumers_changed()
+        consumers = self.consumers
+        self.serials += 1
+        c.serial = self.serials
+        insert_consumer(consumers, c, int(self.single and len(consumers) > 0))  # the active one stays, whoever comes
+        if self.rota is not None:
+            self.rota.put(c)
+        elif len(consumers) > 1 and not self.single:
+            self.rota = Rota()
+            for each in consumers:
+                self.rota.put(each)
         self.had_consumer = True
         self.mark_dirty()
 
     def remove_consumer(self, c: Consumer) -> None:
-        if c in self.consumers:
-            self.consumers.remove(c)
-            self._consumers_changed()
-            self.used_ms = self.broker.timers.now_ms
+        if not c.serial:
+            return
+        del self.consumers[consumer_index(self.consumers, c)]
+        self._gone(c)
+        if len(self.consumers) == 1 and self.rota is not None:
+            last = self.consumers[0]
+            self.rota.drop(last)
+            last.idle = False
+            self.rota = None
+        self.used_ms = self.broker.timers.now_ms
+
+    def _gone(self, c: Consumer) -> None:
+        if self.rota is not None:
+            self.rota.drop(c)
+        c.serial, c.idle = 0, False
 
     def take_consumers(self) -> list[Consumer]:
         """The queue goes: those who are to hear of it."""
         consumers, self.consumers = self.consumers, []
-        self._consumers_changed()
+        for c in consumers:
+            self._gone(c)
+        self.rota = None
         return consumers
-
-    def _consumers_changed(self) -> None:
-        self.turn_of = 0
-        n = len(self.consumers)  # sorted; compiled, there is no index -1
-        self.ordered = n > 1 and (self.single or self.consumers[0].priority != self.consumers[n - 1].priority)
 
     @property
     def single_active(self) -> Consumer | None:

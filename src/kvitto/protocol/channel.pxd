@@ -5,6 +5,7 @@ from kvitto.wire.buf cimport Buf
 from kvitto.broker.consumer cimport Consumer
 from kvitto.broker.queue cimport Queue
 from kvitto.broker.route cimport Epoch, Route
+from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
 cdef Py_ssize_t _ENTRY
@@ -16,10 +17,11 @@ cdef class Channel:
     cdef public object connection, tx, stage, content, vhost, reply_tag, nacked
     cdef public unsigned int number
     cdef public Output output
+    cdef public Crowd crowd
     cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
-    cdef public dict consumers, _allowed
+    cdef public dict consumers, getters, _allowed
     cdef public str last_queue
-    cdef public Py_ssize_t prefetch, prefetch_all, unacked, unacked_max, in_flight, _head
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, _head
     cdef public unsigned long long next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props
@@ -41,6 +43,9 @@ cdef class Channel:
     cpdef bint settle_tags(self, unsigned long long tag, bint multiple, int kind) except -1
     @cython.locals(c=Consumer, q=Queue)
     cdef finish(self, unsigned int slot, unsigned long long offset, Py_ssize_t n, Py_ssize_t body_bytes, int kind)
+    cpdef settled(self, Consumer c, unsigned int slot, Py_ssize_t n)
+    @cython.locals(left=Py_ssize_t)
+    cpdef Py_ssize_t room(self) except? -1
     @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int", passed="unsigned int", c=Consumer, q=Queue)
     cpdef tuple late(self, unsigned long long end, long long timeout_ms)
     cpdef free_slot(self, unsigned int slot)

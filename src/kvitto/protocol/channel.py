@@ -26,6 +26,7 @@ from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
+from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.output import Output
 from kvitto.store.batch import SPECIAL
 from kvitto.wire import bits, check
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kvitto.broker.stages import Stage
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
+    from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
 
 log = logging.getLogger("kvitto.amqp")
 
@@ -75,6 +77,10 @@ class Channel:
         self.unacked = 0
         self.unacked_max = limits.UNACKED_MAX
         self.capped = False
+        self.got = 0
+        """Of the unacked ones, those that basic.get took: they do not count towards the prefetch (A10)."""
+        self.crowd: Crowd | None = None
+        self.getters: dict[Queue, GetConsumer] = {}
         self.next_tag = 1
         self._head = 0
         self._tags = Buf(0)
@@ -413,8 +419,6 @@ class Channel:
         if kind == _STAGE:
             self.held.append((c, offset, n, body_bytes, slot))
             return
-        self.unacked -= n
-        c.unacked -= n
         q = c.queue
         if kind == _ACK:
             q.ack(offset, n, c)
@@ -426,22 +430,56 @@ class Channel:
             q.requeue(offset, n, body_bytes)
         if not q.dirty:
             q.mark_dirty()
-        if self.prefetch_all or self.capped:
-            self.wake()
+        self.settled(c, slot, n)
+
+    def settled(self, c, slot, n):  # type: ignore[no-untyped-def]
+        """A consumer has n unacked deliveries less: it may get others, and so may those that wait for room in the channel."""
+        self.unacked -= n
+        c.unacked -= n
+        if not c.counted:
+            self.got -= n
+        if c.idle:
+            c.queue.resume(c)
+        if self.crowd is not None and self.crowd.first is not None:
+            self.connection.hub.serve_later(self.connection, self.crowd)
         if not c.active and c.unacked == 0:
             self.free_slot(slot)
 
+    def room(self):  # type: ignore[no-untyped-def]
+        """How many deliveries more its limits allow."""
+        left = self.unacked_max - self.unacked
+        if self.prefetch_all and self.prefetch_all - self.unacked + self.got < left:
+            left = self.prefetch_all - self.unacked + self.got
+        return left if left > 0 else 0
+
+    def has_room(self) -> bool:
+        return bool(self.room() > 0)
+
+    def wait_for_room(self, c: ChannelConsumer) -> None:
+        """A consumer could have more but for the limits of the channel."""
+        if self.unacked >= self.unacked_max and not self.capped:
+            self.cap(c)
+        if self.crowd is None:
+            self.crowd = Crowd(self.connection.hub.broker, self.has_room)
+        self.crowd.join(c)
+
     def cap(self, c: Consumer) -> None:
-        """A consumer gets no more until something is settled: there are too many unacked messages. Told once for a channel."""
+        """There are too many unacked messages: a consumer waits until some are settled. Told once for a channel."""
         self.capped = True
         self.connection.hub.broker.refused["unacked"] += 1
         text = "%s: consumer %r of queue %r waits: channel %d has %d unacked messages, the limit"
         log.warning(text, self.connection.peer, c.tag, c.queue.name, self.number, self.unacked)
 
+    def limit_all(self, prefetch: int) -> None:
+        """basic.qos for the whole channel."""
+        self.prefetch_all = prefetch
+        if self.crowd is not None and self.crowd.first is not None:
+            self.connection.hub.serve_later(self.connection, self.crowd)
+
     def wake(self) -> None:
-        """This channel's consumers may have credit again."""
+        """All of its consumers may have credit again."""
         for c in self.consumers.values():
-            c.queue.mark_dirty()
+            c.queue.resume(c)
 
     def slot_of(self, c: Consumer) -> int:
         """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
@@ -459,6 +497,9 @@ class Channel:
             self.connection.hub.timeouts.watch(self, queue.consumer_timeout_ms)
 
     def free_slot(self, slot: int) -> None:
+        c = self.slots[slot - 1]
+        if c is not None and not c.counted:
+            self.getters.pop(c.queue, None)
         self.slots[slot - 1] = None
         self._free.append(slot)
 

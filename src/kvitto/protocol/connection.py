@@ -559,6 +559,7 @@ class Connection:
         consumers, c.consumers = list(c.consumers.values()), {}
         for consumer in consumers:
             consumer.active = False
+            consumer.waits_no_more()
             consumer.queue.remove_consumer(consumer)
         if c.tx is not None:
             c.tx.rollback()
@@ -624,8 +625,8 @@ class Connection:
 
     def _wake(self) -> None:
         """Deliveries that had to wait for this socket may go on."""
-        for c in self.channels.values():
-            c.wake()
+        if self.output.crowd is not None:
+            self.hub.serve_later(self, self.output.crowd)
         self.hub.schedule()
 
     def writable(self, yes: bool) -> None:

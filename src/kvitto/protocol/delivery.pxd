@@ -4,6 +4,7 @@ from kvitto.wire.buf cimport Buf
 from kvitto.store.batch cimport Batch
 from kvitto.broker.consumer cimport Consumer
 from kvitto.protocol.channel cimport Channel
+from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
 cdef Py_ssize_t _ENTRY, _LIMIT, _PLENTY, _KEY_LEN, _HEADER
@@ -15,8 +16,9 @@ cdef class ChannelConsumer(Consumer):
     cdef public Py_ssize_t prefetch
     cdef public unsigned int slot
     cdef Buf tag_bytes
-    @cython.locals(out=Output, c=Channel, left=Py_ssize_t)
+    @cython.locals(out=Output, c=Channel, left=Py_ssize_t, room=Py_ssize_t, crowd=Crowd)
     cpdef Py_ssize_t credit(self) except? -1
+    cdef bint comes_later(self, Crowd crowd) except -1
     @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
     cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1
     @cython.locals(out=Output, c=Channel, tag="unsigned long long")

@@ -61,25 +61,34 @@ class ChannelConsumer(Consumer):
     def credit(self):  # type: ignore[no-untyped-def]
         out = self.output
         c = self.channel
-        if not self.active or out.paused or not c.flow or c.closing:
-            return 0
-        if out.buf.n >= _LIMIT:
-            out.full = True
+        if not self.active or not c.flow or c.closing:
             return 0
         left = _PLENTY
         if not self.no_ack:
-            left = c.unacked_max - c.unacked
-            if left <= 0:
-                if not c.capped:
-                    c.cap(self)
-                return 0
-            if self.prefetch and self.prefetch - self.unacked < left:
+            if self.prefetch:
                 left = self.prefetch - self.unacked
-            if c.prefetch_all and c.prefetch_all - c.unacked < left:
-                left = c.prefetch_all - c.unacked
-            if left < 0:  # a limit was set below what is unacked already
-                left = 0
+                if left <= 0:
+                    return 0
+            room = c.room()
+            if room < left:
+                left = room
+            crowd = c.crowd
+            if left <= 0 or (crowd is not None and crowd.first is not None and self.comes_later(crowd)):
+                c.wait_for_room(self)
+                return 0
+        crowd = out.crowd
+        if (
+            out.paused
+            or out.buf.n >= _LIMIT
+            or (crowd is not None and crowd.first is not None and self.comes_later(crowd))
+        ):
+            out.wait_for_room(self)
+            return 0
         return left
+
+    def comes_later(self, crowd):  # type: ignore[no-untyped-def]
+        """Whether another one of those who wait for the same room is served before."""
+        return crowd.first is not self and not crowd.serving
 
     def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
         out = self.output
@@ -120,6 +129,11 @@ class ChannelConsumer(Consumer):
         out.put_content(c.number, props, 0, len(props), body, 0, len(body))
         self.delivered += 1
 
+    def waits_no_more(self) -> None:
+        for crowd in (self.channel.crowd, self.output.crowd):
+            if crowd is not None:
+                crowd.leave(self)
+
     def takes(self, props_len: int) -> bool:
         return bool(props_len <= self.output.properties_max)
 
@@ -139,6 +153,7 @@ class ChannelConsumer(Consumer):
         """basic.cancel to a client that can take it (A14)."""
         self.active = False
         self.channel.consumers.pop(self.tag, None)
+        self.waits_no_more()
         if self.slot and not self.unacked:
             self.channel.free_slot(self.slot)
         if self.channel.connection.can_cancel:
@@ -270,7 +285,7 @@ class OffsetConsumer(StreamConsumer):
     def look(self) -> None:
         self.awaiting = False
         if self.active:
-            self.queue.mark_dirty()
+            self.queue.resume(self)
 
     def deliver_again(self, key, props, body, offset):  # type: ignore[no-untyped-def]
         if not self.with_offset(props, 0, len(props), offset, True):
@@ -290,6 +305,7 @@ class GetConsumer(Consumer):
         self.channel = channel
         self.offsets = offsets and queue.log.durable
         self.active = False
+        self.counted = False
         self.slot = 0 if no_ack else channel.slot_of(self)
 
     def credit(self) -> int:
@@ -321,6 +337,7 @@ class GetConsumer(Consumer):
             channel.next_tag = tag + 1
         else:
             tag = channel.remember_one(offset, len(body), self.slot)
+            channel.got += 1
         if self.offsets and offset < self.queue.log.durable_end:
             fields = split(props)
             edit_headers(fields, {"x-stream-offset": offset})

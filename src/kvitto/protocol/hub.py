@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from kvitto.base.limits import SHORTSTR_MAX
 from kvitto.broker import walls
 from kvitto.broker.broker import Broker
 from kvitto.broker.route import Route
+from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.timeouts import Timeouts
 from kvitto.wire.methods import BasicDeliver
 
@@ -45,6 +47,8 @@ class Hub:
         self.timeouts = Timeouts(broker)
         self._durable: dict[Channel, int] = {}
         self._unwritten: list[Callable[[], None]] = []
+        self._crowds: deque[tuple[Connection, Crowd]] = deque()
+        """Consumers for which there is room again, and whose they are."""
         self._yielded: list[Connection] = []
         """Connections whose input goes on in the next turn."""
         self.alarms: dict[str, str] = {}
@@ -74,6 +78,7 @@ class Hub:
         for connection in yielded:
             walls.run(connection, connection.go_on)
         self.broker.jobs.run()
+        self._serve_crowds()
         self.broker.turn()
         self.confirm()
         self.flush()
@@ -83,12 +88,27 @@ class Hub:
     @property
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
-        return bool(self._yielded or len(self.broker.jobs))
+        return bool(self._yielded or self._crowds or self.broker.late or len(self.broker.jobs))
 
     def go_on_later(self, connection: Connection) -> None:
         """Its input has used up the budget of this turn."""
         self._yielded.append(connection)
         self.schedule()
+
+    def serve_later(self, owner: Connection, crowd: Crowd) -> None:
+        """There is room again for those that wait for it."""
+        if not crowd.due:
+            crowd.due = True
+            self._crowds.append((owner, crowd))
+            self.schedule()
+
+    def _serve_crowds(self) -> None:
+        for _ in range(len(self._crowds)):
+            if self.broker.allowance <= 0:
+                return
+            owner, crowd = self._crowds.popleft()
+            if walls.run(owner, crowd.serve) is False:
+                self._crowds.append((owner, crowd))
 
     def after_sync(self) -> None:
         """Answer who has waited; a whole turn only if that has moved anything."""

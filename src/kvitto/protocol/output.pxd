@@ -1,10 +1,12 @@
 cimport cython
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
+from kvitto.protocol.crowd cimport Crowd
 
 cdef class Output:
     cdef public object hub, owner
     cdef public Buf buf
+    cdef public Crowd crowd
     cdef public bint paused, full, dirty
     cdef public Py_ssize_t frame_max, properties_max
     cpdef mark(self)

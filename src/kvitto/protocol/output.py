@@ -1,6 +1,6 @@
 """What is on its way to one peer: frames are encoded straight into `buf`, which the server empties once per turn.
 
-`paused`: the socket takes no more; `full`: a consumer has been turned away because `buf` held LIMIT bytes.
+`paused`: the socket takes no more; `full`: something has to wait because `buf` held LIMIT bytes.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvitto.base import limits
+from kvitto.protocol.crowd import Crowd
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
+    from kvitto.protocol.delivery import ChannelConsumer
     from kvitto.protocol.hub import Hub
 
 LIMIT = 512 * 1024
@@ -25,6 +27,7 @@ class Output:
         self.buf = Buf(0)
         self.paused = False
         self.full = False
+        self.crowd: Crowd | None = None
         self.dirty = False
         self.limit_frames(limits.FRAME_MAX)
 
@@ -37,6 +40,16 @@ class Output:
         """Have the end of this turn hand `buf` to the socket."""
         self.dirty = True
         self.hub.outputs.append(self)
+
+    def wait_for_room(self, c: ChannelConsumer) -> None:
+        """A consumer could have more if there was room in `buf`."""
+        if self.crowd is None:
+            self.crowd = Crowd(self.hub.broker, self.has_room)
+        self.crowd.join(c)
+        self.full = True
+
+    def has_room(self) -> bool:
+        return not self.paused and self.buf.n < LIMIT
 
     def backlog(self) -> int:
         """Bytes that wait for a socket that takes no more."""

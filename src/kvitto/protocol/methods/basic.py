@@ -49,8 +49,7 @@ def qos(conn: Connection, chan: Channel, m: BasicQos) -> None:
     if m.prefetch_size:
         raise ConnectionError_(NOT_IMPLEMENTED, f"prefetch_size!=0 ({m.prefetch_size})")
     if m.global_:
-        chan.prefetch_all = m.prefetch_count
-        chan.wake()
+        chan.limit_all(m.prefetch_count)
     else:
         chan.prefetch = m.prefetch_count
     conn.send(chan.number, BasicQosOk())
@@ -162,6 +161,7 @@ def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
         conn.send(chan.number, BasicCancelOk(m.consumer_tag))
     if consumer is not None:
         consumer.active = False
+        consumer.waits_no_more()
         consumer.queue.remove_consumer(consumer)
         if not consumer.unacked and not consumer.no_ack:
             chan.free_slot(consumer.slot)  # type: ignore[attr-defined]
@@ -177,8 +177,17 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     if not m.no_ack and chan.unacked >= chan.unacked_max:
         text = f"this channel has {chan.unacked} unacked messages, the limit is {chan.unacked_max}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="unacked")
-    getter = GetConsumer(chan, queue, m.no_ack, conn.wants_offsets)
+    getter = _getter(conn, chan, queue, m.no_ack)
     conn.perform(_get(conn, chan, queue, getter), channel=chan, method=m)
+
+
+def _getter(conn: Connection, chan: Channel, queue: Queue, no_ack: bool) -> GetConsumer:
+    """One of a channel holds all that it has got from a queue and not acknowledged."""
+    if no_ack:
+        return GetConsumer(chan, queue, no_ack, conn.wants_offsets)
+    if queue not in chan.getters:
+        chan.getters[queue] = GetConsumer(chan, queue, no_ack, conn.wants_offsets)
+    return chan.getters[queue]
 
 
 def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> Iterator[None]:
@@ -188,7 +197,7 @@ def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> 
             return
         if queue.deleted or not queue.ready:
             conn.send(chan.number, BasicGetEmpty())
-            if getter.slot:
+            if getter.slot and not getter.unacked:
                 chan.free_slot(getter.slot)
             return
         yield

@@ -194,8 +194,6 @@ def check_copies(size: int) -> None:
 
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
-    chan.unacked -= n
-    consumer.unacked -= n
     queue = consumer.queue
     if kind == ACK:
         queue.ack(offset, n, consumer)
@@ -209,10 +207,7 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
     else:
         queue.requeue(offset, n, size)
     queue.mark_dirty()
-    if chan.prefetch_all or chan.capped:
-        chan.wake()
-    if not consumer.active and not consumer.unacked:
-        chan.free_slot(slot)
+    chan.settled(consumer, slot, n)
 
 
 def select(conn: Connection, chan: Channel, _method: TxSelect) -> None:
