@@ -16,15 +16,22 @@ NAN = math.nan
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the exchanges that were asked to remove all bindings to something."""
+    """Names of the exchanges that were asked for a binding to something, or to remove one."""
     names: list[str] = []
-    before = Exchange.unbind_all
 
-    def unbind_all(self: Exchange, dest: Any) -> Any:
-        names.append(self.name)
-        return before(self, dest)
+    def watch(name: str) -> None:
+        before = getattr(Exchange, name)
 
-    monkeypatch.setattr(Exchange, "unbind_all", unbind_all)
+        def asked(self: Exchange, *args: Any) -> Any:
+            if self.name:
+                names.append(self.name)
+            return before(self, *args)
+
+        monkeypatch.setattr(Exchange, name, asked)
+
+    for name in ("pop", "leads_to", "unbind", "bindings_to", "unbind_all"):
+        if hasattr(Exchange, name):
+            watch(name)
     return names
 
 
@@ -42,11 +49,13 @@ def test_deleting_a_queue_asks_only_the_exchanges_that_lead_to_it(asked: list[st
     vhost.bind("x7", queue, "a", {})
     vhost.bind("x7", queue, "b", {})
     vhost.bind("amq.fanout", queue, "", {})
+    asked.clear()
     rig.delete("q")
-    assert asked == ["x7", "amq.fanout"] and vhost.bindings == 0
+    assert set(asked) == {"x7", "amq.fanout"} and vhost.bindings == 0
+    asked.clear()
     rig.declare("lonely", durable=False)
     rig.delete("lonely")
-    assert asked == ["x7", "amq.fanout"]
+    assert not asked
 
 
 def test_an_auto_delete_exchange_goes_without_a_look_at_the_others(asked: list[str]) -> None:
@@ -58,11 +67,13 @@ def test_an_auto_delete_exchange_goes_without_a_look_at_the_others(asked: list[s
     for i in range(50):
         vhost.bind(f"x{i}", queue, "", {})
     for i in range(50):
+        asked.clear()
         vhost.unbind(f"x{i}", queue, "", {})
-    assert asked == [] and "x7" not in vhost.exchanges
+        assert set(asked) == {f"x{i}"}
+    assert "x7" not in vhost.exchanges
 
 
-def test_an_unbound_exchange_no_longer_leads_to_the_queue(asked: list[str]) -> None:
+def test_an_unbound_exchange_no_longer_leads_to_the_queue() -> None:
     rig = Rig()
     vhost = rig.broker.vhosts["/"]
     exchanges(vhost, 3)
@@ -77,7 +88,7 @@ def test_an_unbound_exchange_no_longer_leads_to_the_queue(asked: list[str]) -> N
     assert [b.routing_key for b in vhost.bindings_to(queue)] == ["q"]
     assert list(vhost.bindings_to(vhost.exchange("x0"))) == []
     rig.delete("q")
-    assert asked == [] and vhost.bindings == 0
+    assert vhost.bindings == 0
 
 
 def test_deleting_an_exchange_takes_its_bindings_away_from_both_ends() -> None:

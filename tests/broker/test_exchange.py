@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker.equivalence import type_name
-from kvitto.broker.exchange import Exchange, check_declare, check_equivalent, resolve
+from kvitto.broker.exchange import Binding, Exchange, check_declare, check_equivalent, resolve
 from kvitto.wire.tables import Table, Timestamp, Value
 
 
@@ -31,6 +31,13 @@ def routed(exchange: Exchange, key: str = "", headers: Table | None = None) -> s
     found = list(exchange.route(key, headers))
     assert len(found) == len(set(found))
     return {dest.name for dest in found}
+
+
+def popped(exchange: Exchange, dest: Sink) -> list[Binding]:
+    found = []
+    while exchange.leads_to(dest):
+        found.append(exchange.pop(dest))
+    return found
 
 
 # -- direct and fanout --------------------------------------------------------------------------------------
@@ -77,17 +84,17 @@ def test_bindings_are_told_apart_by_arguments() -> None:
 
 
 @pytest.mark.parametrize("type_", ["direct", "fanout", "topic", "headers"])
-def test_unbind_all_takes_every_binding_of_one_destination(type_: str) -> None:
+def test_pop_takes_the_bindings_of_one_destination(type_: str) -> None:
     exchange = Exchange("x", type_)
     for queue in Q[:2]:
         for key in ("a.b", "#", "*.b"):
             exchange.bind(queue, key, {})
             exchange.bind(queue, key, {"h": 1})
-    removed = exchange.unbind_all(Q[0])
+    removed = popped(exchange, Q[0])
     assert len(removed) == 6 and {b.dest for b in removed} == {Q[0]}
-    assert exchange.unbind_all(Q[0]) == []
+    assert not exchange.leads_to(Q[0]) and exchange.last_dest() is Q[1]
     assert routed(exchange, "a.b", {"h": 1}) == {"q1"}
-    exchange.unbind_all(Q[1])
+    popped(exchange, Q[1])
     assert exchange.unused and routed(exchange, "a.b", {"h": 1}) == set()
 
 
@@ -156,7 +163,7 @@ def test_topic_trie_agrees_with_the_naive_matcher(
         expected = {q.name for q, p in left if naive_topic(naive_words(p), naive_words(key))}
         assert routed(exchange, key) == expected
     for queue in Q:
-        exchange.unbind_all(queue)
+        popped(exchange, queue)
     assert exchange._index._root.empty  # type: ignore[attr-defined]
 
 

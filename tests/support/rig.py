@@ -35,6 +35,7 @@ class Rig:
     # -- what the server does --------------------------------------------------------------------------------
 
     def turn(self) -> None:
+        self.broker.jobs.run()
         self.broker.turn()
 
     def sync(self, everything: bool = True) -> None:
@@ -44,7 +45,7 @@ class Rig:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
-        self.broker.turn()
+        self.turn()
 
     def settle_down(self) -> None:
         """Turn and sync until nothing is left to do."""
@@ -52,7 +53,7 @@ class Rig:
         for _ in range(200):
             if self.store.dirty:
                 self.sync()
-            elif self.broker.dead_letters.moves:
+            elif self.broker.dead_letters.moves or len(self.broker.jobs):
                 self.turn()
             else:
                 return

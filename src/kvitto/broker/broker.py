@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
+from kvitto.broker import removal
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
@@ -61,6 +62,7 @@ class Broker:
         self.users: Users
         self.timers = Timers(clock.monotonic_ms())
         self.jobs = Jobs()
+        self._expired: list[Queue] = []
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
         self.stages = Stages(self)
@@ -246,11 +248,14 @@ class Broker:
         return found
 
     def delete_vhost(self, name: str) -> None:
-        vhost = self.vhosts.pop(name)
-        self.stages.forget_vhost(vhost)
-        vhost.clear()
-        self.users.forget_vhost(name)
-        self.undefine("vhost", (name,))
+        """`removal.delete_vhost`, at once."""
+        removal.at_once(removal.delete_vhost(self, self.vhosts[name]))
+
+    def forget_vhost(self, vhost: VHost) -> None:
+        """There is nothing in it any more."""
+        del self.vhosts[vhost.name]
+        self.users.forget_vhost(vhost.name)
+        self.undefine("vhost", (vhost.name,))
 
     def open_log(self, queue_id: str, durable: bool) -> Log:
         return Log(self.store, queue_id, durable)
@@ -487,9 +492,16 @@ class Broker:
             queue.used_ms = self.timers.now_ms
         left = queue.used_ms + expires - self.timers.now_ms
         if left <= 0:
-            queue.vhost.delete_queue(queue)
+            if not self._expired:
+                self.timers.after(0, self._delete_expired)
+            self._expired.append(queue)
         else:
             self.timers.after(left, self.expire_unused, queue)
+
+    def _delete_expired(self) -> None:
+        """All that have expired at one moment: behind the timers that say so."""
+        expired, self._expired = self._expired, []
+        self.jobs.start(removal.delete_queues([q for q in expired if not q.deleted and not q.consumers]))
 
     @staticmethod
     def with_delivery_count(props: bytes, count: int) -> bytes:

@@ -177,19 +177,18 @@ class Exchange:
         self._index.remove(routing_key, dest, binding.arguments)
         return binding
 
-    def unbind_all(self, dest: Dest) -> list[Binding]:
-        """Remove every binding to `dest`, which is going; gives what was removed."""
-        removed = list(self._bindings.pop(dest, {}).values())
-        for binding in removed:
-            self._index.remove(binding.routing_key, dest, binding.arguments)
-        return removed
+    def last_dest(self) -> Dest | None:
+        """The destination that was bound last, None if there is none."""
+        return next(reversed(self._bindings), None)
 
-    def unbind_from_all(self) -> list[Binding]:
-        """Remove every binding from here, since this exchange is going; gives what was removed."""
-        removed = list(self.bindings())
-        self._bindings = {}
-        self._index = TYPES[self.type]()
-        return removed
+    def pop(self, dest: Dest) -> Binding:
+        """Remove the last binding to `dest`; there is one."""
+        own = self._bindings[dest]
+        _, binding = own.popitem()
+        if not own:
+            del self._bindings[dest]
+        self._index.remove(binding.routing_key, dest, binding.arguments)
+        return binding
 
     def leads_to(self, dest: Dest) -> bool:
         """Whether there is a binding to `dest`."""

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
 from kvitto.broker import exchange as exchanges
-from kvitto.broker import policies
+from kvitto.broker import policies, removal
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
+from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Binding, Exchange
 from kvitto.broker.policies import Policy
 from kvitto.broker.queue import Queue
 from kvitto.broker.queue_types import TYPE, type_of, with_default
+from kvitto.broker.removal import Steps
 from kvitto.broker.route import Epoch, Route
 from kvitto.broker.stream import Stream, check_stream, stream_log
 from kvitto.broker.vhost_settings import VHostSettings
@@ -41,6 +45,9 @@ PREDECLARED = (
 )
 POLICY, OPERATOR_POLICY = "policy", "operator_policy"
 """As definitions name them."""
+NOTHING: dict[Exchange, None] = {}
+FINISH_PIECES = 4
+"""Of a deletion that somebody waits for who wants the name again."""
 ROUTES_MAX = 200_000
 """Routes that are remembered, and queues in them, together."""
 
@@ -64,6 +71,9 @@ class VHost:
         self._remembered = 0
         self.bindings = 0
         """How many there are, without those of the default exchange."""
+        self.deleting = False
+        self.going: dict[Queue | Exchange, Steps | None] = {}
+        """What is being deleted, and the steps that do it; None: they have not begun."""
         self._sources: dict[Queue | Exchange, dict[Exchange, None]] = {}
         """By destination: the exchanges that have a binding to it, without the default exchange."""
 
@@ -72,15 +82,7 @@ class VHost:
         """The type of a queue that is declared without `x-queue-type`."""
         return self.settings.default_queue_type
 
-    def clear(self) -> None:
-        """Delete all that is in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""
-        for queue in list(self.queues.values()):
-            self.delete_queue(queue)
-        for name in [name for name in self.exchanges if name and not name.startswith("amq.")]:
-            self.delete_exchange(name)
-        for exchange in self.exchanges.values():
-            for binding in list(exchange.bindings()):
-                self.unbind(exchange.name, binding.dest, binding.routing_key, binding.arguments)
+    def clear_policies(self) -> None:
         for kind, found in ((POLICY, self.policies), (OPERATOR_POLICY, self.operator_policies)):
             for name in list(found):
                 self.clear_policy(kind, name)
@@ -187,6 +189,9 @@ class VHost:
         self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, Any]
     ) -> Exchange:
         found = self.exchanges.get(name)
+        if found is not None and found in self.going:
+            self._finish_going(found, "exchange")
+            found = None
         if found is not None:
             exchanges.check_declare(name, self.name, kind, arguments)
             exchanges.check_equivalent(found, self.name, kind, durable, auto_delete, internal, arguments)
@@ -207,22 +212,19 @@ class VHost:
         return made
 
     def delete_exchange(self, name: str, if_unused: bool = False) -> None:
-        """Deleting what is not there is fine; a predeclared one is refused."""
+        """`exchange_deletion`, at once."""
+        removal.at_once(self.exchange_deletion(name, if_unused))
+
+    def exchange_deletion(self, name: str, if_unused: bool = False) -> Steps:
+        """The steps that delete an exchange. Deleting what is not there is fine; a predeclared one is refused: ChannelError 403, 406."""
         if name == "" or name.startswith("amq."):
             raise ChannelError(ACCESS_REFUSED, f"operation not permitted on {self._default_or(name)}")
         found = self.exchanges.get(name)
         if found is None:
-            return
+            return iter(())
         if if_unused and not found.unused:
             raise ChannelError(PRECONDITION_FAILED, f"{describe('exchange', name, self.name)} in use")
-        del self.exchanges[name]
-        for binding in found.unbind_from_all():
-            self.bindings -= 1
-            self._unbound(found, binding.dest, binding.routing_key, binding.arguments)
-        self._unbind_everywhere(found)
-        self.changed()
-        if found.durable:
-            self.broker.undefine("exchange", (self.name, name))
+        return removal.delete_exchange(self, found, removal.Cost())
 
     def _default_or(self, name: str) -> str:
         return "the default exchange" if name == "" else describe("exchange", name, self.name)
@@ -236,6 +238,8 @@ class VHost:
 
     def bind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
         exchange = self.exchange(source)
+        if self.going:
+            self._refuse_going(exchange, dest)
         if exchange.bind(dest, routing_key, arguments):
             self.bindings += 1
             if not self.broker.restoring:
@@ -250,6 +254,12 @@ class VHost:
             self.changed()
             if exchange.durable and self._durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
+
+    def _refuse_going(self, *things: Queue | Exchange) -> None:
+        for thing in things:
+            if thing in self.going:
+                kind = "exchange" if isinstance(thing, Exchange) else "queue"
+                raise ChannelError(NOT_FOUND, f"no {describe(kind, thing.name, self.name)}")
 
     def _check_bindings(self) -> None:
         if self.bindings > limits.BINDINGS_MAX:
@@ -290,18 +300,48 @@ class VHost:
         kind = "exchange" if isinstance(dest, Exchange) else "queue"
         return (self.name, source.name, kind, dest.name, routing_key, self.broker.pack(arguments))
 
-    def _unbind_everywhere(self, dest: Queue | Exchange) -> None:
-        for exchange in list(self._sources.get(dest, ())):
-            removed = exchange.unbind_all(dest)
-            self.bindings -= len(removed)
-            for binding in removed:
-                self._unbound(exchange, dest, binding.routing_key, binding.arguments)
-            if removed:
-                self._auto_delete(exchange)
+    def last_source(self, dest: Queue | Exchange) -> Exchange | None:
+        """The exchange that was bound to `dest` last, None if there is none but the default exchange."""
+        return next(reversed(self._sources.get(dest, NOTHING)), None)
+
+    def drop_binding(self, exchange: Exchange, dest: Queue | Exchange) -> None:
+        """Remove the last binding between the two; there is one."""
+        binding = exchange.pop(dest)
+        if exchange.name:
+            self.bindings -= 1
+            self._unbound(exchange, dest, binding.routing_key, binding.arguments)
+        self.changed()
 
     def _auto_delete(self, exchange: Exchange) -> None:
-        if exchange.auto_delete and exchange.unused and self.exchanges.get(exchange.name) is exchange:
-            self.delete_exchange(exchange.name)
+        if exchange.auto_delete and exchange.unused:
+            self.broker.jobs.start(removal.delete_exchange(self, exchange, removal.Cost()), owner=self)
+
+    def contain(self, error: Exception) -> None:
+        """A job of this virtual host has failed."""
+        log.error("vhost %r: internal error, what was being deleted is there in part", self.name, exc_info=error)
+
+    def remove(self, thing: Queue | Exchange) -> None:
+        """Nothing is bound to it any more: it goes."""
+        if isinstance(thing, Exchange):
+            del self.exchanges[thing.name]
+            if thing.durable:
+                self.broker.undefine("exchange", (self.name, thing.name))
+        else:
+            self._remove_queue(thing)
+        self.changed()
+
+    def _finish_going(self, thing: Queue | Exchange, kind: str) -> None:
+        """Somebody wants its name: end its deletion now. ChannelError 405 if that takes long."""
+        steps = self.going[thing]
+        if steps is None:
+            assert not isinstance(thing, Exchange)
+            del self.going[thing]
+            steps = removal.delete_queue(thing, removal.Cost())
+            self.broker.jobs.start(steps, owner=self)
+        for _ in islice(steps, FINISH_PIECES):
+            pass
+        if thing in (self.queues.get(thing.name), self.exchanges.get(thing.name)):
+            raise ChannelError(RESOURCE_LOCKED, f"{describe(kind, thing.name, self.name)} is being deleted: try again")
 
     # -- queues ----------------------------------------------------------------------------------------------
 
@@ -335,6 +375,9 @@ class VHost:
         """`generated`: the name is one of `generated_name`, which nobody else may give."""
         lasting = durable and not (exclusive or auto_delete or generated)
         arguments = with_default(arguments, self.default_queue_type, lasting)
+        if self.going and (gone := self.queues.get(name)) in self.going:
+            assert gone is not None
+            self._finish_going(gone, "queue")
         if name in self.queues:
             found = self.queue(name, owner)
             self._check_same(found, durable, exclusive, auto_delete, arguments)
@@ -394,22 +437,23 @@ class VHost:
             check_arguments(thing, (TYPE,), found.arguments, arguments)
         check_arguments(thing, EQUIVALENCE_ARGUMENTS, found.arguments, arguments)
 
-    def delete_queue(
-        self, queue: Queue, if_unused: bool = False, if_empty: bool = False, answer: Callable[[int], None] | None = None
-    ) -> int:
-        """Remove the queue and its messages; return how many were ready. ChannelError 406.
+    def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
+        """`queue_deletion`, at once; return how many messages were ready."""
+        steps = self.queue_deletion(queue, if_unused, if_empty)
+        count = queue.ready
+        removal.at_once(steps)
+        return count
 
-        `answer` gets that number before the consumers learn of it: who deletes a queue that it consumes from itself
-        hears delete-ok first, then cancel, as from RabbitMQ.
-        """
+    def queue_deletion(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> Steps:
+        """The steps that remove the queue and its messages. ChannelError 406."""
         thing = describe("queue", queue.name, self.name)
         if if_unused and queue.consumers:
             raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
         if if_empty and queue.messages > queue.unacked:  # what consumers hold does not count, as with RabbitMQ
             raise ChannelError(PRECONDITION_FAILED, f"{thing} not empty")
-        if queue.deleted:
-            return 0
-        count = queue.ready
+        return removal.delete_queue(queue, removal.Cost())
+
+    def _remove_queue(self, queue: Queue) -> None:
         if queue.archived:
             self.broker.flush(queue)  # what is settled is to be in its archive
         queue.deleted = True
@@ -422,19 +466,20 @@ class VHost:
         self.broker.timers.cancel(queue._retries_due)
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
-        self._unbind_everywhere(queue)
-        self.changed()
+        self.broker.gone.add(queue)
+        consumers = queue.take_consumers()
         if queue.log.durable:
             self.broker.undefine("queue", (self.name, queue.name))
-        if answer is not None:
-            answer(count)
-        self.broker.gone.add(queue)
-        for consumer in queue.take_consumers():
-            consumer.queue_gone()
         queue.log.delete()
-        return count
+        if consumers and queue.log.durable:
+            self.broker.store.when_defined(partial(self._dismiss, consumers))
+        elif consumers:
+            self._dismiss(consumers)
+
+    def _dismiss(self, consumers: list[Consumer]) -> None:
+        self.broker.jobs.start(removal.dismiss(consumers), owner=self)
 
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with its last consumer."""
         if queue.auto_delete and queue.had_consumer and not queue.consumers and not queue.deleted:
-            self.delete_queue(queue)
+            self.broker.jobs.start(removal.delete_queue(queue, removal.Cost()), owner=self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from kvitto.base.config import Config
@@ -88,6 +88,16 @@ class Api:
             await self.durable(messages=False)
         return result
 
+    async def perform(self, steps: Iterator[object]) -> None:
+        """Run a job that may change definitions; return once it is done and they are on disk (D2)."""
+        work = _Work()
+        await self.change(lambda: self.broker.jobs.start(steps, work.ended.set, work))
+        if not work.ended.is_set():
+            await work.ended.wait()
+            if work.error is not None:
+                raise work.error
+            await self.durable(messages=False)
+
     async def durable(self, *, messages: bool) -> None:
         """Wait for a sync that covers all that has been written so far. Never returns if the disk fails."""
         done = asyncio.Event()
@@ -106,6 +116,18 @@ class Api:
             self.host.fail(error)
             raise Problem(503, "store_failed", str(error)) from None
         self.host.schedule()
+
+
+class _Work:
+    """A job that a request waits for: what it raises is the answer to that request."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.error: Exception | None = None
+
+    def contain(self, error: Exception) -> None:
+        self.error = error
+        self.ended.set()
 
 
 class Call:

@@ -49,7 +49,7 @@ async def delete_exchange(call: Call) -> Response:
     if name not in vhost.exchanges:
         raise not_found(f"no exchange '{name}' in vhost '{vhost.name}'")
     call.authorise("configure", "exchange", name)
-    await call.api.change(lambda: vhost.delete_exchange(name, call.request.query.get("if-unused") == "true"))
+    await call.api.perform(vhost.exchange_deletion(name, call.request.query.get("if-unused") == "true"))
     return NO_CONTENT
 
 

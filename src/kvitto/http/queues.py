@@ -42,7 +42,7 @@ async def delete_queue(call: Call) -> Response:
     queue = _reachable(call)
     call.authorise("configure", "queue", queue.name)
     if_unused, if_empty = (call.request.query.get(name) == "true" for name in ("if-unused", "if-empty"))
-    await call.api.change(lambda: queue.vhost.delete_queue(queue, if_unused, if_empty))
+    await call.api.perform(queue.vhost.queue_deletion(queue, if_unused, if_empty))
     return NO_CONTENT
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import KIB
+from kvitto.broker import removal
 from kvitto.broker.auth import User
 from kvitto.broker.vhost import VHost
 from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
@@ -41,6 +42,8 @@ async def put_vhost(call: Call) -> Response:
     """
     broker, name = call.api.broker, fields.new_name(call.args["vhost"], "vhost")
     known = broker.vhosts.get(name)
+    if known is not None and known.deleting:
+        raise bad_request(f"vhost '{name}' is being deleted: try again")
     settings = _settings(call.request.json(), VHostSettings() if known is None else known.settings)
 
     def make() -> None:
@@ -67,12 +70,14 @@ def _settings(body: dict[str, Any], before: VHostSettings) -> VHostSettings:
 async def delete_vhost(call: Call) -> Response:
     """With everything in it; its connections are closed first."""
     vhost, broker = call.vhost(), call.api.broker
-    if len(broker.vhosts) == 1:
+    if vhost.deleting:
+        raise bad_request(f"vhost '{vhost.name}' is being deleted already")
+    if len([v for v in broker.vhosts.values() if not v.deleting]) == 1:
         raise bad_request("this is the last vhost; a broker has at least one")
     for connection in call.api.connections:
         if connection.vhost is vhost:
             connection.close(ConnectionError_(CONNECTION_FORCED, f"vhost '{vhost.name}' is deleted"))
-    await call.api.change(lambda: broker.delete_vhost(vhost.name))
+    await call.api.perform(removal.delete_vhost(broker, vhost))
     return NO_CONTENT
 
 

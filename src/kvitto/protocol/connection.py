@@ -30,6 +30,7 @@ from kvitto.base.errors import (
 from kvitto.broker import walls
 from kvitto.broker.admission import check_size
 from kvitto.broker.jobs import nothing
+from kvitto.broker.removal import delete_queues
 from kvitto.protocol import handshake
 from kvitto.protocol.channel import ACK, Channel, Content
 from kvitto.protocol.methods import dispatch
@@ -344,7 +345,9 @@ class Connection:
             if not error.class_id:
                 error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
             raise
-        if self.hub.broker.definitions_pending:
+        if (
+            self.hub.broker.definitions_pending and not self.answering
+        ):  # what still works waits for the disk when it is done
             self.hub.broker.definitions_pending = False
             self._answer_when_durable(before)
         elif self.output.buf.n > INPUT_PAUSE:
@@ -579,8 +582,8 @@ class Connection:
         self.hub.channels -= len(self.channels)
         self.channels.clear()
         self._last, self._last_number = None, -1
-        for queue in list(self.queues):
-            queue.vhost.delete_queue(queue)
+        if self.queues:
+            self.hub.broker.jobs.start(delete_queues(list(self.queues)))
         for queue in self.groups:
             leave_group(queue, self)
         self.hub.broker.definitions_pending = False

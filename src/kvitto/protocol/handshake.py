@@ -210,6 +210,8 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
 
 def _open(connection: Connection, method: ConnectionOpen) -> None:
     vhost = connection.hub.broker.vhosts.get(method.virtual_host)
+    if vhost is not None and vhost.deleting:
+        vhost = None
     if vhost is None:
         raise ConnectionError_(NOT_ALLOWED, f"vhost {method.virtual_host} not found", 10, 40)
     if not connection.user.may_open(vhost.name):

@@ -43,9 +43,12 @@ def declare(conn: Connection, chan: Channel, m: ExchangeDeclare) -> None:
 def delete(conn: Connection, chan: Channel, m: ExchangeDelete) -> None:
     m.exchange = one_line(m.exchange)
     conn.authorise("configure", m.exchange, "exchange")
-    conn.vhost.delete_exchange(m.exchange, m.if_unused)
-    if not m.no_wait:
-        conn.send(chan.number, ExchangeDeleteOk())
+
+    def answer() -> None:
+        if not m.no_wait:
+            conn.send(chan.number, ExchangeDeleteOk())
+
+    conn.perform(conn.vhost.exchange_deletion(m.exchange, m.if_unused), answer, channel=chan, method=m)
 
 
 def bind(conn: Connection, chan: Channel, m: ExchangeBind) -> None:

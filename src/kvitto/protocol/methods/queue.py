@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.removal import Steps
 from kvitto.broker.vhost import generated_name
 from kvitto.wire.methods import (
     Method,
@@ -110,15 +111,17 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
 def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:
     name = named(chan, one_line(m.queue))
     conn.authorise("configure", name, "queue")
+    count = 0
+    steps: Steps = iter(())
+    if name in conn.vhost.queues:
+        queue = conn.vhost.queue(name, conn)
+        count, steps = queue.ready, conn.vhost.queue_deletion(queue, m.if_unused, m.if_empty)
 
-    def answer(count: int) -> None:
+    def answer() -> None:
         if not m.no_wait:
             conn.send(chan.number, QueueDeleteOk(count))
 
-    if name in conn.vhost.queues:
-        conn.vhost.delete_queue(conn.vhost.queue(name, conn), m.if_unused, m.if_empty, answer)
-    else:
-        answer(0)
+    conn.perform(steps, answer, channel=chan, method=m)
 
 
 HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
