@@ -144,7 +144,7 @@ def end(house: House, everybody: list[Peer], dice: int) -> None:
     house.clock.advance(2.0)
     house.broker.tick()
     house.settle()
-    assert not house.hub.connections and not house.hub.held and not house.hub.channels
+    assert not house.hub.connections and not house.hub.holding.total and not house.hub.channels
     assert not any(house.hub.timeouts._channels.values())
     for queue in house.broker.queues.values():
         assert queue.unacked == queue.moving == 0 and not queue.consumers, queue.name

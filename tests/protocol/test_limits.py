@@ -354,16 +354,16 @@ def test_bodies_that_are_announced_and_never_sent_are_bounded_over_all_connectio
     told = [close_of(wire.methods())[1] for wire in wires if wire.connection.state != RUNNING]
     assert told and set(told) == {506}
     assert house.broker.refused["held"] == len(told)
-    assert house.hub.held <= 10 * MIB
+    assert house.hub.holding.total <= 10 * MIB
     for wire in wires:
         wire.connection.lost()
-    assert house.hub.held == 0
+    assert house.hub.holding.total == 0
     check_others(house)
 
 
 def test_transactions_are_bounded_over_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit HELD_MAX: the transaction is rolled back, and its room is free again."""
-    monkeypatch.setattr(limits, "HELD_MAX", 1 * MIB)
+    monkeypatch.setattr(limits, "HELD_MAX", 2 * MIB)
     house = House()
     first, second = house.wire(), house.wire()
     for wire in (first, second):
@@ -371,7 +371,7 @@ def test_transactions_are_bounded_over_all_connections(monkeypatch: pytest.Monke
         wire.feed(sessions.content(1, m.BasicPublish("", "a"), b"\0\0", bytes(100_000)) * 6)
     assert close_of(ask(second))[:2] == (m.ChannelClose, 406)
     assert isinstance(ask(first, m.TxCommit())[-1], m.TxCommitOk)
-    assert house.hub.held == 0 and house.broker.refused["held"] == 1
+    assert house.hub.holding.total == 0 and house.broker.refused["held"] == 1
 
 
 def test_a_peer_that_never_reads_is_not_read_from_either() -> None:

@@ -27,6 +27,8 @@ BODY_MAX = 128 * MIB
 """The largest message body; a header that announces more closes the channel with 311."""
 UNFINISHED_MAX = 2 * BODY_MAX
 """Bytes of bodies that one connection may have begun on all its channels and not ended."""
+BODY_S = 60.0
+"""A connection ends if for so long nothing comes of a message that it has begun."""
 TX_MAX = 256 * MIB
 """Bytes that one transaction may hold; it is in memory until its commit and becomes one record of the journal."""
 STAGED_BYTES = 256
@@ -65,6 +67,8 @@ UNACKED_MAX = 1_000_000
 """Deliveries of one channel that are not settled: consumers get no more, a basic.get is refused. 24 bytes each."""
 HELD_MAX = 1024 * MIB
 """Bytes of messages that are not complete, and in transactions, of all connections together."""
+HELD_SHARE = 2
+"""One user may hold one part in so many of that."""
 
 REFUSALS = (
     "bindings",

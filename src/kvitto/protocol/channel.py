@@ -545,6 +545,10 @@ class Content:
         self.props: bytes | None = None
         self.size = 0
         self.held = 0
+        """Memory that it is counted with."""
+        self.seen = -1
+        """Bytes of the body that had come when somebody looked, and since when that has not changed."""
+        self.since_ms = 0
 
 
 __all__ = ["ACK", "REJECT", "REQUEUE", "RETRY", "STAGE", "Channel", "Content", "Queue"]

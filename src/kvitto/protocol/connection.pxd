@@ -15,11 +15,10 @@ cdef class Connection:
     cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, failed
     cdef public Output output
     cdef public int state
-    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, staged, budget
+    cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, begun, held, staged, budget
     cdef public dict client, channels, queues, groups
     cdef public bytes rest
     cdef public Channel _last
-    cdef Buf _spare
     cdef public int _last_number
     cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, sent_at_beat, _looked_at
 
@@ -30,7 +29,7 @@ cdef class Connection:
     cdef scan(self, Buf box, Py_ssize_t n)
     @cython.locals(body=Buf, key=Py_ssize_t, k=Py_ssize_t, options=int, key_len=Py_ssize_t, size=Py_ssize_t, body_len="unsigned long long", b=Py_ssize_t)
     cdef Py_ssize_t publish(self, Channel c, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t n) except? -1
-    @cython.locals(c=Channel, body=Buf, ahead=Py_ssize_t)
+    @cython.locals(c=Channel, body=Buf)
     cdef _body(self, int number, const unsigned char* p, Py_ssize_t at, Py_ssize_t n)
     @cython.locals(key=bytes, props=bytes, body=Buf)
     cdef _publish_whole(self, Channel c)

@@ -58,9 +58,6 @@ log = logging.getLogger("kvitto.amqp")
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 KEPT_BYTES = 4 << 20
 """What a buffer of a connection may keep for its next use; one that is quiet gives it back."""
-BODY_AHEAD = 8
-"""Room for a body that is put together: so many times what has come of it, while not much more than AHEAD_MAX waits to be whole."""
-AHEAD_MAX = 8 << 20
 READ_BUDGET = 2000
 """What the input of one connection may cost in one turn, in units of about a microsecond of compiled work (`Connection.spend`)."""
 METHOD_COST = 20
@@ -137,7 +134,11 @@ class Connection:
         self.quiet_out = 0
         self.sent_at_beat = 0
         self.unfinished = 0
-        self._spare: Buf | None = None
+        """Bytes of bodies that are not complete."""
+        self.begun = 0
+        """Messages that are not complete."""
+        self.held = 0
+        """Memory for these bodies and for transactions, as `hub.holding` counts it."""
         self._looked_at = 0
         self.staged = 0
         self.started_ms = hub.broker.now_ms
@@ -296,8 +297,11 @@ class Connection:
                     self._at = b + 8 + body_len
                     c.publish(p, key, key_len, options, p, end + 19, size - 12, p, b + 7, body_len)
                     return self._at
-        body, self._spare = self._spare or Buf(0), None
+        body = self.hub.holding.buffer()
         c.content = Content(bytes(p[key:k]), options, body)
+        self.begun += 1
+        if body.cap:
+            self._hold(c.content)
         return end
 
     def _find_channel(self, number: int) -> None:
@@ -333,7 +337,7 @@ class Connection:
                 self.finish()
             return
         if c is not None and c.content is not None:
-            self._drop_content(c)
+            self._take_content(c)
             raise ConnectionError_(UNEXPECTED_FRAME, "expected content header or body, got a method frame instead")
         method = decode(payload)
         self.spend(METHOD_COST)
@@ -430,10 +434,10 @@ class Connection:
         content.size = int.from_bytes(payload[4:12], "big")
         content.props = payload[12:]
         if len(content.props) > limits.PROPERTIES_MAX:
-            self._drop_content(c)
+            self._take_content(c)
             check_size(content.props)
         if content.size > limits.BODY_MAX:
-            self._drop_content(c)
+            self._take_content(c)
             text = f"message size {content.size} is larger than the maximum of {limits.BODY_MAX} bytes"
             raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40, limit="body")
         if not content.size:
@@ -453,8 +457,7 @@ class Connection:
             text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
-            ahead = BODY_AHEAD if self.unfinished < AHEAD_MAX else 1
-            body.grow(min(content.size, ahead * (body.n + n)))
+            body.grow(body.n + n)
             self._hold(content)
         bits.copy(body.p, body.n, p, at, n)
         body.n += n
@@ -463,19 +466,36 @@ class Connection:
             self._publish_whole(c)
 
     def _hold(self, content: Content) -> None:
-        """A body takes more memory: count it. ConnectionError_ 506 if all connections together hold too much."""
-        hub, size = self.hub, content.body.cap
-        hub.held += size - content.held
+        """A body takes more memory: count it. ConnectionError_ 506 if this connection, its user or all together hold too much."""
+        holding, size = self.hub.holding, content.body.cap
+        holding.add(self, size - content.held)
         content.held = size
-        if hub.held > limits.HELD_MAX:
-            raise ConnectionError_(RESOURCE_ERROR, hub.too_much_held(), 60, 40, limit="held")
+        if excess := holding.excess(self):
+            raise ConnectionError_(RESOURCE_ERROR, excess, 60, 40, limit="held")
 
-    def _drop_content(self, c: Channel) -> None:
-        """A message that is not complete never will be."""
+    def _take_content(self, c: Channel) -> Content:
+        """The message is complete, or never will be: it is no longer counted."""
         content, c.content = c.content, None
         assert content is not None
+        self.begun -= 1
         self.unfinished -= content.body.n
-        self.hub.held -= content.held
+        if content.held:
+            self.hub.holding.add(self, -content.held)
+        return content
+
+    def look_for_progress(self) -> None:
+        """Called now and then: end the connection if a message that it has begun does not go on, for its memory would never be free."""
+        now_ms = self.hub.broker.timers.now_ms
+        for c in self.channels.values():
+            content = c.content
+            if content is None:
+                continue
+            if content.body.n != content.seen or self.stalled or self.choked:
+                content.seen, content.since_ms = content.body.n, now_ms
+            elif now_ms - content.since_ms > limits.BODY_S * 1000:
+                text = f"nothing of the message begun on channel {c.number} has come for {limits.BODY_S:g} s"
+                self.fail(ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished"))
+                return
 
     def _content_channel(self, number: int) -> Channel | None:
         c = self.channels.get(number)
@@ -486,14 +506,10 @@ class Connection:
         return None if c.closing or self.state == CLOSING else c
 
     def _publish_whole(self, c):  # type: ignore[no-untyped-def]
-        content, c.content = c.content, None
-        key, props, body = content.key, content.props, content.body
-        self.unfinished -= body.n
-        if content.held:
-            self.hub.held -= content.held
+        content = self._take_content(c)
+        key, props, body = content.key, content.props or b"", content.body
         c.publish(key, 0, len(key), content.options, props, 0, len(props), body.p, 0, body.n)
-        body.clear(KEPT_BYTES)
-        self._spare = body
+        self.hub.holding.keep(body)
 
     # -- mistakes --------------------------------------------------------------------------------------------
 
@@ -558,7 +574,7 @@ class Connection:
         """Consumers go, unacked messages go back, a transaction is rolled back."""
         c.closing = True
         if c.content is not None:
-            self._drop_content(c)
+            self._take_content(c)
         consumers, c.consumers = list(c.consumers.values()), {}
         for consumer in consumers:
             consumer.active = False
@@ -701,7 +717,6 @@ class Connection:
         """Called now and then: where nothing has come or gone since, no large buffers are kept."""
         if self.received_bytes + self.sent_bytes == self._looked_at and not self.output.buf.n:
             self.output.buf.clear(1 << 16)
-            self._spare = None
         self._looked_at = self.received_bytes + self.sent_bytes
 
     def opened(self) -> None:

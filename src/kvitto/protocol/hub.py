@@ -17,6 +17,7 @@ from kvitto.broker import walls
 from kvitto.broker.broker import Broker
 from kvitto.broker.route import Route
 from kvitto.protocol.crowd import Crowd
+from kvitto.protocol.holding import Holding
 from kvitto.protocol.timeouts import Timeouts
 from kvitto.wire.methods import BasicDeliver
 
@@ -66,8 +67,7 @@ class Hub:
         self.channels = 0
         """Open ones, of all connections."""
         self.max_channels = limits.CHANNEL_MAX
-        self.held = 0
-        """Bytes of messages that are not complete, and in transactions."""
+        self.holding = Holding(self.connections)
         self.unroutable = 0
         self.answered = 0
         broker.on_full = self._full
@@ -162,10 +162,6 @@ class Hub:
         for output in outputs:
             output.dirty = False
             output.owner.flush()  # type: ignore[attr-defined]
-
-    @staticmethod
-    def too_much_held() -> str:
-        return f"messages that are not complete and transactions of all connections take {limits.HELD_MAX} bytes, the limit"
 
     # -- blocking --------------------------------------------------------------------------------------------
 

@@ -19,9 +19,8 @@ from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.broker import Broker
-from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
-from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
+from kvitto.protocol.states import RUNNING
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listener import INBOX, Peer
@@ -29,6 +28,7 @@ from kvitto.server.logins import Logins
 from kvitto.server.pacing import Pacing
 from kvitto.server.syncer import Syncer
 from kvitto.server.tls import TlsFiles
+from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import Store, SyncJob
@@ -41,7 +41,6 @@ log = logging.getLogger("kvitto")
 
 LAZY_SYNC_S = 0.2
 """What nobody waits for (settlements, publishes without confirms) is synced this long after it was written."""
-CLOSE_S = 5.0
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
@@ -124,6 +123,7 @@ class Server:
         self.logins = Logins(self.broker.users, self._loop.time)
         self.hub.log_in = self._log_in
         self._heartbeats = Heartbeats(self._loop, self.guard)
+        self._watch = ConnectionWatch(self.hub)
         self.hub.beats = self._heartbeats.watch
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced)
@@ -372,10 +372,7 @@ class Server:
     def _look_after(self) -> None:
         self.broker.read_clock()
         self._beats += 1
-        for connection in list(self.hub.connections):
-            self._watch(connection)
-            if self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low:
-                connection.give_back()
+        self._watch.begin(self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low)
         if self.broker.full:
             self.broker.retry_writes()
             self.schedule()
@@ -384,16 +381,5 @@ class Server:
         if short or self.store.short:
             self.broker.make_room(short)
             self.schedule()
-        if self.hub.outputs or self.broker.dirty:
+        if self.hub.outputs or self.broker.dirty or self.hub.unfinished:
             self.schedule()
-
-    def _watch(self, connection: Connection) -> None:
-        age = (self.broker.timers.now_ms - connection.since_ms) / 1000
-        if connection.state < RUNNING and age > limits.HANDSHAKE_S:
-            log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
-            self.broker.refused["handshake"] += 1
-            connection.transport.abort()
-        elif connection.state in (CLOSING, CLOSED):
-            connection.quiet_out += 1
-            if connection.quiet_out > CLOSE_S:
-                connection.transport.abort()

@@ -60,20 +60,21 @@ class Transaction:
         conn = self.chan.connection
         self.size += size
         conn.staged += size
-        conn.hub.held += size
+        conn.hub.holding.add(conn, size)
         if self.size > limits.TX_MAX:
             text = f"a transaction may hold {limits.TX_MAX} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
-        if conn.hub.held > limits.HELD_MAX:
-            raise ChannelError(PRECONDITION_FAILED, conn.hub.too_much_held(), 60, 40, limit="held")
+        if excess := conn.hub.holding.excess(conn):
+            raise ChannelError(PRECONDITION_FAILED, f"{excess}: {OFTEN}", 60, 40, limit="held")
         if conn.staged > limits.STAGED_MAX:
             text = f"the transactions of a connection may hold {limits.STAGED_MAX} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
 
     def _clear(self) -> None:
         self.publishes, self.settles = [], []
-        self.chan.connection.staged -= self.size
-        self.chan.connection.hub.held -= self.size
+        conn = self.chan.connection
+        conn.staged -= self.size
+        conn.hub.holding.add(conn, -self.size)
         self.size = 0
 
     def rollback(self) -> None:

@@ -1,0 +1,68 @@
+"""Memory that peers take up with what they have not ended: bodies that are not complete, and transactions.
+
+It is limited for each user before it is limited for all of them, so that nobody can use up what another one needs. Where all
+together have reached the limit nevertheless, the connection that holds most gives way, not the one that comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kvitto.base import limits
+from kvitto.base.errors import RESOURCE_ERROR, ConnectionError_
+from kvitto.wire.buf import Buf
+
+if TYPE_CHECKING:
+    from kvitto.protocol.connection import Connection
+
+BUFFERS_MAX, BUFFER_BYTES = 16, 4 << 20
+"""Free buffers for bodies that all connections share: so many, with so much memory each."""
+WHAT = "messages that are not complete and transactions"
+
+
+class Holding:
+    def __init__(self, connections: Iterable[Connection]) -> None:
+        self._connections = connections
+        self.total = 0
+        self._by_user: dict[str, int] = {}
+        self._buffers: list[Buf] = []
+
+    def add(self, connection: Connection, size: int) -> None:
+        """The connection holds so many bytes more, or less."""
+        name = connection.user.name
+        self.total += size
+        connection.held += size
+        held = self._by_user.get(name, 0) + size
+        if held:
+            self._by_user[name] = held
+        else:
+            self._by_user.pop(name, None)
+
+    def excess(self, connection: Connection) -> str:
+        """Why the connection may not hold what it does, "" if it may; others that hold more may have been closed for it."""
+        name, most = connection.user.name, limits.HELD_MAX // limits.HELD_SHARE
+        if self._by_user.get(name, 0) > most:
+            return f"{WHAT} of user '{name}' take more than {most} bytes, the limit of one user"
+        text = f"{WHAT} of all connections take {limits.HELD_MAX} bytes, the limit, and this one holds most of them"
+        while self.total > limits.HELD_MAX:
+            largest = self._largest()
+            if largest is connection:
+                return text
+            largest.fail(ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="held"))
+        return ""
+
+    def buffer(self) -> Buf:
+        """An empty buffer for a body; one that has been used already needs not grow again."""
+        return self._buffers.pop() if self._buffers else Buf(0)
+
+    def keep(self, body: Buf) -> None:
+        """The body is complete and has been copied: its buffer is free for another one."""
+        if len(self._buffers) < BUFFERS_MAX:
+            body.clear(BUFFER_BYTES)
+            self._buffers.append(body)
+
+    def _largest(self) -> Connection:
+        """The largest connection of the user who holds most."""
+        name = max(self._by_user, key=self._by_user.__getitem__)
+        return max((c for c in self._connections if c.held and c.user.name == name), key=lambda c: c.held)

@@ -1,0 +1,69 @@
+"""Looks after all connections once a second: who is too slow with the handshake, a message or the end of the connection is ended.
+
+With ten thousand connections a look at all of them in one go would hold up everybody, so it is a job of many pieces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from kvitto.base import limits
+from kvitto.broker import walls
+from kvitto.protocol.connection import Connection
+from kvitto.protocol.hub import Hub
+from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
+
+log = logging.getLogger("kvitto.amqp")
+
+CLOSE_S = 5
+"""A peer that does not answer our close for so long is disconnected."""
+PIECE = 200
+"""Connections that are looked at in one piece of work."""
+ABORT_COST = 10
+"""To end a connection takes as long as a look at so many."""
+
+
+class ConnectionWatch:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._looking = False
+
+    def begin(self, give_back: bool) -> None:
+        """A second has passed; `give_back`: quiet connections are to return memory. A look that is not over yet goes on instead."""
+        if not self._looking:
+            self._looking = True
+            self._hub.broker.jobs.start(self._look(give_back), self._end)
+
+    def _end(self) -> None:
+        self._looking = False
+
+    def _look(self, give_back: bool) -> Iterator[None]:
+        cost = 0
+        for connection in list(self._hub.connections):
+            ended = walls.run(connection, self._look_at, connection)
+            if give_back:
+                walls.run(connection, connection.give_back)
+            cost += ABORT_COST if ended else 1
+            if cost >= PIECE:
+                cost = 0
+                yield
+
+    def _look_at(self, connection: Connection) -> bool:
+        """Whether the connection had to be ended."""
+        if connection.begun:
+            connection.look_for_progress()
+        if connection.state < RUNNING:
+            age_ms = self._hub.broker.timers.now_ms - connection.since_ms
+            if age_ms <= limits.HANDSHAKE_S * 1000:
+                return False
+            log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
+            self._hub.broker.refused["handshake"] += 1
+        elif connection.state in (CLOSING, CLOSED):
+            connection.quiet_out += 1
+            if connection.quiet_out <= CLOSE_S:
+                return False
+        else:
+            return False
+        connection.transport.abort()
+        return True
