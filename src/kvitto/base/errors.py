@@ -84,7 +84,11 @@ class StoreError(Exception):
     """The disk failed or holds damage: the text says what happened, in which file, and what to do."""
 
 
-class SyncError(StoreError):
+class PromiseError(StoreError):
+    """What makes promises true has failed: a sync, the journal or the definitions. The process has to end."""
+
+
+class SyncError(PromiseError):
     """A sync failed: what should have become durable may be gone, also from the operating system's cache."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker.arguments import QueueSettings, queue_settings
+from kvitto.broker.walls import Service
 from kvitto.store import paths
 from kvitto.store.archive import Archive
 from kvitto.store.log import Log
@@ -28,8 +29,11 @@ STEPS = 12
 log = logging.getLogger("kvitto.broker")
 
 
-class Archives:
+class Archives(Service):
+    stopped = "archives are not bounded by age and size"
+
     def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.store)
         self.broker = broker
         self._archives: dict[str, Archive] = {}
 

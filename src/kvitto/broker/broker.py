@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
-from kvitto.broker import removal
+from kvitto.broker import removal, walls
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
+from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
 from kvitto.broker.patterns import Pattern
@@ -60,6 +61,7 @@ class Broker:
         self.vhosts: dict[str, VHost] = {}
         self.queues: dict[str, Queue] = {}
         self.users: Users
+        self.faults = Faults(self)
         self.timers = Timers(clock.monotonic_ms())
         self.jobs = Jobs()
         self._expired: list[Queue] = []
@@ -108,7 +110,11 @@ class Broker:
         self.store.compact_definitions()
         for queue in self.queues.values():
             queue.recover()
+            self.faults.recovered(queue)
         self._replay()
+        if self.faults.restored:
+            self.sync_all()
+            self.faults.started()
         self.archives.start()
         self.store.started()
         self.stages.started()
@@ -130,6 +136,8 @@ class Broker:
             if kind == "permission" and (user := self.users.get(key[1])) is not None:
                 what = f"a permission of user {key[1]!r} in vhost {key[0]!r}"
                 self.find_inert(kind, key, what, user.permissions[key[0]].compiled.values())
+        elif kind == FAULT:
+            self.faults.restore(key)
         elif kind != INITIALISED:
             vhost = self.vhosts.get(key[0])
             if vhost is None and kind == "queue":  # without it the messages would be taken for leftovers
@@ -202,13 +210,13 @@ class Broker:
             self.inert.pop((kind, *key), None)
             if "arguments" in value:
                 value = {**value, "arguments": self.pack(value["arguments"])}
-            self.store.definitions.put(kind, key, value)
+            walls.essential("the definitions", self.store.definitions.put, kind, key, value)
             self._defined()
 
     def undefine(self, kind: str, key: tuple[Any, ...]) -> None:
         if self._defining:
             self.inert.pop((kind, *key), None)
-            self.store.definitions.delete(kind, key)
+            walls.essential("the definitions", self.store.definitions.delete, kind, key)
             self._defined()
 
     def _defined(self) -> None:
@@ -306,13 +314,14 @@ class Broker:
         self._pump_late()
         while True:
             for reader in list(self.readers):
-                reader.pump()
+                walls.run(reader.consumer, reader.pump)
             dirty, self.dirty = self.dirty, []
             for queue in dirty:
                 queue.dirty = False
-                queue.pump()
+                walls.run(queue, queue.pump)
             for queue in dirty:
                 self.flush(queue)
+            self.faults.end_failed()
             if self.dead_letters.moves:
                 self.dead_letters.run()
             if self.stages.due:
@@ -337,7 +346,7 @@ class Broker:
                 return
             queue = self.late.popleft()
             queue.late = False
-            queue.pump()
+            walls.run(queue, queue.pump)
 
     def flush(self, queue: Queue) -> bool:
         """Write a queue's turn; a full disk leaves it to a later one (False)."""
@@ -349,6 +358,8 @@ class Broker:
             self._no_room(str(error))
             self.unwritten[queue] = None
             return False
+        except Exception as error:  # noqa: BLE001 - the wall around this queue
+            queue.contain(error)
         return True
 
     def _no_room(self, text: str) -> None:
@@ -375,8 +386,9 @@ class Broker:
         """While there is little room: no queue has any ahead, and what is settled goes at once, however little it is."""
         self.store.make_room(short)
         for queue in list(self.queues.values()) if short else ():
-            queue.log.trim()
-            queue.log.drop_settled()
+            if queue.fault is None:
+                walls.run(queue, queue.log.trim)
+                walls.run(queue, queue.log.drop_settled)
 
     def finish(self) -> None:
         """Write and sync everything: the end in order. StoreError if that cannot be."""
@@ -386,7 +398,8 @@ class Broker:
         # a sync may seal segments, bring them to an archive or retire the journal, which writes again
         for _ in range(STEPS):
             for queue in self.queues.values():
-                queue.log.trim()
+                if queue.fault is None:
+                    queue.log.trim()
             if not self.store.dirty:
                 break
             self.sync_all()
@@ -440,7 +453,7 @@ class Broker:
 
     def _journal_now(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
         try:
-            self.store.journal.write(record)
+            walls.essential("the journal", self.store.journal.write, record)
         except StoreFull:
             full()
             return
@@ -457,15 +470,18 @@ class Broker:
         try:
             for op in record.appends:
                 queue = self.queues.get(op.queue_id)
-                if queue is None or (recovering and queue.log.journal >= record.sequence):
+                if queue is None or queue.fault is not None or (recovering and queue.log.journal >= record.sequence):
                     continue
-                queue.append_journaled(op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
+                message = (op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
+                walls.run(queue, queue.append_journaled, *message)
             for run in record.runs:
                 queue = self.queues.get(run.queue_id)
-                if queue is not None and not (recovering and queue.log.journal >= record.sequence):
-                    queue.append_journaled_run(run.batch, record.sequence)
+                if queue is None or queue.fault is not None or (recovering and queue.log.journal >= record.sequence):
+                    continue
+                walls.run(queue, queue.append_journaled_run, run.batch, record.sequence)
             for queue, key, props, body, ttl_ms, flags in direct:
-                queue.append_journaled(key, props, body, ttl_ms, flags, 0)
+                if queue.fault is None:
+                    walls.run(queue, queue.append_journaled, key, props, body, ttl_ms, flags, 0)
         finally:
             self.applying = False
         queues = {self.queues.get(op.queue_id) for op in record.appends}
@@ -528,6 +544,7 @@ ORDER = [
     "binding",
     "stage",
     "writer",
+    FAULT,
 ]
 
 

@@ -69,5 +69,12 @@ class Consumer:
     def settings_changed(self) -> None:
         """Policies have given the queue other settings."""
 
+    def undo(self) -> None:
+        """A call of `deliver` or `deliver_again` has raised: forget what it had encoded and noted."""
+
+    def contain(self, error: Exception) -> None:
+        """It could not take a delivery: end what it belongs to."""
+        raise error
+
     def queue_gone(self) -> None:
         """The queue was deleted: the consumer is cancelled by the broker."""

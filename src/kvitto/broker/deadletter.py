@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.broker import walls
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.store.batch import DEAD
@@ -54,13 +55,14 @@ class Parcel:
         self.size = 0
 
     def put(self, queue: Queue, offset: int, key: bytes, props: bytes, body: bytes, targets: list[Queue]) -> None:
+        appends = [Append(t.log.queue_id, key, props, body, flags=DEAD) for t in targets if t.log.durable]
+        direct = [(t, key, props, body, -1, DEAD) for t in targets if not t.log.durable]
+        # an exception on the way must not leave half a move in the record
+        self.record.appends += appends
+        self.direct += direct
         self.record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
         for target in targets:
             self.room.keep(target, 1, len(body))
-            if target.log.durable:
-                self.record.appends.append(Append(target.log.queue_id, key, props, body, flags=DEAD))
-            else:
-                self.direct.append((target, key, props, body, -1, DEAD))
         self.size += weight(key, props, body) * len(targets)
 
     def apply(self, broker: Broker) -> None:
@@ -108,7 +110,7 @@ class DeadLetters:
                 if n > 1:
                     line.appendleft((offset + 1, n - 1, reason))
                 self._letters -= 1
-                self._bytes -= self._send(parcel, queue, offset, reason)
+                self._bytes -= walls.run(queue, self._send, parcel, queue, offset, reason) or 0
                 if parcel.size > RECORD_BYTES:
                     self._write(parcel)
                     parcel = Parcel()
@@ -141,7 +143,7 @@ class DeadLetters:
             parcel.letters.append((queue, offset, reason))
         else:
             for target in targets:
-                target.append_bytes(key, props, body, -1, DEAD)
+                walls.run(target, target.append_bytes, key, props, body, -1, DEAD)
             queue.moved(offset, reason)
         return weight(key, props, body) * max(len(targets or ()), 1)
 
@@ -150,7 +152,15 @@ class DeadLetters:
         """What keeps the letter where it is; None: it can go."""
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX:
             return NOBODY
-        return next((t for t in targets if t.rejects and t.is_full(len(body))), None)
+        # a target that fails when it is asked is an obstacle, too
+        return next(
+            (
+                t
+                for t in targets
+                if t.fault is not None or (t.rejects and walls.run(t, t.is_full, len(body)) is not False)
+            ),
+            None,
+        )
 
     def join(self, parcel: Parcel, queue: Queue, offset: int) -> bool:
         """Make the move of a rejected message part of a transaction's record. False if nobody takes it (or it was a cycle)."""
@@ -169,7 +179,8 @@ class DeadLetters:
             return
         new_key, new_props, body, targets = self.address(queue, "maxlen", (key, props, body, 0))
         for target in targets or ():
-            target.append_bytes(new_key, new_props, body, -1, DEAD)
+            if target.fault is None:
+                walls.run(target, target.append_bytes, new_key, new_props, body, -1, DEAD)
 
     def _write(self, parcel: Parcel) -> None:
         self.in_flight += parcel.size
@@ -179,7 +190,7 @@ class DeadLetters:
             parcel.apply(self.broker)
             for queue, offset, reason in parcel.letters:
                 if not queue.deleted:
-                    queue.moved(offset, reason)
+                    walls.run(queue, queue.moved, offset, reason)
 
         def full() -> None:
             self.in_flight -= parcel.size

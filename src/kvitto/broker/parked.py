@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvitto.broker.ranges import RangeSet
+from kvitto.broker.walls import Service
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -115,10 +116,13 @@ class Parked:
         self.__init__()  # type: ignore[misc]
 
 
-class Parking:
+class Parking(Service):
     """All queues with parked letters, and when these are tried again."""
 
+    stopped = "dead letters whose target was missing or full stay in their queues"
+
     def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.store)
         self.broker = broker
         self._queues: dict[Queue, None] = {}
         self._sent = 0
@@ -131,7 +135,11 @@ class Parking:
         if not self._queues:
             self._look_in(LOOK_MS)
         self._queues[queue] = None
-        why = obstacle if isinstance(obstacle, str) else f"queue {obstacle.name!r} is full"
+        why = (
+            obstacle
+            if isinstance(obstacle, str)
+            else f"queue {obstacle.name!r} is {'full' if obstacle.fault is None else 'out of service'}"
+        )
         if why not in queue.parked.told:
             queue.parked.told.add(why)
             exchange = queue.settings.dead_letter_exchange
@@ -190,4 +198,8 @@ class Parking:
 
 def may_take(obstacle: Obstacle) -> bool:
     """Whether it may be gone."""
-    return isinstance(obstacle, str) or obstacle.deleted or not (obstacle.rejects and obstacle.is_full(0))
+    if isinstance(obstacle, str):
+        return True
+    if obstacle.fault is not None:
+        return False
+    return obstacle.deleted or not (obstacle.rejects and obstacle.is_full(0))

@@ -10,7 +10,7 @@ cdef int _ACKED
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, requeued, parked, delays, _ahead, _behind
+    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, requeued, parked, delays, _ahead, _behind
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
@@ -21,6 +21,7 @@ cdef class Queue:
     cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, consumer_timeout_ms, expiry_timer, leaving, leaving_turn
     cdef public unsigned long long published, delivered, redelivered, acked
     cdef public Batch tail, front
+    cdef public Consumer serving
     cdef public Settlements settlements
     cdef public Rota rota
 
@@ -34,8 +35,10 @@ cdef class Queue:
     cpdef turn(self)
     cpdef bint is_full(self, Py_ssize_t body_len) except -1
     cpdef enforce_limits(self)
-    @cython.locals(c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t)
+    @cython.locals(c=Consumer)
     cpdef pump(self)
+    @cython.locals(c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t)
+    cpdef deliver_ready(self)
     @cython.locals(offset="unsigned long long", size=Py_ssize_t)
     cdef Py_ssize_t took(self, Consumer c, Batch w, Py_ssize_t i, Py_ssize_t k) except? -1
     @cython.locals(rota=Rota, c=Consumer)

@@ -86,6 +86,10 @@ class Queue:
         self.owner: Any = None
         self.auto_delete = auto_delete
         self.deleted = False
+        self.fault: str | None = None
+        """Why it is out of service (broker/faults.py); it counts as deleted then."""
+        self.serving: Consumer | None = None
+        """The consumer whose code runs: what it raises is its own."""
         self.consumers: list[Consumer] = []
         self.serials = 0
         self.rota: Rota | None = None
@@ -270,10 +274,31 @@ class Queue:
 
     # -- deliver ---------------------------------------------------------------------------------------------
 
+    def contain(self, error: Exception) -> None:
+        """Work of this queue has failed: it is out of service until a restart."""
+        self.broker.faults.take_out(self, error)
+
     def pump(self) -> None:
-        """Deliver ready messages while a consumer has credit."""
+        """Deliver ready messages while a consumer has credit. One that fails loses its connection; the queue goes on."""
         if self.ready <= 0 or self.late:
             return
+        while True:
+            try:
+                self.deliver_ready()
+                return
+            except Exception as error:
+                c = self.serving
+                if c is None and self.rota is not None:
+                    c = self.rota.asking
+                if c is None:
+                    raise
+                self.serving = None
+                c.undo()
+                self.remove_consumer(c)
+                self.broker.faults.consumer_failed(c, error)
+
+    def deliver_ready(self) -> None:
+        """What `pump` does, without the wall around consumers."""
         left = self.broker.allowance
         while self.ready > 0:
             if left <= 0:
@@ -304,10 +329,12 @@ class Queue:
                     continue
             if n > left:
                 n = left
+            self.serving = c
             if self.cursor < self.doubt:
                 k = c.deliver(w, i, 1, 1)
             else:
                 k = c.deliver(w, i, n, 0)
+            self.serving = None
             if k:
                 left -= k + (self.took(c, w, i, k) >> 10)
             else:
@@ -337,7 +364,9 @@ class Queue:
         Also in a queue that deletes itself: it stays, since the message is in it.
         """
         self.remove_consumer(c)
+        self.serving = c
         c.turned_away()
+        self.serving = None
 
     def pick(self):  # type: ignore[no-untyped-def]
         """The consumer whose turn it is, None if none has credit; `burst` says how many messages it may get at once."""
@@ -349,7 +378,9 @@ class Queue:
         if not self.consumers:
             return None
         c = self.consumers[0]  # alone, or the single active one
+        self.serving = c
         self.burst = c.credit()
+        self.serving = None
         return c if self.burst > 0 else None
 
     def resume(self, c: Consumer) -> None:
@@ -448,17 +479,22 @@ class Queue:
         count = self._earlier(offset)
         if count:
             counted = self.broker.with_delivery_count(props, count)
+            self.serving = c
             if c.takes(len(counted)):
                 props = counted
             elif not c.takes(len(props)):
                 self.turn_away(c)
                 return True
             c.deliver_again(key, props, body, offset)
+            self.serving = None
             self.redelivered += 1
         else:
             found = self._find(offset)
             assert found is not None  # it was read a moment ago
-            if not c.deliver(found[0], found[1], 1, 0):
+            self.serving = c
+            taken = c.deliver(found[0], found[1], 1, 0)
+            self.serving = None
+            if not taken:
                 self.turn_away(c)
                 return True
         self._pop_requeued()
@@ -508,7 +544,10 @@ class Queue:
                 if not self._leave_expired():
                     break
                 continue
-            if c.deliver(w, i, 1, 1 if self.cursor < self.doubt else 0):
+            self.serving = c
+            taken = c.deliver(w, i, 1, 1 if self.cursor < self.doubt else 0)
+            self.serving = None
+            if taken:
                 self.took(c, w, i, 1)
             else:
                 self.turn_away(c)

@@ -47,7 +47,7 @@ class Cost:
 def delete_queue(queue: Queue, cost: Cost) -> Steps:
     """Take the queue away from everybody, and its messages with it. Those who consume from it hear of it in a job of its own."""
     vhost = queue.vhost
-    if not queue.deleted and vhost.going.get(queue) is None:
+    if vhost.queues.get(queue.name) is queue and vhost.going.get(queue) is None:
         yield from _run(vhost, queue, _delete_queue(vhost, queue, cost))
 
 

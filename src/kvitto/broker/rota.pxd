@@ -8,6 +8,7 @@ cdef class Line:
 cdef class Rota:
     cdef public list lines
     cdef public Py_ssize_t burst
+    cdef public Consumer asking
     @cython.locals(line=Line, last=Consumer)
     cpdef put(self, Consumer c)
     cpdef Line _line(self, int priority)

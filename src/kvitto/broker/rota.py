@@ -26,6 +26,8 @@ class Rota:
         self.lines: list[Line] = []
         """None of them empty, the highest priority first."""
         self.burst = 0
+        self.asking: Consumer | None = None
+        """The consumer whose credit is being looked at: what it raises is its own."""
 
     def put(self, c: Consumer) -> None:
         """It is served after all others of its priority."""
@@ -64,7 +66,9 @@ class Rota:
         while self.lines:
             line = self.lines[0]
             c = line.last.after
+            self.asking = c
             left = c.credit()
+            self.asking = None
             if left > 0:
                 self.burst = left if c.after is c else 1
                 line.last = c

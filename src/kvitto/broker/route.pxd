@@ -1,6 +1,7 @@
 cdef class Route:
     cdef public str exchange, routing_key
     cdef public list queues
+    cdef public object out_of_service
     cdef public Py_ssize_t count
     cdef public bint dynamic, durable, refused
 

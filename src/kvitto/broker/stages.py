@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.admission import expiration_ms
 from kvitto.broker.arguments import QueueSettings
 from kvitto.broker.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
 from kvitto.broker.queue import Queue
+from kvitto.broker.walls import Service
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Run, Settle
 from kvitto.store.log import Window
@@ -115,8 +117,11 @@ class Writer:
         return last != NONE and batch <= last
 
 
-class Stages:
+class Stages(Service):
+    stopped = "committed stages do not move into their queues"
+
     def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.store)
         self.broker = broker
         self.writers: dict[Name, Writer] = {}
         self.due: dict[Name, None] = {}
@@ -261,7 +266,7 @@ class Stages:
         if any(stage.queue in self.broker.unwritten for stage in writer.waiting[0].stages):
             self.broker.timers.after(FULL_MS, self._advance, writer)
         else:
-            self.broker.store.when_durable(lambda: self._advance(writer))
+            self.broker.store.when_durable(walls.guarded(self, lambda: self._advance(writer)))
 
     def _write_commit(self, writer: Writer, commit: Commit) -> None:
         writer.written = commit.batch
@@ -274,9 +279,9 @@ class Stages:
             writer.last = commit.batch
             self.due[writer.name] = None
             for fresh, done in enumerate(commit.done):
-                done(fresh == 0)
+                walls.run(self, done, fresh == 0)
 
-        self.broker.store.when_defined(committed)
+        self.broker.store.when_defined(walls.guarded(self, committed))
 
     def _define(self, writer: Writer) -> None:
         if writer.written == NONE and not writer.moving:
@@ -322,7 +327,7 @@ class Stages:
         for name in due:
             writer = self.writers.get(name)
             if writer is not None and not writer.busy:
-                self._move(writer)
+                walls.run(self, self._move, writer)
 
     def _move(self, writer: Writer) -> None:
         for _ in range(MOVED_PER_TURN):
@@ -404,6 +409,8 @@ class Stages:
             return n
         if route.dynamic:
             return self._put_special(parcel, vhost, message, bool(runs))
+        if route.out_of_service is not None:
+            return 0
         if not route.count:
             log.warning(
                 "vhost '%s': %d committed messages are dropped: no queue is bound for them any more", vhost.name, n

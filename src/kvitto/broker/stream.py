@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_
 from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.broker import walls
 from kvitto.broker.arguments import age_ms
 from kvitto.broker.equivalence import describe
 from kvitto.broker.queue import Queue
@@ -199,7 +200,7 @@ class Stream(Queue):
 
     # -- deliver ---------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def deliver_ready(self) -> None:
         """Deliver what is durable to every consumer that has credit."""
         if self.consumers:
             end = self.log.durable_end
@@ -211,7 +212,9 @@ class Stream(Queue):
         assert place is not None
         begin = place.position
         while place.position < end:
+            self.serving = c
             most = c.credit()
+            self.serving = None
             if most <= 0:
                 if place.position > begin and place.window.segment is not None:
                     self._keep(place.window)
@@ -221,7 +224,9 @@ class Stream(Queue):
                 place.skip(end if batch is None else min(batch.first, end))
                 continue
             i = place.position - batch.first
+            self.serving = c
             k = c.deliver(batch, i, min(most, batch.count - i, end - place.position), 0)
+            self.serving = None
             if not k:
                 self.turn_away(c)
                 return
@@ -280,7 +285,7 @@ class Stream(Queue):
             self.mark_dirty()  # nothing is synced: it may be delivered at once
         elif end < self.log.next and not self._awaiting and any(p >= end for p in positions):
             self._awaiting = True
-            self.broker.store.when_durable(self._arrived)
+            self.broker.store.when_durable(walls.guarded(self, self._arrived))
         self._watch_age()
 
     def _arrived(self) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from kvitto.broker import walls
+
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 DEAD_MAX = 64
@@ -60,7 +62,7 @@ class Timers:
         return heap[0][0] if heap else None
 
     def run(self) -> None:
-        """Call what is due, RUN_MAX at most."""
+        """Call what is due, RUN_MAX at most. What a callback raises hits the owner of that timer only (broker/walls.py)."""
         for _ in range(RUN_MAX):
             due = self.next_ms
             if due is None or due > self.now_ms:
@@ -68,4 +70,4 @@ class Timers:
             call = self._calls.pop(heapq.heappop(self._heap)[1])
             del self._numbers[call]
             callback, args = call
-            callback(*args)
+            walls.run(walls.owner_of(callback, args), callback, *args)

@@ -14,9 +14,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
-from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError
+from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import exchange as exchanges
-from kvitto.broker import policies, removal
+from kvitto.broker import policies, removal, walls
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
@@ -50,6 +50,14 @@ FINISH_PIECES = 4
 """Of a deletion that somebody waits for who wants the name again."""
 ROUTES_MAX = 200_000
 """Routes that are remembered, and queues in them, together."""
+
+
+def route_to(exchange: str, routing_key: str, found: list[Queue], dynamic: bool) -> Route:
+    """The route to the queues that were found. Those that are out of service take nothing, and the route knows of one."""
+    fault = next((queue for queue in found if queue.fault is not None), None)
+    route = Route(exchange, routing_key, found if fault is None else [q for q in found if q.fault is None], dynamic)
+    route.out_of_service = fault
+    return route
 
 
 def generated_name() -> str:
@@ -149,7 +157,7 @@ class VHost:
         if route is None:
             name, routing_key = split_key(key)
             found, dynamic, _ = exchanges.resolve(self.exchange(name), routing_key, {}, self.exchanges.get)
-            route = Route(name, routing_key, found, dynamic)
+            route = route_to(name, routing_key, found, dynamic)
             self._remembered += 1 + len(found)
             if self._remembered > ROUTES_MAX:
                 self._routes.clear()
@@ -161,7 +169,7 @@ class VHost:
         """The route of one message whose headers matter: a headers exchange on the way, CC or BCC."""
         more = [*strings(headers.get("CC")), *strings(headers.get("BCC"))]
         found, *_ = exchanges.resolve(self.exchange(name), routing_key, headers, self.exchanges.get, more)
-        return Route(name, routing_key, found, True)
+        return route_to(name, routing_key, found, True)
 
     def targets(self, name: str, keys: list[str], headers: dict[str, Any]) -> tuple[list[Queue], int]:
         """Where a dead letter goes, nowhere if the exchange does not exist; and how many steps of routing that took at most."""
@@ -317,7 +325,9 @@ class VHost:
             self.broker.jobs.start(removal.delete_exchange(self, exchange, removal.Cost()), owner=self)
 
     def contain(self, error: Exception) -> None:
-        """A job of this virtual host has failed."""
+        """A job of this virtual host has failed. What the disk has refused is no matter of one virtual host: StoreError is raised again."""
+        if isinstance(error, StoreError):
+            raise error
         log.error("vhost %r: internal error, what was being deleted is there in part", self.name, exc_info=error)
 
     def remove(self, thing: Queue | Exchange) -> None:
@@ -350,6 +360,8 @@ class VHost:
         found = self.queues.get(name)
         if found is None:
             raise ChannelError(NOT_FOUND, f"no {describe('queue', name, self.name)}")
+        if found.fault is not None:
+            raise walls.out_of_service(found)
         if found.exclusive and owner is not None and found.owner is not owner:
             raise self._locked(found)
         return found
@@ -454,7 +466,7 @@ class VHost:
         return removal.delete_queue(queue, removal.Cost())
 
     def _remove_queue(self, queue: Queue) -> None:
-        if queue.archived:
+        if queue.archived and queue.fault is None:
             self.broker.flush(queue)  # what is settled is to be in its archive
         queue.deleted = True
         del self.queues[queue.name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
@@ -146,9 +147,9 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
         properties.headers = headers
     props, ttl_ms = properties.encode(), expiration_ms(properties.expiration)
     check_size(props)
-    if not route.count:
+    if not route.count and route.out_of_service is None:
         return bool(api.host.hub.deliver_reply(route, props, message.body))
-    refused = [q for q in route.queues if not q.append_bytes(key, props, message.body, ttl_ms, 0)]
+    refused = [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, message.body, ttl_ms, 0)]
     for queue in refused:
         api.broker.dead_letters.refused(queue, key, props, message.body)
     api.turn()
@@ -158,6 +159,9 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
         )
     if route.durable:
         await api.durable(messages=True)
+    lost = route.out_of_service or next((q for q in route.queues if q.fault is not None), None)
+    if lost is not None:
+        raise walls.out_of_service(lost)
     if refused:
         raise ChannelError(PRECONDITION_FAILED, f"queue '{refused[0].name}' is full and refused the message")
     return True

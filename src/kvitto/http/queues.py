@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvitto.base.errors import ChannelError
+from kvitto.broker import walls
 from kvitto.broker.queue import Queue
 from kvitto.http import fields, messages, views
 from kvitto.http.access import Access
@@ -49,7 +50,7 @@ async def delete_queue(call: Call) -> Response:
 def purge_queue(call: Call) -> Response:
     queue = _reachable(call)
     call.authorise("read", "queue", queue.name)
-    queue.purge()
+    walls.within(queue, queue.purge)
     call.api.host.schedule()
     return NO_CONTENT
 

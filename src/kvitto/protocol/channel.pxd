@@ -15,17 +15,17 @@ cdef int _ACK, _REJECT, _STAGE, _RETRY
 cdef class Channel:
     cdef object __weakref__
     cdef public object connection, tx, stage, content, vhost, reply_tag, nacked
-    cdef public unsigned int number
+    cdef public unsigned int number, settling
     cdef public Output output
     cdef public Crowd crowd
     cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
     cdef public dict consumers, getters, _allowed
     cdef public str last_queue
-    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, _head
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, _head, appending
     cdef public unsigned long long next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props
-    cdef public list slots, held, _free
+    cdef public list slots, held, used, _free
     cdef public Route route
     cdef Epoch _epoch
     cdef public long long _generation
@@ -36,6 +36,8 @@ cdef class Channel:
     cpdef touch(self)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")
     cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except? 0
+    @cython.locals(b=Buf)
+    cpdef forget_since(self, unsigned long long tag)
     cpdef make_room(self)
     @cython.locals(b=Buf, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, first="unsigned long long")
     cdef Py_ssize_t find(self, unsigned long long tag) except? -2

@@ -21,6 +21,7 @@ from kvitto.base.errors import (
     ConnectionError_,
     ProtocolError,
 )
+from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
@@ -100,6 +101,12 @@ class Channel:
 
         self.stage: Stage | None = None
         self.route: Route | None = None
+        self.appending = -1
+        """Which of the route's queues takes a message: what is raised then is that queue's."""
+        self.settling = 0
+        """The slot whose queue takes a settlement."""
+        self.used: list[Route] = []
+        """The routes of what has been published and not confirmed, but for the last one."""
         self._key = Buf(256)
         self._epoch = connection.vhost.epoch
         self._generation = -1
@@ -133,7 +140,14 @@ class Channel:
             self.sequence += 1
             if not self.touched:
                 self.touch()
-        if inside or options & 2 or route.count == 0 or route.dynamic or self.tx is not None:
+        if (
+            inside
+            or options & 2
+            or route.count == 0
+            or route.dynamic
+            or self.tx is not None
+            or route.out_of_service is not None
+        ):
             self.publish_special(
                 bytes(p[key : key + key_len]),
                 options,
@@ -145,10 +159,12 @@ class Channel:
         refused = None
         for k in range(route.count):
             q = route.queues[k]
+            self.appending = k
             if not q.append(p, key, key_len, props_p, props, props_len, body_p, body, body_len, -1, 0):
                 if refused is None:
                     refused = []
                 refused.append(q)
+        self.appending = -1
         if route.durable:
             self.unsynced = True
         if refused is not None:
@@ -176,6 +192,8 @@ class Channel:
         self._key.n = 0
         self._key.add(key)
         self._generation = self._epoch.value
+        if self.confirm and self.route is not None:
+            self.used.append(self.route)
         self.route = route
         return route
 
@@ -238,7 +256,8 @@ class Channel:
             if inside & check.REPLY_TO:
                 raise ChannelError(PRECONDITION_FAILED, "direct reply-to cannot wait in a stage")
             self.unsynced = True
-            self.open_stage().queue.append_bytes(key, published, body, -1, SPECIAL)
+            queue = self.open_stage().queue
+            walls.within(queue, queue.append_bytes, key, published, body, -1, SPECIAL)
             return
         if self.tx is not None:
             self.tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
@@ -263,7 +282,9 @@ class Channel:
         if route.refused:
             self.refused([], key, props, body)
             return
-        if not route.count:
+        if route.out_of_service is not None and not self.confirm and not route.count:
+            raise walls.out_of_service(route.out_of_service)
+        if not route.count and route.out_of_service is None:
             if self.connection.hub.deliver_reply(route, props, body):
                 return
             if mandatory:
@@ -271,8 +292,10 @@ class Channel:
             return
         if route.durable:
             self.unsynced = True
-        refused = [q for q in route.queues if not q.append_bytes(key, props, body, ttl_ms, 0)]
-        if refused:
+        if route.dynamic and self.confirm:
+            self.used.append(route)
+        refused = [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0)]
+        if refused or route.out_of_service is not None:
             self.refused(refused, key, props, body)
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
@@ -290,6 +313,30 @@ class Channel:
                 self.nacked = RangeSet()
             self.nacked.add(self.sequence, 1)
             self.output.put_method(self.number, BasicNack(self.sequence, False, False).encode())
+
+    def blame(self, error: Exception) -> ChannelError | None:
+        """If a queue has raised it while it took a message or a settlement: take the queue out of service; return what the peer is told."""
+        if self.appending >= 0:
+            assert self.route is not None
+            queue = self.route.queues[self.appending]
+        elif self.settling:
+            consumer = self.slots[self.settling - 1]
+            assert consumer is not None
+            queue = consumer.queue
+        else:
+            return None
+        self.appending, self.settling = -1, 0
+        queue.contain(error)
+        return walls.out_of_service(queue)
+
+    def contain(self, error: Exception) -> None:
+        """Work for this channel has failed outside of its connection's input."""
+        self.connection.contain_in(self, error)
+
+    def published_to(self, queues: list[Queue]) -> Queue | None:
+        """The first of these queues that a message which is not confirmed has gone to."""
+        routes = self.used if self.route is None else [*self.used, self.route]
+        return next((q for q in queues if any(q in route.queues for route in routes)), None)
 
     def touch(self) -> None:
         """Have the end of this turn look at this channel's confirms."""
@@ -333,6 +380,14 @@ class Channel:
         self.unacked += 1
         self.next_tag = tag + 1
         return tag
+
+    def forget_since(self, tag):  # type: ignore[no-untyped-def]
+        """The deliveries from this tag on were never sent."""
+        b = self._tags
+        while b.n > self._head and bits.le64(b.p, b.n - _ENTRY + 8) >= tag:
+            b.n -= _ENTRY
+            self.unacked -= 1
+        self.next_tag = tag
 
     def make_room(self) -> None:
         """Forget settled entries if they are most of all; a delivery that is never settled must not keep all that come later."""
@@ -420,6 +475,7 @@ class Channel:
             self.held.append((c, offset, n, body_bytes, slot))
             return
         q = c.queue
+        self.settling = slot
         if kind == _ACK:
             q.ack(offset, n, c)
         elif kind == _REJECT:
@@ -428,6 +484,7 @@ class Channel:
             q.retry(offset, n, body_bytes)
         else:
             q.requeue(offset, n, body_bytes)
+        self.settling = 0
         if not q.dirty:
             q.mark_dirty()
         self.settled(c, slot, n)

@@ -173,9 +173,11 @@ class Connection:
                 return
             except ProtocolError as error:
                 self.fail(error)
-            except StoreError:
-                raise
             except Exception as error:  # noqa: BLE001 - the wall around this connection's input
+                told = None if self._last is None else self._last.blame(error)
+                if told is not None:
+                    self.fail(told)
+                    continue
                 self._at = n
                 self.contain(error)
                 return
@@ -514,16 +516,19 @@ class Connection:
     # -- mistakes --------------------------------------------------------------------------------------------
 
     def contain(self, error: Exception) -> None:
-        """Work for this connection has failed, wherever it was done: it ends with what is known of the reason, and others go on."""
+        """Work for this connection has failed, wherever it was done: it ends, and its peer is told why as far as that is its matter."""
+        if isinstance(error, StoreError):
+            raise error
         if isinstance(error, ProtocolError):
             self.fail(error)
             return
         log.error("%s: internal error, the connection is closed", self.peer, exc_info=error)
         self.rest = b""
-        try:
+        if self.state < CLOSING:
             self.close(ConnectionError_(INTERNAL_ERROR, "internal error, see the broker's log"))
-        except Exception:
-            log.exception("%s: what the connection held cannot be given back before a restart", self.peer)
+            self.stalled = self.choked = self.yielded = False
+            self.transport.resume()  # for the peer's close-ok
+        else:
             self.state = CLOSED
             self.transport.abort()
 
@@ -579,16 +584,29 @@ class Connection:
         for consumer in consumers:
             consumer.active = False
             consumer.waits_no_more()
-            consumer.queue.remove_consumer(consumer)
+            walls.run(consumer.queue, consumer.queue.remove_consumer, consumer)
         if c.tx is not None:
-            c.tx.rollback()
-        c.requeue_all()
+            self._give_back(c.tx.rollback)
+        self._give_back(c.requeue_all, c)
         for consumer in consumers:
-            consumer.queue.vhost.consumer_left(consumer.queue)
+            walls.run(consumer.queue, consumer.queue.vhost.consumer_left, consumer.queue)
         for reader in [r for r in self.hub.broker.readers if r.consumer.belongs_to(c)]:
             del self.hub.broker.readers[reader]
         self.hub.timeouts.forget(c)
         self.hub.forget_channel(c)
+
+    def _give_back(self, action: Callable[..., None], channel: Channel | None = None) -> None:
+        """One step of an end: when it fails, the others are still done. A queue that does not take its messages back is out of service."""
+        while True:
+            try:
+                action()
+                return
+            except StoreError:
+                raise
+            except Exception as error:
+                if channel is None or channel.blame(error) is None:
+                    log.error("%s: not all that it held can be given back before a restart", self.peer, exc_info=error)
+                    return
 
     def release(self) -> None:
         """The connection ends: give back everything it holds (A6), delete its exclusive queues."""

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvitto.broker import walls
+
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.protocol.delivery import ChannelConsumer
@@ -59,7 +61,7 @@ class Crowd:
             self.serving = True
             try:
                 c.queue.resume(c)
-                c.queue.pump()
+                walls.run(c.queue, c.queue.pump)
             finally:
                 self.serving = False
         self.due = False

@@ -15,6 +15,8 @@ cdef class ChannelConsumer(Consumer):
     cdef public Output output
     cdef public Py_ssize_t prefetch
     cdef public unsigned int slot
+    cdef unsigned long long tag_before
+    cdef Py_ssize_t bytes_before
     cdef Buf tag_bytes
     @cython.locals(out=Output, c=Channel, left=Py_ssize_t, room=Py_ssize_t, crowd=Crowd)
     cpdef Py_ssize_t credit(self) except? -1
@@ -42,10 +44,13 @@ cdef class GetConsumer(Consumer):
     cdef public Channel channel
     cdef public unsigned int slot
     cdef public bint offsets
+    cdef unsigned long long tag_before
+    cdef Py_ssize_t bytes_before
 
 cdef class RangeConsumer(Consumer):
     cdef public Channel channel
     cdef public Output output
+    cdef Py_ssize_t bytes_before
     cdef Buf tag_bytes
     @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
     cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1

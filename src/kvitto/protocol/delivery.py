@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.consumer import Consumer
 from kvitto.protocol.channel import Channel
 from kvitto.protocol.output import LIMIT
@@ -57,6 +58,18 @@ class ChannelConsumer(Consumer):
         self.slot = 0 if no_ack else channel.slot_of(self)
         self.tag_bytes = Buf(256)
         self.tag_bytes.add(tables.encode_shortstr(tag))
+        self.tag_before = 0
+        """The next delivery tag before the delivery that is being encoded, and the output's length: what `undo` goes back to."""
+        self.bytes_before = 0
+
+    def undo(self) -> None:
+        if self.tag_before:
+            self.channel.forget_since(self.tag_before)
+            self.output.buf.n = self.bytes_before
+            self.tag_before = 0
+
+    def contain(self, error: Exception) -> None:
+        self.channel.contain(error)
 
     def credit(self):  # type: ignore[no-untyped-def]
         out = self.output
@@ -93,6 +106,8 @@ class ChannelConsumer(Consumer):
     def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
         out = self.output
         c = self.channel
+        self.tag_before = c.next_tag
+        self.bytes_before = out.buf.n
         k = 0
         while k < n:
             e = batch.index_at + _ENTRY * (i + k)
@@ -115,11 +130,14 @@ class ChannelConsumer(Consumer):
             if out.buf.n >= _LIMIT:
                 break
         self.delivered += k
+        self.tag_before = 0
         return k
 
     def deliver_again(self, key, props, body, offset):  # type: ignore[no-untyped-def]
         out = self.output
         c = self.channel
+        self.tag_before = c.next_tag
+        self.bytes_before = out.buf.n
         if self.no_ack:
             tag = c.next_tag
             c.next_tag = tag + 1
@@ -128,6 +146,7 @@ class ChannelConsumer(Consumer):
         out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, 1, key, 0, len(key))
         out.put_content(c.number, props, 0, len(props), body, 0, len(body))
         self.delivered += 1
+        self.tag_before = 0
 
     def waits_no_more(self) -> None:
         for crowd in (self.channel.crowd, self.output.crowd):
@@ -179,6 +198,8 @@ class StreamConsumer(ChannelConsumer):
         out = self.output
         c = self.channel
         props = self.props
+        self.tag_before = c.next_tag
+        self.bytes_before = out.buf.n
         k = 0
         while k < n:
             e = batch.index_at + _ENTRY * (i + k)
@@ -200,6 +221,7 @@ class StreamConsumer(ChannelConsumer):
             if out.buf.n >= _LIMIT:
                 break
         self.delivered += k
+        self.tag_before = 0
         return k
 
     def with_offset(self, p, at, n, offset, look):  # type: ignore[no-untyped-def]
@@ -280,7 +302,7 @@ class OffsetConsumer(StreamConsumer):
         if broker.full:
             broker.timers.after(FULL_MS, self.look)
         else:
-            broker.store.when_durable(self.look)
+            broker.store.when_durable(walls.guarded(self, self.look))
 
     def look(self) -> None:
         self.awaiting = False
@@ -307,6 +329,16 @@ class GetConsumer(Consumer):
         self.active = False
         self.counted = False
         self.slot = 0 if no_ack else channel.slot_of(self)
+        self.tag_before = 0
+        self.bytes_before = 0
+
+    def undo(self) -> None:
+        if self.tag_before:
+            self.channel.forget_since(self.tag_before)
+            self.channel.output.buf.n = self.bytes_before
+
+    def contain(self, error: Exception) -> None:
+        self.channel.contain(error)
 
     def credit(self) -> int:
         return 1
@@ -332,6 +364,8 @@ class GetConsumer(Consumer):
 
     def _put(self, key: bytes, props: bytes, body: bytes, offset: int, redelivered: bool) -> None:
         channel = self.channel
+        self.tag_before = channel.next_tag
+        self.bytes_before = channel.output.buf.n
         if self.no_ack:
             tag = channel.next_tag
             channel.next_tag = tag + 1
@@ -358,6 +392,14 @@ class RangeConsumer(Consumer):
         self.output = channel.output
         self.tag_bytes = Buf(256)
         self.tag_bytes.add(tables.encode_shortstr(tag))
+        self.bytes_before = -1
+
+    def undo(self) -> None:
+        if self.bytes_before >= 0:
+            self.output.buf.n = self.bytes_before
+
+    def contain(self, error: Exception) -> None:
+        self.channel.contain(error)
 
     def belongs_to(self, channel: object) -> bool:
         return channel is self.channel
@@ -373,6 +415,7 @@ class RangeConsumer(Consumer):
     def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
         out = self.output
         c = self.channel
+        self.bytes_before = out.buf.n
         k = 0
         while k < n:
             e = batch.index_at + _ENTRY * (i + k)
@@ -388,4 +431,5 @@ class RangeConsumer(Consumer):
             k += 1
             if out.buf.n >= _LIMIT:
                 break
+        self.bytes_before = -1
         return k

@@ -23,6 +23,7 @@ from kvitto.wire.methods import BasicDeliver
 
 if TYPE_CHECKING:
     from kvitto.broker.auth import Attempt, User
+    from kvitto.broker.queue import Queue
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.output import Output
@@ -47,7 +48,7 @@ class Hub:
         self.touched: list[Channel] = []
         self.timeouts = Timeouts(broker)
         self._durable: dict[Channel, int] = {}
-        self._unwritten: list[Callable[[], None]] = []
+        self._unwritten: list[tuple[list[Queue], Callable[[], None], Callable[[Queue], None]]] = []
         self._crowds: deque[tuple[Connection, Crowd]] = deque()
         """Consumers for which there is room again, and whose they are."""
         self._yielded: list[Connection] = []
@@ -118,33 +119,53 @@ class Hub:
         else:
             self.turn()
 
-    def when_written(self, done: Callable[[], None]) -> None:
-        """Call back once what has been appended in this turn is durable; a full disk puts that off."""
-        self._unwritten.append(done)
+    def when_written(self, queues: list[Queue], done: Callable[[], None], lost: Callable[[Queue], None]) -> None:
+        """Call `done` once what has been appended to these queues in this turn is durable; a full disk puts that off.
+
+        If one of them goes out of service before it is written, `lost` gets it instead.
+        """
+        self._unwritten.append((queues, done, lost))
 
     def confirm(self) -> None:
         """Channels that have published: acknowledge at once, or once the next sync is done (C2, C3, C4)."""
         if self._durable:
             safe, self._durable = self._durable, {}
             for channel, sequence in safe.items():
-                self._answer(channel, sequence)
+                walls.run(channel, self._answer, channel, sequence)
+        if self.broker.faults.fresh:
+            self._refuse_lost()
         if self.broker.unwritten:
             return
         touched, self.touched = self.touched, []
         waiting = []
         for channel in touched:
             channel.touched = False
+            channel.used.clear()
             if channel.unsynced or channel.in_flight:
                 channel.unsynced = False
                 channel.in_flight += 1
                 waiting.append((channel, channel.sequence))
             else:
-                self._answer(channel, channel.sequence)
+                walls.run(channel, self._answer, channel, channel.sequence)
         if waiting:
             self.broker.store.when_durable(lambda: self._synced(waiting))
         written, self._unwritten = self._unwritten, []
-        for done in written:
+        for _, done, _ in written:
             self.broker.store.when_durable(done)
+
+    def _refuse_lost(self) -> None:
+        """Queues have gone out of service with what this turn had brought them: who waits for a confirm of that gets none."""
+        lost, self.broker.faults.fresh = self.broker.faults.fresh, []
+        for channel in self.touched:
+            queue = channel.published_to(lost)
+            if queue is not None:
+                channel.contain(walls.out_of_service(queue))
+        for entry in self._unwritten[:]:
+            queues, _, tell = entry
+            gone = next((queue for queue in queues if queue in lost), None)
+            if gone is not None:
+                self._unwritten.remove(entry)
+                tell(gone)
 
     def _synced(self, waiting: list[tuple[Channel, int]]) -> None:
         """One sync may cover several turns of a channel: they get one ack."""
@@ -161,7 +182,7 @@ class Hub:
         outputs, self.outputs = self.outputs, []
         for output in outputs:
             output.dirty = False
-            output.owner.flush()  # type: ignore[attr-defined]
+            walls.run(output.owner, output.owner.flush)  # type: ignore[attr-defined]
 
     # -- blocking --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.equivalence import describe
+from kvitto.broker.walls import Service
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -27,8 +29,11 @@ INTERVAL_MS_MIN = 50
 """Between two looks."""
 
 
-class Timeouts:
+class Timeouts(Service):
+    stopped = "x-consumer-timeout closes no channel"
+
     def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.store)
         self._broker = broker
         self._channels: dict[int, dict[Channel, deque[int]]] = {}
         """By timeout in ms: the next tag of each channel at the last looks."""
@@ -55,16 +60,20 @@ class Timeouts:
         for channel, seen in list(channels.items()):
             if not channel.unacked and not channel.consumers:
                 del channels[channel]
-                continue
-            late = channel.late(seen[0], timeout_ms) if len(seen) == seen.maxlen else None
-            seen.append(channel.next_tag)
-            # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
-            if late is not None and not channel.connection.stalled:
-                _close(channel, late[0], late[1], timeout_ms)
+            else:
+                walls.run(channel, self._look_at, channel, seen, timeout_ms)
         if channels:
             self._look_later(timeout_ms)
         else:
             del self._channels[timeout_ms]
+
+    @staticmethod
+    def _look_at(channel: Channel, seen: deque[int], timeout_ms: int) -> None:
+        late = channel.late(seen[0], timeout_ms) if len(seen) == seen.maxlen else None
+        seen.append(channel.next_tag)
+        # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
+        if late is not None and not channel.connection.stalled:
+            _close(channel, late[0], late[1], timeout_ms)
 
 
 def _interval_ms(timeout_ms: int) -> int:

@@ -148,6 +148,7 @@ class Journal:
         self.applied = 0
         self.written_out = 0
         self.oldest = 1
+        self._keeps_all = False
         self._file: File | None = None
         self._number = 0
         self._salt = 0
@@ -250,12 +251,18 @@ class Journal:
         """Every queue has written what it had: all that has been applied is in files, and the next full sync covers it."""
         self.written_out = self.applied
 
+    def keep_all(self) -> None:
+        """A queue cannot apply records any more: no file goes before a restart has applied them."""
+        self._keeps_all = True
+
     def retire(self, applied: int) -> None:
         """Records up to `applied` are durable in the queues: unlink the files that say no more than that.
 
         The current one stays while it is small and nobody waits for it. What the segments know of applied records is needed
         until the files' names are durably gone.
         """
+        if self._keeps_all:
+            return
         small = self._size < ROTATE_BYTES and not self.store.blocked_drops
         gone = [
             n for n, last in self._last.items() if last <= applied and not (n == self._number and self._file and small)

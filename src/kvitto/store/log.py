@@ -78,6 +78,8 @@ class Log:
         """A copy of one of its segments has been put aside since the start."""
         self.archive: Archive | None = None
         self.leaving = False
+        self.out_of_service = False
+        """Its queue's work has failed: nothing more is done with its files."""
         self._scratch = Buf(0)
         self._marked: Segment | None = None
 

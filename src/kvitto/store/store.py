@@ -88,6 +88,11 @@ class SyncJob:
             file.sync()
 
 
+def raise_it(_log: Log, error: Exception) -> None:
+    """Without a broker there is nobody who could do without a queue."""
+    raise error
+
+
 def copied(disk: Disk, file: File, path: str) -> bool:
     """Make a durable copy; False if there is no room. The copy's first name says to a later start that there is to be one."""
     name, directory = paths.copying(path), path.rpartition("/")[0]
@@ -131,6 +136,10 @@ class Store:
         self.syncs = 0
         self.short = False
         """There is little room on the disk: what is settled goes at once, however little it is."""
+        self.on_fault: Callable[[Log, Exception], None] = raise_it
+        """Work for one queue's files has failed behind a sync: the broker takes that queue out of service, or raises."""
+        self.faulty = False
+        """A queue is out of service: what it held in memory is not written, so the directory is not left in order."""
         self._room = 0
         self._lock: object | None = None
         self._job: SyncJob | None = None
@@ -243,7 +252,7 @@ class Store:
 
     def shut(self) -> None:
         """After the last sync: mark the directory as left in order."""
-        if self.failed is None and not self.dirty:
+        if self.failed is None and not self.dirty and not self.faulty:
             self._write_small(paths.BOOT, b"")
         close = getattr(self._lock, "close", None)
         if close is not None:
@@ -498,9 +507,9 @@ class Store:
             fresh = not part.durable
             part.durable, part.durable_end = size, end
             if fresh and len(log_.segments) > 1:
-                log_.drop_settled()
+                self._for_log(log_, log_.drop_settled)
         for log_, part in job.seals:
-            self._seal(log_, part)
+            self._for_log(log_, partial(self._seal, log_, part))
         for directory, path in job.unlinks:
             if self.disk.exists(path):
                 self.disk.unlink(path)
@@ -518,6 +527,15 @@ class Store:
             except StoreError as error:
                 self.failed = error
                 self.distrust()
+
+    def _for_log(self, log_: Log, work: Callable[[], None]) -> None:
+        """Do something for one queue's files; if that fails, the others' work goes on."""
+        if log_.out_of_service:
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the wall around each queue
+            self.on_fault(log_, error)
 
     def compact_definitions(self) -> None:
         """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
@@ -544,4 +562,4 @@ class Store:
     def journal_retired(self) -> None:
         blocked, self.blocked_drops = self.blocked_drops, {}
         for log_ in blocked:
-            log_.drop_settled()
+            self._for_log(log_, log_.drop_settled)

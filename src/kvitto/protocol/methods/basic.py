@@ -15,6 +15,7 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
 )
+from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.broker.stream import Stream
 from kvitto.protocol.channel import ACK, REJECT, RETRY
@@ -72,7 +73,7 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     chan.consumers[tag] = consumer
     if not m.no_wait:
         conn.send(chan.number, BasicConsumeOk(tag))
-    queue.add_consumer(consumer)
+    walls.within(queue, queue.add_consumer, consumer)
 
 
 def _check_consumers(conn: Connection, queue: Queue) -> None:
@@ -162,7 +163,7 @@ def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
     if consumer is not None:
         consumer.active = False
         consumer.waits_no_more()
-        consumer.queue.remove_consumer(consumer)
+        walls.within(consumer.queue, consumer.queue.remove_consumer, consumer)
         if not consumer.unacked and not consumer.no_ack:
             chan.free_slot(consumer.slot)  # type: ignore[attr-defined]
         consumer.queue.mark_dirty()
@@ -193,7 +194,9 @@ def _getter(conn: Connection, chan: Channel, queue: Queue, no_ack: bool) -> GetC
 def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> Iterator[None]:
     """Answer. Where very many messages in front have expired, some of them leave in each turn, and the answer waits."""
     while not chan.closing and conn.state == RUNNING:
-        if not queue.deleted and queue.get(getter):
+        if queue.fault is not None:
+            raise walls.out_of_service(queue)
+        if not queue.deleted and walls.within(queue, queue.get, getter):
             return
         if queue.deleted or not queue.ready:
             conn.send(chan.number, BasicGetEmpty())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.reader import Reader
 from kvitto.protocol.delivery import RangeConsumer
 from kvitto.wire.methods import (
@@ -97,6 +98,8 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
 
     def done(reader: Reader) -> None:
         chan.reading = False
+        if queue.fault is not None:
+            raise walls.out_of_service(queue)
         conn.send(chan.number, LogReadOk(m.consumer_tag, reader.position, reader.count))
 
     reader = Reader(queue, consumer, m.start, m.end, done)
@@ -113,7 +116,7 @@ def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
         raise ChannelError(
             PRECONDITION_FAILED, f"{thing} was deleted and declared again: incarnation is {queue.log.queue_id}"
         )
-    queue.settle_until(m.end)
+    walls.within(queue, queue.settle_until, m.end)
     conn.send(chan.number, LogSettleOk(_position(queue)[3]))
 
 

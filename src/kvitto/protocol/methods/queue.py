@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.broker.removal import Steps
 from kvitto.broker.vhost import generated_name
@@ -103,7 +104,7 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
     name = named(chan, m.queue)
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
-    count = queue.purge()
+    count = walls.within(queue, queue.purge)
     if not m.no_wait:
         conn.send(chan.number, QueuePurgeOk(count))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.wire.methods import (
     Method,
     StageCommit,
@@ -47,7 +48,7 @@ def commit(conn: Connection, chan: Channel, m: StageCommit) -> None:
         conn.answering = False
         conn.unstall()
 
-    broker.stages.commit(conn.vhost, m.writer, m.batch, tasks, done)
+    broker.stages.commit(conn.vhost, m.writer, m.batch, tasks, lambda fresh: walls.run(conn, done, fresh))
     broker.definitions_pending = False  # `done` waits for them
     conn.answering = True
     conn.stall()

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.deadletter import Parcel, weight
 from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.route import Route
+from kvitto.broker.vhost import route_to
 from kvitto.protocol.channel import ACK, REJECT, REQUEUE, RETRY, STAGE
 from kvitto.store.journal import Append, Settle
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
@@ -82,13 +84,15 @@ class Transaction:
         self._clear()
         self.chan.let_go(False)
 
-    def commit(self, done: Callable[[], None], full: Callable[[], None]) -> None:
+    def commit(self, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]) -> None:
         """Make all of it durable, then apply it, then `done`. What goes to one queue alone needs no journal: one batch is all or nothing.
 
         ChannelError 406 if a queue refuses; then nothing is applied (T5). If the disk is full: `full`, the settlements are undone.
+        `lost` gets a queue that has gone out of service before it had written what was published.
         """
         chan, broker = self.chan, self.chan.connection.hub.broker
         publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
+        self._check_in_service([p[0] for p in publishes])
         parcel = Parcel()
         record = parcel.record
         durable = self._check_refusals(publishes, parcel)
@@ -129,10 +133,10 @@ class Transaction:
 
         chan.let_go(True)
         if record.appends or record.settles:
-            broker.journal(record, apply, undo)
+            broker.journal(record, walls.guarded(chan, apply), walls.guarded(chan, undo))
         elif alone:
             parcel.apply(broker)
-            chan.connection.hub.when_written(finish_all)
+            chan.connection.hub.when_written(durable, walls.guarded(chan, finish_all), lost)
         else:
             apply()
 
@@ -140,8 +144,20 @@ class Transaction:
         """Routing happens at commit (T3): a queue may have gone or come since the publish."""
         route = publish[0]
         if route.dynamic:
-            return Route(route.exchange, route.routing_key, [q for q in route.queues if not q.deleted], True)
+            return route_to(
+                route.exchange,
+                route.routing_key,
+                [q for q in route.queues if q.fault is not None or not q.deleted],
+                True,
+            )
         return self.chan.vhost.route(publish[1])
+
+    def _check_in_service(self, routes: list[Route]) -> None:
+        """ChannelError 541 if a queue is out of service that takes part: nothing is applied then."""
+        queues = [route.out_of_service for route in routes] + [run[1].queue for run in self.settles]
+        for queue in queues:
+            if queue is not None and queue.fault is not None:
+                raise walls.out_of_service(queue)
 
     def _settlements(self, parcel: Parcel) -> list[Settlement]:
         """Put them into the record, rejects with their moves; return what is to be done with each once that is durable."""
@@ -195,7 +211,12 @@ def check_copies(size: int) -> None:
 
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
-    queue = consumer.queue
+    walls.run(consumer.queue, finish_in, consumer.queue, kind, consumer, offset, n, size)
+    chan.settled(consumer, slot, n)
+
+
+def finish_in(queue: Queue, kind: int, consumer: Consumer, offset: int, n: int, size: int) -> None:
+    """What `finish` does to the queue."""
     if kind == ACK:
         queue.ack(offset, n, consumer)
     elif kind == REJECT:
@@ -208,7 +229,6 @@ def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, si
     else:
         queue.requeue(offset, n, size)
     queue.mark_dirty()
-    chan.settled(consumer, slot, n)
 
 
 def select(conn: Connection, chan: Channel, _method: TxSelect) -> None:
@@ -242,7 +262,11 @@ def commit(conn: Connection, chan: Channel, _method: TxCommit) -> None:
         conn.fail_channel(chan, ChannelError(PRECONDITION_FAILED, text, 90, 20))
         end()
 
-    chan.tx.commit(done, full)
+    def lost(queue: Queue) -> None:
+        conn.fail_channel(chan, walls.out_of_service(queue))
+        end()
+
+    chan.tx.commit(done, full, lost)
     if waiting:
         conn.answering = True
         conn.stall()

@@ -1,0 +1,111 @@
+"""Queues that are out of service: an unexpected exception in the work of a queue leaves its state in memory doubtful.
+
+Nothing is done with such a queue any more: no delivery, no write, no settlement. All that it has on disk stays as it is, and the next
+start reads it from there. Its definition "fault" tells that start that any of its messages may have been delivered (A9).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import PromiseError, StoreError
+from kvitto.broker import walls
+from kvitto.store.settlements import IN_DOUBT
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
+    from kvitto.broker.consumer import Consumer
+    from kvitto.broker.queue import Queue
+    from kvitto.store.log import Log
+
+log = logging.getLogger("kvitto.broker")
+
+FAULT = "fault"
+"""The kind of the definition."""
+
+
+class Faults:
+    """Takes queues out of service, and ends the connections of consumers that have failed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.fresh: list[Queue] = []
+        """Out of service since the last look of the confirms: what was published to them in this turn is not stored."""
+        self._failed: list[tuple[Consumer, Exception]] = []
+        self._restored: dict[str, tuple[Any, ...]] = {}
+        broker.store.on_fault = self._log_failed
+
+    def take_out(self, queue: Queue, error: Exception) -> None:
+        """Work of this queue has failed. Raises the error if it is no matter of one queue."""
+        if isinstance(error, PromiseError):
+            raise error
+        if queue.fault is not None:
+            return
+        queue.fault = f"{type(error).__name__}: {error}"
+        # whoever still holds the queue finds it deleted: nothing is written, settled or delivered any more
+        queue.deleted = True
+        trace = None if isinstance(error, StoreError) else error
+        thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+        log.error("%s is out of service: %s", thing, error, exc_info=trace)
+        self._broker.store.alarm(
+            f"{thing} is out of service because of an error ({queue.fault}). Its messages on disk are untouched. "
+            "Restart the broker to bring it back"
+        )
+        self._forget(queue)
+        self.fresh.append(queue)
+        if queue.log.durable:
+            self._broker.store.faulty = True
+            self._broker.store.journal.keep_all()
+            self._broker.define(FAULT, (queue.vhost.name, queue.log.queue_id), {})
+
+    def _forget(self, queue: Queue) -> None:
+        broker = self._broker
+        queue.log.out_of_service = True
+        queue.vhost.changed()
+        broker.unwritten.pop(queue, None)
+        broker.parking.forget(queue)
+        for consumer in queue.take_consumers():
+            walls.run(consumer, consumer.queue_gone)
+            consumer.active = False
+
+    def _log_failed(self, log_: Log, error: Exception) -> None:
+        """What the store does for a queue has failed, behind a sync."""
+        queue = self._broker.queues.get(log_.queue_id)
+        if queue is None:
+            raise error
+        self.take_out(queue, error)
+
+    def consumer_failed(self, consumer: Consumer, error: Exception) -> None:
+        """A consumer could not take a delivery: the queue goes on without it, and its connection ends when the queue is done."""
+        self._failed.append((consumer, error))
+
+    def end_failed(self) -> None:
+        """End the connections of those consumers."""
+        while self._failed:
+            consumer, error = self._failed.pop()
+            consumer.contain(error)
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def restore(self, key: tuple[Any, ...]) -> None:
+        """The broker ended with this queue out of service."""
+        self._restored[key[1]] = key
+
+    def recovered(self, queue: Queue) -> None:
+        """Its messages are read from disk: any of them may have been delivered."""
+        if queue.log.queue_id in self._restored and not queue.stream and queue.next > queue.cursor:
+            queue.settlements.add(queue.cursor, queue.next - queue.cursor, IN_DOUBT, 0)
+            queue.doubt = queue.next
+            queue.mark_dirty()
+
+    def started(self) -> None:
+        """That is durable: the queues are in service again."""
+        for key in self._restored.values():
+            self._broker.undefine(FAULT, key)
+        self._restored.clear()
+
+    @property
+    def restored(self) -> bool:
+        """Whether there is anything to bring back."""
+        return bool(self._restored)
