@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import re
-import warnings
 import time
+import warnings
 
 import pytest
 from hypothesis import given
@@ -82,8 +82,8 @@ def test_a_lookahead_at_the_start_means_what_it_means_to_a_backtracking_engine(
         text = f"^(?{wanted}{ahead}){rest}"
         try:
             with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # a later Python may read some sets as nested
-        compiled, expected = compile_pattern(text), re.compile(text)
+                warnings.simplefilter("ignore", FutureWarning)  # a later Python may read some sets as nested
+                compiled, expected = compile_pattern(text), re.compile(text)
         except (InvalidPattern, re.error):
             continue
         assert compiled.found_in(name) == (expected.search(name) is not None)
