@@ -5,7 +5,7 @@ cdef class Consumer:
     cdef public Consumer before, after
     cdef public unsigned long long serial
     cdef public str tag
-    cdef public bint no_ack, exclusive, active, idle, counted
+    cdef public bint no_ack, exclusive, active, lent, idle, counted
     cdef public int priority
     cdef public dict arguments
     cdef public Py_ssize_t unacked, delivered

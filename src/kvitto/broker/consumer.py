@@ -31,6 +31,8 @@ class Consumer:
         self.counted = True
         """Whether what it holds counts towards a prefetch."""
         self.place: Place | None = None
+        self.lent = False
+        """What it was given last will be settled by whoever sends it, although it is not to be acknowledged."""
         self.serial = 0
         """Which one of its queue's consumers it is, in the order in which they came."""
         self.idle = False

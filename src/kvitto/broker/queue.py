@@ -349,11 +349,14 @@ class Queue:
         size = w.body_bytes(i, k)
         self.ready_bytes -= size
         self.delivered += k
-        if c.no_ack:
+        if c.no_ack and not c.lent:
             self.settle(offset, k, _ACKED)
         else:
             self.unacked += k
-            c.unacked += k
+            if c.lent:
+                c.lent = False
+            else:
+                c.unacked += k
             if not self.dirty:
                 self.mark_dirty()
         return size
@@ -500,13 +503,16 @@ class Queue:
         self._pop_requeued()
         self.ready_bytes -= len(body)
         self.delivered += 1
-        if c.no_ack:
+        if c.no_ack and not c.lent:
             self.settle(offset, 1, ACKED)
         else:
             self.redeliveries[offset] = count + 1
             self.settlements.add(offset, 1, REDELIVERED, count + 1)
             self.unacked += 1
-            c.unacked += 1
+            if c.lent:
+                c.lent = False
+            else:
+                c.unacked += 1
             self.mark_dirty()
         return True
 

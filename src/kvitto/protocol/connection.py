@@ -62,6 +62,10 @@ READ_BUDGET = 2000
 """What the input of one connection may cost in one turn, in units of about a microsecond of compiled work (`Connection.spend`)."""
 METHOD_COST = 20
 """The cost of a method that is not handled in place: decoding, a look-up, an answer."""
+PIECES_PER_TURN = 4
+"""Pieces of large bodies that one socket gets in one turn: about 1 MiB."""
+PARTS_MAX = 16
+"""Large bodies, and what comes between them, that wait for a peer: it asks with basic.get for more than it reads, and is not read from."""
 INPUT_PAUSE = 8 << 20
 """Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
 
@@ -356,7 +360,7 @@ class Connection:
         ):  # what still works waits for the disk when it is done
             self.hub.broker.definitions_pending = False
             self._answer_when_durable(before)
-        elif self.output.buf.n > INPUT_PAUSE:
+        elif self.output.buf.n > INPUT_PAUSE or len(self.output.parts) > PARTS_MAX:
             self._choke()
 
     def _answer_when_durable(self, before: int) -> None:
@@ -570,6 +574,7 @@ class Connection:
         if self.state >= CLOSING:
             return
         self.release()
+        self.output.abandon_bodies()
         self.state = CLOSING
         close = ConnectionClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
         self.output.put_method(0, close.encode())
@@ -626,6 +631,7 @@ class Connection:
         """Nothing more is said: send what is left and end the socket."""
         if self.state != CLOSED:
             self.state = CLOSED
+            self.output.abandon_bodies()
             self.flush()
             self.transport.close()
 
@@ -639,12 +645,15 @@ class Connection:
         if self.hub.connections.pop(self, 0) is None:
             self.hub.connections_closed += 1
         self.output.paused = True
+        self.output.abandon_bodies()
         self.hub.schedule()
 
     # -- out and flow ----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Hand what has been encoded to the socket."""
+        if self.output.streaming and not self._stream():
+            return
         buf = self.output.buf
         if self.output.paused and self.state < CLOSING:
             return
@@ -659,6 +668,24 @@ class Connection:
             self.output.full = False
             if not self.output.paused:
                 self._wake()
+
+    def _stream(self) -> bool:
+        """Hand on large bodies, some pieces in each turn; False if there are more of them."""
+        output = self.output
+        output.find_bodies()
+        for _ in range(PIECES_PER_TURN):
+            if output.paused:
+                return False
+            piece = output.next_piece()
+            if piece is None:
+                return True
+            self.quiet_out = 0
+            self.sent_bytes += len(piece)
+            self.transport.write(piece)
+        if not output.dirty:
+            output.mark()
+        self.hub.schedule()
+        return False
 
     def _wake(self) -> None:
         """Deliveries that had to wait for this socket may go on."""

@@ -7,7 +7,7 @@ from kvitto.protocol.channel cimport Channel
 from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
-cdef Py_ssize_t _ENTRY, _LIMIT, _PLENTY, _KEY_LEN, _HEADER
+cdef Py_ssize_t _ENTRY, _LIMIT, _LARGE, _PLENTY, _KEY_LEN, _HEADER
 cdef bytes _KEY
 
 cdef class ChannelConsumer(Consumer):
@@ -52,5 +52,5 @@ cdef class RangeConsumer(Consumer):
     cdef public Output output
     cdef Py_ssize_t bytes_before
     cdef Buf tag_bytes
-    @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
+    @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
     cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1

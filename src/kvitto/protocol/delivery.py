@@ -13,7 +13,8 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.consumer import Consumer
 from kvitto.protocol.channel import Channel
-from kvitto.protocol.output import LIMIT
+from kvitto.protocol.large import LARGE, LargeBody
+from kvitto.protocol.output import LIMIT, Output
 from kvitto.wire import bits, tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicCancel, BasicGetOk
@@ -37,6 +38,7 @@ _KEY_LEN = len(OFFSET_KEY)
 _HEADER = OFFSET_HEADER
 _ENTRY = 24  # C variables when compiled; a batch's index entry
 _LIMIT = LIMIT
+_LARGE = LARGE
 _PLENTY = 1 << 30
 
 
@@ -92,6 +94,7 @@ class ChannelConsumer(Consumer):
         crowd = out.crowd
         if (
             out.paused
+            or out.streaming
             or out.buf.n >= _LIMIT
             or (crowd is not None and crowd.first is not None and self.comes_later(crowd))
         ):
@@ -117,7 +120,7 @@ class ChannelConsumer(Consumer):
             body_len = bits.le32(p, e + 8)
             props_len = bits.le32(p, e + 12)
             key_len = bits.le16(p, e + 16)
-            if props_len > out.properties_max:
+            if props_len > out.properties_max or (body_len > _LARGE and k):
                 break
             if self.no_ack:
                 tag = c.next_tag
@@ -125,6 +128,12 @@ class ChannelConsumer(Consumer):
             else:
                 tag = c.remember(batch.first + i + k, body_len, self.slot)
             out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
+            if body_len > _LARGE:
+                k = 1
+                self.lent = self.no_ack
+                whole = batch.meta.tobytes(m + key_len, m + key_len + props_len)
+                put_large(out, c.number, self.queue, batch.first + i, whole, batch, b, body_len, self.lent)
+                break
             out.put_content(c.number, batch.meta.p, m + key_len, props_len, batch.body.p, b, body_len)
             k += 1
             if out.buf.n >= _LIMIT:
@@ -144,7 +153,11 @@ class ChannelConsumer(Consumer):
         else:
             tag = c.remember(offset, len(body), self.slot)
         out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, 1, key, 0, len(key))
-        out.put_content(c.number, props, 0, len(props), body, 0, len(body))
+        if len(body) > _LARGE:
+            self.lent = self.no_ack
+            out.put_large(c.number, props, LargeBody(c.number, self.queue, offset, memoryview(body), self.lent))
+        else:
+            out.put_content(c.number, props, 0, len(props), body, 0, len(body))
         self.delivered += 1
         self.tag_before = 0
 
@@ -212,10 +225,14 @@ class StreamConsumer(ChannelConsumer):
             offset = batch.first + i + k
             if not self.with_offset(batch.meta.p, m + key_len, props_len, offset, True):
                 self.edited(batch.meta.tobytes(m + key_len, m + key_len + props_len), offset)
-            if props.n > out.properties_max:
+            if props.n > out.properties_max or (body_len > _LARGE and k):
                 break
             tag = c.remember(offset, body_len, self.slot)
             out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
+            if body_len > _LARGE:
+                k = 1
+                put_large(out, c.number, self.queue, offset, props.tobytes(0, props.n), batch, b, body_len)
+                break
             out.put_content(c.number, props.p, 0, props.n, batch.body.p, b, body_len)
             k += 1
             if out.buf.n >= _LIMIT:
@@ -380,7 +397,12 @@ class GetConsumer(Consumer):
         routing_key = tables.read_shortstr(key, at)[0]
         left = max(self.queue.ready - 1, 0)
         channel.output.put_method(channel.number, BasicGetOk(tag, redelivered, exchange, routing_key, left).encode())
-        channel.output.put_content_bytes(channel.number, props, body)
+        if len(body) > LARGE:
+            self.lent = self.no_ack
+            large = LargeBody(channel.number, self.queue, offset, memoryview(body), self.lent)
+            channel.output.put_large(channel.number, props, large)
+        else:
+            channel.output.put_content_bytes(channel.number, props, body)
 
 
 class RangeConsumer(Consumer):
@@ -407,7 +429,7 @@ class RangeConsumer(Consumer):
     def credit(self):  # type: ignore[no-untyped-def]
         if self.output.paused or self.channel.closing:
             return 0
-        if self.output.buf.n >= _LIMIT:
+        if self.output.streaming or self.output.buf.n >= _LIMIT:
             self.output.full = True
             return 0
         return _PLENTY
@@ -422,14 +444,36 @@ class RangeConsumer(Consumer):
             p = batch.index.p
             m = batch.meta_at + bits.le32(p, e)
             b = batch.body_at + bits.le32(p, e + 4)
+            body_len = bits.le32(p, e + 8)
+            props_len = bits.le32(p, e + 12)
             key_len = bits.le16(p, e + 16)
             tag = batch.first + i + k + 1
             out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
-            out.put_content(
-                c.number, batch.meta.p, m + key_len, bits.le32(p, e + 12), batch.body.p, b, bits.le32(p, e + 8)
-            )
             k += 1
+            if body_len > _LARGE:
+                whole = batch.meta.tobytes(m + key_len, m + key_len + props_len)
+                put_large(out, c.number, self.queue, tag - 1, whole, batch, b, body_len)
+                break
+            out.put_content(c.number, batch.meta.p, m + key_len, props_len, batch.body.p, b, body_len)
             if out.buf.n >= _LIMIT:
                 break
         self.bytes_before = -1
         return k
+
+
+def put_large(
+    out: Output,
+    number: int,
+    queue: Queue,
+    offset: int,
+    props: bytes,
+    batch: Batch,
+    at: int,
+    size: int,
+    settles: bool = False,
+) -> None:
+    """The content of a message of a batch whose body goes out in pieces."""
+    body = LargeBody(number, queue, offset, memoryview(batch.body.data)[at : at + size], settles)
+    if batch is not queue.tail:
+        body.keep()
+    out.put_large(number, props, body)

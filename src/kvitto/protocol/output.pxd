@@ -7,7 +7,8 @@ cdef class Output:
     cdef public object hub, owner
     cdef public Buf buf
     cdef public Crowd crowd
-    cdef public bint paused, full, dirty
+    cdef public bint paused, full, dirty, streaming
+    cdef public object parts
     cdef public Py_ssize_t frame_max, properties_max
     cpdef mark(self)
     @cython.locals(size=Py_ssize_t, buf=Buf, q="unsigned char*", o=Py_ssize_t)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from kvitto.base import limits
 from kvitto.protocol.crowd import Crowd
+from kvitto.protocol.large import LargeBody
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
+from kvitto.wire.spec import FRAME_END, FRAME_HEADER
 
 if TYPE_CHECKING:
     from kvitto.protocol.delivery import ChannelConsumer
@@ -29,6 +32,10 @@ class Output:
         self.full = False
         self.crowd: Crowd | None = None
         self.dirty = False
+        self.parts: deque[Buf | LargeBody] = deque()
+        """What goes out before `buf`."""
+        self.streaming = False
+        """There are parts: nothing more is delivered to this peer until they are out."""
         self.limit_frames(limits.FRAME_MAX)
 
     def limit_frames(self, frame_max: int) -> None:
@@ -49,7 +56,7 @@ class Output:
         self.full = True
 
     def has_room(self) -> bool:
-        return not self.paused and self.buf.n < LIMIT
+        return not self.paused and not self.streaming and self.buf.n < LIMIT
 
     def backlog(self) -> int:
         """Bytes that wait for a socket that takes no more."""
@@ -131,3 +138,49 @@ class Output:
     def put_content_bytes(self, channel: int, props: bytes, body: bytes) -> None:
         """`put_content` for those who hold bytes objects."""
         self.put_content(channel, props, 0, len(props), body, 0, len(body))
+
+    # -- large bodies ----------------------------------------------------------------------------------------
+
+    def put_large(self, channel: int, props: bytes, body: LargeBody) -> None:
+        """`put_content` for a body that goes out in pieces: what is put behind it waits until it is out."""
+        head = bytes([FRAME_HEADER]) + channel.to_bytes(2, "big") + (12 + len(props)).to_bytes(4, "big")
+        self.buf.add(head + b"\x00\x3c\x00\x00" + body.size.to_bytes(8, "big") + props + bytes([FRAME_END]))
+        self.parts += (self.buf, body)
+        self.buf = Buf(0)
+        self.streaming = True
+        if not self.dirty:
+            self.mark()
+
+    def find_bodies(self) -> None:
+        """A turn is over: what it has delivered is written, and needs no memory any more."""
+        for part in self.parts:
+            if isinstance(part, LargeBody):
+                part.find()
+
+    def next_piece(self) -> memoryview | None:
+        """What is to be sent next; None if `buf` is next."""
+        while self.parts:
+            part = self.parts[0]
+            if isinstance(part, LargeBody) and not part.is_out:
+                return part.encode(self.frame_max)
+            self.parts.popleft()
+            if isinstance(part, LargeBody):
+                part.end()
+                self.hub.schedule()
+            elif part.n:
+                return part.view()
+        self.streaming = False
+        return None
+
+    def abandon_bodies(self) -> None:
+        """Nobody waits for the rest of large bodies: the connection ends."""
+        parts, self.parts = [*self.parts, self.buf], deque()
+        if not self.streaming:
+            return
+        self.streaming = False
+        self.buf = Buf(0)
+        for part in parts:
+            if isinstance(part, LargeBody):
+                part.end()
+            else:
+                self.buf.add(part.view())

@@ -95,6 +95,9 @@ class Segment:
         self.sparse = array("Q", ())
         self._sparse_known = True
         self._written_end = base
+        self.leases = 0
+        """Of those who still read bodies from it; it may have been unlinked."""
+        self.gone = False
 
     @property
     def done(self) -> bool:

@@ -286,8 +286,15 @@ class Store:
         self._segments.pop(part, None)
         self._acks.pop(part, None)
         self._clean.pop(part, None)
-        self.close(part.file)
+        part.gone = True
+        if not part.leases:
+            self.close(part.file)
         self.close(part.acks)
+
+    def lease_ended(self, part: Segment) -> None:
+        """Somebody has read what he needs of a segment; if it has been dropped meanwhile, its file is closed with the last one."""
+        if part.gone and not part.leases:
+            self.close(part.file)
 
     def seal_when_durable(self, log_: Log, part: Segment) -> None:
         self._seals.append((log_, part))

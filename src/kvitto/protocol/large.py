@@ -1,0 +1,84 @@
+"""A body that is too large to be copied for a peer that may not read it: it is encoded in pieces, as its socket takes them.
+
+The bytes come from the segment, which a lease keeps open whatever happens to the message meanwhile. Until the message is written,
+which is done in the turn that delivers it unless the disk is full, they come from the batch in memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvitto.store.lease import Lease, lease_body
+from kvitto.wire.spec import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+
+LARGE = 1 << 20
+"""Bytes above which a body is not copied."""
+PIECE = 256 * 1024
+"""Bytes that are read and encoded at once."""
+
+_END = bytes([FRAME_END])
+
+
+class LargeBody:
+    """The rest of one delivery. `settles`: nobody will acknowledge it, so it is settled when the socket has taken all of it."""
+
+    def __init__(self, channel: int, queue: Queue, offset: int, body: memoryview, settles: bool) -> None:
+        self.channel = channel
+        self.size = len(body)
+        self._queue = queue
+        self._offset = offset
+        self._settles = settles
+        self._at = 0
+        self._lease: Lease | None = None
+        self._body = body
+        self.find()
+
+    @property
+    def is_out(self) -> bool:
+        return self._at == self.size
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that it keeps from being used again."""
+        return len(self._body)
+
+    def find(self) -> None:
+        """Read from the segment from now on, if the message has been written; then its memory is free."""
+        if self._lease is None:
+            self._lease = lease_body(self._queue.log, self._offset)
+            if self._lease is not None:
+                self._body = memoryview(b"")
+
+    def keep(self) -> None:
+        """What the bytes were given from is about to be used again."""
+        if self._lease is None:
+            self._body = memoryview(bytes(self._body))
+
+    def encode(self, frame_max: int) -> memoryview:
+        """The next frames."""
+        most = frame_max - FRAME_OVERHEAD
+        n = min(self.size - self._at, max(PIECE // most, 1) * most)
+        data = self._body[self._at : self._at + n] if self._lease is None else self._lease.read(self._at, n)
+        assert len(data) == n, "a segment is shorter than its index says"
+        self._at += n
+        head = bytes([FRAME_BODY]) + self.channel.to_bytes(2, "big")
+        parts: list[bytes | memoryview] = []
+        for at in range(0, n, most):
+            part = memoryview(data)[at : at + most]
+            parts += (head, len(part).to_bytes(4, "big"), part, _END)
+        return memoryview(b"".join(parts))
+
+    def end(self) -> None:
+        """The body is out, or never will be: then a message that nobody could acknowledge comes back."""
+        if self._settles and self.is_out:
+            self._queue.ack(self._offset, 1)
+        elif self._settles:
+            self._queue.requeue(self._offset, 1, self.size)
+            self._queue.mark_dirty()
+        if self._lease is not None:
+            self._lease.end()
+            self._lease = None
+        self._body = memoryview(b"")

@@ -1,0 +1,59 @@
+"""The body of a stored message, to be read in pieces for as long as the lease lasts, whatever becomes of its segment or queue meanwhile."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from kvitto.store import paths
+from kvitto.store.batch import ENTRY, BatchHeader
+from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.segment import Segment
+
+if TYPE_CHECKING:
+    from kvitto.store.log import Log
+    from kvitto.store.store import Store
+
+
+class Lease:
+    """Keeps a segment's file open, also when the segment has been unlinked."""
+
+    def __init__(self, store: Store, part: Segment, position: int, size: int) -> None:
+        self._store = store
+        self._part = part
+        self._position = position
+        self.size = size
+        """Bytes of the body."""
+        part.leases += 1
+
+    def read(self, at: int, n: int) -> bytes:
+        """The n bytes of the body from `at` on."""
+        assert self._part.file is not None
+        return self._part.file.read_at(self._position + at, n)
+
+    def end(self) -> None:
+        """The file is needed no more by this one; not to be called twice."""
+        self._part.leases -= 1
+        self._store.lease_ended(self._part)
+
+
+def lease_body(log: Log, offset: int) -> Lease | None:
+    """A lease on the body of the message; None while it has not been written."""
+    i = bisect_right([s.base for s in log.segments], offset) - 1
+    if i < 0 or offset >= log.segments[i].end:
+        return None
+    part = log.segments[i]
+    if part.file is None:
+        part.file = log.store.disk.open(paths.segment(log.directory, part.base))
+    at = part.position_before(offset)
+    while at < part.size:
+        head = BatchHeader(part.file.read_at(at, BATCH_HEADER), 0)
+        if not head.length or head.first > offset:
+            return None
+        if offset < head.end:
+            index = at + BATCH_HEADER
+            entry = part.file.read_at(index + ENTRY * (offset - head.first), ENTRY)
+            body, size = int.from_bytes(entry[4:8], "little"), int.from_bytes(entry[8:12], "little")
+            return Lease(log.store, part, index + ENTRY * head.count + head.meta_len + body, size)
+        at += head.length
+    return None

@@ -1,0 +1,281 @@
+"""Bodies that are too large to be copied for a slow reader: pieces come as the socket takes them, whatever becomes of the message."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kvitto.protocol.large import LARGE, LargeBody
+from kvitto.wire import methods as m
+from kvitto.wire.methods import decode, frame
+from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD, FRAME_OVERHEAD
+from tests.protocol import sessions
+from tests.protocol.sansio import House, Wire
+from tests.protocol.test_limits import ask
+
+SIZE = 3 * LARGE + 12_345
+BODY = random.Random(1).randbytes(SIZE)
+
+
+class Slow(Wire):
+    """A socket that takes nothing more after each write until `take` is called."""
+
+    slow = False
+
+    def write(self, data: memoryview) -> bool:
+        super().write(data)
+        if self.slow:
+            self.connection.writable(False)
+        return True
+
+    def take(self, times: int = 1) -> None:
+        for _ in range(times):
+            if self.connection.output.paused:
+                self.connection.writable(True)
+            self.house.turn()
+
+    def take_all(self) -> None:
+        self.slow = False
+        self.take(100)
+        self.house.settle()
+
+
+def slow_wire(house: House, frame_max: int = 131072) -> Slow:
+    wire = Slow(house)
+    wire.login(frame_max=frame_max)
+    return wire
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def publish(house: House, *bodies: bytes, queue: str = "q") -> Wire:
+    """Put messages into a durable queue."""
+    wire = house.wire()
+    ask(wire, m.QueueDeclare(queue, durable=True), m.ConfirmSelect())
+    for body in bodies:
+        wire.feed(sessions.content(1, m.BasicPublish("", queue), b"\0\0", body))
+        house.settle()
+    return wire
+
+
+def contents(wire: Wire) -> Iterator[tuple[m.Method, bytes]]:
+    """Deliveries with whole bodies; AssertionError where frames of one channel are mixed up."""
+    method, left, parts = None, 0, []
+    for kind, number, payload in wire.frames():
+        if number != 1:
+            continue
+        if kind == FRAME_METHOD:
+            assert not left, "a method between the frames of a body"
+            method = decode(payload)
+        elif kind == FRAME_HEADER:
+            left, parts = int.from_bytes(payload[4:12], "big"), []
+        elif kind == FRAME_BODY:
+            assert len(payload) <= wire.connection.frame_max - FRAME_OVERHEAD
+            left -= len(payload)
+            parts.append(payload)
+        if kind != FRAME_METHOD and not left:
+            assert method is not None
+            yield method, b"".join(parts)
+    assert not left, "a body is not complete"
+
+
+def lent(wire: Wire) -> list[LargeBody]:
+    return [part for part in wire.connection.output.parts if isinstance(part, LargeBody)]
+
+
+@pytest.mark.parametrize("frame_max", [4096, 131072])
+@pytest.mark.parametrize("waiting", [True, False], ids=["stored", "just published"])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_a_large_body_comes_whole(house: House, frame_max: int, waiting: bool, no_ack: bool) -> None:
+    """What comes before it and behind it is in order, too."""
+    bodies = [b"first", BODY, b"behind", BODY[:LARGE], BODY[: LARGE + 1], b"last"]
+    wire = slow_wire(house, frame_max)
+    if waiting:
+        publish(house, *bodies)
+    else:
+        publish(house)
+    ask(wire, m.BasicConsume("q", "c", no_ack=no_ack))
+    if not waiting:
+        publish(house, *bodies)
+    wire.take_all()
+    wire.read = 0
+    found = [(method.delivery_tag, body) for method, body in contents(wire) if isinstance(method, m.BasicDeliver)]
+    assert found == [(number, body) for number, body in enumerate(bodies, 1)]
+    queue = house.broker.vhosts["/"].queues["q"]
+    assert queue.unacked == (0 if no_ack else len(bodies))
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["stored", "just published"])
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_a_reader_that_does_not_read_costs_no_copy_of_a_large_body(house: House, waiting: bool, no_ack: bool) -> None:
+    """5 readers of 40 MiB took 186 MB."""
+    publish(house, *[BODY] * (3 if waiting else 0))
+    wires = [slow_wire(house) for _ in range(3)]
+    for wire in wires:
+        ask(wire, m.BasicQos(0, 1))
+        wire.slow = waiting
+        wire.put(1, m.BasicConsume("q", "c", no_ack=no_ack))
+        house.settle()
+        wire.slow = True
+    if not waiting:
+        publish(house, *[BODY] * 3)
+    for wire in wires:
+        assert len(lent(wire)) == 1
+        assert lent(wire)[0].memory == 0 and wire.connection.output.buf.cap < LARGE
+        assert len(wire.written) < LARGE
+    for wire in wires:
+        wire.take_all()
+        wire.read = 0
+        assert [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)] == [BODY]
+
+
+@pytest.mark.parametrize("end", [m.QueueDelete("q"), m.QueuePurge("q"), None], ids=["deleted", "purged", "acked"])
+def test_a_body_goes_on_when_its_message_is_gone(house: House, end: m.Method | None) -> None:
+    """Its segment is unlinked, and closed when the body is out."""
+    other = publish(house, BODY, *[bytes(LARGE)] * 8)
+    files = house.disk.open_files()
+    wire = slow_wire(house)
+    wire.slow = True
+    wire.put(1, m.BasicQos(0, 1), m.BasicConsume("q", "c"))
+    house.settle()
+    assert lent(wire)
+    wire.feed(frame(FRAME_METHOD, 1, m.BasicAck(1).encode()))
+    wire.feed(frame(FRAME_METHOD, 1, m.BasicCancel("c", True).encode()))
+    if end is None:
+        other.put(1, m.BasicConsume("q", "others", no_ack=True))
+    else:
+        other.put(1, end)
+    house.settle()
+    wire.take_all()
+    wire.read = 0
+    bodies = [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)]
+    assert bodies[0] == BODY
+    assert not lent(wire) and house.disk.open_files() <= files
+
+
+def test_without_acks_a_message_is_settled_when_all_of_its_body_is_out(house: House) -> None:
+    """A2; when the connection is lost before, it comes back, flagged."""
+    publish(house, BODY)
+    queue = house.broker.vhosts["/"].queues["q"]
+    wire = slow_wire(house)
+    wire.slow = True
+    wire.put(1, m.BasicConsume("q", "c", no_ack=True))
+    house.settle()
+    assert (queue.ready, queue.unacked) == (0, 1)
+    wire.connection.lost()
+    house.settle()
+    assert (queue.ready, queue.unacked) == (1, 0)
+    wire = slow_wire(house)
+    wire.put(1, m.BasicConsume("q", "c", no_ack=True))
+    wire.take_all()
+    [(method, body)] = [(method, body) for method, body in contents(wire) if isinstance(method, m.BasicDeliver)]
+    assert method.redelivered and body == BODY
+    assert (queue.ready, queue.unacked) == (0, 0)
+
+
+def test_answers_on_other_channels_do_not_disturb_a_body(house: House) -> None:
+    """Nor do those on its own: `contents` would find them between its frames."""
+    publish(house, BODY)
+    wire = slow_wire(house)
+    ask(wire, m.ChannelOpen(), channel=2)
+    wire.slow = True
+    wire.put(1, m.BasicConsume("q", "c"))
+    house.turn()
+    wire.put(2, m.QueueDeclare("q", passive=True))
+    wire.put(1, m.BasicQos(0, 7))
+    wire.take(3)
+    wire.take_all()
+    wire.read = 0
+    assert [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)] == [BODY]
+    wire.read = 0
+    assert any(isinstance(method, m.QueueDeclareOk) for method in wire.methods())
+
+
+def test_the_end_of_a_connection_does_not_wait_for_a_body(house: House) -> None:
+    """The peer has said that it reads no more; and what it has not got goes back."""
+    publish(house, BODY)
+    queue = house.broker.vhosts["/"].queues["q"]
+    wire = slow_wire(house)
+    wire.slow = True
+    wire.put(1, m.BasicConsume("q", "c", no_ack=True))
+    house.turn()
+    wire.put(0, m.ConnectionClose(200, "bye"))
+    house.settle()
+    assert isinstance(wire.methods()[-1], m.ConnectionCloseOk) and wire.closed
+    assert (queue.ready, queue.unacked) == (1, 0)
+    assert len(wire.written) < SIZE
+
+
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_basic_get_gets_a_large_body_in_pieces(house: House, no_ack: bool) -> None:
+    publish(house, BODY, b"behind")
+    wire = slow_wire(house)
+    wire.slow = True
+    wire.put(1, m.BasicGet("q", no_ack))
+    assert lent(wire)
+    wire.take_all()
+    wire.put(1, m.BasicGet("q", no_ack))
+    wire.take_all()
+    wire.read = 0
+    assert [body for method, body in contents(wire) if isinstance(method, m.BasicGetOk)] == [BODY, b"behind"]
+    assert house.broker.vhosts["/"].queues["q"].unacked == (0 if no_ack else 2)
+
+
+def test_a_message_that_came_back_goes_out_in_pieces_too(house: House) -> None:
+    publish(house, BODY)
+    wire = slow_wire(house)
+    ask(wire, m.BasicConsume("q", "c"))
+    wire.take_all()
+    wire.put(1, m.BasicNack(1, False, True))
+    wire.slow = True
+    house.turn()
+    assert lent(wire)
+    wire.take_all()
+    wire.read = 0
+    found = [(method.redelivered, body) for method, body in contents(wire) if isinstance(method, m.BasicDeliver)]
+    assert found == [(False, BODY), (True, BODY)]
+
+
+def test_streams_and_reads_by_offset_send_large_bodies_in_pieces(house: House) -> None:
+    other = house.wire()
+    ask(other, m.QueueDeclare("s", durable=True, arguments={"x-queue-type": "stream"}))
+    publish(house, BODY)
+    other.feed(sessions.content(1, m.BasicPublish("", "s"), b"\0\0", BODY))
+    house.settle()
+    for method in (m.BasicConsume("s", "c", arguments={"x-stream-offset": "first"}), m.LogRead("q", "t", 0, 1)):
+        wire = slow_wire(house)
+        ask(wire, m.BasicQos(0, 10))
+        wire.slow = True
+        wire.put(1, method)
+        house.settle()
+        wire.take(2)
+        assert lent(wire) and lent(wire)[0].memory == 0
+        wire.take_all()
+        wire.read = 0
+        assert [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)] == [BODY]
+
+
+def test_on_a_full_disk_a_large_body_comes_from_memory(house: House) -> None:
+    """It is not written, and cannot be read back."""
+    publish(house)
+    wire = slow_wire(house)
+    ask(wire, m.BasicConsume("q", "c"))
+    wire.slow = True
+    publisher = house.wire()
+    house.disk.full = True
+    publisher.feed(sessions.content(1, m.BasicPublish("", "q"), b"\0\0", BODY))
+    house.turn()
+    assert lent(wire) and lent(wire)[0].memory == SIZE
+    house.disk.full = False
+    house.broker.retry_writes()
+    house.settle()
+    wire.take(2)
+    assert lent(wire)[0].memory == 0
+    wire.take_all()
+    wire.read = 0
+    assert [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)] == [BODY]
