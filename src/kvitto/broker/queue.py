@@ -50,7 +50,9 @@ LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
 AGAIN_COST = 100
 """Of a message that is delivered again, as `Broker.allowance` counts."""
-RETRIES_PER_TURN = 10_000
+RETRY_COST = 50
+"""Of a message that comes back and is looked at, in units of 0.1 us."""
+RETRIES_PER_TURN = 1_000
 """Delayed messages that come back in one turn."""
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
@@ -112,9 +114,7 @@ class Queue:
         self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
         self.redeliveries: dict[int, int] = {}
-        self.moving = 0
-        self.coming = 0
-        self.coming_bytes = 0
+        self.moving = self.coming = self.coming_bytes = 0
         self.parked = Parked()
         self.delays = Delays(settings.retry_min_ms, settings.retry_max_ms)
         self.may_expire = False
@@ -128,6 +128,7 @@ class Queue:
         self._behind = Window()
         self.dirty = False
         self.late = False
+        self.returning = 0
 
         self.expiry_timer = -1
         self.leaving = 0
@@ -147,6 +148,7 @@ class Queue:
         self.rejects = settings.overflow != "drop-head"
         self.limited = settings.max_length >= 0 or settings.max_bytes >= 0
         self.delivery_limit = settings.delivery_limit
+        self.return_cost = RETRY_COST if settings.retry_min_ms >= 0 or settings.delivery_limit >= 0 else 0
         self.consumer_timeout_ms = settings.consumer_timeout_ms
         self.may_expire = self.may_expire or settings.ttl_ms >= 0
         self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
@@ -280,7 +282,7 @@ class Queue:
 
     def pump(self) -> None:
         """Deliver ready messages while a consumer has credit. One that fails loses its connection; the queue goes on."""
-        if self.ready <= 0 or self.late:
+        if self.ready <= 0 or self.late or self.returning:
             return
         while True:
             try:
@@ -532,7 +534,7 @@ class Queue:
             self.pump()
         if self.limited:
             self.enforce_limits()
-        if self.late:
+        if self.late or self.returning:
             return False
         before = self.delivered
         while self.ready > 0 and self.delivered == before:
@@ -650,6 +652,14 @@ class Queue:
             self._delay(offset)
         else:
             self._back(offset, n, body_bytes)
+
+    def begin_return(self) -> None:
+        """Messages come back piece by piece: until the last one is there nothing is delivered."""
+        self.returning += 1
+
+    def end_return(self) -> None:
+        self.returning -= 1
+        self.mark_dirty()
 
     def _back(self, offset: int, n: int, body_bytes: int) -> None:
         self.requeued.add(offset, n)

@@ -10,7 +10,8 @@ from kvitto.protocol.output cimport Output
 
 cdef Py_ssize_t _ENTRY
 cdef unsigned int _HELD
-cdef int _ACK, _REJECT, _STAGE, _RETRY
+cdef int _ACK, _REJECT, _STAGE, _RETRY, _UNKNOWN, _SETTLED, _MORE
+cdef Py_ssize_t _PIECE, _RUN_MAX, _SCANNED
 
 cdef class Channel:
     cdef object __weakref__
@@ -22,7 +23,7 @@ cdef class Channel:
     cdef public dict consumers, getters, _allowed
     cdef public str last_queue
     cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, _head, appending
-    cdef public unsigned long long next_tag, sequence, confirmed
+    cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props
     cdef public list slots, held, used, _free
@@ -38,13 +39,22 @@ cdef class Channel:
     cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except? 0
     @cython.locals(b=Buf)
     cpdef forget_since(self, unsigned long long tag)
+    @cython.locals(b=Buf, kept=Py_ssize_t, o=Py_ssize_t)
     cpdef make_room(self)
+    @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int")
+    cpdef let_go(self, unsigned long long first, unsigned long long last, bint held)
     @cython.locals(b=Buf, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, first="unsigned long long")
+    cdef Py_ssize_t place(self, unsigned long long tag) except? -2
+    @cython.locals(o=Py_ssize_t)
     cdef Py_ssize_t find(self, unsigned long long tag) except? -2
-    @cython.locals(b=Buf, last=Py_ssize_t, o=Py_ssize_t, slot="unsigned int", run_slot="unsigned int", run_offset="unsigned long long", run=Py_ssize_t, run_bytes=Py_ssize_t, offset="unsigned long long")
-    cpdef bint settle_tags(self, unsigned long long tag, bint multiple, int kind) except -1
-    @cython.locals(c=Consumer, q=Queue)
-    cdef finish(self, unsigned int slot, unsigned long long offset, Py_ssize_t n, Py_ssize_t body_bytes, int kind)
+    cpdef unsigned long long first_tag(self)
+    @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int")
+    cpdef int settle_tags(self, unsigned long long tag, bint multiple, int kind) except? -1
+    @cython.locals(b=Buf, begin=Py_ssize_t, left=Py_ssize_t, tag="unsigned long long", slot="unsigned int", run_slot="unsigned int", run_offset="unsigned long long", run=Py_ssize_t, run_bytes=Py_ssize_t, offset="unsigned long long", result=int, cost=Py_ssize_t)
+    cdef int settle_piece(self, Py_ssize_t o, unsigned long long until, int kind) except? -1
+    cpdef int settle_from(self, unsigned long long tag, unsigned long long until, int kind) except? -1
+    @cython.locals(c=Consumer, q=Queue, cost=Py_ssize_t)
+    cdef Py_ssize_t finish(self, unsigned int slot, unsigned long long offset, Py_ssize_t n, Py_ssize_t body_bytes, int kind) except? -1
     cpdef settled(self, Consumer c, unsigned int slot, Py_ssize_t n)
     @cython.locals(left=Py_ssize_t)
     cpdef Py_ssize_t room(self) except? -1

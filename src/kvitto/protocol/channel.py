@@ -9,6 +9,8 @@ calls it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -20,6 +22,7 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
     ProtocolError,
+    StoreError,
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
@@ -50,12 +53,23 @@ REQUEUE = 2
 STAGE = 3
 RETRY = 4
 """REQUEUE, because the consumer said so: later, if the queue has it (A15)."""
+UNKNOWN, SETTLED, MORE = 0, 1, 2
+PIECE = 5000
+"""What settling may cost in one piece, in units of 0.1 us."""
+RUN_MAX = 256
+"""Deliveries that are settled by one call of their queue."""
+SCANNED = 500 * 24
+"""Bytes of entries that can be looked at in 1 us."""
 
 ENTRY = 24
 HELD = 0x80000000
 
 _ENTRY = ENTRY  # C variables when compiled
 _HELD = HELD
+_UNKNOWN, _SETTLED, _MORE = UNKNOWN, SETTLED, MORE
+_PIECE = PIECE
+_RUN_MAX = RUN_MAX
+_SCANNED = SCANNED
 _ACK = ACK
 _REJECT = REJECT
 _STAGE = STAGE
@@ -88,6 +102,8 @@ class Channel:
         self.slots: list[Consumer | None] = []
         self._free: list[int] = []
         self.held: list[tuple[Consumer, int, int, int, int]] = []
+        self.next_to_settle = 0
+        self.settle_until = 0
 
         self.confirm = False
         self.tx: Any = None
@@ -389,105 +405,173 @@ class Channel:
             self.unacked -= 1
         self.next_tag = tag
 
-    def make_room(self) -> None:
+    def make_room(self):  # type: ignore[no-untyped-def]
         """Forget settled entries if they are most of all; a delivery that is never settled must not keep all that come later."""
         b = self._tags
-        if (b.n - self._head) // ENTRY <= 2 * self.unacked:
-            b.reserve(ENTRY)
-            return
-        kept = 0
-        for o in range(self._head, b.n, ENTRY):
-            if b.data[o + 20 : o + 24] != b"\0\0\0\0":
-                b.data[kept : kept + ENTRY] = b.data[o : o + ENTRY]
-                kept += ENTRY
-        b.n, self._head = kept, 0
-        b.reserve(ENTRY)
+        if (b.n - self._head) // _ENTRY > 2 * self.unacked:
+            kept = 0
+            o = self._head
+            while o < b.n:
+                if bits.le32(b.p, o + 20) != 0:
+                    bits.copy(b.p, kept, b.p, o, _ENTRY)
+                    kept += _ENTRY
+                o += _ENTRY
+            b.n = kept
+            self._head = 0
+        b.reserve(_ENTRY)
 
     def remember_one(self, offset: int, body_len: int, slot: int) -> int:
         """`remember` for callers that are not compiled."""
         return self.remember(offset, body_len, slot)  # type: ignore[no-any-return]
 
-    def find(self, tag):  # type: ignore[no-untyped-def]
-        """Where the entry of a tag is, -1 if there is none."""
+    def place(self, tag):  # type: ignore[no-untyped-def]
+        """Where the first entry is that has this tag or a higher one; the end of all if there is none."""
         b = self._tags
         low = self._head // _ENTRY
         high = b.n // _ENTRY - 1
         if high < low:
-            return -1
+            return b.n
         first = bits.le64(b.p, self._head + 8)
-        if tag < first:
-            return -1
+        if tag <= first:
+            return self._head
         if tag - first < high - low:
             high = low + (tag - first)  # there it is, unless tags were passed over
         if bits.le64(b.p, high * _ENTRY + 8) == tag:
             return high * _ENTRY
+        if bits.le64(b.p, high * _ENTRY + 8) < tag:
+            return b.n
         while low < high:
             middle = (low + high) // 2
             if bits.le64(b.p, middle * _ENTRY + 8) < tag:
                 low = middle + 1
             else:
                 high = middle
-        return low * _ENTRY if bits.le64(b.p, low * _ENTRY + 8) == tag else -1
+        return low * _ENTRY
+
+    def find(self, tag):  # type: ignore[no-untyped-def]
+        """Where the entry of a tag is, -1 if there is none."""
+        o = self.place(tag)
+        return o if o < self._tags.n and bits.le64(self._tags.p, o + 8) == tag else -1
 
     def settle_tags(self, tag, multiple, kind):  # type: ignore[no-untyped-def]
-        """Settle one delivery, or all up to it, as ACK, REJECT or REQUEUE, or hold them (STAGE). False if the tag is unknown."""
+        """Settle one delivery, or all up to it, as ACK, REJECT, RETRY or REQUEUE, or hold them (STAGE).
+
+        UNKNOWN: there is no such tag, nothing is done. MORE: there is so much to settle that `settle_rest` must go on. Else SETTLED.
+        """
         b = self._tags
-        last = b.n - _ENTRY
-        if not (multiple and tag == 0):
-            last = self.find(tag)
-            if last < 0:
-                return False
-            slot = bits.le32(b.p, last + 20)
-            if slot == 0 or slot >= _HELD:
-                return False
-        o = self._head if multiple else last
+        if multiple and tag == 0:
+            return self.settle_piece(self._head, self.next_tag - 1, kind)
+        o = self.find(tag)
+        if o < 0:
+            return _UNKNOWN
+        slot = bits.le32(b.p, o + 20)
+        if slot == 0 or slot >= _HELD:
+            return _UNKNOWN
+        return self.settle_piece(self._head if multiple else o, tag, kind)
+
+    def settle_piece(self, o, until, kind):  # type: ignore[no-untyped-def]
+        """Settle what is unacked from entry o on up to the tag `until`, or as much of it as one piece may cost: then MORE."""
+        b = self._tags
+        begin = o
+        left = _PIECE
         run_slot = 0
         run_offset = 0
         run = 0
         run_bytes = 0
-        while o <= last:
+        result = _SETTLED
+        while o < b.n:
+            tag = bits.le64(b.p, o + 8)
+            if tag > until:
+                break
             slot = bits.le32(b.p, o + 20)
             if slot != 0 and slot < _HELD:
                 offset = bits.le64(b.p, o)
+                if run and (slot != run_slot or offset != run_offset + run or run == _RUN_MAX):
+                    left -= self.finish(run_slot, run_offset, run, run_bytes, kind)
+                    run = 0
+                    if left <= 0:
+                        result = _MORE
+                        self.next_to_settle = tag
+                        self.settle_until = until
+                        break
                 bits.put_le32(b.p, o + 20, slot | _HELD if kind == _STAGE else 0)
-                if slot == run_slot and offset == run_offset + run:
-                    run += 1
-                    run_bytes += bits.le32(b.p, o + 16)
-                else:
-                    if run:
-                        self.finish(run_slot, run_offset, run, run_bytes, kind)
-                        b = self._tags
+                if run == 0:
                     run_slot = slot
                     run_offset = offset
-                    run = 1
-                    run_bytes = bits.le32(b.p, o + 16)
+                    run_bytes = 0
+                run += 1
+                run_bytes += bits.le32(b.p, o + 16)
             o += _ENTRY
+        if run:
+            left -= self.finish(run_slot, run_offset, run, run_bytes, kind)
         while self._head < b.n and bits.le32(b.p, self._head + 20) == 0:
             self._head += _ENTRY
-        if run:
-            self.finish(run_slot, run_offset, run, run_bytes, kind)
-        return True
+        cost = (_PIECE - left) // 10 + (o - begin) // _SCANNED
+        if cost > 0:
+            self.connection.spend(cost)
+        return result
+
+    def settle_rest(self, kind: int) -> Iterator[None]:
+        """Go on with what `settle_tags` has begun."""
+        until, at = self.settle_until, self.next_to_settle
+        with self.returning() if kind in (RETRY, REQUEUE) else nullcontext():
+            yield
+            while (not self.closing or kind == REQUEUE) and self._settle_next(at, until, kind) == MORE:
+                at = self.next_to_settle
+                yield
+
+    def _settle_next(self, at: int, until: int, kind: int) -> int:
+        """The next piece, from the tag `at` on. ChannelError if a queue fails in it, unless the channel is closing."""
+        try:
+            return self.settle_from(at, until, kind)  # type: ignore[no-any-return]
+        except StoreError:
+            raise
+        except Exception as error:
+            if self.closing:
+                raise
+            raise self.blame(error) or error from error
+
+    def settle_from(self, tag, until, kind):  # type: ignore[no-untyped-def]
+        """As `settle_piece`, from a tag on."""
+        return self.settle_piece(self.place(tag), until, kind)
+
+    @contextmanager
+    def returning(self) -> Iterator[None]:
+        """While messages come back piece by piece their queues deliver nothing: what is newer must not overtake them (A5)."""
+        queues = {c.queue for c in self.slots if c is not None}
+        for queue in queues:
+            queue.begin_return()
+        try:
+            yield
+        finally:
+            for queue in queues:
+                queue.end_return()
 
     def finish(self, slot, offset, n, body_bytes, kind):  # type: ignore[no-untyped-def]
-        """n deliveries of one consumer with offsets in a row are settled."""
+        """n deliveries of one consumer with offsets in a row are settled. Returns what that costs, in units of 0.1 us."""
         c = self.slots[slot - 1]
         if kind == _STAGE:
             self.held.append((c, offset, n, body_bytes, slot))
-            return
+            return 10
         q = c.queue
         self.settling = slot
+        cost = 2
         if kind == _ACK:
             q.ack(offset, n, c)
         elif kind == _REJECT:
             q.reject(offset, n, c)
+            cost = 20
         elif kind == _RETRY:
             q.retry(offset, n, body_bytes)
+            cost = 20 + n * q.return_cost
         else:
             q.requeue(offset, n, body_bytes)
+            cost = 20 + n * q.return_cost
         self.settling = 0
         if not q.dirty:
             q.mark_dirty()
         self.settled(c, slot, n)
+        return cost
 
     def settled(self, c, slot, n):  # type: ignore[no-untyped-def]
         """A consumer has n unacked deliveries less: it may get others, and so may those that wait for room in the channel."""
@@ -577,19 +661,27 @@ class Channel:
             o += _ENTRY
         return None
 
-    def let_go(self, held: bool) -> None:
-        """Entries that a transaction holds are settled (True: the commit does it), or unacked as before (False)."""
+    def let_go(self, first, last, held):  # type: ignore[no-untyped-def]
+        """Entries from one tag to another that a transaction holds are settled (`held`: the commit does it), or unacked as before."""
         b = self._tags
-        for o in range(self._head, b.n, ENTRY):
-            slot = int.from_bytes(b.data[o + 20 : o + 24], "little")
-            if slot >= HELD:
-                b.data[o + 20 : o + 24] = (0 if held else slot - HELD).to_bytes(4, "little")
-        while self._head < b.n and b.data[self._head + 20 : self._head + 24] == b"\0\0\0\0":
-            self._head += ENTRY
+        o = self.place(first)
+        while o < b.n and bits.le64(b.p, o + 8) <= last:
+            slot = bits.le32(b.p, o + 20)
+            if slot >= _HELD:
+                bits.put_le32(b.p, o + 20, 0 if held else slot - _HELD)
+            o += _ENTRY
+        while self._head < b.n and bits.le32(b.p, self._head + 20) == 0:
+            self._head += _ENTRY
 
-    def requeue_all(self) -> None:
-        """The channel is gone, or basic.recover: everything unacked goes back to its queue (A6, A13)."""
-        self.settle_tags(0, True, REQUEUE)
+    def first_tag(self):  # type: ignore[no-untyped-def]
+        """The tag of the first delivery that is unacked, 0 if there is none."""
+        return bits.le64(self._tags.p, self._head + 8) if self._head < self._tags.n else 0
+
+    def requeue_all(self) -> Iterator[None]:
+        """Everything unacked goes back to its queue (A6, A13), in pieces."""
+        if self.settle_tags(0, True, REQUEUE) == MORE:
+            yield
+            yield from self.settle_rest(REQUEUE)
 
 
 class Content:
@@ -608,4 +700,4 @@ class Content:
         self.since_ms = 0
 
 
-__all__ = ["ACK", "REJECT", "REQUEUE", "RETRY", "STAGE", "Channel", "Content", "Queue"]
+__all__ = ["ACK", "MORE", "REJECT", "REQUEUE", "RETRY", "SETTLED", "STAGE", "UNKNOWN", "Channel", "Content", "Queue"]

@@ -5,7 +5,7 @@ from kvitto.protocol.channel cimport Channel
 from kvitto.protocol.output cimport Output
 
 cdef unsigned int _PUBLISH, _ACK
-cdef int _KIND_ACK, _RUNNING, _CLOSING
+cdef int _KIND_ACK, _UNKNOWN, _MORE, _RUNNING, _CLOSING
 cdef Py_ssize_t _READ_BUDGET
 
 cdef class Connection:
@@ -25,7 +25,7 @@ cdef class Connection:
     cpdef receive(self, Buf box, Py_ssize_t n)
     cdef _take(self, Buf box, Py_ssize_t n)
     cpdef spend(self, Py_ssize_t cost)
-    @cython.locals(p="const unsigned char*", pos=Py_ssize_t, most=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, kind=int, number=int, c=Channel, method="unsigned int")
+    @cython.locals(p="const unsigned char*", pos=Py_ssize_t, most=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, kind=int, number=int, c=Channel, method="unsigned int", found=int)
     cdef scan(self, Buf box, Py_ssize_t n)
     @cython.locals(body=Buf, key=Py_ssize_t, k=Py_ssize_t, options=int, key_len=Py_ssize_t, size=Py_ssize_t, body_len="unsigned long long", b=Py_ssize_t)
     cdef Py_ssize_t publish(self, Channel c, const unsigned char* p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t n) except? -1

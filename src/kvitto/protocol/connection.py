@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvitto.base import limits
@@ -31,8 +32,8 @@ from kvitto.broker import walls
 from kvitto.broker.admission import check_size
 from kvitto.broker.jobs import nothing
 from kvitto.broker.removal import delete_queues
-from kvitto.protocol import handshake
-from kvitto.protocol.channel import ACK, Channel, Content
+from kvitto.protocol import closing, handshake
+from kvitto.protocol.channel import ACK, MORE, UNKNOWN, Channel, Content
 from kvitto.protocol.methods import dispatch
 from kvitto.protocol.output import Output
 from kvitto.protocol.states import CLOSED, CLOSING, HEADER, RUNNING, START
@@ -72,6 +73,8 @@ INPUT_PAUSE = 8 << 20
 _PUBLISH = 0x003C0028  # C variables when compiled
 _ACK = 0x003C0050
 _KIND_ACK = ACK
+_UNKNOWN = UNKNOWN
+_MORE = MORE
 _RUNNING = RUNNING
 _CLOSING = CLOSING
 _READ_BUDGET = READ_BUDGET
@@ -253,8 +256,11 @@ class Connection:
                         pos = self.publish(c, p, pos, end, n)
                         continue
                     if method == _ACK and size == 13 and c.tx is None:
-                        if not c.settle_tags(bits.be64(p, pos + 11), p[pos + 19] & 1, _KIND_ACK):
+                        found = c.settle_tags(bits.be64(p, pos + 11), p[pos + 19] & 1, _KIND_ACK)
+                        if found == _UNKNOWN:
                             raise unknown_tag(bits.be64(p, pos + 11))
+                        if found == _MORE:
+                            self.perform(c.settle_rest(_KIND_ACK), channel=c)
                         pos = end
                         continue
                 self._method(number, bytes(p[pos + 7 : end - 1]))
@@ -565,7 +571,7 @@ class Connection:
         if c.closing or self.state != RUNNING:
             return
         log.info("%s: channel %d closed: %d %s", self.peer, c.number, error.code, error.reply_text)
-        self.close_channel(c)
+        self.hub.broker.jobs.start(self.close_channel(c), owner=self)
         close = ChannelClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
         self.output.put_method(c.number, close.encode())
 
@@ -580,44 +586,20 @@ class Connection:
         self.output.put_method(0, close.encode())
         self.hub.schedule()
 
-    def close_channel(self, c: Channel) -> None:
-        """Consumers go, unacked messages go back, a transaction is rolled back."""
+    def close_channel(self, c: Channel) -> Iterator[None]:
+        """Nothing more comes and goes on a channel. Returns the steps that give back what it holds (`closing.steps`)."""
         c.closing = True
         if c.content is not None:
             self._take_content(c)
-        consumers, c.consumers = list(c.consumers.values()), {}
-        for consumer in consumers:
-            consumer.active = False
-            consumer.waits_no_more()
-            walls.run(consumer.queue, consumer.queue.remove_consumer, consumer)
-        if c.tx is not None:
-            self._give_back(c.tx.rollback)
-        self._give_back(c.requeue_all, c)
-        for consumer in consumers:
-            walls.run(consumer.queue, consumer.queue.vhost.consumer_left, consumer.queue)
-        for reader in [r for r in self.hub.broker.readers if r.consumer.belongs_to(c)]:
-            del self.hub.broker.readers[reader]
         self.hub.timeouts.forget(c)
         self.hub.forget_channel(c)
-
-    def _give_back(self, action: Callable[..., None], channel: Channel | None = None) -> None:
-        """One step of an end: when it fails, the others are still done. A queue that does not take its messages back is out of service."""
-        while True:
-            try:
-                action()
-                return
-            except StoreError:
-                raise
-            except Exception as error:
-                if channel is None or channel.blame(error) is None:
-                    log.error("%s: not all that it held can be given back before a restart", self.peer, exc_info=error)
-                    return
+        return closing.steps(c)
 
     def release(self) -> None:
         """The connection ends: give back everything it holds (A6), delete its exclusive queues."""
-        for c in list(self.channels.values()):
-            if not c.closing:
-                self.close_channel(c)
+        ending = [self.close_channel(c) for c in self.channels.values() if not c.closing]
+        if ending:
+            self.hub.broker.jobs.start(chain.from_iterable(ending), owner=self)
         self.hub.channels -= len(self.channels)
         self.channels.clear()
         self._last, self._last_number = None, -1

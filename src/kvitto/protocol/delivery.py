@@ -188,7 +188,7 @@ class ChannelConsumer(Consumer):
         self.waits_no_more()
         if self.slot and not self.unacked:
             self.channel.free_slot(self.slot)
-        if self.channel.connection.can_cancel:
+        if self.channel.connection.can_cancel and not self.channel.closing:
             self.output.put_method(self.channel.number, BasicCancel(self.tag, True).encode())
 
 

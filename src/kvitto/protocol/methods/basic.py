@@ -17,8 +17,9 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.jobs import nothing
 from kvitto.broker.stream import Stream
-from kvitto.protocol.channel import ACK, REJECT, RETRY
+from kvitto.protocol.channel import ACK, MORE, REJECT, RETRY, UNKNOWN
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, OffsetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
 from kvitto.protocol.states import RUNNING
@@ -198,7 +199,7 @@ def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> 
             raise walls.out_of_service(queue)
         if not queue.deleted and walls.within(queue, queue.get, getter):
             return
-        if queue.deleted or not queue.ready:
+        if queue.deleted or not (queue.ready or queue.returning):
             conn.send(chan.number, BasicGetEmpty())
             if getter.slot and not getter.unacked:
                 chan.free_slot(getter.slot)
@@ -206,40 +207,39 @@ def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> 
         yield
 
 
-def ack(_conn: Connection, chan: Channel, m: BasicAck) -> None:
-    _settle(chan, m.delivery_tag, m.multiple, ACK)
+def ack(conn: Connection, chan: Channel, m: BasicAck) -> None:
+    _settle(conn, chan, m, m.multiple, ACK)
 
 
-def nack(_conn: Connection, chan: Channel, m: BasicNack) -> None:
-    _settle(chan, m.delivery_tag, m.multiple, RETRY if m.requeue else REJECT)
+def nack(conn: Connection, chan: Channel, m: BasicNack) -> None:
+    _settle(conn, chan, m, m.multiple, RETRY if m.requeue else REJECT)
 
 
-def reject(_conn: Connection, chan: Channel, m: BasicReject) -> None:
-    _settle(chan, m.delivery_tag, False, RETRY if m.requeue else REJECT)
+def reject(conn: Connection, chan: Channel, m: BasicReject) -> None:
+    _settle(conn, chan, m, False, RETRY if m.requeue else REJECT)
 
 
-def _settle(chan: Channel, tag: int, multiple: bool, kind: int) -> None:
-    if chan.tx is not None:
-        known = chan.tx.settle(tag, multiple, kind)
-    else:
-        known = chan.settle_tags(tag, multiple, kind)
-    if not known:
-        raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+def _settle(conn: Connection, chan: Channel, m: BasicAck | BasicNack | BasicReject, multiple: bool, kind: int) -> None:
+    settler = chan if chan.tx is None else chan.tx
+    found = settler.settle_tags(m.delivery_tag, multiple, kind)
+    if found == UNKNOWN:
+        raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {m.delivery_tag}")
+    if found == MORE:
+        conn.perform(settler.settle_rest(kind), channel=chan, method=m)
 
 
 def recover(conn: Connection, chan: Channel, m: BasicRecover) -> None:
-    _recover(chan, m.requeue)
-    conn.send(chan.number, BasicRecoverOk())
+    _recover(conn, chan, m.requeue, lambda: conn.send(chan.number, BasicRecoverOk()))
 
 
-def recover_async(_conn: Connection, chan: Channel, m: BasicRecoverAsync) -> None:
-    _recover(chan, m.requeue)
+def recover_async(conn: Connection, chan: Channel, m: BasicRecoverAsync) -> None:
+    _recover(conn, chan, m.requeue, nothing)
 
 
-def _recover(chan: Channel, requeue: bool) -> None:
+def _recover(conn: Connection, chan: Channel, requeue: bool, done: Callable[[], None]) -> None:
     if not requeue:
         raise ConnectionError_(NOT_IMPLEMENTED, "requeue=false")
-    chan.requeue_all()
+    conn.perform(chan.requeue_all(), done, channel=chan)
 
 
 HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {

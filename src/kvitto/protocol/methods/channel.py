@@ -50,9 +50,11 @@ def open_(conn: Connection, number: int, chan: Channel | None) -> None:
 
 
 def close(conn: Connection, chan: Channel, _method: ChannelClose) -> None:
-    conn.close_channel(chan)
-    conn.forget_channel(chan.number)
-    conn.send(chan.number, ChannelCloseOk())
+    def done() -> None:
+        conn.forget_channel(chan.number)
+        conn.send(chan.number, ChannelCloseOk())
+
+    conn.perform(conn.close_channel(chan), done)
 
 
 def flow(conn: Connection, chan: Channel, method: ChannelFlow) -> None:

@@ -6,7 +6,7 @@ of that queue, all of it or nothing; like any publish they may be delivered befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -16,7 +16,7 @@ from kvitto.broker.deadletter import Parcel, weight
 from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
-from kvitto.protocol.channel import ACK, REJECT, REQUEUE, RETRY, STAGE
+from kvitto.protocol.channel import ACK, REJECT, REQUEUE, RETRY, STAGE, UNKNOWN
 from kvitto.store.journal import Append, Settle
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
@@ -41,21 +41,35 @@ class Transaction:
         self.chan = chan
         self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
         self.settles: list[Settlement] = []
+        self.tags: list[tuple[int, int]] = []
+        """Deliveries among which those of `settles` are, from one tag to another."""
         self.size = 0
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
         self._hold(limits.STAGED_BYTES + len(key) + len(props) + len(body))
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
-    def settle(self, tag: int, multiple: bool, kind: int) -> bool:
-        """Hold deliveries for the commit. False if the tag is unknown."""
-        self.chan.held.clear()
-        if not self.chan.settle_tags(tag, multiple, STAGE):
-            return False
-        for consumer, offset, n, size, slot in self.chan.held:
+    def settle_tags(self, tag: int, multiple: bool, kind: int) -> int:
+        """Hold deliveries for the commit; the result is that of `Channel.settle_tags`."""
+        first, last = (self.chan.first_tag() if multiple else tag), tag or self.chan.next_tag - 1
+        found: int = self.chan.settle_tags(tag, multiple, STAGE)
+        if found != UNKNOWN:
+            self.tags.append((first, last))
+            self._take_held(kind)
+        return found
+
+    def settle_rest(self, kind: int) -> Iterator[None]:
+        """Go on where `settle_tags` has stopped."""
+        for _ in self.chan.settle_rest(STAGE):
+            self._take_held(kind)
+            yield
+        self._take_held(kind)
+
+    def _take_held(self, kind: int) -> None:
+        held, self.chan.held = self.chan.held, []
+        for consumer, offset, n, size, slot in held:
             self._hold(limits.STAGED_BYTES * (n if kind == REJECT and moves(consumer.queue) else 1))
             self.settles.append((kind, consumer, offset, n, size, slot))
-        return True
 
     def _hold(self, size: int) -> None:
         """Count what is held now; ChannelError 406 if it is too much (W8)."""
@@ -79,10 +93,19 @@ class Transaction:
         conn.hub.holding.add(conn, -self.size)
         self.size = 0
 
+    def _let_go(self, held: bool) -> None:
+        """The deliveries that it holds are settled, or unacked as before."""
+        tags, self.tags = sorted(self.tags), []
+        end = 0
+        for first, last in tags:
+            if last > end:
+                self.chan.let_go(max(first, end + 1) if end else first, last, held)
+                end = last
+
     def rollback(self) -> None:
         """Publishes are gone, held deliveries are unacked as before (T6)."""
         self._clear()
-        self.chan.let_go(False)
+        self._let_go(False)
 
     def commit(self, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]) -> None:
         """Make all of it durable, then apply it, then `done`. What goes to one queue alone needs no journal: one batch is all or nothing.
@@ -131,7 +154,7 @@ class Transaction:
                 finish(chan, REQUEUE, consumer, offset, n, size, slot)
             full()
 
-        chan.let_go(True)
+        self._let_go(True)
         if record.appends or record.settles:
             broker.journal(record, walls.guarded(chan, apply), walls.guarded(chan, undo))
         elif alone:
