@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import deadletter, queue, vhost
+from kvitto.broker import deadletter, hold, queue, vhost, waiting
 from kvitto.broker.queue import Queue
 from kvitto.store import journal, log
 from tests.support.rig import Delivery, Rig, Taker
 
-READY, UNACKED, MOVING, DEAD, GONE = "ready", "unacked", "moving", "dead", "gone"
-"""MOVING: to the dead-letter queue, or parked since that is not there or full. GONE: settled, wherever it was."""
+READY, HELD, UNACKED, MOVING, DEAD, GONE = "ready", "held", "unacked", "moving", "dead", "gone"
+"""HELD: for a group that reads by range. MOVING: to the dead-letter queue, or parked since that is not there or full. GONE: settled,
+wherever it was."""
 
 
 @dataclass
@@ -250,6 +251,7 @@ class QueueModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.consumers) < 3)
     @rule(room=st.integers(1, 5), priority=st.sampled_from([0, 0, 1]))
     def consume(self, room: int, priority: int) -> None:
+        self.release_held()
         consumer = Witness(self.q, self.seen, room, priority)
         self.consumers.append(consumer)
         self.q.add_consumer(consumer)
@@ -269,6 +271,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule()
     def get(self) -> None:
+        self.release_held()
         ready = [m for m in self.at(READY) if not self.leaves_unseen(m)]
         while not (got := self.q.get(self.getter)) and self.q.ready:
             self.rig.turn()  # what has expired leaves in portions
@@ -334,22 +337,48 @@ class QueueModel(RuleBasedStateMachine):
     @rule()
     def purge(self) -> None:
         parked = [o for start, n in self.q.parked for o in range(start, start + n)]
-        assert self.q.purge() == len(self.at(READY))
+        assert self.q.purge() == len(self.at(READY, HELD))
         for m in self.messages:
-            if m.place == READY or (m.place == MOVING and m.offset in parked):
+            if m.place in (READY, HELD) or (m.place == MOVING and m.offset in parked):
                 m.place = GONE
         self.turn()
 
     @precondition(lambda self: not self.at(UNACKED) and not self.consumers)
     @rule(which=st.integers(0, 10))
     def settle_range(self, which: int) -> None:
-        ready = self.at(READY)
+        ready = self.at(READY, HELD)
         end = ready[which % len(ready)].offset + 1 if ready else self.q.next
         self.q.settle_until(end)
         self.estimate = self.estimate or not self.count_bytes
         for m in ready:
             if m.offset < end:
                 m.place = GONE
+        self.turn()
+
+    @precondition(lambda self: not self.at(UNACKED) and not self.consumers)
+    @rule(which=st.integers(0, 10))
+    def hold_range(self, which: int) -> None:
+        """A group plans a batch; nothing but it, or a purge, takes that away, not over any end and start either."""
+        self.space()
+        self.rig.settle_down()
+        self.turn()
+        ready = self.at(READY)
+        if ready:
+            end = ready[which % len(ready)].offset + 1
+            hold.hold(self.q, end)
+            self.estimate = self.estimate or not self.count_bytes
+            for m in ready:
+                m.place = HELD if m.offset < end else READY
+            self.rig.settle_down()
+        self.turn()
+
+    @rule()
+    def release_held(self) -> None:
+        """The group has gone for good; it may have read what it held."""
+        hold.release(self.q)
+        self.estimate = self.estimate or not self.count_bytes
+        for m in self.at(HELD):
+            m.place, m.deliveries = READY, max(m.deliveries, 1)
         self.turn()
 
     # -- time, space and syncs -------------------------------------------------------------------------------
@@ -458,7 +487,7 @@ class QueueModel(RuleBasedStateMachine):
         self.rig.settle_down()
         self.rig.declare("main", **self.arguments)
         self.rig.settle_down()
-        for m in self.at(READY, UNACKED, MOVING):
+        for m in self.at(READY, HELD, UNACKED, MOVING):
             m.place, m.forgotten, m.offset = GONE, True, -1
         self.consumers.clear()
         self.getter = Witness(self.q, self.seen, 1 << 30)
@@ -535,7 +564,9 @@ class QueueModel(RuleBasedStateMachine):
             m.vague = (
                 m.vague or not exact or m.place == MOVING
             )  # what had left the head comes back as if it had been delivered
-            m.place = MOVING if m.offset in self.q.parked else READY
+            held = self.q.hold is not None and m.offset in self.q.hold
+            assert held or not (m.place == HELD and m.confirmed), f"{where}, and not held any more"
+            m.place = MOVING if m.offset in self.q.parked else HELD if held else READY
         elif in_dead:
             m.place, m.died = DEAD, True
         else:
@@ -549,7 +580,14 @@ class QueueModel(RuleBasedStateMachine):
         q, ready = self.q, self.at(READY)
         assert q.ready == len(ready) == q.next - q.cursor + len(q.requeued)
         assert q.unacked == len(self.at(UNACKED)) == sum(len(c.holds) for c in [*self.consumers, self.getter])
-        if not ready and not self.rig.broker.unwritten:
+        held = self.at(HELD)
+        assert q.held == len(held) == waiting.count(q, 0, q.next) - len(ready)
+        for m in held:
+            found = waiting.run_from(q, m.offset)
+            assert found is not None
+            assert found[0] == m.offset
+            assert found[2] or m.deliveries == 0 or m.vague, "it had been delivered before"
+        if not ready and not held and not self.rig.broker.unwritten:
             self.estimate = False
         assert self.estimate or q.ready_bytes == sum(len(m.body) for m in ready)
         assert q.moving + len(q.parked) <= len(self.at(MOVING))

@@ -159,7 +159,7 @@ def ours() -> list[list[Step]]:
     sent = b"".join(message("", "a", b"x" * 100) for _ in range(5))
     streamed = put(m.QueueDeclare("a", durable=True, arguments=stream), m.BasicQos(0, 3, False))
     reading = put(m.BasicConsume("a", "c", arguments={"x-stream-offset": "first"}))
-    attached = put(m.LogAttach("a", "g"), m.LogInspect("a"), m.LogRead("a", "r", 0, 4))
+    attached = put(m.LogAttach("a", "g"), m.LogInspect("a"), m.LogHold("a", "g", "", 0, 4), m.LogRead("a", "r", 0, 4))
     staged = put(m.QueueDeclare("a", durable=True), m.StageOpen("w", 1, "0"), m.ConfirmSelect()) + sent
     return [
         [

@@ -36,6 +36,8 @@ REFUSED: list[Method] = [
     m.LogSettle("q", "group", "", 10),
     m.LogDetach("q", "group"),
     m.LogInspect("q"),
+    m.LogHold("q", "group", "", 0, 10),
+    m.LogCount("q", "", 0, 10),
     m.StageOpen("writer", 1, "task"),
     m.StageCommit("writer", 1, b""),
     m.StageLast("writer"),

@@ -89,6 +89,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.authenticate.socketTimeout": "120s",  # Spark's 15 are not enough for a loaded machine
         "spark.driver.extraJavaOptions": QUICK_JVM,
     }
     for name, value in settings.items():

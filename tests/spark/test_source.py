@@ -1,5 +1,6 @@
 """`format("amqp")` in a real Spark."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from pyspark.sql import functions as f
 
 import kvitto
 from kvitto.client import Channel, Connection
+from kvitto.spark.driver import Driver
+from kvitto.spark.offsets import Offsets
+from kvitto.spark.options import read_options
 from tests.support.wait import wait_until
 
 from .conftest import HasUrl, Publish
@@ -158,6 +162,39 @@ def test_what_cannot_be_read_is_told(
     channel.queue_delete("q")
     publish(kvitto_broker.url, "q", 0, 20)
     fails(stream(spark, kvitto_broker.url), tmp_path / "4", "was deleted and declared again")
+
+
+def test_a_purge_between_two_actions_on_a_batch_ends_the_query(
+    spark: SparkSession, kvitto_broker: HasUrl, publish: Publish, tmp_path: Path
+) -> None:
+    publish(kvitto_broker.url, "q", 0, 100)
+
+    def look(df: DataFrame, batch: int) -> None:
+        assert df.count() == 100
+        with Connection(kvitto_broker.url) as own:
+            own.channel().queue_purge("q")
+        df.count()
+
+    writer = stream(spark, kvitto_broker.url).writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path))
+    with pytest.raises(PySparkException, match=r"messages that were planned to be read .* the queue was purged"):
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_second_driver_with_the_same_checkpoint_is_refused(
+    spark: SparkSession, kvitto_broker: HasUrl, channel: Channel, publish: Publish, tmp_path: Path
+) -> None:
+    publish(kvitto_broker.url, "q", 0, 100)
+    land(stream(spark, kvitto_broker.url), tmp_path)
+    publish(kvitto_broker.url, "q", 100, 200)
+    last = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
+    place = Offsets.from_json(json.loads(last), "/")
+    first = Driver(read_options({"uri": kvitto_broker.url, "queue": "q"}))
+    first.advance(place, 0)
+    fails(stream(spark, kvitto_broker.url), tmp_path, "another driver with the same checkpoint reads it")
+    assert channel.log_inspect("q").settled == 100
+    first.close()
+    land(stream(spark, kvitto_broker.url), tmp_path)
+    assert landed(spark, tmp_path) == list(range(200))
 
 
 def test_a_query_ends_when_its_offset_has_aged_out_of_a_stream(

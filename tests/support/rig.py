@@ -112,9 +112,10 @@ class Rig:
         return taker.got
 
     def peek(self, name: str) -> list[bytes]:
-        """The messages that are ready or wait for a dead-letter queue, in order; nothing is changed."""
+        """The messages that are ready or held, or wait for a dead-letter queue, in order; nothing is changed."""
         queue = self.queue(name)
-        offsets = [o for start, n in [*queue.requeued, *queue.parked] for o in range(start, start + n)]
+        held = [] if queue.hold is None else [*queue.hold.fresh, *queue.hold.again]
+        offsets = [o for start, n in [*queue.requeued, *held, *queue.parked] for o in range(start, start + n)]
         found = (queue.read(o) for o in sorted([*offsets, *range(queue.cursor, queue.next)]))
         return [message[2] for message in found if message is not None]
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
-from kvitto.broker import removal, walls
+from kvitto.broker import hold, removal, walls
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.faults import FAULT, Faults
+from kvitto.broker.hold import Hold
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
 from kvitto.broker.patterns import Pattern
 from kvitto.broker.queue import Queue
+from kvitto.broker.reader import Readers
 from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
@@ -35,9 +37,6 @@ from kvitto.store.settlements import IN_DOUBT
 from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.properties import edit_headers, join, split
-
-if TYPE_CHECKING:
-    from kvitto.broker.reader import Reader
 
 log = logging.getLogger("kvitto.broker")
 
@@ -69,7 +68,7 @@ class Broker:
         self.parking = Parking(self)
         self.stages = Stages(self)
         self.archives = Archives(self)
-        self.readers: dict[Reader, None] = {}
+        self.readers = Readers()
         self.dirty: list[Queue] = []
         self.turns = 0
         self.allowance = ALLOWANCE
@@ -167,7 +166,9 @@ class Broker:
         if kind == "exchange":
             vhost.declare_exchange(key[1], value["type"], True, value["auto_delete"], value["internal"], arguments)
         else:
-            vhost.make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
+            queue = vhost.make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
+            if "hold" in value and not queue.stream:
+                queue.hold = Hold(queue, value["hold"])
         return True
 
     def _drop_orphans(self) -> None:
@@ -189,6 +190,7 @@ class Broker:
                     queue.settle_recovered(op.offset, op.count, op.outcome)
             self.apply(record, recovering=True)
         for queue in self.queues.values():
+            hold.restore(queue)
             brought = queue.next - ends[queue]
             if brought and not queue.stream and (self.store.doubt or queue.log.damaged):
                 # it may have been delivered before a power cut or damage took it from the queue (A9)
@@ -312,9 +314,8 @@ class Broker:
         self.turns += 1
         self.dead_letters.new_turn()
         self._pump_late()
+        self.readers.pump()
         while True:
-            for reader in list(self.readers):
-                walls.run(reader.consumer, reader.pump)
             dirty, self.dirty = self.dirty, []
             for queue in dirty:
                 queue.dirty = False
@@ -499,12 +500,12 @@ class Broker:
         self.timers.run()
 
     def expire_unused(self, queue: Queue) -> None:
-        """x-expires: delete the queue once it has been without consumers, gets and declarations for that long."""
+        """x-expires: delete the queue once it has been without consumers, readers by range, gets and declarations for that long."""
         self.timers.cancel(self.expire_unused, queue)
         expires = queue.settings.expires_ms
         if expires < 0 or queue.deleted:
             return
-        if queue.consumers:
+        if queue.consumers or queue.group is not None or queue.hold is not None:
             queue.used_ms = self.timers.now_ms
         left = queue.used_ms + expires - self.timers.now_ms
         if left <= 0:

@@ -61,10 +61,6 @@ class Consumer:
         """It has not taken what is at the head of the queue, and gets nothing more; or ChannelError says so."""
         raise NotImplementedError
 
-    def belongs_to(self, channel: object) -> bool:
-        """Whether it delivers on this channel."""
-        return False
-
     def waits_no_more(self) -> None:
         """It is cancelled: it has no place among those that wait for room."""
 

@@ -10,7 +10,7 @@ cdef int _ACKED
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, requeued, parked, delays, _ahead, _behind
+    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold, requeued, parked, delays, _ahead, _behind
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders

@@ -3,7 +3,7 @@
 The data plane (`append`, `pump`, `settle`, `requeue`) is compiled and costs nothing per message but the copy; the rare
 events (redelivery, expiry, overflow, dead-letter) are plain calls. A queue does not touch the disk but in `flush`, once per turn.
 
-Invariants: every offset below `cursor` is settled, unacked, moving, parked or in `requeued`; every one from `cursor` on is ready;
+Invariants: every offset below `cursor` is settled, unacked, moving, parked, held or in `requeued`; every one from `cursor` on is ready;
 an offset that is never written lies below the cursor, so ready = next - cursor + requeued. Offsets from `tail_first` on are in
 `tail`, not yet written.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import StoreFull
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.delays import Delays
+from kvitto.broker.hold import Hold
 from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
@@ -101,6 +102,7 @@ class Queue:
         self.had_consumer = False
         self.group: str | None = None
         self.group_holders: list[object] = []
+        self.hold: Hold | None = None
         self.used_ms = broker.timers.now_ms
 
         self.cursor = 0
@@ -124,8 +126,7 @@ class Queue:
         self.tail_settled = 0
         self.front: Batch | None = None
         self.settlements = Settlements()
-        self._ahead = Window()
-        self._behind = Window()
+        self._ahead, self._behind = Window(), Window()
         self.dirty = False
         self.late = False
         self.returning = 0
@@ -431,6 +432,8 @@ class Queue:
             for offset, n in self.requeued.remove(start, count):
                 self.settle(offset, n, DROPPED)
                 self.ready -= n
+            if self.hold is not None:
+                self.hold.lose(start, count)
             n = start + count - self.cursor
             if start <= self.cursor and n > 0:  # what lies further ahead is found again when the cursor comes there
                 self.settle(self.cursor, n, DROPPED)
@@ -804,6 +807,9 @@ class Queue:
     def purge(self) -> int:
         """Remove all ready messages, and those that wait to be tried again; return how many were ready."""
         count = self.ready
+        if self.hold is not None:
+            count += self.hold.settle_below(self.next, PURGED)
+            self.hold = None
         for offset, _ in self.delays.take():
             self.settle(offset, 1, PURGED, 1)
         for start, n in self.requeued:
@@ -827,7 +833,11 @@ class Queue:
     def settle_until(self, end: int) -> None:
         """Settle every ready message below `end` for the group that reads this queue by range; again is harmless."""
         end = min(end, self.next)
-        self._take_bytes_below(end)
+        if self.hold is not None:
+            self.hold.settle_below(end)
+            if not self.hold.count:
+                self.hold = None
+        self.take_bytes_below(end)
         for start, n in self.requeued.remove_below(end):
             self.settle(start, n, RANGE_SETTLED, 0 if self.ranked else 1)
             self.ready -= n
@@ -838,7 +848,7 @@ class Queue:
         if not self.ready:
             self.ready_bytes = 0
 
-    def _take_bytes_below(self, end: int) -> None:
+    def take_bytes_below(self, end: int) -> None:
         """Take the bodies of the ready messages below `end` out of `ready_bytes`."""
         if end >= self.next:
             return
@@ -883,8 +893,9 @@ class Queue:
                 self.front = tail
             else:
                 self.broker.give_batch(tail)
-        if self.settlements.entries.n or (self.cursor > self.log.mark and self.messages > self.next - self.cursor):
-            self.log.settle(self.settlements, self.cursor)
+        mark = self.cursor if self.hold is None else self.hold.mark(self.cursor)
+        if self.settlements.entries.n or (mark > self.log.mark and self.messages > self.next - mark):
+            self.log.settle(self.settlements, mark)
             self.settlements.clear()
         if self.ready == 0:
             self.ready_bytes = 0  # what was lost to damage is in it still
@@ -899,7 +910,8 @@ class Queue:
         later = self.settlements.split(self.tail_first)
         try:
             if self.settlements.entries.n:
-                self.log.settle(self.settlements, min(self.cursor, self.tail_first))
+                mark = self.cursor if self.hold is None else self.hold.mark(self.cursor)
+                self.log.settle(self.settlements, min(mark, self.tail_first))
                 self.settlements.clear()
         finally:
             self.settlements.join(later)
@@ -952,8 +964,13 @@ class Queue:
 
     @property
     def messages(self) -> int:
-        """Ready, unacked, those on their way to a dead-letter queue, and those that wait to be tried again."""
-        return self.ready + self.unacked + self.moving + len(self.parked) + len(self.delays)
+        """Ready, unacked, held, those on their way to a dead-letter queue, and those that wait to be tried again."""
+        return self.ready + self.unacked + self.held + self.moving + len(self.parked) + len(self.delays)
+
+    @property
+    def held(self) -> int:
+        """Messages that are held for the group that reads this queue by range."""
+        return 0 if self.hold is None else self.hold.count
 
     def recover(self) -> None:
         """Take the books from what is on disk."""

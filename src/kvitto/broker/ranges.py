@@ -32,6 +32,16 @@ class RangeSet:
         """The ranges as (start, count)."""
         return ((chunk[i], chunk[i + 1] - chunk[i]) for chunk in self._chunks for i in range(0, len(chunk), 2))
 
+    def after(self, offset: int) -> Iterator[tuple[int, int]]:
+        """The ranges as (start, count), beginning with the one that holds `offset`, or else the first above it."""
+        k = max(bisect_right(self._lows, offset) - 1, 0)
+        for chunk in self._chunks[k : k + 1]:
+            first = bisect_right(chunk, offset) // 2 * 2
+            yield from ((chunk[i], chunk[i + 1] - chunk[i]) for i in range(first, len(chunk), 2))
+        for n in range(k + 1, len(self._chunks)):
+            chunk = self._chunks[n]
+            yield from ((chunk[i], chunk[i + 1] - chunk[i]) for i in range(0, len(chunk), 2))
+
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""
         end = start + count

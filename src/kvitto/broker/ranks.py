@@ -6,6 +6,7 @@ costs memory here, once per run of equal priority.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 
 from kvitto.broker.ranges import RangeSet
@@ -25,6 +26,10 @@ class Ranks(RangeSet):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """The ranges as (start, count), the highest priority first."""
         return (run for rank in sorted(self._levels, reverse=True) for run in self._levels[rank])
+
+    def after(self, offset: int) -> Iterator[tuple[int, int]]:
+        """The ranges as (start, count), in the order of arrival, beginning with the first that ends above `offset`."""
+        return heapq.merge(*(level.after(offset) for level in self._levels.values()))
 
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""

@@ -1,10 +1,14 @@
-"""Reading a queue by offset without consuming it: what one log.read still has to deliver."""
+"""Reading a queue by offset without consuming it: what one log.read still has to deliver, and whose turn it is.
+
+What is settled is stepped over by the run. All readers share the steps of a turn, so a queue full of holes holds nobody up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kvitto.broker import waiting, walls
 from kvitto.broker.consumer import Consumer
 from kvitto.store.log import Window
 
@@ -12,48 +16,125 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
     from kvitto.store.batch import Batch
 
+STEPS = 400
+"""Of all readers in one turn; a step is a run of messages, or BYTES_PER_STEP of them, and takes about 5 us."""
+BYTES_PER_STEP = 8 << 10
+LOAD_STEPS = 40
+"""To read a batch from the log."""
+WALK = 1000
+"""Offsets that are looked at one by one in a step, where messages wait to be tried again."""
+
 
 class Reader:
-    """Delivers the unsettled messages in [start, end) in order, as far as they are durable, then calls `done`."""
+    """Delivers the waiting messages in [start, end) in order, as far as they are durable, then calls `done`."""
 
-    def __init__(self, queue: Queue, consumer: Consumer, start: int, end: int, done: Callable[[Reader], None]) -> None:
+    def __init__(
+        self, queue: Queue, consumer: Consumer, start: int, end: int, done: Callable[[Reader], None], connection: object
+    ) -> None:
+        self.connection = connection
         self.queue = queue
         self.consumer = consumer
         self.position = start
         self.end = min(end, queue.log.durable_end)
         self.count = 0
         self.done = done
+        self.blocked = False
+        """The peer's buffer is full."""
+        self.finished = False
         self._window = Window()
 
-    def pump(self) -> None:
-        """Deliver until the peer's buffer is full or the range is done."""
-        queue, window = self.queue, self._window
-        while self.position < self.end and not queue.deleted:
-            if self.consumer.credit() <= 0:
-                return
-            batch = window.batch
-            if not (batch.first <= self.position < batch.first + batch.count) and not queue.log.load(
-                window, self.position
-            ):
-                break
-            batch = window.batch
-            self.position = max(self.position, batch.first)
-            end = min(self.end, batch.first + batch.count)
-            if self.position < end:
-                self._deliver(batch, end)
-        if not queue.deleted:
-            self.position = max(self.position, self.end)
-        del queue.broker.readers[self]
-        self.done(self)
+    def pump(self, steps: int) -> int:
+        """Deliver until the peer's buffer is full, the range is done or the steps are used up; return how many are left."""
+        queue = self.queue
+        self.blocked = False
+        while self.position < self.end and not queue.deleted and not self.finished:
+            self.blocked = self.consumer.credit() <= 0
+            if self.blocked or steps <= 0:
+                return steps
+            steps -= self._step()
+        if not self.finished:
+            self.finished = True
+            self.done(self)
+        return steps
 
-    def _deliver(self, batch: Batch, end: int) -> None:
-        queue, i = self.queue, self.position - batch.first
-        if self.position >= queue.cursor:
-            k = self.consumer.deliver(batch, i, end - self.position, 0)
-        elif self.position in queue.requeued or self.position in queue.delays:
-            k = self.consumer.deliver(batch, i, 1, 1)
-        else:
-            self.position += 1
-            return
+    def _step(self) -> int:
+        """Deliver one run, or a part of it, and return the steps that it took."""
+        found = waiting.run_from(self.queue, self.position)
+        start, end, delivered = found if found is not None else (self.end, self.end, False)
+        if len(self.queue.delays):
+            start, end, delivered = self._or_delayed(start, end, delivered)
+        self.position = min(start, self.end)
+        end = min(end, self.end)
+        if self.position >= end:
+            return 1
+        steps, batch = 1, self._window.batch
+        if not batch.first <= self.position < batch.first + batch.count:
+            steps += LOAD_STEPS
+            if not self.queue.log.load(self._window, self.position):
+                self.position = self.end
+                return steps
+            batch = self._window.batch
+            if batch.first > self.position:  # what was there is lost
+                self.position = batch.first
+                return steps
+        return steps + self._deliver(batch, min(end, batch.first + batch.count), delivered)
+
+    def _deliver(self, batch: Batch, end: int, delivered: bool) -> int:
+        i = self.position - batch.first
+        k = self.consumer.deliver(batch, i, end - self.position, int(delivered))
         self.position += k
         self.count += k
+        if not k:
+            self.finished = True
+            self.consumer.turned_away()
+        return batch.body_bytes(i, k) // BYTES_PER_STEP + k // 100
+
+    def _or_delayed(self, start: int, end: int, delivered: bool) -> tuple[int, int, bool]:
+        """The run that was found, or a message before it that waits to be tried again."""
+        delays = self.queue.delays
+        stop = min(start, self.end, self.position + WALK)
+        for offset in range(self.position, stop):
+            if offset in delays:
+                return offset, offset + 1, True
+        return (start, end, delivered) if stop == min(start, self.end) else (stop, stop, False)
+
+
+class Readers:
+    """Who reads, by channel, each one range at a time. Those whose peer takes no more for now wait until they are woken."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Any, Reader] = {}
+        self._blocked: dict[Any, dict[Any, Reader]] = {}
+        """By connection."""
+
+    def __len__(self) -> int:
+        """Those that have work to do."""
+        return len(self._ready)
+
+    def add(self, channel: object, reader: Reader) -> None:
+        self._ready[channel] = reader
+
+    def remove(self, connection: object, channel: object) -> None:
+        """A channel of that connection is closed; one that does not read is fine."""
+        self._ready.pop(channel, None)
+        blocked = self._blocked.get(connection, {})
+        if blocked.pop(channel, None) is not None and not blocked:
+            del self._blocked[connection]
+
+    def wake(self, connection: object) -> None:
+        """Its peer takes more again."""
+        self._ready.update(self._blocked.pop(connection, {}))
+
+    def pump(self) -> None:
+        """One turn: those that had none in the last one come first."""
+        steps = STEPS
+        for channel, reader in list(self._ready.items()):
+            if steps <= 0:
+                return
+            left = walls.run(reader.consumer, reader.pump, steps - 1)
+            unfinished = self._ready.pop(channel, None) is not None and left is not None and not reader.finished
+            if unfinished and reader.blocked:
+                self._blocked.setdefault(reader.connection, {})[channel] = reader
+            elif unfinished:
+                self._ready[channel] = reader
+            steps = left or 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import exchange as exchanges
-from kvitto.broker import policies, removal, walls
+from kvitto.broker import hold, policies, removal, walls
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
@@ -403,10 +403,17 @@ class VHost:
         queue_id = secrets.token_hex(16)
         made = self.make_queue(name, queue_id, durable, exclusive, auto_delete, arguments)
         made.owner = owner if exclusive else None
-        if made.log.durable:
-            value = {"id": queue_id, "auto_delete": auto_delete, "arguments": arguments}
-            self.broker.define("queue", (self.name, name), value)
+        self.define_queue(made)
         return made
+
+    def define_queue(self, queue: Queue) -> None:
+        """Write down what a start makes this queue of, if it is durable."""
+        if queue.log.durable:
+            value: dict[str, Any] = {"id": queue.log.queue_id, "auto_delete": queue.auto_delete}
+            value["arguments"] = queue.arguments
+            if queue.hold is not None:
+                value["hold"] = queue.hold.end
+            self.broker.define("queue", (self.name, queue.name), value)
 
     def make_queue(
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
@@ -475,6 +482,7 @@ class VHost:
             queue.owner.queues.pop(queue, None)
         self.broker.parking.forget(queue)
         self.broker.timers.cancel(queue._expiry_due)
+        hold.forget(queue)
         self.broker.timers.cancel(queue._retries_due)
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})

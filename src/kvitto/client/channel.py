@@ -338,6 +338,14 @@ class Channel:
         """Settle everything below offset `end`; the offset below which all is settled now."""
         return self.call(m.LogSettle(queue, group, incarnation, end), m.LogSettleOk).settled
 
+    def log_hold(self, queue: str, group: str, incarnation: str, start: int, end: int) -> m.LogHoldOk:
+        """Hold everything below `end` for the group until it is settled; `count`: how many messages wait in [start, end)."""
+        return self.call(m.LogHold(queue, group, incarnation, start, end), m.LogHoldOk)
+
+    def log_count(self, queue: str, incarnation: str, start: int, end: int) -> m.LogCountOk:
+        """The same answer without holding anything."""
+        return self.call(m.LogCount(queue, incarnation, start, end), m.LogCountOk)
+
     def log_read(self, queue: str, start: int, end: int) -> Batch:
         """The unsettled messages with offsets in [start, end), nothing consumed; delivery tag = offset + 1."""
         batches = list(self.log_batches(queue, start, end, batch_bytes=1 << 30))

@@ -25,8 +25,8 @@ def of_queue(queue: Queue) -> Counts:
 
 
 def depth_of(queue: Queue) -> Counts:
-    """In the order of DEPTHS. What is on its way to a dead-letter queue, or waits for that, is out of reach like what is unacknowledged."""
-    away = queue.unacked + queue.moving + len(queue.parked)
+    """In the order of DEPTHS. What is held, or on its way to a dead-letter queue, or waits for that, counts as unacknowledged."""
+    away = queue.unacked + queue.held + queue.moving + len(queue.parked)
     return queue.ready + away, queue.ready, away
 
 

@@ -36,9 +36,6 @@ def steps(c: Channel) -> Iterator[None]:
             walls.run(consumer.queue, consumer.queue.vhost.consumer_left, consumer.queue)
             if not number % CONSUMERS_PER_PIECE:
                 yield
-    readers = c.connection.hub.broker.readers
-    for reader in [r for r in readers if r.consumer.belongs_to(c)]:
-        del readers[reader]
 
 
 def give_back(c: Channel) -> Iterator[None]:

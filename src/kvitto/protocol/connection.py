@@ -30,6 +30,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import check_size
+from kvitto.broker.hold import leave_group
 from kvitto.broker.jobs import nothing
 from kvitto.broker.removal import delete_queues
 from kvitto.protocol import closing, handshake
@@ -591,6 +592,7 @@ class Connection:
         c.closing = True
         if c.content is not None:
             self._take_content(c)
+        self.hub.broker.readers.remove(self, c)
         self.hub.timeouts.forget(c)
         self.hub.forget_channel(c)
         return closing.steps(c)
@@ -673,6 +675,7 @@ class Connection:
         """Deliveries that had to wait for this socket may go on."""
         if self.output.crowd is not None:
             self.hub.serve_later(self, self.output.crowd)
+        self.hub.broker.readers.wake(self)
         self.hub.schedule()
 
     def writable(self, yes: bool) -> None:
@@ -775,13 +778,6 @@ def unknown_tag(tag: int) -> ChannelError:
 
 def malformed_publish() -> ConnectionError_:
     return ConnectionError_(FRAME_ERROR, "cannot decode basic.publish", 60, 40)
-
-
-def leave_group(queue: Any, holder: object) -> None:
-    """A holder of the group that reads a queue by range is gone; with the last one ordinary consumers may come again."""
-    queue.group_holders = [h for h in queue.group_holders if h is not holder]
-    if not queue.group_holders:
-        queue.group = None
 
 
 __all__ = ["Connection", "Transport", "check", "unknown_tag"]

@@ -17,7 +17,7 @@ from kvitto.protocol.large import LARGE, LargeBody
 from kvitto.protocol.output import LIMIT, Output
 from kvitto.wire import bits, tables
 from kvitto.wire.buf import Buf
-from kvitto.wire.methods import BasicCancel, BasicGetOk
+from kvitto.wire.methods import BasicCancel, BasicGetOk, LogRead
 from kvitto.wire.properties import edit_headers, join, split
 
 if TYPE_CHECKING:
@@ -423,8 +423,14 @@ class RangeConsumer(Consumer):
     def contain(self, error: Exception) -> None:
         self.channel.contain(error)
 
-    def belongs_to(self, channel: object) -> bool:
-        return channel is self.channel
+    def turned_away(self) -> None:
+        out = self.output
+        text = (
+            f"the properties of the next message of queue '{self.queue.name}' do not fit into frames of {out.frame_max} bytes:"
+            " connect with a larger frame_max"
+        )
+        error = ChannelError(PRECONDITION_FAILED, text, LogRead.CLASS_ID, LogRead.METHOD_ID)
+        self.channel.connection.contain_in(self.channel, error)
 
     def credit(self):  # type: ignore[no-untyped-def]
         if self.output.paused or self.channel.closing:
@@ -447,6 +453,8 @@ class RangeConsumer(Consumer):
             body_len = bits.le32(p, e + 8)
             props_len = bits.le32(p, e + 12)
             key_len = bits.le16(p, e + 16)
+            if props_len > out.properties_max:
+                break
             tag = batch.first + i + k + 1
             out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, redelivered, batch.meta.p, m, key_len)
             k += 1

@@ -47,6 +47,7 @@ CAPABILITIES = {
     "per_consumer_qos": True,
     "direct_reply_to": True,
     "kvitto_log": True,
+    "kvitto_log_hold": True,
     "kvitto_stage": True,
     "kvitto_offset_header": True,
 }

@@ -89,7 +89,9 @@ class Hub:
     @property
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
-        return bool(self._yielded or self._crowds or self.broker.late or len(self.broker.jobs))
+        return bool(
+            self._yielded or self._crowds or self.broker.late or len(self.broker.jobs) or len(self.broker.readers)
+        )
 
     def go_on_later(self, connection: Connection) -> None:
         """Its input has used up the budget of this turn."""

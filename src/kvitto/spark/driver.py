@@ -7,17 +7,18 @@ now, messages gone that Spark has yet to read - ends the query, or with failOnDa
 from __future__ import annotations
 
 import logging
+import secrets
 import uuid
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvitto.client import Batch, Channel, ChannelClosed
-from kvitto.spark.errors import DataLossError, SourceError
+from kvitto.spark.errors import DataLossError, SourceError, TakenError
 from kvitto.spark.link import Link, explain
 from kvitto.spark.offsets import Offsets, Position, start_of
 from kvitto.spark.options import EARLIEST, LATEST, Options, Place, from_the_start
 from kvitto.spark.planning import fit_bytes, limit_offsets, parallelism, split
-from kvitto.spark.reading import RangePartition, declared_again
+from kvitto.spark.reading import RangePartition, declared_again, missing
 from kvitto.wire import methods as m
 
 log = logging.getLogger("kvitto.spark")
@@ -34,6 +35,9 @@ class Driver:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.group = ""
+        self._holder = ""
+        """As whom this driver attaches: another one with the same checkpoint is somebody else, and is refused."""
+        self._attached: dict[str, str] = {}
         self.latest: Offsets | None = None
         self._target: dict[str, Position] | None = None
         self._link = Link(options.uri, "kvitto spark driver", self._prepare)
@@ -68,7 +72,7 @@ class Driver:
             most = fit_bytes(most, most_bytes, self._mean_size(begins))
         if most:
             ends = limit_offsets({name: at.next for name, at in begins.items()}, ends, most)
-        return self._moved(begins, ends)
+        return Offsets(self.group, {name: self._planned(name, at, ends[name]) for name, at in begins.items()})
 
     def fix_target(self) -> None:
         """From now on nothing beyond what the queues hold at this moment (Trigger.AvailableNow)."""
@@ -84,7 +88,15 @@ class Driver:
             first = start_of(start.queues.get(name), to)
             if to.next > first and self._named(name) and self._readable(name, first, to, found[name]):
                 ranges.append((name, first, to.next))
-        return self._tasks(ranges, {name: at.incarnation for name, at in end.queues.items()})
+        for name, first, last in ranges:
+            self._hold(name, end.queues[name], first, last)  # whole, before it is counted by the piece
+        tasks = []
+        for name, first, last in self._pieces(ranges):
+            to = end.queues[name]
+            tasks.append(RangePartition(name, to.incarnation, first, last, self._hold(name, to, first, last).count))
+        for name, first, _ in ranges:
+            self._complete(name, end.queues[name], first, sum(task.count for task in tasks if task.queue == name))
+        return tasks
 
     def plan_once(self) -> list[RangePartition]:
         """The tasks of a batch read: from startingOffsets to endingOffsets, as of now; nothing is attached or settled."""
@@ -93,7 +105,17 @@ class Driver:
         for name, at in found.items():
             start = max(_resolve(self.options.starting, name, at), at.first)
             ranges.append((name, start, max(start, min(_resolve(self.options.ending, name, at), at.next))))
-        return self._tasks(ranges, {name: at.incarnation for name, at in found.items()})
+
+        def count(channel: Channel) -> list[RangePartition]:
+            tasks = []
+            for name, first, last in self._pieces(ranges):
+                inc = found[name].incarnation
+                tasks.append(
+                    RangePartition(name, inc, first, last, _ask(channel.log_count, name, inc, first, last).count)
+                )
+            return tasks
+
+        return self._link.call(count, self.options.reconnect_timeout_s)
 
     def settle(self, end: Offsets) -> None:
         """Spark has committed everything before `end`."""
@@ -113,16 +135,32 @@ class Driver:
         if self.group != group:
             self._link.close()  # a channel that is open already is not attached as this group
             self.group = group
+            self._holder = f"{group}#{secrets.token_hex(4)}"
 
     def _prepare(self, channel: Channel) -> None:
         """On each new channel: attach, if this query has a group."""
         if self.group:
             for name in self.options.queues:
-                self._ask(name, lambda name=name: channel.log_attach(name, self.group))  # type: ignore[misc]
+                self._attach(channel, name)
+
+    def _attach(self, channel: Channel, name: str) -> None:
+        try:
+            self._attached[name] = channel.log_attach(name, self._holder).incarnation
+        except ChannelClosed as error:
+            if f"by group '{self.group}#" in error.text:
+                raise TakenError(
+                    f"queue {name!r}: {error}; another driver with the same checkpoint reads it: a checkpoint belongs to one"
+                    " running query, so stop that one first. If its machine is gone, the broker will know after two heartbeats"
+                ) from None
+            raise explain(error, name) from None
 
     def _look(self, timeout_s: float | None = None) -> dict[str, m.LogInspectOk]:
         def look(channel: Channel) -> dict[str, m.LogInspectOk]:
-            return {name: self._ask(name, lambda name=name: channel.log_inspect(name)) for name in self.options.queues}  # type: ignore[misc]
+            found = {name: _ask(channel.log_inspect, name) for name in self.options.queues}
+            for name, at in found.items():
+                if self.group and at.incarnation != self._attached.get(name):  # it was declared again
+                    self._attach(channel, name)
+            return found
 
         return self._link.call(look, self.options.reconnect_timeout_s if timeout_s is None else timeout_s)
 
@@ -132,7 +170,7 @@ class Driver:
 
         def settle(channel: Channel) -> None:
             for name, at in due.items():
-                self._ask(name, lambda name=name, at=at: channel.log_settle(name, self.group, at.incarnation, at.next))  # type: ignore[misc]
+                _ask(channel.log_settle, name, self._holder, at.incarnation, at.next)
 
         if due:
             self._link.call(settle, self.options.reconnect_timeout_s)
@@ -143,9 +181,9 @@ class Driver:
         for name, at in queues.items():
 
             def leave(channel: Channel, name: str = name, at: Position = at) -> None:
-                channel.log_attach(name, self.group)
-                channel.log_settle(name, self.group, at.incarnation, at.next)
-                channel.log_detach(name, self.group)
+                channel.log_attach(name, self._holder)
+                channel.log_settle(name, self._holder, at.incarnation, at.next)
+                channel.log_detach(name, self._holder)
 
             try:
                 self._link.call(leave, self.options.reconnect_timeout_s)
@@ -156,20 +194,10 @@ class Driver:
         """Bytes of a body, by the next messages of each queue."""
 
         def look(channel: Channel) -> list[Batch]:
-            return [
-                self._ask(name, lambda name=name, at=at: channel.log_read(name, at.next, at.next + SAMPLE))  # type: ignore[misc]
-                for name, at in begins.items()
-            ]
+            return [_ask(channel.log_read, name, at.next, at.next + SAMPLE) for name, at in begins.items()]
 
         batches = self._link.call(look, self.options.reconnect_timeout_s)
         return sum(each.bodies.data.n for each in batches) / max(1, sum(each.count for each in batches))
-
-    def _ask(self, queue: str, action: Callable[[], T]) -> T:
-        """A request about one queue; the server's no becomes an error that names it."""
-        try:
-            return action()
-        except ChannelClosed as error:
-            raise explain(error, queue) from None
 
     # --- where to start, where to go on
 
@@ -186,7 +214,30 @@ class Driver:
                 " choose one of those, or earliest"
             )
             place = min(max(place, at.first), at.next)
+        if at.first < place < at.next:  # nothing may wait there
+
+            def count(channel: Channel) -> m.LogCountOk:
+                return _ask(channel.log_count, name, at.incarnation, place, place)
+
+            place = self._link.call(count, self.options.reconnect_timeout_s).end
         return Position(at.incarnation, place, place)
+
+    def _hold(self, name: str, at: Position, first: int, last: int) -> m.LogHoldOk:
+        """Have the broker keep what waits below `last`, and count what does from `first` on."""
+
+        def hold(channel: Channel) -> m.LogHoldOk:
+            return _ask(channel.log_hold, name, self._holder, at.incarnation, first, last)
+
+        return self._link.call(hold, self.options.reconnect_timeout_s)
+
+    def _planned(self, name: str, begin: Position, end: int) -> Position:
+        """The end of a batch that is to go up to `end`. A message waits where each batch begins, so none may be missing there."""
+        if end <= begin.next:
+            return begin
+        held = self._hold(name, begin, begin.next, end)
+        if held.first > begin.next:
+            self._lost(gone(name, begin.next, held.first))
+        return Position(begin.incarnation, begin.begin, max(end, held.end), held.count)
 
     def _continue(self, name: str, start: Position | None, at: m.LogInspectOk) -> Position:
         """From where the next batch of a queue reads; that of `start`, unless data was lost."""
@@ -196,10 +247,7 @@ class Driver:
             self._lost(str(declared_again(name, start.incarnation, at.incarnation)))
             return Position(at.incarnation, at.first, at.first)
         if at.first > start.next:
-            self._lost(
-                f"queue {name!r}: messages {start.next} to {at.first} are gone before they were read: expired, purged, or"
-                " dropped by a length limit. Read faster or allow the queue more, or set failOnDataLoss = false"
-            )
+            self._lost(gone(name, start.next, at.first))
             return Position(at.incarnation, start.begin, at.first)
         if at.next < start.next:
             self._lost(
@@ -219,12 +267,17 @@ class Driver:
         if to.incarnation != at.incarnation:
             self._lost(str(declared_again(name, to.incarnation, at.incarnation)))
             return False
-        if at.first > first or at.next < to.next:
+        if at.next < to.next or (to.count is None and at.first > first):
             self._lost(
                 f"queue {name!r} holds offsets {at.first} to {at.next}, but the batch is {first} to {to.next}: messages"
                 " expired, were purged, or the checkpoint is older than the queue. Set failOnDataLoss = false to go on without them"
             )
         return True
+
+    def _complete(self, name: str, to: Position, first: int, count: int) -> None:
+        """Whether all messages of a batch are there."""
+        if to.count is not None and count < to.count:
+            self._lost(missing(name, first, to.next, count, to.count))
 
     def _lost(self, text: str) -> None:
         if self.options.fail_on_data_loss:
@@ -241,9 +294,16 @@ class Driver:
         queues = {name: Position(at.incarnation, at.begin, ends[name]) for name, at in begins.items()}
         return Offsets(self.group, queues)
 
-    def _tasks(self, ranges: list[tuple[str, int, int]], incarnations: dict[str, str]) -> list[RangePartition]:
-        pieces = split(ranges, *parallelism(self.options.min_partitions))
-        return [RangePartition(name, incarnations[name], first, last) for name, first, last in pieces]
+    def _pieces(self, ranges: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+        return split(ranges, *parallelism(self.options.min_partitions))
+
+
+def gone(queue: str, first: int, last: int) -> str:
+    """What is wrong with a queue whose lowest message is not the one that the next batch begins with."""
+    return (
+        f"queue {queue!r}: messages {first} to {last} are gone before they were read: expired, purged, or dropped by a length"
+        " limit. Read faster or allow the queue more, or set failOnDataLoss = false"
+    )
 
 
 def not_named(name: str) -> str:
@@ -257,3 +317,11 @@ def not_named(name: str) -> str:
 def _resolve(place: Place, name: str, at: m.LogInspectOk) -> int:
     offset = place[name] if isinstance(place, dict) else place
     return {EARLIEST: at.first, LATEST: at.next}.get(offset, offset)
+
+
+def _ask(request: Callable[..., T], queue: str, *arguments: object) -> T:
+    """A request about one queue; the server's no becomes an error that names it."""
+    try:
+        return request(queue, *arguments)
+    except ChannelClosed as error:
+        raise explain(error, queue) from None

@@ -84,6 +84,12 @@ class Link:
                     f"{connection.address}: {product} cannot be read by range of offsets, only Kvitto can; leave option"
                     " readMode out (auto), or set it to stream for a stream and to staged for any other queue"
                 )
+            if self.by_range and not has_holds(connection):
+                self.close()
+                raise SourceError(
+                    f"{connection.address}: this Kvitto is older than its Spark source and cannot hold what a query has"
+                    " planned to read: update the broker first"
+                )
         if self._channel is None or self._channel.closed is not None:
             self._channel = None
             channel = connection.channel()
@@ -118,6 +124,12 @@ def has_ranges(connection: Connection) -> bool:
     """Whether the server says that it has class `log`."""
     capabilities = connection.server_properties.get("capabilities")
     return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_log"))
+
+
+def has_holds(connection: Connection) -> bool:
+    """Whether the server says that its class `log` can hold a range."""
+    capabilities = connection.server_properties.get("capabilities")
+    return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_log_hold"))
 
 
 def ack_timed_out(error: ChannelClosed) -> bool:

@@ -1,7 +1,7 @@
 """How far a query has read: what stands in Spark's offset log, as JSON with one order of keys.
 
     {"v": 1, "mode": "range", "group": "spark-1f...", "flush": 0,
-     "queues": {"/:orders": {"inc": "9f3c...", "begin": 0, "next": 12345}}}
+     "queues": {"/:orders": {"inc": "9f3c...", "begin": 0, "next": 12345, "count": 1000}}}
 
 What `inc` and the numbers are depends on the read mode, and a checkpoint belongs to one mode for ever:
 
@@ -12,7 +12,8 @@ What `inc` and the numbers are depends on the read mode, and a checkpoint belong
 
 Spark compares offsets as strings, so the same place must always give the same text. `begin` is where the query
 started: Spark logs only the end of its first batch and asks again for the start after a crash, and by then `latest`
-would be another place. `group` is in it for the same reason: it makes a restarted query the same reader again.
+would be another place. `count`, in mode range, is how many messages the batch that ends there has: what is read is compared
+with it. `group` is in it for the same reason: it makes a restarted query the same reader again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ class Position:
     incarnation: str
     begin: int
     next: int
+    count: int | None = None
+    """Messages of the batch that ends here; None where nothing was read, or nobody counts."""
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {"inc": self.incarnation, "begin": self.begin, "next": self.next}
+        return value if self.count is None else {**value, "count": self.count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +54,7 @@ class Offsets:
 
     def to_json(self, vhost: str) -> dict[str, Any]:
         """The form that Spark keeps."""
-        queues = {
-            f"{vhost}:{name}": {"inc": at.incarnation, "begin": at.begin, "next": at.next}
-            for name, at in sorted(self.queues.items())
-        }
+        queues = {f"{vhost}:{name}": at.to_json() for name, at in sorted(self.queues.items())}
         value = {"v": VERSION, "mode": self.mode, "group": self.group, "flush": 0, "queues": queues}
         if self.waiting is not None:
             value["waiting"] = {f"{vhost}:{name}": count for name, count in sorted(self.waiting.items())}
@@ -72,7 +76,7 @@ class Offsets:
                     f"this checkpoint is of queue {key!r}, but option uri leads to virtual host {vhost!r}:"
                     " use that virtual host, or a new checkpoint"
                 )
-            queues[key[len(vhost) + 1 :]] = Position(at["inc"], at["begin"], at["next"])
+            queues[key[len(vhost) + 1 :]] = Position(at["inc"], at["begin"], at["next"], at.get("count"))
         return cls(value["group"], queues, mode)
 
 

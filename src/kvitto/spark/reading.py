@@ -36,14 +36,15 @@ def worker_link(options: Options, *, by_range: bool) -> Link:
 
 
 class RangePartition(InputPartition):
-    """One task's work: offsets [start, end) of one incarnation of a queue."""
+    """One task's work: offsets [start, end) of one incarnation of a queue, in which `count` messages wait."""
 
-    def __init__(self, queue: str, incarnation: str, start: int, end: int) -> None:
+    def __init__(self, queue: str, incarnation: str, start: int, end: int, count: int) -> None:
         super().__init__(None)
         self.queue = queue
         self.incarnation = incarnation
         self.start = start
         self.end = end
+        self.count = count
 
     def __repr__(self) -> str:
         return f"offsets {self.start} to {self.end} of queue {self.queue!r}"
@@ -79,7 +80,7 @@ def read_range(options: Options, schema: StructType, part: RangePartition) -> It
     columns = arrow_schema(schema)
     patience = Patience(options.reconnect_timeout_s)
     link = worker_link(options, by_range=True)
-    position = part.start
+    position, count = part.start, 0
     whole = False
     try:
         while position < part.end:
@@ -90,11 +91,14 @@ def read_range(options: Options, schema: StructType, part: RangePartition) -> It
                     patience.progress()
                     yield from to_arrow(batch, part.queue, columns)
                     position = after
+                    count += batch.count
             except ChannelClosed as error:
                 raise explain(error, part.queue) from None
             except (ConnectFailed, *LOST) as error:
                 link.close()
                 patience.wait(error)
+        if count < part.count and options.fail_on_data_loss:
+            raise DataLossError(missing(part.queue, part.start, part.end, count, part.count))
         whole = True
     finally:
         if not whole:  # Spark wants no more (limit), or failed: what is under way is not for the next task
@@ -127,6 +131,15 @@ def _still_there(channel: Channel, part: RangePartition, strict: bool) -> bool:
     if incarnation != part.incarnation and strict:
         raise declared_again(part.queue, part.incarnation, incarnation)
     return incarnation == part.incarnation
+
+
+def missing(queue: str, first: int, last: int, count: int, planned: int) -> str:
+    """What is wrong with a batch that has fewer messages than were there when it was planned."""
+    return (
+        f"queue {queue!r}: of the {planned} messages that were planned to be read from offsets {first} to {last}, {planned - count}"
+        " are gone: the queue was purged, somebody else consumed them while the query was stopped, or the broker's disk is"
+        " damaged (its log says so). Start with a new checkpoint, or set failOnDataLoss = false to go on without them"
+    )
 
 
 def declared_again(queue: str, before: str, now: str) -> DataLossError:

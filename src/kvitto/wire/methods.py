@@ -85,8 +85,12 @@ __all__ = [
     "ExchangeUnbindOk",
     "LogAttach",
     "LogAttachOk",
+    "LogCount",
+    "LogCountOk",
     "LogDetach",
     "LogDetachOk",
+    "LogHold",
+    "LogHoldOk",
     "LogInspect",
     "LogInspectOk",
     "LogRead",
@@ -2186,6 +2190,135 @@ class LogInspectOk(Method):
         first, next, settled = _QQQ.unpack_from(data, at)
         at += 24
         return cls(incarnation, first, next, settled), at
+
+
+@register
+class LogHold(Method):
+    __slots__ = ("queue", "group", "incarnation", "start", "end")
+    CLASS_ID = 19286
+    METHOD_ID = 60
+    NAME = "log.hold"
+
+    def __init__(
+        self,
+        queue: str = "",
+        group: str = "",
+        incarnation: str = "",
+        start: int = 0,
+        end: int = 0,
+    ) -> None:
+        self.queue = queue
+        self.group = group
+        self.incarnation = incarnation
+        self.start = start
+        self.end = end
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (
+                b"KV\x00<",
+                encode_shortstr(self.queue),
+                encode_shortstr(self.group),
+                encode_shortstr(self.incarnation),
+                _QQ.pack(self.start, self.end),
+            )
+        )
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["LogHold", int]:
+        queue, at = read_shortstr(data, at)
+        group, at = read_shortstr(data, at)
+        incarnation, at = read_shortstr(data, at)
+        start, end = _QQ.unpack_from(data, at)
+        at += 16
+        return cls(queue, group, incarnation, start, end), at
+
+
+@register
+class LogHoldOk(Method):
+    __slots__ = ("first", "end", "count")
+    CLASS_ID = 19286
+    METHOD_ID = 61
+    NAME = "log.hold-ok"
+
+    def __init__(
+        self,
+        first: int = 0,
+        end: int = 0,
+        count: int = 0,
+    ) -> None:
+        self.first = first
+        self.end = end
+        self.count = count
+
+    def encode(self) -> bytes:
+        return b"".join((b"KV\x00=", _QQQ.pack(self.first, self.end, self.count)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["LogHoldOk", int]:
+        first, end, count = _QQQ.unpack_from(data, at)
+        at += 24
+        return cls(first, end, count), at
+
+
+@register
+class LogCount(Method):
+    __slots__ = ("queue", "incarnation", "start", "end")
+    CLASS_ID = 19286
+    METHOD_ID = 70
+    NAME = "log.count"
+
+    def __init__(
+        self,
+        queue: str = "",
+        incarnation: str = "",
+        start: int = 0,
+        end: int = 0,
+    ) -> None:
+        self.queue = queue
+        self.incarnation = incarnation
+        self.start = start
+        self.end = end
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (b"KV\x00F", encode_shortstr(self.queue), encode_shortstr(self.incarnation), _QQ.pack(self.start, self.end))
+        )
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["LogCount", int]:
+        queue, at = read_shortstr(data, at)
+        incarnation, at = read_shortstr(data, at)
+        start, end = _QQ.unpack_from(data, at)
+        at += 16
+        return cls(queue, incarnation, start, end), at
+
+
+@register
+class LogCountOk(Method):
+    __slots__ = ("first", "end", "count")
+    CLASS_ID = 19286
+    METHOD_ID = 71
+    NAME = "log.count-ok"
+
+    def __init__(
+        self,
+        first: int = 0,
+        end: int = 0,
+        count: int = 0,
+    ) -> None:
+        self.first = first
+        self.end = end
+        self.count = count
+
+    def encode(self) -> bytes:
+        return b"".join((b"KV\x00G", _QQQ.pack(self.first, self.end, self.count)))
+
+    @classmethod
+    def parse(cls, data: bytes, at: int) -> tuple["LogCountOk", int]:
+        first, end, count = _QQQ.unpack_from(data, at)
+        at += 24
+        return cls(first, end, count), at
 
 
 @register

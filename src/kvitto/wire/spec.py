@@ -108,6 +108,10 @@ METHOD_TABLE = """
     41 detach-ok:
     50 inspect: queue/str
     51 inspect-ok: incarnation/str first/longlong next/longlong settled/longlong
+    60 hold: queue/str group/str incarnation/str start/longlong end/longlong
+    61 hold-ok: first/longlong end/longlong count/longlong
+    70 count: queue/str incarnation/str start/longlong end/longlong
+    71 count-ok: first/longlong end/longlong count/longlong
 19287 stage
     10 open: writer/str batch/longlong task/str
     11 open-ok: last/longlong

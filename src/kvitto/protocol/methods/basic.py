@@ -17,6 +17,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.hold import release
 from kvitto.broker.jobs import nothing
 from kvitto.broker.stream import Stream
 from kvitto.protocol.channel import ACK, MORE, REJECT, RETRY, UNKNOWN
@@ -138,9 +139,11 @@ def _check_exclusive(queue: Queue, exclusive: bool) -> None:
 
 
 def _check_group(queue: Queue) -> None:
+    """A queue that is read by range has no other consumers; whoever comes when it is not any more gets what was held, too."""
     if queue.group is not None:
         thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
         raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
+    release(queue)
 
 
 def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str) -> None:

@@ -6,14 +6,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
-from kvitto.broker import walls
+from kvitto.broker import waiting, walls
+from kvitto.broker.hold import hold as hold_below
+from kvitto.broker.hold import join_group, leave_group, release
 from kvitto.broker.reader import Reader
 from kvitto.protocol.delivery import RangeConsumer
 from kvitto.wire.methods import (
     LogAttach,
     LogAttachOk,
+    LogCount,
+    LogCountOk,
     LogDetach,
     LogDetachOk,
+    LogHold,
+    LogHoldOk,
     LogInspect,
     LogInspectOk,
     LogRead,
@@ -39,12 +45,8 @@ def _position(queue: Queue) -> tuple[str, int, int, int]:
 
     No offset from `durable_end` on is told: after a crash it may be another message's, and a reader would settle that unread.
     """
-    end = queue.log.durable_end
-    first = queue.requeued.lowest() if queue.requeued_ready else queue.cursor
-    if len(queue.delays):
-        first = min(first, queue.delays.lowest)
-    first = min(first, end)
-    return queue.log.queue_id, first, end, first
+    first = waiting.lowest(queue)
+    return queue.log.queue_id, first, queue.log.durable_end, first
 
 
 def _refuse_stream(queue: Queue, why: str) -> None:
@@ -65,19 +67,17 @@ def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
     if queue.group is not None and queue.group != m.group:
         raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
     queue.end_delays()
-    queue.group = m.group
-    if conn not in queue.group_holders:
-        queue.group_holders.append(conn)
-        conn.groups[queue] = None
+    join_group(queue, m.group, conn)
+    conn.groups[queue] = None
     conn.send(chan.number, LogAttachOk(*_position(queue)))
 
 
 def detach(conn: Connection, chan: Channel, m: LogDetach) -> None:
-    from kvitto.protocol.connection import leave_group
-
     queue = _queue(conn, m.queue)
     if queue.group == m.group:
         leave_group(queue, conn)
+        if not queue.group_holders:
+            release(queue)
     conn.send(chan.number, LogDetachOk())
 
 
@@ -102,22 +102,51 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
             raise walls.out_of_service(queue)
         conn.send(chan.number, LogReadOk(m.consumer_tag, reader.position, reader.count))
 
-    reader = Reader(queue, consumer, m.start, m.end, done)
-    conn.hub.broker.readers[reader] = None
+    reader = Reader(queue, consumer, m.start, m.end, done, conn)
+    conn.hub.broker.readers.add(chan, reader)
 
 
 def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
     queue = _queue(conn, m.queue)
-    thing = f"queue '{queue.name}' in vhost '{conn.vhost.name}'"
     _refuse_stream(queue, "its messages leave by retention, nothing in it is settled")
-    if queue.group != m.group:
-        raise ChannelError(ACCESS_REFUSED, f"group '{m.group}' is not attached to {thing}")
-    if m.incarnation and m.incarnation != queue.log.queue_id:
-        raise ChannelError(
-            PRECONDITION_FAILED, f"{thing} was deleted and declared again: incarnation is {queue.log.queue_id}"
-        )
+    _check_attached(queue, m.group)
+    _check_incarnation(queue, m.incarnation)
     walls.within(queue, queue.settle_until, m.end)
     conn.send(chan.number, LogSettleOk(_position(queue)[3]))
+
+
+def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
+    queue = _queue(conn, m.queue)
+    _refuse_stream(queue, "its messages leave by retention, nothing in it is held")
+    _check_attached(queue, m.group)
+    _check_incarnation(queue, m.incarnation)
+    walls.within(queue, hold_below, queue, m.end)
+    conn.send(chan.number, LogHoldOk(*_counted(queue, m.start, m.end)))
+
+
+def count(conn: Connection, chan: Channel, m: LogCount) -> None:
+    queue = _queue(conn, m.queue)
+    _check_incarnation(queue, m.incarnation)
+    conn.send(chan.number, LogCountOk(*_counted(queue, m.start, m.end)))
+
+
+def _counted(queue: Queue, start: int, end: int) -> tuple[int, int, int]:
+    """(first, end, count): the lowest offset that waits, `end` moved up to the next one that does, and how many do in [start, end)."""
+    end = min(end, queue.log.durable_end)
+    return waiting.lowest(queue), waiting.next_from(queue, end), waiting.count(queue, start, end)
+
+
+def _check_attached(queue: Queue, group: str) -> None:
+    if queue.group != group:
+        thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+        raise ChannelError(ACCESS_REFUSED, f"group '{group}' is not attached to {thing}")
+
+
+def _check_incarnation(queue: Queue, incarnation: str) -> None:
+    if incarnation and incarnation != queue.log.queue_id:
+        thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+        text = f"{thing} was deleted and declared again: incarnation is {queue.log.queue_id}"
+        raise ChannelError(PRECONDITION_FAILED, text)
 
 
 HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
@@ -126,4 +155,6 @@ HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {
     LogInspect: inspect,
     LogRead: read,
     LogSettle: settle,
+    LogHold: hold,
+    LogCount: count,
 }

@@ -1,0 +1,171 @@
+"""What the group that reads a queue by range has planned to read: out of reach until it is settled (docs/adr/0017).
+
+Held messages are neither ready nor unacked: they do not expire, are not dropped, and go to no consumer. They lie below the
+queue's cursor. `end` is in the queue's definition, so a restart takes the hold up again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kvitto.broker.ranges import RangeSet
+from kvitto.store.settlements import DROPPED, RANGE_SETTLED
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+
+log = logging.getLogger("kvitto.broker")
+
+HOLD_MS = 86_400_000
+"""A group that has gone may come back for what it has planned: the messages are held for it so long."""
+
+
+class Hold:
+    """`fresh`: nobody had them; `again`: they had been delivered before, or are sorted by priority."""
+
+    def __init__(self, queue: Queue, end: int = 0) -> None:
+        self.queue = queue
+        self.end = end
+        self.fresh = RangeSet()
+        self.again = RangeSet()
+        self.bytes = 0
+
+    @property
+    def count(self) -> int:
+        return self.fresh.count + self.again.count
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self.fresh or offset in self.again
+
+    def lowest(self) -> int:
+        return min(runs.lowest() for runs in (self.fresh, self.again) if runs.count)
+
+    def mark(self, cursor: int) -> int:
+        """The delivered mark of a queue with that cursor: in front of what nobody had, if that goes up to the cursor."""
+        if self.fresh.count and self.fresh.lowest() + self.fresh.count == cursor:
+            return self.fresh.lowest()
+        return cursor
+
+    def take(self, end: int) -> None:
+        """Hold every ready message below `end`."""
+        queue = self.queue
+        if queue.ranked:
+            queue.admit()
+        before = queue.ready_bytes
+        queue.take_bytes_below(end)
+        for start, n in queue.requeued.remove_below(end):
+            self.again.add(start, n)
+            queue.ready -= n
+        queue.requeued_ready = queue.requeued.count > 0
+        if end > queue.cursor:
+            self.fresh.add(queue.cursor, end - queue.cursor)
+            queue.ready -= end - queue.cursor
+            queue.cursor = end
+        if not queue.ready:
+            queue.ready_bytes = 0
+        self.bytes += before - queue.ready_bytes
+        self.end = max(self.end, end)
+        queue.mark_dirty()
+
+    def settle_below(self, end: int, outcome: int = RANGE_SETTLED) -> int:
+        """Settle what is held below `end`; return how many messages that were."""
+        total, gone = self.count, 0
+        for runs, deliveries in ((self.fresh, 0), (self.again, 0 if self.queue.ranked else 1)):
+            for start, n in runs.remove_below(end):
+                self.queue.settle(start, n, outcome, deliveries)
+                gone += n
+        self.bytes -= self.bytes * gone // max(total, 1)
+        return gone
+
+    def lose(self, start: int, count: int) -> None:
+        """These cannot be read any more: the disk is damaged."""
+        for runs in (self.fresh, self.again):
+            for offset, n in runs.remove(start, count):
+                self.queue.settle(offset, n, DROPPED)
+
+    def release(self) -> None:
+        """Everything goes back to its place, flagged: the group may have read it."""
+        queue = self.queue
+        for runs in (self.fresh, self.again):
+            for start, n in runs:
+                if queue.max_bytes >= 0:
+                    size = queue.log.body_bytes(start, n)
+                else:
+                    size = self.bytes * n // max(self.count, 1)
+                queue.requeued.add(start, n)
+                queue.ready += n
+                queue.ready_bytes += size
+        queue.requeued_ready = queue.requeued.count > 0
+        self.fresh.clear()
+        self.again.clear()
+
+
+def hold(queue: Queue, end: int) -> None:
+    """Hold what waits below `end`, for good: the answer to whoever asked waits for the definitions."""
+    end = min(end, queue.log.durable_end)
+    if queue.hold is None:
+        queue.hold = Hold(queue)
+    before = queue.hold.end
+    queue.hold.take(end)
+    if queue.hold.end > before:
+        queue.vhost.define_queue(queue)
+    drop_if_empty(queue)
+
+
+def restore(queue: Queue) -> None:
+    """At the start, when the journal has settled what it had to and nothing has expired yet."""
+    if queue.hold is not None:
+        queue.hold.take(min(queue.hold.end, queue.next))
+        drop_if_empty(queue)
+        wait_for_group(queue)
+
+
+def drop_if_empty(queue: Queue) -> None:
+    """Nothing is held any more. The number in the definition may stay: below it nothing waits."""
+    if queue.hold is not None and not queue.hold.count:
+        queue.hold = None
+
+
+def release(queue: Queue) -> None:
+    """Nobody reads this queue by range any more: consumers may have what was held."""
+    queue.broker.timers.cancel(_lapse, queue)
+    if queue.hold is not None:
+        queue.hold.release()
+        queue.hold = None
+        queue.vhost.define_queue(queue)
+        queue.mark_dirty()
+
+
+def join_group(queue: Queue, group: str, holder: object) -> None:
+    """Who reads this queue by range; it finds what was held before it came."""
+    queue.broker.timers.cancel(_lapse, queue)
+    queue.group = group
+    if holder not in queue.group_holders:
+        queue.group_holders.append(holder)
+
+
+def leave_group(queue: Queue, holder: object) -> None:
+    """A holder is gone; with the last one ordinary consumers may come again, and what is held waits for the group."""
+    queue.group_holders = [h for h in queue.group_holders if h is not holder]
+    if not queue.group_holders:
+        queue.group = None
+        queue.used_ms = queue.broker.timers.now_ms
+        wait_for_group(queue)
+
+
+def wait_for_group(queue: Queue) -> None:
+    if queue.hold is not None and not queue.deleted:
+        queue.broker.timers.after(HOLD_MS, _lapse, queue)
+
+
+def forget(queue: Queue) -> None:
+    """The queue is deleted."""
+    queue.broker.timers.cancel(_lapse, queue)
+    queue.hold = None
+
+
+def _lapse(queue: Queue) -> None:
+    if queue.group is None and not queue.deleted:
+        log.info("queue %r: nobody has come back to read what was held for a group", queue.name)
+        release(queue)

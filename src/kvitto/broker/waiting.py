@@ -1,0 +1,63 @@
+"""Which messages of a queue wait, by offset, whatever the order in which they would be delivered.
+
+A message waits if it is ready, held for the group that reads the queue by range, or due to be tried again later. What is unacked,
+on its way to a dead-letter queue or parked does not. Nothing here walks offsets: the cost is by the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvitto.broker.ranges import RangeSet
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+
+
+def lowest(queue: Queue) -> int:
+    """The lowest offset that waits, or the end of what is durable if that is lower."""
+    found = [queue.cursor]
+    if queue.requeued_ready:
+        found.append(queue.requeued.lowest())
+    if len(queue.delays):
+        found.append(queue.delays.lowest)
+    if queue.hold is not None and queue.hold.count:
+        found.append(queue.hold.lowest())
+    return min(*found, queue.log.durable_end)
+
+
+def run_from(queue: Queue, offset: int) -> tuple[int, int, bool] | None:
+    """(start, end, delivered before) of the first run of waiting messages at or above `offset`; delayed ones are left out."""
+    best = (max(queue.cursor, offset), queue.next, False) if queue.next > max(queue.cursor, offset) else None
+    for runs, delivered in _sets(queue):
+        for start, count in runs.after(offset):
+            if best is None or start < best[0]:
+                best = (max(start, offset), start + count, delivered)
+            break
+    return best
+
+
+def next_from(queue: Queue, offset: int) -> int:
+    """The lowest offset from `offset` on that waits; the end of what is durable if none does."""
+    if len(queue.delays):
+        return offset  # they are in no order, and nobody who plans a batch meets any
+    found = run_from(queue, offset)
+    return queue.log.durable_end if found is None else min(found[0], queue.log.durable_end)
+
+
+def count(queue: Queue, start: int, end: int) -> int:
+    """How many messages wait in [start, end)."""
+    total = max(0, min(end, queue.next) - max(start, queue.cursor))
+    for runs, _ in _sets(queue):
+        for first, n in runs.after(start):
+            if first >= end:
+                break
+            total += min(first + n, end) - max(first, start)
+    return total + sum(1 for offset in queue.delays if start <= offset < end)
+
+
+def _sets(queue: Queue) -> list[tuple[RangeSet, bool]]:
+    found = [(queue.requeued, True)]
+    if queue.hold is not None:
+        found += [(queue.hold.fresh, False), (queue.hold.again, True)]
+    return found

@@ -1,0 +1,282 @@
+"""Class `log`: what a group has planned to read is held in its queue until it is settled (docs/adr/0017)."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvitto.broker.hold import HOLD_MS
+from kvitto.wire import methods as m
+from kvitto.wire.methods import Method, decode, frame
+from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
+from tests.protocol.sansio import House, Wire
+
+
+def publish(wire: Wire, *bodies: bytes, queue: str = "q") -> None:
+    for body in bodies:
+        wire.feed(
+            frame(FRAME_METHOD, 1, m.BasicPublish("", queue).encode())
+            + frame(FRAME_HEADER, 1, b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + b"\x10\0\x02")
+            + frame(FRAME_BODY, 1, body)
+        )
+    wire.house.settle()
+
+
+def ask(wire: Wire, *methods: Method) -> Method:
+    """The last answer."""
+    wire.put(1, *methods)
+    wire.house.settle()
+    return wire.methods()[-1]
+
+
+def opened(house: House, count: int = 10, **arguments: Any) -> Wire:
+    """A queue with messages m0, m1, ..., and the driver of a query that is attached to it."""
+    wire = house.wire()
+    ask(wire, m.ConfirmSelect(), m.QueueDeclare("dead", durable=True))
+    ask(wire, m.QueueDeclare("q", durable=True, arguments=arguments))
+    publish(wire, *(b"m%d" % n for n in range(count)))
+    ask(wire, m.LogAttach("q", "spark"))
+    return wire
+
+
+def hold(wire: Wire, start: int, end: int) -> m.LogHoldOk:
+    answer = ask(wire, m.LogHold("q", "spark", "", start, end))
+    assert isinstance(answer, m.LogHoldOk), answer
+    return answer
+
+
+def read(wire: Wire, start: int, end: int) -> list[tuple[bytes, bool]]:
+    """(body, redelivered) of the messages of a range."""
+    wire.frames()
+    wire.put(1, m.LogRead("q", "r", start, end))
+    wire.house.settle()
+    found: list[tuple[bytes, bool]] = []
+    last: m.BasicDeliver | None = None
+    for kind, _, payload in wire.frames():
+        if kind == FRAME_METHOD:
+            method = decode(payload)
+            last = method if isinstance(method, m.BasicDeliver) else None
+        elif kind == FRAME_BODY and last is not None:
+            found.append((payload, last.redelivered))
+    return found
+
+
+def bodies(wire: Wire, start: int, end: int) -> list[bytes]:
+    return [body for body, _ in read(wire, start, end)]
+
+
+def ready(wire: Wire, queue: str = "q") -> int:
+    answer = ask(wire, m.QueueDeclare(queue, passive=True))
+    assert isinstance(answer, m.QueueDeclareOk), answer
+    return answer.message_count
+
+
+def wait(house: House, seconds: float) -> None:
+    house.clock.advance(seconds)
+    house.broker.tick()
+    house.settle()
+
+
+def restarted(house: House, end: str) -> House:
+    """A broker on what the end of this one left on the disk."""
+    disk = house.disk
+    if end == "ended in order":
+        house.broker.finish()
+        house.store.shut()
+    else:
+        disk = disk.kill() if end == "killed" else disk.crash(Random(1))
+    house.clock.advance(3600)
+    house = House(disk, house.clock)
+    house.settle()
+    return house
+
+
+DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+FIRST = [b"m0", b"m1", b"m2", b"m3", b"m4"]
+
+
+def test_held_messages_do_not_expire_and_those_behind_them_do() -> None:
+    house = House()
+    wire = opened(house, **DEAD, **{"x-message-ttl": 1000})
+    assert hold(wire, 0, 5).count == 5
+    wait(house, 60)
+    assert bodies(wire, 0, 10) == FIRST
+    assert ready(wire, "dead") == 5
+    ask(wire, m.LogSettle("q", "spark", "", 5))
+    wait(house, 60)
+    assert ready(wire, "dead") == 5, "what was read and settled is no dead letter"
+
+
+@pytest.mark.parametrize("limit", [{"x-max-length": 3}, {"x-max-length-bytes": 6}])
+def test_held_messages_are_not_dropped_and_do_not_count_for_a_limit(limit: dict[str, int]) -> None:
+    house = House()
+    wire = opened(house, 3, **limit)
+    hold(wire, 0, 2)
+    publish(wire, b"m3", b"m4", b"m5")
+    assert bodies(wire, 0, 9) == [b"m0", b"m1", b"m3", b"m4", b"m5"]
+    ask(wire, m.LogSettle("q", "spark", "", 2))
+    assert bodies(wire, 0, 9) == [b"m3", b"m4", b"m5"]
+
+
+def test_a_purge_takes_what_is_held_and_a_count_tells() -> None:
+    wire = opened(House())
+    assert hold(wire, 0, 5).count == 5
+    purged = ask(wire, m.QueuePurge("q"))
+    assert isinstance(purged, m.QueuePurgeOk)
+    assert purged.message_count == 10
+    again = hold(wire, 0, 5)
+    assert (again.first, again.count) == (10, 0)
+    assert bodies(wire, 0, 10) == []
+
+
+def test_a_hold_ends_where_the_next_message_waits() -> None:
+    """So that a message that is missing at the start of the next batch is a loss for sure."""
+    house = House()
+    wire = house.wire()
+    ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True))
+    publish(wire, *(b"m%d" % n for n in range(10)))
+    ask(wire, m.BasicQos(0, 10, False), m.BasicConsume("q", "c"))
+    for tag in (4, 5, 6):
+        wire.put(1, m.BasicAck(tag))
+    ask(wire, m.ChannelClose(200, ""))
+    ask(wire, m.ChannelOpen())
+    ask(wire, m.LogAttach("q", "spark"))
+    held = hold(wire, 0, 3)
+    assert (held.first, held.end, held.count) == (0, 6, 3)
+    assert hold(wire, 0, 8).count == 5
+    assert hold(wire, 0, 100).end == 10
+    counted = ask(wire, m.LogCount("q", "", 2, 7))
+    assert isinstance(counted, m.LogCountOk)
+    assert (counted.first, counted.count) == (0, 2)
+
+
+def test_held_messages_are_counted_as_unacknowledged() -> None:
+    house = House()
+    wire = opened(house)
+    hold(wire, 0, 4)
+    queue = house.broker.vhosts["/"].queues["q"]
+    assert (queue.ready, queue.held, queue.messages) == (6, 4, 10)
+    refused = ask(wire, m.QueueDelete("q", if_empty=True))
+    assert isinstance(refused, m.ChannelClose)
+
+
+@pytest.mark.parametrize("end", ["power cut", "killed", "ended in order"])
+def test_a_restart_between_plan_and_read_keeps_what_is_held(end: str) -> None:
+    house = House()
+    wire = opened(house, **DEAD, **{"x-message-ttl": 1000})
+    hold(wire, 0, 5)
+    before = read(wire, 0, 5)
+    house = restarted(house, end)
+    wait(house, 3600)
+    wire = house.wire()
+    ask(wire, m.LogAttach("q", "spark"))
+    assert hold(wire, 0, 5).count == 5
+    assert read(wire, 0, 5) == before
+    assert ready(wire, "dead") == 5
+
+
+def test_a_group_that_comes_back_finds_its_hold() -> None:
+    """Also under another name: a query's driver has one of its own each time it starts."""
+    house = House()
+    wire = opened(house, **DEAD, **{"x-message-ttl": 1000})
+    hold(wire, 0, 5)
+    wire.connection.lost()
+    wait(house, 3600)
+    wire = house.wire()
+    ask(wire, m.LogAttach("q", "spark again"))
+    assert bodies(wire, 0, 10) == FIRST
+
+
+def test_what_is_held_for_a_group_that_never_comes_back_is_released_after_a_day() -> None:
+    house = House()
+    wire = opened(house)
+    hold(wire, 0, 5)
+    wire.connection.lost()
+    wire = house.wire()
+    wait(house, HOLD_MS / 1000 - 60)
+    assert ready(wire) == 5
+    wait(house, 120)
+    assert ready(wire) == 10
+    assert house.broker.vhosts["/"].queues["q"].hold is None
+    assert not len(house.broker.timers)
+
+
+@pytest.mark.parametrize("how", ["detach", "consume", "get"])
+def test_an_abandoned_hold_is_released_at_its_place_and_flagged(how: str) -> None:
+    house = House()
+    wire = opened(house)
+    hold(wire, 0, 5)
+    if how == "detach":
+        ask(wire, m.LogDetach("q", "spark"))
+        assert read(wire, 0, 10) == [(b"m%d" % n, n < 5) for n in range(10)]
+    wire.connection.lost()
+    wire = house.wire()
+    if how == "get":
+        got = ask(wire, m.BasicGet("q"))
+        assert isinstance(got, m.BasicGetOk)
+        assert (got.redelivered, got.message_count) == (True, 9)
+    else:
+        wire.put(1, m.BasicConsume("q", "c"))
+        house.settle()
+        came = [each for each in wire.methods() if isinstance(each, m.BasicDeliver)]
+        assert [each.redelivered for each in came] == [True] * 5 + [False] * 5
+
+
+def test_holding_needs_the_group_and_the_incarnation() -> None:
+    house = House()
+    wire = opened(house)
+    for refused, code in (
+        (m.LogHold("q", "other", "", 0, 5), 403),
+        (m.LogHold("q", "spark", "0" * 32, 0, 5), 406),
+        (m.LogCount("q", "0" * 32, 0, 5), 406),
+    ):
+        answer = ask(wire, refused)
+        assert isinstance(answer, m.ChannelClose)
+        assert answer.reply_code == code
+        ask(wire, m.ChannelCloseOk(), m.ChannelOpen(), m.LogAttach("q", "spark"))
+
+
+def test_a_queue_that_is_read_by_range_is_in_use_and_does_not_expire() -> None:
+    house = House()
+    wire = opened(house, **{"x-expires": 1000})
+    wait(house, 3600)
+    hold(wire, 0, 5)
+    wire.connection.lost()
+    wait(house, 3600)
+    wire = house.wire()
+    assert ready(wire) == 5
+    wait(house, HOLD_MS / 1000)
+    wait(house, 3600)
+    assert isinstance(ask(wire, m.QueueDeclare("q", passive=True)), m.ChannelClose)
+
+
+def test_holding_is_written_down_once_per_batch() -> None:
+    house = House()
+    wire = opened(house)
+    hold(wire, 0, 8)
+    before = house.store.definitions.file.end
+    for start in range(8):
+        hold(wire, start, start + 1)
+    assert house.store.definitions.file.end == before
+
+
+def test_messages_that_a_limit_drops_behind_the_hold_stay_dropped_after_a_restart() -> None:
+    house = House()
+    wire = opened(house, 6, **{"x-max-length": 3})
+    hold(wire, 3, 5)
+    publish(wire, b"m6", b"m7", b"m8")
+    assert bodies(wire, 0, 9) == [b"m3", b"m4", b"m6", b"m7", b"m8"]
+    house = restarted(house, "killed")
+    wire = house.wire()
+    ask(wire, m.LogAttach("q", "spark"))
+    assert bodies(wire, 0, 9) == [b"m3", b"m4", b"m6", b"m7", b"m8"]
+    assert hold(wire, 3, 5).count == 2
+
+
+def test_a_priority_queue_holds_by_offset() -> None:
+    wire = opened(House(), **{"x-max-priority": 5, "x-message-ttl": 1000})
+    assert hold(wire, 0, 5).count == 5
+    wait(wire.house, 60)
+    assert bodies(wire, 0, 10) == FIRST

@@ -1,0 +1,148 @@
+"""Class `log`, method `read`: what it costs to step over what is settled, whose turn it is, and what a small frame does."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvitto.broker import reader as readers
+from kvitto.broker.ranges import RangeSet
+from kvitto.wire import methods as m
+from kvitto.wire.methods import frame
+from kvitto.wire.properties import edit_headers, join
+from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
+from tests.protocol.sansio import House, Wire
+from tests.protocol.test_hold import ask, bodies, publish
+
+
+def filled(house: House, count: int) -> Wire:
+    wire = house.wire()
+    ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True))
+    publish(wire, *(b"m%d" % n for n in range(count)))
+    return wire
+
+
+def take(wire: Wire, count: int, *, keep: int = 0) -> None:
+    """Consume `count` messages and ack them, of each `keep` none of the first one; they go back."""
+    ask(wire, m.BasicQos(0, count, False), m.BasicConsume("q", "c"))
+    for tag in range(1, count + 1):
+        if not keep or (tag - 1) % keep:
+            wire.put(1, m.BasicAck(tag))
+    ask(wire, m.BasicCancel("c"))
+    ask(wire, m.ChannelClose(200, ""))
+    ask(wire, m.ChannelOpen())
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps each turn has taken."""
+    taken: list[int] = []
+    real = readers.Reader.pump
+
+    def pump(self: readers.Reader, left: int) -> int:
+        rest = real(self, left)
+        taken.append(left - rest)
+        return rest
+
+    monkeypatch.setattr(readers.Reader, "pump", pump)
+    return taken
+
+
+def test_settled_messages_are_stepped_over_by_the_run(steps: list[int]) -> None:
+    house = House()
+    wire = filled(house, 3000)
+    take(wire, 2999)
+    assert bodies(wire, 0, 3000) == [b"m2999"]
+    assert sum(steps) < 100, "it does not walk each offset"
+
+
+def test_a_queue_full_of_holes_is_read_over_several_turns(steps: list[int]) -> None:
+    house = House()
+    wire = filled(house, 2000)
+    take(wire, 2000, keep=2)
+    wire.frames()
+    wire.put(1, m.LogRead("q", "r", 0, 2000))
+    turns = 0
+    while len(house.broker.readers):
+        house.turn()
+        turns += 1
+    assert turns > 2
+    assert max(steps) <= readers.STEPS + readers.LOAD_STEPS
+    found = wire.methods()
+    assert [each.delivery_tag for each in found if isinstance(each, m.BasicDeliver)] == list(range(1, 2001, 2))
+    assert isinstance(found[-1], m.LogReadOk)
+    assert (found[-1].next, found[-1].count) == (2000, 1000)
+
+
+def test_readers_share_the_steps_of_a_turn() -> None:
+    house = House()
+    wire = filled(house, 1000)
+    take(wire, 1000, keep=2)
+    others = [house.wire() for _ in range(5)]
+    for other in others:
+        other.put(1, m.LogRead("q", "r", 0, 1000))
+    seen = []
+    while len(house.broker.readers):
+        house.turn()
+        seen.append([len(other.methods()) for other in others])
+    assert sum(seen[0]) <= readers.STEPS, "all of them together in one turn"
+    assert [sum(each) for each in zip(*seen, strict=True)] == [501] * 5
+
+
+def test_a_reader_that_takes_no_more_waits_and_costs_no_turns() -> None:
+    house = House()
+    wire = filled(house, 100)
+    wire.connection.writable(False)
+    wire.put(1, m.LogRead("q", "r", 0, 100))
+    house.turn()
+    assert house.broker.idle
+    wire.connection.writable(True)
+    house.settle()
+    assert len([each for each in wire.methods() if isinstance(each, m.BasicDeliver)]) == 100
+
+
+def test_a_message_whose_properties_do_not_fit_the_negotiated_frame_ends_the_channel() -> None:
+    house = House()
+    wire = filled(house, 1)
+    fields: dict[str, bytes] = {}
+    edit_headers(fields, {"long": "x" * 8000})
+    props = join(fields)
+    head = frame(FRAME_HEADER, 1, b"\0\x3c\0\0" + (1).to_bytes(8, "big") + props)
+    wire.feed(frame(FRAME_METHOD, 1, m.BasicPublish("", "q").encode()) + head + frame(FRAME_BODY, 1, b"x"))
+    publish(wire, b"m2" * 5000)
+    small = house.wire(login=False)
+    small.login(frame_max=4096)
+    small.put(1, m.LogRead("q", "r", 0, 3))
+    house.settle()
+    found = small.methods()
+    assert isinstance(found[0], m.BasicDeliver)
+    assert isinstance(found[-1], m.ChannelClose)
+    assert (found[-1].reply_code, found[-1].class_id, found[-1].method_id) == (406, 19286, 20)
+    assert "4096" in found[-1].reply_text
+    assert not len(house.broker.readers)
+    assert ask(small, m.ChannelCloseOk(), m.ChannelOpen()) == m.ChannelOpenOk()
+    small.put(1, m.LogRead("q", "r", 2, 3))
+    house.settle()
+    assert max(len(payload) + 8 for _, _, payload in small.frames()) <= 4096
+
+
+def test_messages_that_wait_to_be_tried_again_are_read() -> None:
+    house = House()
+    wire = house.wire()
+    ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments={"x-retry-delay-min": 60_000}))
+    publish(wire, *(b"m%d" % n for n in range(5)))
+    ask(wire, m.BasicConsume("q", "c"))
+    for tag in (1, 3):
+        wire.put(1, m.BasicAck(tag))
+    wire.put(1, m.BasicNack(2, False, True), m.BasicNack(5, False, True))
+    ask(wire, m.BasicCancel("c"))
+    ask(wire, m.ChannelClose(200, ""))
+    ask(wire, m.ChannelOpen())
+    assert bodies(wire, 0, 5) == [b"m1", b"m3", b"m4"]
+
+
+def test_the_ranges_after_an_offset() -> None:
+    runs = RangeSet()
+    for start in range(0, 10_000, 4):
+        runs.add(start, 2)
+    for offset in (0, 1, 2, 3, 4, 4095, 4096, 4097, 9996, 9998, 20_000):
+        assert list(runs.after(offset)) == [run for run in runs if run[0] + run[1] > offset]
