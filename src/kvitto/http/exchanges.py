@@ -48,8 +48,9 @@ async def delete_exchange(call: Call) -> Response:
     vhost, name = call.own_vhost(), exchange_name(call.name)
     if name not in vhost.exchanges:
         raise not_found(f"no exchange '{name}' in vhost '{vhost.name}'")
+    if_unused = call.request.asks("if-unused")
     call.authorise("configure", "exchange", name)
-    await call.api.perform(vhost.exchange_deletion(name, call.request.query.get("if-unused") == "true"))
+    await call.api.perform(vhost.exchange_deletion(name, if_unused))
     return NO_CONTENT
 
 

@@ -1,4 +1,4 @@
-"""Publishing and getting single messages over HTTP: for people and probes, not for traffic."""
+"""Publishing single messages over HTTP: for people and probes, not for traffic."""
 
 from __future__ import annotations
 
@@ -7,123 +7,18 @@ import binascii
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
-from kvitto.broker.consumer import Consumer
-from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http import fields
 from kvitto.http.api import Api
-from kvitto.http.request import Problem, bad_request, plain
+from kvitto.http.request import Problem, bad_request
 from kvitto.wire import tables
 from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.auth import User
-    from kvitto.store.batch import Batch
-
-TAKE_MAX = 10_000
-TAKE_BYTES = 8 << 20
-"""Bodies that one request gets: to make JSON of them holds everybody up. The first message comes whatever its size."""
-ACK_MODES = ("ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
-
-
-# -- get -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    offset: int
-    redelivered: bool
-    key: bytes
-    props: bytes
-    body: bytes
-    left: int
-
-
-class Taker(Consumer):
-    """Collects what `Queue.get` delivers."""
-
-    def __init__(self, queue: Queue) -> None:
-        super().__init__(queue, "", False, False, 0, {})
-        self.taken: list[Taken] = []
-
-    def credit(self) -> int:
-        return 1
-
-    def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
-        key, props, body, _ = batch.message(i)
-        self._add(batch.first + i, bool(redelivered), key, props, body)
-        return 1
-
-    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
-        self._add(offset, True, key, props, body)
-
-    def _add(self, offset: int, redelivered: bool, key: bytes, props: bytes, body: bytes) -> None:
-        self.taken.append(Taken(offset, redelivered, key, props, body, max(self.queue.ready - 1, 0)))
-
-
-def ack_mode(body: dict[str, Any]) -> str:
-    """What becomes of the messages; `requeue` is the older name of it."""
-    default = "ack_requeue_true" if fields.flag(body, "requeue", True) else "ack_requeue_false"
-    mode = fields.text(body, "ackmode", default)
-    if mode not in ACK_MODES:
-        raise bad_request(f"ackmode must be one of {', '.join(ACK_MODES)}")
-    return mode
-
-
-def take(queue: Queue, count: int, mode: str) -> list[Taken]:
-    """Up to `count` messages, acked, rejected or put back. ChannelError 403 if somebody has the queue for himself."""
-    if queue.group is not None or any(c.exclusive for c in queue.consumers):
-        text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' in exclusive use"
-        raise ChannelError(ACCESS_REFUSED, text)
-    taker, size = Taker(queue), 0
-    while len(taker.taken) < count and size < TAKE_BYTES and queue.get(taker):
-        size += len(taker.taken[-1].body)
-    for message in taker.taken:
-        if mode == "ack_requeue_false":
-            queue.ack(message.offset, 1)
-        elif mode == "reject_requeue_false":
-            queue.reject(message.offset, 1)
-        else:
-            queue.requeue(message.offset, 1, len(message.body))
-    return taker.taken
-
-
-def view(message: Taken, queue: Queue, encoding: str, truncate: int) -> dict[str, Any]:
-    exchange, at = tables.read_shortstr(message.key, 0)
-    payload, how = _payload(message.body[:truncate], encoding)
-    return {
-        "payload_bytes": len(message.body),
-        "redelivered": message.redelivered,
-        "exchange": exchange,
-        "routing_key": tables.read_shortstr(message.key, at)[0],
-        "message_count": message.left,
-        "properties": _properties_view(message.props),
-        "payload": payload,
-        "payload_encoding": how,
-    }
-
-
-def _payload(body: bytes, encoding: str) -> tuple[str, str]:
-    if encoding == "auto":
-        try:
-            return body.decode(), "string"
-        except UnicodeDecodeError:
-            pass
-    elif encoding != "base64":
-        raise bad_request("encoding must be auto or base64")
-    return base64.b64encode(body).decode(), "base64"
-
-
-def _properties_view(props: bytes) -> dict[str, Any]:
-    properties = Properties.decode(props)
-    given = ((name, getattr(properties, name)) for name, _ in FIELDS)
-    return {name: plain(value) for name, value in given if value is not None}
-
-
-# -- publish -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

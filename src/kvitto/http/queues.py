@@ -7,7 +7,7 @@ import asyncio
 from kvitto.base.errors import ChannelError
 from kvitto.broker import walls
 from kvitto.broker.queue import Queue
-from kvitto.http import fields, messages, views
+from kvitto.http import fields, get, messages, views
 from kvitto.http.access import Access
 from kvitto.http.api import OUTSIDER, Call
 from kvitto.http.listing import answer_list, array, with_array
@@ -41,8 +41,8 @@ async def put_queue(call: Call) -> Response:
 
 async def delete_queue(call: Call) -> Response:
     queue = _reachable(call)
+    if_unused, if_empty = (call.request.asks(name) for name in ("if-unused", "if-empty"))
     call.authorise("configure", "queue", queue.name)
-    if_unused, if_empty = (call.request.query.get(name) == "true" for name in ("if-unused", "if-empty"))
     await call.api.perform(queue.vhost.queue_deletion(queue, if_unused, if_empty))
     return NO_CONTENT
 
@@ -55,16 +55,12 @@ def purge_queue(call: Call) -> Response:
     return NO_CONTENT
 
 
-def get_messages(call: Call) -> Response:
-    queue = _reachable(call)
+async def get_messages(call: Call) -> Response:
+    queue, wanted = _reachable(call), get.Wanted.of(call.request.json())
     call.authorise("read", "queue", queue.name)
-    body = call.request.json()
-    count = fields.number(body, "count", 1, messages.TAKE_MAX, 1)
-    encoding = fields.text(body, "encoding", "auto")
-    truncate = fields.number(body, "truncate", 0, 1 << 40, 1 << 40)
-    taken = messages.take(queue, count, messages.ack_mode(body))
+    got = await get.get(call.api.slices, queue, wanted)
     call.api.host.schedule()
-    return answer([messages.view(message, queue, encoding, truncate) for message in taken])
+    return Response(pieces=get.rendered(call.api.slices, got, wanted))
 
 
 async def aliveness_test(call: Call) -> Response:
@@ -77,7 +73,7 @@ async def aliveness_test(call: Call) -> Response:
             queue = await call.api.change(lambda: vhost.declare_queue(name, True, False, False, {}, OUTSIDER))
             outgoing = messages.Outgoing("", name, payload)
             await messages.publish(call.api, vhost, outgoing)
-            taken = messages.take(queue, 1, "ack_requeue_false")
+            taken = await get.get(call.api.slices, queue, ONE)
     except TimeoutError:
         return answer({"status": "failed", "reason": f"the disk did not answer within {ALIVE_S:g} s"}, 500)
     except ChannelError as error:
@@ -89,6 +85,7 @@ async def aliveness_test(call: Call) -> Response:
 
 
 ALIVE_S = 10.0
+ONE = get.Wanted(1, "ack_requeue_false", "auto", get.BODY_MAX)
 
 
 def _reachable(call: Call) -> Queue:

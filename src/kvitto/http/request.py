@@ -69,6 +69,13 @@ class Request:
             raise not_authorised("this needs an Authorization header of type Basic")
         return name, password
 
+    def asks(self, name: str) -> bool:
+        """A parameter that is true or false, and false if it is not given. Problem 400."""
+        value = self.query.get(name, "false")
+        if value not in ("true", "false"):
+            raise bad_request(f"{name} must be true or false")
+        return value == "true"
+
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; an empty one is an empty object. Problem 400."""
         if not self.body.strip():

@@ -1,0 +1,190 @@
+"""Getting messages over HTTP: looking at them, or taking them out of their queue. For people and probes, not for traffic."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from kvitto.broker.consumer import Consumer
+from kvitto.broker.look import Look, looks
+from kvitto.broker.queue import Queue
+from kvitto.http import fields
+from kvitto.http.request import bad_request, encode, plain
+from kvitto.http.slices import Slices
+from kvitto.wire import tables
+from kvitto.wire.properties import FIELDS, Properties
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
+    from kvitto.store.batch import Batch
+
+COUNT_MAX = 10_000
+BODIES_MAX = 8 << 20
+"""Bytes of bodies that one request gets: all of them are held until they are sent. The first message comes whatever its size."""
+BODY_MAX = 1 << 40
+PIECE_BYTES = 48 << 10
+"""Of a body that is rendered in one step; a multiple of 3, for base64."""
+
+LOOK = "ack_requeue_true"
+ACK_MODES = (LOOK, "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
+ENCODINGS = ("auto", "base64")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request asks for."""
+
+    count: int
+    mode: str
+    encoding: str
+    truncate: int
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> Wanted:
+        """Problem 400. `requeue` is an older name of what becomes of the messages."""
+        count = fields.number(body, "count", 0, COUNT_MAX, 1)
+        default = LOOK if fields.flag(body, "requeue", True) else "ack_requeue_false"
+        mode = fields.text(body, "ackmode", default)
+        if mode not in ACK_MODES:
+            raise bad_request(f"ackmode must be one of {', '.join(ACK_MODES)}")
+        encoding = fields.text(body, "encoding", "auto")
+        if encoding not in ENCODINGS:
+            raise bad_request("encoding must be auto or base64")
+        return cls(count, mode, encoding, fields.number(body, "truncate", 0, BODY_MAX, BODY_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    message: Look
+    left: int
+
+
+async def get(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
+    """The messages, settled as is wanted. ChannelError 403 if somebody has the queue for himself, ConnectionError_ 540 for a stream."""
+    if queue.group is not None or any(c.exclusive for c in queue.consumers[:1]):
+        text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' in exclusive use"
+        raise ChannelError(ACCESS_REFUSED, text)
+    if wanted.mode == LOOK and not queue.stream:
+        return await _look(slices, queue, wanted)
+    return await _take(slices, queue, wanted)
+
+
+async def _look(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
+    found: list[Got] = []
+    size = 0
+    seen = looks(queue, wanted.count)
+    while len(found) < wanted.count and size < BODIES_MAX and (message := next(seen, False)) is not False:
+        if isinstance(message, Look):
+            found.append(Got(message, max(queue.ready - len(found) - 1, 0)))
+            size += len(message.body)
+        await slices.rest()
+    return found
+
+
+class Taker(Consumer):
+    """Collects what `Queue.get` delivers."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(queue, "", False, False, 0, {})
+        self.taken: list[Got] = []
+        self.offset = 0
+
+    def credit(self) -> int:
+        return 1
+
+    def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
+        key, props, body, _ = batch.message(i)
+        self._add(batch.first + i, Look(key, props, body, bool(redelivered)))
+        return 1
+
+    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
+        self._add(offset, Look(key, props, body, True))
+
+    def _add(self, offset: int, message: Look) -> None:
+        self.offset = offset
+        self.taken.append(Got(message, max(self.queue.ready - 1, 0)))
+
+
+async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
+    """Deliver the messages. Those that go back do so together at the end, since else they would be delivered again."""
+    taker, size = Taker(queue), 0
+    back: list[tuple[int, int]] = []
+    try:
+        while len(taker.taken) < wanted.count and size < BODIES_MAX and not queue.deleted and queue.get(taker):
+            body_bytes = len(taker.taken[-1].message.body)
+            size += body_bytes
+            if wanted.mode == "ack_requeue_false":
+                queue.ack(taker.offset, 1)
+            elif wanted.mode == "reject_requeue_false":
+                queue.reject(taker.offset, 1)
+            else:
+                back.append((taker.offset, body_bytes))
+            await slices.rest()
+    finally:
+        if back:
+            broker: Broker = queue.broker
+            broker.jobs.start(_requeue(queue, back), owner=queue)
+    return taker.taken
+
+
+def _requeue(queue: Queue, back: list[tuple[int, int]]) -> Iterator[None]:
+    for i, (offset, body_bytes) in enumerate(back):
+        if i % 20 == 19:
+            yield
+        queue.requeue(offset, 1, body_bytes)
+
+
+# -- as JSON -------------------------------------------------------------------------------------------------
+
+
+async def rendered(slices: Slices, got: list[Got], wanted: Wanted) -> AsyncIterator[bytes]:
+    """A JSON array."""
+    before = b"["
+    for one in got:
+        payload, how = await _payload(slices, one.message.body[: wanted.truncate], wanted.encoding)
+        yield before + encode(_head(one))[:-1] + b',"payload":"'
+        for piece in payload:
+            yield piece
+        yield b'","payload_encoding":' + encode(how) + b"}"
+        before = b","
+        await slices.rest()
+    yield b"]" if got else b"[]"
+
+
+def _head(got: Got) -> dict[str, Any]:
+    message = got.message
+    exchange, at = tables.read_shortstr(message.key, 0)
+    properties = Properties.decode(message.props)
+    given = ((name, getattr(properties, name)) for name, _ in FIELDS)
+    return {
+        "payload_bytes": len(message.body),
+        "redelivered": message.redelivered,
+        "exchange": exchange,
+        "routing_key": tables.read_shortstr(message.key, at)[0],
+        "message_count": got.left,
+        "properties": {name: plain(value) for name, value in given if value is not None},
+    }
+
+
+async def _payload(slices: Slices, body: bytes, encoding: str) -> tuple[list[bytes], str]:
+    """In pieces, and what they are: the text as JSON has it, or base64."""
+    parts: list[bytes] = []
+    if encoding == "auto":
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for at in range(0, len(body) or 1, PIECE_BYTES):
+                text = decoder.decode(body[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(body))
+                parts.append(json.dumps(text)[1:-1].encode("ascii"))
+                await slices.rest()
+            return parts, "string"
+        except UnicodeDecodeError:
+            parts.clear()
+    for at in range(0, len(body), PIECE_BYTES):
+        parts.append(base64.b64encode(body[at : at + PIECE_BYTES]))
+        await slices.rest()
+    return parts, "base64"
