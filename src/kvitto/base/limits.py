@@ -104,7 +104,9 @@ HTTP_HEAD_MAX = 64 * KIB
 HTTP_BODY_MAX = 16 * MIB
 """Of a publish."""
 HTTP_DOCUMENT_MAX = MIB
-"""Of any other request: to read 16 MiB of JSON made to be slow takes seconds, in which the broker does nothing else."""
+"""Of any other request."""
+HTTP_VALUES_MAX = 10_000
+"""Values in a request's JSON: 16 MiB of nested arrays take the parser seconds, in which the broker does nothing else."""
 HTTP_BODIES_MAX = 64 * MIB
 """Bytes of bodies that all HTTP requests together may hold."""
 

@@ -64,12 +64,10 @@ async def publish(call: Call) -> Response:
         raise bad_request("properties must be an object")
     if exchange.internal:
         raise ChannelError(ACCESS_REFUSED, f"cannot publish to internal exchange '{name}' in vhost '{vhost.name}'")
-    message = messages.Outgoing(
-        name,
-        fields.short(fields.text(body, "routing_key"), "routing key"),
-        messages.payload_of(body),
-        messages.properties_of(values, call.user),
-    )
+    key = fields.short(fields.text(body, "routing_key"), "routing key")
+    properties = messages.properties_of(values, call.user)
+    payload = await messages.payload_of(call.api.slices, body)
+    message = messages.Outgoing(name, key, payload, properties)
     return answer({"routed": await messages.publish(call.api, vhost, message)})
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvitto.base.limits import NAME_MAX, SHORTSTR_MAX
-from kvitto.http.request import bad_request
+from kvitto.http.request import Text, bad_request
 from kvitto.wire import tables
 
 
 def text(body: dict[str, Any], name: str, default: str | None = None) -> str:
     value = body.get(name, default)
+    if isinstance(value, Text):
+        raise bad_request(f"{name} is too long")
     if not isinstance(value, str):
         raise bad_request(f"{name} must be a string" if name in body else f"{name} is missing")
     return value

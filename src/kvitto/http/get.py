@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from kvitto.broker import walls
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.look import Look, looks
 from kvitto.broker.queue import Queue
@@ -78,7 +79,11 @@ async def _look(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
     found: list[Got] = []
     size = 0
     seen = looks(queue, wanted.count)
-    while len(found) < wanted.count and size < BODIES_MAX and (message := next(seen, False)) is not False:
+    while (
+        len(found) < wanted.count
+        and size < BODIES_MAX
+        and (message := walls.within(queue, next, seen, False)) is not False
+    ):
         if isinstance(message, Look):
             found.append(Got(message, max(queue.ready - len(found) - 1, 0)))
             size += len(message.body)
@@ -115,13 +120,18 @@ async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
     taker, size = Taker(queue), 0
     back: list[tuple[int, int]] = []
     try:
-        while len(taker.taken) < wanted.count and size < BODIES_MAX and not queue.deleted and queue.get(taker):
+        while (
+            len(taker.taken) < wanted.count
+            and size < BODIES_MAX
+            and not queue.deleted
+            and walls.within(queue, queue.get, taker)
+        ):
             body_bytes = len(taker.taken[-1].message.body)
             size += body_bytes
             if wanted.mode == "ack_requeue_false":
-                queue.ack(taker.offset, 1)
+                walls.within(queue, queue.ack, taker.offset, 1)
             elif wanted.mode == "reject_requeue_false":
-                queue.reject(taker.offset, 1)
+                walls.within(queue, queue.reject, taker.offset, 1)
             else:
                 back.append((taker.offset, body_bytes))
             await slices.rest()

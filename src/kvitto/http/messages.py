@@ -13,7 +13,8 @@ from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, c
 from kvitto.broker.vhost import VHost
 from kvitto.http import fields
 from kvitto.http.api import Api
-from kvitto.http.request import Problem, bad_request
+from kvitto.http.request import Problem, Text, bad_request
+from kvitto.http.slices import Slices
 from kvitto.wire import tables
 from kvitto.wire.properties import FIELDS, Properties
 
@@ -86,13 +87,36 @@ def properties_of(values: dict[str, Any], user: User) -> Properties:
     return properties
 
 
-def payload_of(body: dict[str, Any]) -> bytes:
-    text, encoding = fields.text(body, "payload"), fields.text(body, "payload_encoding", "string")
-    if encoding == "string":
-        return text.encode("utf-8", "surrogatepass")
-    if encoding != "base64":
+async def payload_of(slices: Slices, body: dict[str, Any]) -> bytes:
+    """Problem 400."""
+    encoding = fields.text(body, "payload_encoding", "string")
+    if encoding not in ("string", "base64"):
         raise bad_request("payload_encoding must be string or base64")
+    given = body.get("payload")
+    texts = given.parts if isinstance(given, Text) else (fields.text(body, "payload"),)
+    parts, left = [], ""
+    for text in texts:
+        if encoding == "string":
+            parts.append(text.encode("utf-8", "surrogatepass"))
+        else:
+            whole = left + text
+            cut = len(whole) - len(whole) % 4
+            parts.append(_base64(whole[:cut], text is texts[-1]))
+            left = whole[cut:]
+        await slices.rest()
+    if left:
+        raise no_base64()
+    return b"".join(parts)
+
+
+def _base64(text: str, last: bool) -> bytes:
+    if "=" in text and not last:
+        raise no_base64()
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise bad_request("the payload is no base64") from None
+        raise no_base64() from None
+
+
+def no_base64() -> Problem:
+    return bad_request("the payload is no base64")

@@ -44,6 +44,13 @@ def not_authorised(reason: str) -> Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A string in a body that is too long for anything but a payload, in parts."""
+
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """`path` is still percent-encoded; header names are in lower case."""
 
@@ -53,7 +60,8 @@ class Request:
     headers: Mapping[str, str]
     loopback: bool
     address: str
-    body: bytes = b""
+    document: dict[str, Any] | Problem = field(default_factory=dict)
+    """The body, or why it cannot be read."""
 
     def credentials(self) -> tuple[str, str] | None:
         """Name and password of basic auth, None without. Problem 401 if they cannot be read."""
@@ -78,15 +86,9 @@ class Request:
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; an empty one is an empty object. Problem 400."""
-        if not self.body.strip():
-            return {}
-        try:
-            value = json.loads(self.body)
-        except (ValueError, RecursionError):
-            raise Problem(400, "not_json", "the body is no JSON") from None
-        if not isinstance(value, dict):
-            raise Problem(400, "not_json", "the body must be a JSON object")
-        return value
+        if isinstance(self.document, Problem):
+            raise self.document
+        return self.document
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,10 @@ import h11
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ProtocolError, StoreError, StoreFull
 from kvitto.base.process import files_reserve
+from kvitto.http import document
 from kvitto.http.access import Door, refuse_forgery
 from kvitto.http.api import Api, Call, Host
+from kvitto.http.crowd import Crowd
 from kvitto.http.rates import SAMPLE_S
 from kvitto.http.request import Problem, Request, Response, bad_request, failure, not_authorised, not_found
 from kvitto.http.router import Router
@@ -59,9 +61,7 @@ class Listener:
         self.router = Router()
         self.body_bytes = 0
         """Of all requests whose answer is not ready, at most `limits.HTTP_BODIES_MAX`."""
-        self.waiting: dict[Peer, None] = {}
-        """Those that have not asked for anything yet, or not again, or whose password is being checked, longest first: where there are too
-        many they go first."""
+        self.crowd: Crowd[Peer] = Crowd()
         self._most = CONNECTIONS_MAX
         self._tasks: dict[Peer, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
@@ -96,21 +96,39 @@ class Listener:
         if len(self._tasks) >= self._most:
             log.warning("more than %d HTTP connections, one is ended", self._most)
             self.api.broker.refused["http_connections"] += 1
-            longest = next(iter(self.waiting), None)
-            if longest is None:
+            gone = self.crowd.first_to_go()
+            if gone is None:
                 writer.transport.abort()
                 return
-            self._end(longest)
+            self.end(gone)
         peer = Peer(self, reader, writer)
         task = self._tasks[peer] = asyncio.get_running_loop().create_task(peer.run())
-        self.waiting[peer] = None
+        self.crowd.idle[peer] = None
         task.add_done_callback(lambda _: self._tasks.pop(peer, None))
 
-    def _end(self, peer: Peer) -> None:
+    def end(self, peer: Peer) -> None:
         """At once: it counts no more, and waits for nothing."""
-        del self.waiting[peer]
+        self.crowd.remove(peer)
+        self.release(peer)
         peer.writer.transport.abort()
         self._tasks.pop(peer).cancel()
+
+    def admit(self, peer: Peer, more: int) -> None:
+        """So many bytes more of a body. Problem 503 if the bodies of its user leave no room; those of others give way."""
+        while self.body_bytes + more > limits.HTTP_BODIES_MAX:
+            largest = self.crowd.largest()
+            if largest is None or largest.holder == peer.holder:
+                text = f"the bodies of requests fill {limits.HTTP_BODIES_MAX} bytes, and yours most of them: try again"
+                raise Problem(503, "busy", text, limit="http_body")
+            log.warning("the bodies of HTTP requests of %s fill the room for all, one is ended", largest.holder)
+            self.api.broker.refused["http_body"] += 1
+            self.end(largest)
+        self.body_bytes += more
+        peer.body_bytes += more
+
+    def release(self, peer: Peer) -> None:
+        self.body_bytes -= peer.body_bytes
+        peer.body_bytes = 0
 
 
 class Peer:
@@ -125,6 +143,8 @@ class Peer:
         peer = writer.get_extra_info("peername")
         self.loopback = is_loopback(peer)
         self.address = str(peer[0]) if isinstance(peer, tuple) else "local"
+        self.holder = self.address
+        self.body_bytes = 0
 
     async def run(self) -> None:
         try:
@@ -162,20 +182,20 @@ class Peer:
     async def _next_request(self) -> Any:
         """Within the time that a peer has for it: more once it has asked for something."""
         try:
-            with self._replaceable():
+            with self._among(self.listener.crowd.idle):
                 async with asyncio.timeout(IDLE_S if self.served else limits.HANDSHAKE_S):
                     return await self._event()
         finally:
             self.served = True
 
     @contextlib.contextmanager
-    def _replaceable(self) -> Iterator[None]:
-        """While nothing is done for a known caller, others may take the place."""
-        self.listener.waiting[self] = None
+    def _among(self, members: dict[Peer, None]) -> Iterator[None]:
+        """Meanwhile another connection may take the place of this one."""
+        members[self] = None
         try:
             yield
         finally:
-            self.listener.waiting.pop(self, None)
+            members.pop(self, None)
 
     async def _linger(self) -> None:
         """Take what the peer still sends: closing over unread input would reset the connection, and the answer be lost."""
@@ -212,18 +232,15 @@ class Peer:
         return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback, self.address)
 
     async def _body(self, head: Request, body: bytearray, most: int) -> None:
-        """Read up to `most` bytes of it into `body`, counted among those of all requests: the caller takes it off again."""
+        """Read up to `most` bytes of it into `body`, counted among those of all requests: the caller releases them again."""
         if self.http.their_state is not h11.SEND_BODY:
             return
         if int(head.headers.get("content-length", 0)) > most:
             raise too_large(most)
         async with asyncio.timeout(BODY_S):
             while isinstance(event := await self._event(), h11.Data):
-                if self.listener.body_bytes + len(event.data) > limits.HTTP_BODIES_MAX:
-                    text = f"the bodies of other requests fill {limits.HTTP_BODIES_MAX} bytes: try again"
-                    raise Problem(503, "busy", text, limit="http_body")
+                self.listener.admit(self, len(event.data))
                 body += event.data
-                self.listener.body_bytes += len(event.data)
                 if len(body) > most:
                     raise too_large(most)
 
@@ -255,16 +272,26 @@ class Peer:
         listener = self.listener
         refuse_body(head)
         route, args = listener.router.find(head.method, head.path)
-        with self._replaceable():
+        with self._among(listener.crowd.idle):
             user = await listener.door.admit(head, route.access)
+        self.holder = self.address if user is None else f"user '{user.name}'"
         refuse_forgery(head)
-        body = bytearray()
         try:
-            await self._body(head, body, route.body_max)
-            response = route.handler(Call(listener.api, replace(head, body=bytes(body)), args, user))
+            request = replace(head, document=await self._document(head, route.body_max))
+            response = route.handler(Call(listener.api, request, args, user))
             return await begun(await response if inspect.isawaitable(response) else response)
         finally:
-            listener.body_bytes -= len(body)
+            listener.release(self)
+
+    async def _document(self, head: Request, most: int) -> dict[str, Any] | Problem:
+        """The body as JSON, or the Problem that a handler is to have which needs it."""
+        body = bytearray()
+        with self._among(self.listener.crowd.slow):
+            await self._body(head, body, most)
+        try:
+            return await document.parse(self.listener.api.slices, body)
+        except Problem as problem:
+            return problem
 
     # -- out -------------------------------------------------------------------------------------------------
 
@@ -292,8 +319,9 @@ class Peer:
 
     async def _write(self, *events: Any) -> None:
         self.writer.write(b"".join(self.http.send(event) or b"" for event in events))
-        async with asyncio.timeout(WRITE_S):
-            await self.writer.drain()
+        with self._among(self.listener.crowd.slow):
+            async with asyncio.timeout(WRITE_S):
+                await self.writer.drain()
 
 
 async def begun(response: Response) -> Response:
