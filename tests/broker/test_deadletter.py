@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvitto.broker import deadletter
+from kvitto.broker import deadletter, topic
 from kvitto.broker.queue import Queue
-from tests.support.rig import Rig, Taker
+from kvitto.wire.properties import Properties
+from tests.support.rig import Rig, Taker, address
 
 TO_DEAD = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
 
@@ -161,3 +162,49 @@ def test_deleted_queues_leave_no_letters_behind() -> None:
     rig.delete("q")
     rig.settle_down()
     assert rig.broker.dead_letters.moves == {} and rig.peek("dead") == []
+
+
+def test_w8_a_letter_with_a_long_way_is_routed_in_pieces_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone, with 1,000 keys in CC and an exchange at its limit, held everybody for seconds."""
+    monkeypatch.setattr(deadletter, "STEPS_PER_TURN", topic.PIECE_STEPS)
+    rig = Rig()
+    vhost = rig.broker.vhosts["/"]
+    rig.declare("dead")
+    rig.declare("other dead")
+    vhost.declare_exchange("x", "fanout", False, False, False, {})
+    vhost.bind("x", rig.queue("dead"), "", {})
+    for i in range(10):
+        vhost.declare_exchange(f"x{i}", "fanout", False, False, False, {})
+        vhost.bind("x", vhost.exchange(f"x{i}"), "", {})
+    long = rig.declare("long", x_dead_letter_exchange="x")
+    rig.declare("short", x_dead_letter_exchange="", x_dead_letter_routing_key="other dead")
+    copies = Properties(headers={"CC": [str(i) for i in range(5000)]}).encode()
+    long.append_bytes(address("long"), copies, b"far", -1, 0)
+    rig.publish("short", b"near")
+    for name in ("long", "short"):
+        for delivery in rig.take(name):
+            rig.queue(name).reject(delivery.offset, 1)
+    for _ in range(5):
+        rig.sync()
+    assert long.moving == 1 and rig.bodies("other dead") == [b"near"]
+    rig.settle_down()
+    assert long.messages == 0 and rig.bodies("dead") == [b"far"]
+
+
+def test_a_queue_that_is_deleted_while_its_letter_is_routed_is_forgotten() -> None:
+    rig = Rig()
+    vhost = rig.broker.vhosts["/"]
+    vhost.declare_exchange("x", "fanout", False, False, False, {})
+    for i in range(100):
+        vhost.declare_exchange(f"x{i}", "fanout", False, False, False, {})
+        vhost.bind("x", vhost.exchange(f"x{i}"), "", {})
+    queue = rig.declare("q", x_dead_letter_exchange="x")
+    copies = Properties(headers={"CC": [str(i) for i in range(1000)]}).encode()
+    queue.append_bytes(address("q"), copies, b"far", -1, 0)
+    for delivery in rig.take("q"):
+        queue.reject(delivery.offset, 1)
+    rig.turn()
+    assert queue.moving == 1
+    rig.delete("q")
+    rig.settle_down()
+    assert not rig.broker.dead_letters.moves and not rig.broker.dead_letters._addressing

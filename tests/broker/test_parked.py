@@ -21,13 +21,13 @@ class Watch:
         self.rig = Rig()
         self.looks = 0
         letters = self.rig.broker.dead_letters
-        address = letters.address
+        address = letters.address_steps
 
         def counted(*args):  # type: ignore[no-untyped-def]
             self.looks += 1
             return address(*args)
 
-        monkeypatch.setattr(letters, "address", counted)
+        monkeypatch.setattr(letters, "address_steps", counted)
 
     def park(self, name: str, count: int, **arguments: object) -> None:
         queue = self.rig.declare(name, **arguments)
@@ -158,6 +158,8 @@ def test_those_without_room_on_the_disk_are_tried_less_and_less_often(watch: Wat
     watch.rig.disk.full = True
     watch.rig.broker.tick()
     watch.rig.turn()
+    while watch.rig.broker.dead_letters.moves:
+        watch.rig.turn()
     assert len(queue.parked) == 200 and queue.parked.kinds.keys() == {("expired", DISK)}
     watch.looks = 0
     for _ in range(1200):

@@ -8,14 +8,16 @@ source or in its targets. Others are applied at once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker import walls
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
+from kvitto.broker.routing import at_once
+from kvitto.broker.topic import PIECE_STEPS
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker, Direct
     from kvitto.broker.queue import Queue
 
-LETTERS_PER_TURN = 500
-SLICE = 100
+LETTERS_PER_TURN = 100
+"""About 5 ms of work."""
+STEPS_PER_TURN = 10_000
+"""Of routing, for all letters."""
+SLICE = 25
 """Letters of one queue before the next queue has its turn."""
 RECORD_BYTES = 4 << 20
 IN_FLIGHT_BYTES = 32 << 20
@@ -42,6 +47,19 @@ OUR_HEADERS = (
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
 """Written by the broker alone: what a client puts there is nothing to go by (X3), and goes with the first death."""
+
+
+Addressed = tuple[bytes, bytes, bytes, "list[Queue] | None"]
+
+
+class Letter:
+    """A message that is on its way, and how its queues are found."""
+
+    def __init__(self, offset: int, reason: str, steps: Generator[bool, None, Addressed]) -> None:
+        self.offset = offset
+        self.reason = reason
+        self.steps = steps
+        self.addressed: Addressed | None = None
 
 
 class Parcel:
@@ -77,6 +95,8 @@ class DeadLetters:
         self.moves: dict[Queue, deque[tuple[int, int, str]]] = {}
         """By queue: first offset, count, reason."""
         self.in_flight = 0
+        self._addressing: dict[Queue, Letter] = {}
+        """Letters whose routes take more than one turn to find."""
         self._letters = 0
         self._bytes = 0
         self._steps = 0
@@ -90,7 +110,7 @@ class DeadLetters:
         queue.mark_dirty()
 
     def new_turn(self) -> None:
-        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, limits.ROUTE_STEPS_MAX
+        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, STEPS_PER_TURN
 
     @property
     def held_up(self) -> bool:
@@ -104,18 +124,24 @@ class DeadLetters:
             queue = next(iter(self.moves))
             for _ in range(SLICE):
                 line = self.moves[queue]
-                if not line or queue.deleted or not self._may_send(parcel):
+                if queue.deleted or not self._may_send(parcel):
                     break
-                offset, n, reason = line.popleft()
-                if n > 1:
-                    line.appendleft((offset + 1, n - 1, reason))
-                self._letters -= 1
-                self._bytes -= walls.run(queue, self._send, parcel, queue, offset, reason) or 0
+                letter = self._addressing.pop(queue, None) or walls.run(queue, self._next, queue, line)
+                if letter is None:
+                    break
+                done = walls.run(queue, self._advance, letter)
+                if done is False:
+                    self._addressing[queue] = letter
+                if not done:
+                    break
+                self._bytes -= walls.run(queue, self._send, parcel, queue, letter) or 0
                 if parcel.size > RECORD_BYTES:
                     self._write(parcel)
                     parcel = Parcel()
             line = self.moves.pop(queue)
-            if line and not queue.deleted:
+            if queue.deleted:
+                self._addressing.pop(queue, None)
+            elif line or queue in self._addressing:
                 self.moves[queue] = line  # behind the others
         if parcel.letters:
             self._write(parcel)
@@ -124,16 +150,39 @@ class DeadLetters:
         left = self._letters > 0 and self._bytes > 0 and self._steps > 0
         return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
 
-    def _send(self, parcel: Parcel, queue: Queue, offset: int, reason: str) -> int:
+    def _next(self, queue: Queue, line: deque[tuple[int, int, str]]) -> Letter | None:
+        """The first letter of a line that there is something to do for."""
+        while line and self._letters > 0:
+            offset, n, reason = line.popleft()
+            if n > 1:
+                line.appendleft((offset + 1, n - 1, reason))
+            self._letters -= 1
+            if queue.settings.dead_letter_exchange is None:  # a policy gave it, and is gone
+                queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
+                continue
+            message = queue.read(offset)
+            if message is None:
+                queue.moved(offset, reason, DROPPED)
+                continue
+            return Letter(offset, reason, self.address_steps(queue, reason, message))
+        return None
+
+    def _advance(self, letter: Letter) -> bool:
+        """Go on looking for its queues; True if they are found."""
+        while self._steps > 0:
+            try:
+                next(letter.steps)
+            except StopIteration as end:
+                letter.addressed = end.value
+                return True
+            self._steps -= PIECE_STEPS
+        return False
+
+    def _send(self, parcel: Parcel, queue: Queue, letter: Letter) -> int:
         """One letter; return the bytes that it has taken."""
-        if queue.settings.dead_letter_exchange is None:  # a policy gave it, and is gone
-            queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
-            return 0
-        message = queue.read(offset)
-        if message is None:
-            queue.moved(offset, reason, DROPPED)
-            return 0
-        key, props, body, targets = self.address(queue, reason, message)
+        offset, reason = letter.offset, letter.reason
+        assert letter.addressed is not None
+        key, props, body, targets = letter.addressed
         if targets is None:
             queue.moved(offset, reason, DROPPED)
         elif (obstacle := self._obstacle(targets, key, props, body)) is not None:
@@ -201,9 +250,13 @@ class DeadLetters:
 
         self.broker.journal(parcel.record, apply, full)
 
-    def address(
+    def address(self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]) -> Addressed:
+        """`address_steps`, at once."""
+        return at_once(self.address_steps(queue, reason, message))
+
+    def address_steps(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]
-    ) -> tuple[bytes, bytes, bytes, list[Queue] | None]:
+    ) -> Generator[bool, None, Addressed]:
         """(key, props, body, queues) of the dead letter; queues None: a cycle without a rejection in it (X3)."""
         key, props, body, flags = message
         exchange, routing_key = split_key(key)
@@ -221,8 +274,7 @@ class DeadLetters:
         keys = [to_key] if to_key is not None else routing_keys
         if to_key is not None:
             headers.pop("CC", None)
-        targets, steps = queue.vhost.targets(to_exchange, keys, headers)
-        self._steps -= steps
+        targets = yield from queue.vhost.target_steps(to_exchange, keys, headers)
         if reason != "rejected":
             kept = [t for t in targets if not is_cycle(t.name, deaths)]
             if targets and not kept:

@@ -1,13 +1,13 @@
 """Exchanges: from a routing key (or headers) to the queues that a message goes to.
 
 An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type, for
-routing. `resolve` walks from exchange to exchange. Nothing here knows about storage or permissions; `vhost.py` owns
-the exchanges, caches what `resolve` finds, and drops the cache when a binding changes.
+routing. `routing.py` walks from exchange to exchange. Nothing here knows about storage or permissions; `vhost.py` owns
+the exchanges, caches what is found, and drops the cache when a binding changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +15,7 @@ from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import headers as headers_matching
 from kvitto.broker.equivalence import check_arguments, check_field, describe, type_name
-from kvitto.broker.headers import HeadersIndex, comparable
+from kvitto.broker.headers import HeadersIndex, identity
 from kvitto.broker.topic import Dest, TopicIndex
 from kvitto.wire.tables import Value
 
@@ -39,10 +39,11 @@ class Binding:
 class Index(Protocol):
     """What makes an exchange type: who gets a message. Every `add` is taken back by one `remove`.
 
-    `steps`: how much there may be to look at for one message, beside what is found at once.
+    `steps`: how much there may be to look at for one message, beside what is found at once. `cost`: how much it was the last time.
     """
 
     steps: int
+    cost: int
 
     def add(self, routing_key: str, dest: Dest, arguments: dict[str, Value], /) -> None: ...
 
@@ -52,11 +53,16 @@ class Index(Protocol):
         """Each destination once. May be a view: not to be kept."""
         ...
 
+    def search(self, routing_key: str, headers: Headers | None, /) -> Generator[bool, None, Collection[Dest]]:
+        """The same in pieces, between which there may be changes: for an index with many `steps`."""
+        ...
+
 
 class DirectIndex:
     """The routing key must be the binding's."""
 
     steps = 0
+    cost = 0
 
     def __init__(self) -> None:
         self._keys: dict[str, dict[Dest, int]] = {}
@@ -75,6 +81,10 @@ class DirectIndex:
 
     def route(self, routing_key: str, _headers: object) -> Collection[Dest]:
         return self._keys.get(routing_key, ())
+
+    def search(self, routing_key: str, headers: object) -> Generator[bool, None, Collection[Dest]]:
+        yield from ()
+        return self.route(routing_key, headers)
 
 
 class FanoutIndex(DirectIndex):
@@ -123,8 +133,8 @@ class Exchange:
         self.policy: Policy | None = None
         self.take_policy(None)
         self.needs_headers = type == "headers"
-        self._index = TYPES[type]()
-        self._bindings: dict[Dest, dict[tuple[str, Hashable], Binding]] = {}
+        self.index = TYPES[type]()
+        self._bindings: dict[Dest, dict[tuple[str, bytes], Binding]] = {}
 
     def take_policy(self, policy: Policy | None) -> None:
         """Have an alternate exchange from a policy, if the arguments name none."""
@@ -146,16 +156,16 @@ class Exchange:
         if self.needs_headers:
             headers_matching.check_arguments(arguments)
         own = self._bindings.setdefault(dest, {})
-        key = (routing_key, comparable(arguments) if arguments else ())
+        key = (routing_key, identity(arguments))
         if key in own:
             return False
         own[key] = Binding(self, dest, routing_key, arguments)
-        self._index.add(routing_key, dest, arguments)
+        self.index.add(routing_key, dest, arguments)
         return True
 
     @property
     def steps(self) -> int:
-        return self._index.steps
+        return self.index.steps
 
     def check_limits(self) -> None:
         """ChannelError 406 if routing one message may take too long."""
@@ -169,12 +179,12 @@ class Exchange:
     def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> Binding | None:
         """Remove the binding and give it as it was made; None if there is no such binding."""
         own = self._bindings.get(dest, {})
-        binding = own.pop((routing_key, comparable(arguments) if arguments else ()), None)
+        binding = own.pop((routing_key, identity(arguments)), None)
         if binding is None:
             return None
         if not own:
             del self._bindings[dest]
-        self._index.remove(routing_key, dest, binding.arguments)
+        self.index.remove(routing_key, dest, binding.arguments)
         return binding
 
     def last_dest(self) -> Dest | None:
@@ -187,7 +197,7 @@ class Exchange:
         _, binding = own.popitem()
         if not own:
             del self._bindings[dest]
-        self._index.remove(binding.routing_key, dest, binding.arguments)
+        self.index.remove(binding.routing_key, dest, binding.arguments)
         return binding
 
     def leads_to(self, dest: Dest) -> bool:
@@ -204,47 +214,7 @@ class Exchange:
 
     def route(self, routing_key: str, headers: Headers | None) -> Collection[Dest]:
         """The destinations bound to this exchange that match, each once. To be used before the next change."""
-        return self._index.route(routing_key, headers)
-
-
-def resolve(
-    exchange: Exchange,
-    routing_key: str,
-    headers: Headers | None,
-    lookup: Callable[[str], Exchange | None],
-    more_keys: Sequence[str] = (),
-    whatever: bool = False,
-) -> tuple[list[Dest], bool, int]:
-    """The queues that a message reaches, each once; whether that depended on its headers (then: no caching); at most so many steps.
-
-    `more_keys` are those of CC and BCC. Where no key finds anything at an exchange, a destination exchange
-    included, its alternate exchange is asked; one that does not exist is passed over. Each exchange is asked once,
-    so cycles end. ChannelError 406 if it could take too long, unless `whatever` it takes.
-    """
-    steps = 0
-    seen, waiting = {exchange}, [exchange]
-    queues: dict[Dest, None] = {}
-    dynamic = False
-    while waiting:
-        current = waiting.pop()
-        dynamic = dynamic or current.needs_headers
-        steps += current.steps * (1 + len(more_keys))
-        if steps > limits.ROUTING_STEPS_MAX and not whatever:
-            text = f"routing from exchange '{exchange.name}' could take more than {limits.ROUTING_STEPS_MAX} steps for this message"
-            raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
-        found = current.route(routing_key, headers)
-        if more_keys:
-            found = dict.fromkeys(dest for key in (routing_key, *more_keys) for dest in current.route(key, headers))
-        if not found and current.alternate is not None:
-            alternate = lookup(current.alternate)
-            found = () if alternate is None else (alternate,)
-        for dest in found:
-            if not isinstance(dest, Exchange):
-                queues[dest] = None
-            elif dest not in seen:
-                seen.add(dest)
-                waiting.append(dest)
-    return list(queues), dynamic, steps
+        return self.index.route(routing_key, headers)
 
 
 def check_declare(name: str, vhost: str, type: str, arguments: Headers) -> None:

@@ -8,13 +8,15 @@ arguments whose name begins with `x-`, while `all-with-x` and `any-with-x` heed 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Generator, Hashable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from hashlib import blake2b
+from sys import intern
 from typing import Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.topic import Dest
+from kvitto.broker.topic import PIECE_STEPS, Dest
 from kvitto.wire.tables import Value
 
 MODES = ("all", "any", "all-with-x", "any-with-x")
@@ -44,25 +46,46 @@ def comparable(value: Value) -> Hashable:
     return value
 
 
+def identity(arguments: Mapping[str, Value]) -> bytes:
+    """Equal for equal arguments: a digest, since there may be a thousand arguments, and a million bindings."""
+    if not arguments:
+        return b""
+    values = sorted((name, repr(_ordered(comparable(value)))) for name, value in arguments.items())
+    return blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _ordered(value: Hashable) -> object:
+    """A comparable value as something whose text is equal where the values are."""
+    match value:
+        case bool():
+            return value
+        case float() if value.is_integer():
+            return int(value)
+        case (kind, frozenset() as items):
+            return (kind, sorted((name, repr(_ordered(item))) for name, item in items))
+        case (kind, tuple() as items) if kind is list:
+            return (kind, [_ordered(item) for item in items])
+    return value
+
+
 class Pattern:
     """The arguments of a binding, ready to match."""
 
-    __slots__ = ("any", "dests", "wanted")
+    __slots__ = ("any", "dests", "names", "values")
 
     def __init__(self, arguments: Mapping[str, Value]) -> None:
         mode = str(arguments.get("x-match", "all"))
         with_x = mode.endswith("-with-x")
         self.any = mode.startswith("any")
-        self.wanted = [
-            (name, None if value is None else comparable(value))
-            for name, value in arguments.items()
-            if name != "x-match" and (with_x or not name.startswith("x-"))
-        ]
+        names = [name for name in arguments if name != "x-match" and (with_x or not name.startswith("x-"))]
+        self.names = tuple(intern(name) for name in names)
+        self.values = tuple(None if arguments[name] is None else comparable(arguments[name]) for name in names)
         self.dests: dict[Dest, int] = {}
 
     def matches(self, headers: Mapping[str, Hashable]) -> bool:
         """`headers` holds comparable values."""
-        hits = (name in headers and (want is None or headers[name] == want) for name, want in self.wanted)
+        wanted = zip(self.names, self.values, strict=True)
+        hits = (name in headers and (value is None or headers[name] == value) for name, value in wanted)
         return any(hits) if self.any else all(hits)
 
 
@@ -70,19 +93,20 @@ class HeadersIndex:
     """Bindings of a headers exchange; those with equal arguments are matched once."""
 
     def __init__(self) -> None:
-        self._patterns: dict[Hashable, Pattern] = {}
+        self._patterns: dict[bytes, Pattern] = {}
         self.steps = 0
+        self.cost = 0
 
     def add(self, _routing_key: str, dest: Dest, arguments: dict[str, Value]) -> None:
-        key = comparable(arguments)
+        key = identity(arguments)
         pattern = self._patterns.get(key)
         if pattern is None:
             pattern = self._patterns[key] = Pattern(arguments)
-            self.steps += 1 + len(pattern.wanted)
+            self.steps += 1 + len(pattern.names)
         pattern.dests[dest] = pattern.dests.get(dest, 0) + 1
 
     def remove(self, _routing_key: str, dest: Dest, arguments: dict[str, Value]) -> None:
-        key = comparable(arguments)
+        key = identity(arguments)
         pattern = self._patterns[key]
         dests = pattern.dests
         dests[dest] -= 1
@@ -90,14 +114,30 @@ class HeadersIndex:
             del dests[dest]
         if not dests:
             del self._patterns[key]
-            self.steps -= 1 + len(pattern.wanted)
+            self.steps -= 1 + len(pattern.names)
 
-    def route(self, _routing_key: str, headers: Mapping[str, Value] | None) -> Collection[Dest]:
+    def route(self, routing_key: str, headers: Mapping[str, Value] | None) -> Collection[Dest]:
+        search = self.search(routing_key, headers)
+        while True:
+            try:
+                next(search)
+            except StopIteration as end:
+                found: Collection[Dest] = end.value
+                return found
+
+    def search(self, _routing_key: str, headers: Mapping[str, Value] | None) -> Generator[bool, None, Collection[Dest]]:
         values = {name: comparable(value) for name, value in (headers or {}).items()}
         matched: dict[Dest, None] = {}
-        for pattern in self._patterns.values():
+        cost, left = len(values), PIECE_STEPS
+        for pattern in tuple(self._patterns.values()) if self.steps > PIECE_STEPS else self._patterns.values():
             if pattern.matches(values):
                 matched.update(dict.fromkeys(pattern.dests))
+            cost += 1 + len(pattern.names)
+            left -= 1 + len(pattern.names)
+            if left < 0:  # never where it goes through what may change
+                left = PIECE_STEPS
+                yield True
+        self.cost = cost
         return matched
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from kvitto.broker.queue import Queue
 from kvitto.broker.queue_types import TYPE, type_of, with_default
 from kvitto.broker.removal import Steps
 from kvitto.broker.route import Epoch, Route
+from kvitto.broker.routing import at_once, walk
 from kvitto.broker.stream import Stream, check_stream, stream_log
 from kvitto.broker.vhost_settings import VHostSettings
 
@@ -45,6 +46,9 @@ PREDECLARED = (
 )
 POLICY, OPERATOR_POLICY = "policy", "operator_policy"
 """As definitions name them."""
+FORGET_AT_ONCE = 1000
+"""Routes; more of them are forgotten in pieces."""
+RouteSteps = Generator[bool, None, Route]
 NOTHING: dict[Exchange, None] = {}
 FINISH_PIECES = 4
 """Of a deletion that somebody waits for who wants the name again."""
@@ -58,6 +62,14 @@ def route_to(exchange: str, routing_key: str, found: list[Queue], dynamic: bool)
     route = Route(exchange, routing_key, found if fault is None else [q for q in found if q.fault is None], dynamic)
     route.out_of_service = fault
     return route
+
+
+def empty(routes: dict[bytes, Route]) -> Iterator[None]:
+    """Give back the memory of what nobody asks for any more."""
+    while routes:
+        for _ in range(min(FORGET_AT_ONCE, len(routes))):
+            routes.popitem()
+        yield
 
 
 def generated_name() -> str:
@@ -153,36 +165,57 @@ class VHost:
 
     def route(self, key: bytes) -> Route:
         """The route of an exchange and routing key, given as their short strings. ChannelError 404."""
-        route = self._routes.get(key)
-        if route is None:
-            name, routing_key = split_key(key)
-            found, dynamic, _ = exchanges.resolve(self.exchange(name), routing_key, {}, self.exchanges.get)
-            route = route_to(name, routing_key, found, dynamic)
-            self._remembered += 1 + len(found)
-            if self._remembered > ROUTES_MAX:
-                self._routes.clear()
-                self._remembered = 1 + len(found)
-            self._routes[key] = route
+        return self._routes.get(key) or at_once(self.route_steps(key))
+
+    def remembered(self, key: bytes) -> Route | None:
+        """The route, if it was found since anything has changed."""
+        return self._routes.get(key)
+
+    def route_steps(self, key: bytes) -> RouteSteps:
+        """`route`, in pieces."""
+        name, routing_key = split_key(key)
+        epoch = self.epoch.value
+        found = yield from walk(self.exchange(name), (routing_key,), {}, self.exchanges.get)
+        route = route_to(name, routing_key, found.queues, found.dynamic)
+        if epoch == self.epoch.value:
+            self._remember(key, route)
         return route
+
+    def _remember(self, key: bytes, route: Route) -> None:
+        self._remembered += 1 + route.count
+        if self._remembered > ROUTES_MAX:
+            self._forget_routes()
+            self._remembered = 1 + route.count
+        self._routes[key] = route
+
+    def _forget_routes(self) -> None:
+        routes, self._routes = self._routes, {}
+        self._remembered = 0
+        if len(routes) > FORGET_AT_ONCE:
+            self.broker.jobs.start(empty(routes), owner=self)
 
     def route_by_headers(self, name: str, routing_key: str, headers: dict[str, Any]) -> Route:
         """The route of one message whose headers matter: a headers exchange on the way, CC or BCC."""
-        more = [*strings(headers.get("CC")), *strings(headers.get("BCC"))]
-        found, *_ = exchanges.resolve(self.exchange(name), routing_key, headers, self.exchanges.get, more)
-        return route_to(name, routing_key, found, True)
+        return at_once(self.header_route_steps(name, routing_key, headers))
 
-    def targets(self, name: str, keys: list[str], headers: dict[str, Any]) -> tuple[list[Queue], int]:
-        """Where a dead letter goes, nowhere if the exchange does not exist; and how many steps of routing that took at most."""
+    def header_route_steps(self, name: str, routing_key: str, headers: dict[str, Any]) -> RouteSteps:
+        """`route_by_headers`, in pieces."""
+        keys = (routing_key, *strings(headers.get("CC")), *strings(headers.get("BCC")))
+        found = yield from walk(self.exchange(name), keys, headers, self.exchanges.get)
+        return route_to(name, routing_key, found.queues, True)
+
+    def target_steps(self, name: str, keys: list[str], headers: dict[str, Any]) -> Generator[bool, None, list[Queue]]:
+        """Where a dead letter goes, whatever that takes; nowhere if the exchange does not exist."""
         exchange = self.exchanges.get(name)
         if exchange is None:
-            return [], 0
-        found, _, steps = exchanges.resolve(exchange, keys[0], headers, self.exchanges.get, keys[1:], whatever=True)
-        return found, steps
+            return []
+        found = yield from walk(exchange, keys, headers, self.exchanges.get, whatever=True)
+        return found.queues
 
     def changed(self) -> None:
         """A binding, queue or exchange is not what it was: forget every route."""
-        self._routes.clear()
-        self._remembered = 0
+        if self._routes:
+            self._forget_routes()
         self.epoch.value += 1
 
     # -- exchanges -------------------------------------------------------------------------------------------

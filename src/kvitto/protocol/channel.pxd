@@ -8,14 +8,14 @@ from kvitto.broker.route cimport Epoch, Route
 from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
-cdef Py_ssize_t _ENTRY
+cdef Py_ssize_t _ENTRY, _MANY
 cdef unsigned int _HELD
 cdef int _ACK, _REJECT, _STAGE, _RETRY, _UNKNOWN, _SETTLED, _MORE
 cdef Py_ssize_t _PIECE, _RUN_MAX, _SCANNED
 
 cdef class Channel:
     cdef object __weakref__
-    cdef public object connection, tx, stage, content, vhost, reply_tag, nacked
+    cdef public object connection, tx, stage, searching, content, vhost, reply_tag, nacked
     cdef public unsigned int number, settling
     cdef public Output output
     cdef public Crowd crowd

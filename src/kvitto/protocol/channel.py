@@ -9,7 +9,7 @@ calls it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +61,14 @@ RUN_MAX = 256
 SCANNED = 500 * 24
 """Bytes of entries that can be looked at in 1 us."""
 
+MANY = 200
+"""Queues; a message for more of them goes to them in pieces."""
+QUEUES_PER_PIECE = 25
 ENTRY = 24
 HELD = 0x80000000
 
 _ENTRY = ENTRY  # C variables when compiled
+_MANY = MANY
 _HELD = HELD
 _UNKNOWN, _SETTLED, _MORE = UNKNOWN, SETTLED, MORE
 _PIECE = PIECE
@@ -123,6 +127,8 @@ class Channel:
         """The slot whose queue takes a settlement."""
         self.used: list[Route] = []
         """The routes of what has been published and not confirmed, but for the last one."""
+        self.searching: Generator[bool, None, Route] | None = None
+        """The search for a route that takes more than one turn."""
         self._key = Buf(256)
         self._epoch = connection.vhost.epoch
         self._generation = -1
@@ -144,6 +150,14 @@ class Channel:
             or not bits.same(self._key.p, 0, p, key, key_len)
         ):
             route = self.find_route(bytes(p[key : key + key_len]))
+            if route is None:
+                self.publish_later(
+                    bytes(p[key : key + key_len]),
+                    options,
+                    bytes(props_p[props : props + props_len]),
+                    bytes(body_p[body : body + body_len]),
+                )
+                return 0
         inside = 0
         if props_len != self._props.n or not bits.same(self._props.p, 0, props_p, props, props_len):
             inside = check.check_properties(props_p, props, props_len)
@@ -160,18 +174,23 @@ class Channel:
             inside
             or options & 2
             or route.count == 0
+            or route.count > _MANY
             or route.dynamic
             or self.tx is not None
             or route.out_of_service is not None
         ):
-            self.publish_special(
-                bytes(p[key : key + key_len]),
-                options,
-                bytes(props_p[props : props + props_len]),
-                bytes(body_p[body : body + body_len]),
-                inside,
+            self.take_turns(
+                self.publish_special(
+                    bytes(p[key : key + key_len]),
+                    options,
+                    bytes(props_p[props : props + props_len]),
+                    bytes(body_p[body : body + body_len]),
+                    inside,
+                )
             )
             return 0
+        if route.count > 1:
+            self.connection.spend((route.count >> 3) + (route.count * body_len >> 11))
         refused = None
         for k in range(route.count):
             q = route.queues[k]
@@ -192,13 +211,70 @@ class Channel:
             )
         return 0
 
-    def find_route(self, key: bytes) -> Route:
-        """The route for a key that is not the last one, and whether this user may publish there (W5)."""
+    def publish_later(self, key: bytes, options: int, props: bytes, body: bytes) -> None:
+        """A message whose route is long: finding it, which has begun, takes several turns."""
+        searching, self.searching = self.searching, None
+        assert searching is not None
+
+        def steps() -> Iterator[bool]:
+            self._take_route(key, (yield from searching))
+            if self.vhost.remembered(key) is None:
+                self._generation = -1  # something has changed meanwhile
+            self._count()
+            yield from self.publish_special(key, options, props, body, check.check_properties(props, 0, len(props)))
+
+        self.take_turns(steps())
+
+    def take_turns(self, steps: Iterator[bool]) -> None:
+        """Publish a message: now, or in several turns, while the input behind it waits."""
+        for _ in steps:
+            self.connection.perform(blamed(steps), channel=self, defines=False)
+            return
+
+    def _count(self) -> None:
+        """One message more has been published."""
+        if self.confirm:
+            self.sequence += 1
+            if not self.touched:
+                self.touch()
+
+    def _uncount(self) -> None:
+        """A message that is not published yet when this turn ends: nothing can confirm it."""
+        if self.confirm:
+            self.sequence -= 1
+
+    def _search(self, steps: Generator[bool, None, Route]) -> Generator[bool, None, Route]:
         try:
-            route = self.vhost.route(key)
+            next(steps)
+        except StopIteration as end:
+            found: Route = end.value
+            return found
+        self._uncount()
+        yield True
+        found = yield from steps
+        self._count()
+        return found
+
+    def find_route(self, key: bytes) -> Route | None:
+        """The route for a key that is not the last one, and whether this user may publish there (W5).
+
+        None if that takes more than one turn: then it is being searched for.
+        """
+        try:
+            route = self.vhost.remembered(key)
+            if route is None:
+                self.searching = self.vhost.route_steps(key)
+                next(self.searching)
+                return None
+        except StopIteration as end:
+            route = end.value
         except UnicodeDecodeError:
             text = "exchange and routing key of basic.publish must be UTF-8"
             raise ConnectionError_(FRAME_ERROR, text, 60, 40) from None
+        return self._take_route(key, route)
+
+    def _take_route(self, key: bytes, route: Route) -> Route:
+        """Publish there from now on, if this user may."""
         self.may_publish(route.exchange)
         if self.stage is not None and (route.count or route.dynamic):
             route = Route(route.exchange, route.routing_key, [self.open_stage().queue], route.dynamic)
@@ -216,7 +292,8 @@ class Channel:
     def refuses(self, key: bytes) -> bool:
         """Whether a publish during an alarm is nacked, so that its connection need not be blocked (D4)."""
         try:
-            return self.find_route(key).refused
+            route = self.find_route(key)
+            return route is not None and route.refused
         except ProtocolError:  # it is said when the whole message has come
             return False
 
@@ -246,8 +323,11 @@ class Channel:
             raise ChannelError(ACCESS_REFUSED, text)
         self._allowed[exchange] = self._epoch.value
 
-    def publish_special(self, key: bytes, options: int, props: bytes, body: bytes, inside: int) -> None:
-        """A message that needs a look: its properties matter, it has no queue, headers route it, or a transaction holds it."""
+    def publish_special(self, key: bytes, options: int, props: bytes, body: bytes, inside: int) -> Iterator[bool]:
+        """A message that needs a look: its properties matter, it has no queue or very many, headers route it, or a transaction holds it.
+
+        In pieces, since it may have a long way to go. What has come so far is in `sequence` but for the time between two pieces.
+        """
         assert self.route is not None
         route, ttl_ms, published = self.route, -1, props
         if options & 2:
@@ -265,7 +345,9 @@ class Channel:
             if inside & check.COPIES:
                 check_copies(headers)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
-                route = self.vhost.route_by_headers(route.exchange, route.routing_key, headers)
+                route = yield from self._search(
+                    self.vhost.header_route_steps(route.exchange, route.routing_key, headers)
+                )
             if inside & (check.COPIES | check.REPLY_TO):
                 props = self.as_consumers_see(props, properties.reply_to, headers)
         if self.stage is not None and route.count:
@@ -278,7 +360,7 @@ class Channel:
         if self.tx is not None:
             self.tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
             return
-        self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
+        yield from self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
 
     def as_consumers_see(self, props: bytes, reply_to: str | None, headers: dict[str, Any]) -> bytes:
         """The properties without BCC, and with an address in place of direct reply-to."""
@@ -293,7 +375,9 @@ class Channel:
         check_size(props)
         return props
 
-    def enqueue(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
+    def enqueue(
+        self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int
+    ) -> Iterator[bool]:
         """Give the message to its queues, or back (C4, D4)."""
         if route.refused:
             self.refused([], key, props, body)
@@ -306,11 +390,21 @@ class Channel:
             if mandatory:
                 self.give_back(route, props, body)
             return
-        if route.durable:
-            self.unsynced = True
+        refused: list[Queue] = []
         if route.dynamic and self.confirm:
             self.used.append(route)
-        refused = [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0)]
+        if route.count > MANY:
+            self._uncount()
+            for k, q in enumerate(route.queues):
+                if not q.deleted and not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0):
+                    refused.append(q)
+                if k % QUEUES_PER_PIECE == QUEUES_PER_PIECE - 1:
+                    yield True
+            self._count()
+        else:
+            refused += [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0)]
+        if route.durable:
+            self.unsynced = True
         if refused or route.out_of_service is not None:
             self.refused(refused, key, props, body)
 
@@ -682,6 +776,15 @@ class Channel:
         if self.settle_tags(0, True, REQUEUE) == MORE:
             yield
             yield from self.settle_rest(REQUEUE)
+
+
+def blamed(steps: Iterator[bool]) -> Iterator[bool]:
+    """Steps whose mistakes are those of a basic.publish."""
+    try:
+        yield from steps
+    except ChannelError as error:
+        error.class_id, error.method_id = 60, 40
+        raise
 
 
 class Content:

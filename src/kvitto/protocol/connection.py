@@ -394,11 +394,13 @@ class Connection:
         *,
         channel: Channel | None = None,
         method: Method | None = None,
+        defines: bool = True,
     ) -> None:
         """Do work for a method that may take several turns (broker/jobs.py); the input behind it waits, and that of no other connection.
 
         `done` sends the answer, which goes out once everything that the job has defined is durable. It is not called if the channel or the
         connection has ended meanwhile. A ChannelError closes `channel` and names `method`, in whichever turn it is raised.
+        `defines`: it may change definitions, so the answer has to wait for the disk.
         """
         working = True
         first = True
@@ -422,7 +424,7 @@ class Connection:
             if first:
                 return
             self.answering = False
-            if self.state == RUNNING:
+            if self.state == RUNNING and defines:
                 self._answer_when_durable(before)
             else:
                 self.unstall()

@@ -1,0 +1,90 @@
+"""The way from an exchange to queues, through other exchanges, in pieces: it may lead through thousands of them, for a thousand keys.
+
+`walk` is a job (broker/jobs.py) whose result is what it has found; `at_once` is for those who cannot wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from kvitto.base import limits
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.exchange import Exchange, Headers
+from kvitto.broker.topic import PIECE_STEPS, Dest
+
+T = TypeVar("T")
+Lookup = Callable[[str], Exchange | None]
+Walk = Generator[bool, None, "Found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`queues`: each once. `dynamic`: they depend on the headers, and cannot be remembered. `steps`: what it could have taken."""
+
+    queues: list[Dest]
+    dynamic: bool
+    steps: int
+
+
+def at_once(steps: Generator[bool, None, T]) -> T:
+    """The result of steps that are taken without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def walk(
+    exchange: Exchange, keys: Sequence[str], headers: Headers | None, lookup: Lookup, whatever: bool = False
+) -> Walk:
+    """The queues that a message reaches.
+
+    Where no key finds anything at an exchange, a destination exchange included, its alternate exchange is asked; one that does not exist
+    is passed over. Each exchange is asked once, so cycles end. ChannelError 406 if it could take too long, unless `whatever` it takes.
+    """
+    steps, left = 0, PIECE_STEPS
+    seen, waiting = {exchange}, [exchange]
+    queues: dict[Dest, None] = {}
+    dynamic = False
+    while waiting:
+        current = waiting.pop()
+        index = current.index
+        dynamic = dynamic or current.needs_headers
+        steps += (1 + index.steps) * len(keys)
+        if steps > limits.ROUTING_STEPS_MAX and not whatever:
+            text = f"routing from exchange '{exchange.name}' could take more than {limits.ROUTING_STEPS_MAX} steps for this message"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
+        found: Collection[Dest] = ()
+        several: dict[Dest, None] = {}
+        slow = index.steps > PIECE_STEPS
+        for key in keys:
+            found = (yield from index.search(key, headers)) if slow else index.route(key, headers)
+            left -= 1 + index.cost + len(found)
+            if len(keys) > 1:
+                several.update(dict.fromkeys(found))
+            if left <= 0:
+                found, left = tuple(found), PIECE_STEPS  # what there was may change now
+                yield True
+        if several:
+            found = several
+        if not found and current.alternate is not None:
+            alternate = lookup(current.alternate)
+            found = () if alternate is None else (alternate,)
+        if len(found) > PIECE_STEPS:
+            found = tuple(found)
+        rest = iter(found)
+        while part := tuple(islice(rest, PIECE_STEPS)):
+            for dest in part:
+                if not isinstance(dest, Exchange):
+                    queues[dest] = None
+                elif dest not in seen:
+                    seen.add(dest)
+                    waiting.append(dest)
+            if len(part) == PIECE_STEPS:
+                yield True
+    return Found([q for q in queues if not q.deleted or q.fault is not None], dynamic, steps)

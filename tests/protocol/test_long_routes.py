@@ -1,0 +1,188 @@
+"""Messages with a long way to go: others are served while they are routed, and they are confirmed when they are everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvitto.base import limits
+from kvitto.broker import topic
+from kvitto.protocol import channel as channels
+from kvitto.wire import methods as m
+from kvitto.wire.properties import Properties
+from tests.protocol.raw import NO_PROPERTIES, content
+from tests.protocol.sansio import House, Wire
+
+COPIES = Properties(headers={"CC": [str(i) for i in range(200)]}).encode()
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def ready(house: House, name: str) -> int:
+    return house.broker.vhosts["/"].queues[name].ready
+
+
+def publish(wire: Wire, exchange: str, key: str = "", props: bytes = NO_PROPERTIES, body: bytes = b"x") -> None:
+    wire.feed(content(1, m.BasicPublish(exchange, key), props, body))
+
+
+def confirming(house: House) -> Wire:
+    wire = house.wire()
+    wire.put(1, m.ConfirmSelect(), m.QueueDeclare("a", durable=True), m.QueueDeclare("b", durable=True))
+    house.settle()
+    wire.methods()
+    return wire
+
+
+def behind_exchanges(house: House, count: int = 100, kind: str = "fanout") -> None:
+    """A fanout exchange `x` with so many exchanges behind it, and queue `a` behind the last one."""
+    vhost = house.broker.vhosts["/"]
+    source = vhost.declare_exchange("x", "fanout", False, False, False, {})
+    for i in range(count):
+        dest = vhost.declare_exchange(f"x{i}", kind, False, False, False, {})
+        vhost.bind(source.name, dest, "", {})
+    vhost.bind(f"x{count - 1}", vhost.queues["a"], "", {})
+
+
+def test_a_message_is_routed_in_pieces_and_confirmed_when_it_is_there(house: House) -> None:
+    """1,000 keys in CC and 2,000 exchanges held everybody for half a second."""
+    one, other = confirming(house), confirming(house)
+    behind_exchanges(house)
+    one.feed(
+        content(1, m.BasicPublish("x", ""), COPIES, b"far")
+        + content(1, m.BasicPublish("", "b"), NO_PROPERTIES, b"behind")
+    )
+    publish(other, "", "b", body=b"served")
+    house.turn()
+    house.sync()
+    assert other.methods() == [m.BasicAck(1, False)] and ready(house, "b") == 1
+    assert one.methods() == [] and not ready(house, "a")
+    house.settle()
+    acks = [method.delivery_tag for method in one.methods() if isinstance(method, m.BasicAck)]
+    assert acks in ([2], [1, 2]) and ready(house, "a") == 1 and ready(house, "b") == 2
+    assert one.reading
+
+
+def test_a_body_in_several_frames_is_routed_in_pieces_too(house: House) -> None:
+    wire = confirming(house)
+    behind_exchanges(house)
+    whole = content(1, m.BasicPublish("x", ""), COPIES, b"far" * 1000)
+    for at in range(0, len(whole), 700):
+        wire.feed(whole[at : at + 700])
+    assert not wire.reading and not ready(house, "a")
+    house.settle()
+    assert ready(house, "a") == 1 and wire.methods() == [m.BasicAck(1, False)]
+
+
+def test_a_plain_message_is_routed_in_pieces_and_the_route_is_remembered(house: House) -> None:
+    wire = confirming(house)
+    behind_exchanges(house, topic.PIECE_STEPS)
+    for expected in (False, True):
+        publish(wire, "x")
+        assert wire.reading == expected
+        house.settle()
+    assert ready(house, "a") == 2
+    assert [tag.delivery_tag for tag in wire.methods() if isinstance(tag, m.BasicAck)] == [1, 2]
+
+
+def test_a_route_that_changes_while_it_is_searched_for_is_not_remembered(house: House) -> None:
+    wire = confirming(house)
+    behind_exchanges(house, topic.PIECE_STEPS)
+    vhost = house.broker.vhosts["/"]
+    publish(wire, "x")
+    vhost.bind("x", vhost.queues["b"], "", {})
+    house.settle()
+    publish(wire, "x")
+    house.settle()
+    assert (ready(house, "a"), ready(house, "b")) == (2, 1)
+
+
+def test_a_queue_that_is_deleted_while_a_route_is_searched_for_gets_nothing(house: House) -> None:
+    wire = confirming(house)
+    behind_exchanges(house, topic.PIECE_STEPS)
+    vhost = house.broker.vhosts["/"]
+    publish(wire, "x")
+    gone = vhost.queues["a"]
+    vhost.delete_queue(gone)
+    house.settle()
+    assert gone.published == 0 and wire.methods() == [m.BasicAck(1, False)]
+
+
+def test_a_connection_that_is_lost_in_the_middle_leaves_the_broker_in_order(house: House) -> None:
+    wire, other = confirming(house), confirming(house)
+    behind_exchanges(house)
+    publish(wire, "x", props=COPIES)
+    wire.connection.lost()
+    house.settle()
+    publish(other, "", "b")
+    house.settle()
+    assert other.methods() == [m.BasicAck(1, False)] and len(house.broker.jobs) == 0
+
+
+def test_a_route_that_is_too_long_closes_the_channel_in_a_later_turn(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limit ROUTING_STEPS_MAX: direct and fanout exchanges count, too."""
+    monkeypatch.setattr(limits, "ROUTING_STEPS_MAX", 10_000)
+    wire = confirming(house)
+    behind_exchanges(house)
+    publish(wire, "x", props=COPIES)
+    assert wire.methods() == []
+    house.settle()
+    (close,) = wire.methods()
+    assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "could take more than" in close.reply_text
+    assert (close.class_id, close.method_id) == (60, 40) and wire.reading
+    wire.put(1, m.ChannelCloseOk())
+    wire.put(1, m.ChannelOpen())
+    house.settle()
+    assert [type(method) for method in wire.methods()] == [m.ChannelOpenOk]
+
+
+def many_queues(house: House, count: int) -> None:
+    vhost = house.broker.vhosts["/"]
+    for i in range(count):
+        vhost.bind("amq.fanout", vhost.declare_queue(f"q{i}", True, False, False, {}, None), "", {})
+
+
+@pytest.mark.parametrize("props", [NO_PROPERTIES, Properties(expiration="60000").encode()], ids=["plain", "special"])
+def test_a_message_goes_to_very_many_queues_in_pieces(house: House, props: bytes) -> None:
+    wire = confirming(house)
+    count = channels.MANY + 50
+    many_queues(house, count)
+    house.settle()
+    publish(wire, "amq.fanout", props=props)
+    reached: list[int] = []
+    for _ in turns(house):
+        reached.append(sum(ready(house, f"q{i}") for i in range(count)))
+        assert wire.methods() == [] or reached[-1] == count
+    assert reached[0] < count and reached[-1] == count
+    publish(wire, "amq.fanout", props=props)
+    publish_again_refused = not wire.reading
+    house.settle()
+    assert publish_again_refused and all(ready(house, f"q{i}") == 2 for i in range(count))
+
+
+def test_queues_that_refuse_are_told_when_the_message_is_everywhere(house: House) -> None:
+    """C6: one nack, behind the last queue."""
+    wire = confirming(house)
+    count = channels.MANY + 50
+    many_queues(house, count)
+    full = house.broker.vhosts["/"].queues["q7"]
+    full.max_length, full.limited, full.rejects = 0, True, True
+    publish(wire, "amq.fanout")
+    house.settle()
+    assert wire.methods() == [m.BasicNack(1, False, False)]
+    assert [ready(house, f"q{i}") for i in (6, 7, 8)] == [1, 0, 1]
+
+
+def turns(house: House) -> Iterator[None]:
+    while house.hub.unfinished or house.store.waiting:
+        if house.hub.unfinished:
+            house.turn()
+        else:
+            house.sync()
+        yield
