@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import exchange as exchanges
-from kvitto.broker import hold, policies, removal, walls
+from kvitto.broker import hold, policies, policing, removal, walls
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
@@ -110,12 +110,8 @@ class VHost:
     # -- policies --------------------------------------------------------------------------------------------
 
     def set_policy(self, kind: str, policy: Policy) -> None:
-        """Add or replace one. `kind`: POLICY or OPERATOR_POLICY."""
-        found = self.policies_by_name(kind)
-        before = found.get(policy.name)
-        found[policy.name] = policy
-        self.broker.define(kind, (self.name, policy.name), policy.value())
-        self._policies_changed(policy if before is None else before, policy)
+        """`policing.set_policy`, at once."""
+        removal.at_once(policing.set_policy(self, kind, policy))
 
     def restore_policy(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """At the start, before there are queues."""
@@ -129,34 +125,19 @@ class VHost:
         self.broker.find_inert(kind, (self.name, name), what, (found.pattern,))
 
     def clear_policy(self, kind: str, name: str) -> None:
-        gone = self.policies_by_name(kind).pop(name)
-        self.broker.undefine(kind, (self.name, name))
-        self._policies_changed(gone)
+        """`policing.clear_policy`, at once."""
+        removal.at_once(policing.clear_policy(self, kind, name))
 
     def policies_by_name(self, kind: str) -> dict[str, Policy]:
         return self.policies if kind == POLICY else self.operator_policies
 
-    def _policies_changed(self, *changed: Policy) -> None:
-        """`changed`: the one that came or went, as it was and as it is. Where it does not fit, nothing is another one."""
-        for queue in self.queues.values():
-            kinds = policies.queue_kinds(queue.arguments)
-            if not any(policy.fits(kinds, queue.name) for policy in changed):
-                continue
-            found = self._policies_of(queue.name, queue.arguments)
-            if found != (queue.policy, queue.operator_policy):
-                queue.policy, queue.operator_policy = found
-                queue.take_settings(read_settings(policies.for_queue(usable(queue.arguments), *found)))
-        for exchange in self.exchanges.values():
-            exchange.take_policy(self._policy_of_exchange(exchange.name))
-        self.changed()
-
-    def _policies_of(self, name: str, arguments: dict[str, Any]) -> tuple[Policy | None, Policy | None]:
+    def policies_of(self, name: str, arguments: dict[str, Any]) -> tuple[Policy | None, Policy | None]:
         """Of a queue: the policy and the operator policy that count."""
         kinds = policies.queue_kinds(arguments)
         of_users = policies.first_that_fits(self.policies.values(), kinds, name)
         return of_users, policies.first_that_fits(self.operator_policies.values(), kinds, name)
 
-    def _policy_of_exchange(self, name: str) -> Policy | None:
+    def policy_of_exchange(self, name: str) -> Policy | None:
         if name == "":  # nothing is unroutable there but what has no queue
             return None
         return policies.first_that_fits(self.policies.values(), policies.EXCHANGE_KINDS, name)
@@ -245,7 +226,7 @@ class VHost:
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
-        made.take_policy(self._policy_of_exchange(name))
+        made.take_policy(self.policy_of_exchange(name))
         self.changed()
         if durable:
             value = {"type": kind, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
@@ -458,7 +439,7 @@ class VHost:
         elif unusable := arguments.keys() - (counting := usable(arguments)).keys():
             told = ", ".join(f"{key}={arguments[key]!r}" for key in sorted(unusable))
             log.error("%s is there without arguments that it cannot have: %s", describe("queue", name, self.name), told)
-        found = self._policies_of(name, arguments)
+        found = self.policies_of(name, arguments)
         settings = read_settings(policies.for_queue(counting, *found))
         if settings.stream:
             made: Queue = Stream(

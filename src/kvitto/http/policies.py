@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from kvitto.broker import policing
 from kvitto.broker.policies import PRIORITY_MAX, InvalidPolicy, policy
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY
 from kvitto.http import fields, views
@@ -45,7 +46,7 @@ def puts(kind: str) -> Handler:
         except InvalidPolicy as error:
             raise bad_request(str(error)) from None
         known = name in vhost.policies_by_name(kind)
-        await call.api.change(lambda: vhost.set_policy(kind, made))
+        await call.api.perform(policing.set_policy(vhost, kind, made))
         return NO_CONTENT if known else CREATED
 
     return put_policy
@@ -56,7 +57,7 @@ def deletes(kind: str) -> Handler:
         vhost = call.own_vhost()
         if call.name not in vhost.policies_by_name(kind):
             raise not_found(f"there is no {WORDS[kind]} '{call.name}' in vhost '{vhost.name}'")
-        await call.api.change(lambda: vhost.clear_policy(kind, call.name))
+        await call.api.perform(policing.clear_policy(vhost, kind, call.name))
         return NO_CONTENT
 
     return delete_policy
