@@ -27,6 +27,8 @@ from tests.support.rig import Rig
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(SMALLER_COUNTS, st.integers(1, 1000)),
     **dict.fromkeys(("retry-delay-min", "retry-delay-max"), st.integers(0, 1000)),
+    **dict.fromkeys(("delayed-retry-min", "delayed-retry-max"), st.integers(0, 1000)),
+    "delayed-retry-type": st.sampled_from(["disabled", "all", "failed", "returned"]),
     **dict.fromkeys(("dead-letter-exchange", "dead-letter-routing-key"), st.sampled_from(["", "x", "y"])),
     "max-age": st.sampled_from(["1h", "30s", "2D"]),
     "overflow": st.sampled_from(["drop-head", "reject-publish", "reject-publish-dlx"]),
@@ -128,9 +130,62 @@ def test_what_is_wrong_is_said(value: dict[str, Any], why: str) -> None:
     assert why in str(refused.value)
 
 
+OPERATORS = {
+    "message-ttl": 1,
+    "expires": 1,
+    "max-length": 1,
+    "max-length-bytes": 1,
+    "delivery-limit": -1,
+    "consumer-timeout": 0,
+    "overflow": "reject-publish",
+    "delayed-retry-type": "all",
+    "delayed-retry-min": 1,
+    "delayed-retry-max": 2,
+    "max-in-memory-length": 1,
+    "max-in-memory-bytes": 1,
+    "queue-version": 2,
+    "target-group-size": 3,
+    "ha-mode": "all",
+}
+
+
+def test_an_operator_policy_takes_what_rabbitmqs_takes() -> None:
+    made = policy("p", {"pattern": "", "definition": OPERATORS}, operator=True)
+    assert made.definition == OPERATORS
+
+
+def test_what_an_operator_policy_says_counts_before_a_policy() -> None:
+    users = made(
+        definition={"overflow": "drop-head", "retry-delay-min": 5, "delivery-limit": -1, "consumer-timeout": 0}
+    )
+    operators = {"overflow": "reject-publish", "delayed-retry-type": "failed", "delayed-retry-min": 7}
+    limits = {"delivery-limit": 9, "consumer-timeout": 70}
+    assert in_effect(users, made(definition={**operators, **limits})) == {**operators, **limits}
+
+
+def test_a_limit_of_minus_one_is_none() -> None:
+    settings = read_settings(for_queue({"x-delivery-limit": -1}, None, None))
+    assert settings.delivery_limit == -1
+    assert for_queue({"x-delivery-limit": -1}, made(definition={"delivery-limit": 4}), None)["x-delivery-limit"] == 4
+    assert for_queue({"x-delivery-limit": 3}, made(definition={"delivery-limit": -1}), None)["x-delivery-limit"] == 3
+
+
+def test_what_means_nothing_on_one_node_is_kept_and_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    definition = {"max-length": 5, "ha-mode": "all", "queue-leader-locator": "balanced"}
+    for name in "ab":
+        rig.broker.vhosts["/"].set_policy(POLICY, policy(name, {"pattern": "", "definition": definition}))
+    assert rig.broker.vhosts["/"].policies["a"].value()["definition"] == definition
+    assert in_effect(rig.broker.vhosts["/"].policies["a"], None) == {"max-length": 5}
+    assert [record.getMessage().split(": ")[1].split()[0] for record in caplog.records] == [
+        "'ha-mode'",
+        "'queue-leader-locator'",
+    ]
+
+
 def test_operators_limit_and_nothing_else() -> None:
-    with pytest.raises(InvalidPolicy, match="'overflow' is no setting of operator policies"):
-        policy("p", {"pattern": "", "definition": {"overflow": "reject-publish"}}, operator=True)
+    with pytest.raises(InvalidPolicy, match="'max-age' is no setting of operator policies"):
+        policy("p", {"pattern": "", "definition": {"max-age": "1D"}}, operator=True)
     users, operator = (
         made(definition={"max-length": 10, "overflow": "reject-publish"}),
         made(definition={"max-length": 7}),
@@ -364,14 +419,14 @@ def test_a_queue_is_there_again_without_an_argument_that_nobody_takes_any_more(
     """P4: its messages, its other arguments and its policy are."""
     queue = rig.declare("q")
     fill(rig, "q", 1)
-    arguments = {"x-max-length": 9, "x-consumer-timeout": 0, "x-retry-delay-max": 5}
+    arguments = {"x-max-length": 9, "x-consumer-timeout": -1, "x-retry-delay-max": 5}
     value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": arguments}
     rig.broker.define("queue", ("/", "q"), value)
     settle(rig, {"delivery-limit": 3})
     rig.restart()
     found = rig.queue("q")
     assert (found.ready, found.max_length, found.consumer_timeout_ms, found.delivery_limit) == (1, 9, -1, 3)
-    told = "queue 'q' in vhost '/' is there without arguments that it cannot have: x-consumer-timeout=0, x-retry-delay-max=5"
+    told = "queue 'q' in vhost '/' is there without arguments that it cannot have: x-consumer-timeout=-1, x-retry-delay-max=5"
     assert told in caplog.text
 
 

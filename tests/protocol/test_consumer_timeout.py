@@ -247,7 +247,7 @@ def test_nothing_is_kept_of_those_who_are_gone(house: House) -> None:
     assert not house.hub.timeouts._channels and not len(house.broker.timers)
 
 
-@pytest.mark.parametrize("value", [0, -1, "1000", True, 1.8e6])
+@pytest.mark.parametrize("value", [-1, "1000", True, 1.8e6])
 def test_the_argument_is_a_number_of_ms(raw: Raw, name: str, value: object) -> None:
     """A16, Q."""
     raw.put(1, m.QueueDeclare(name, durable=True, arguments={"x-consumer-timeout": value}))
@@ -291,3 +291,45 @@ def test_pika(port: int, name: str) -> None:
         assert told.value.reply_code == 406 and "timed out" in told.value.reply_text
         method, _, body = quick.basic_get(name, auto_ack=True)
         assert (method.redelivered, body) == (True, b"x")
+
+
+# -- a consumer's own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queues", [None, 3 * TIMEOUT_MS])
+def test_a_consumers_own_timeout_counts_before_its_queues(queues: int | None) -> None:
+    house = House()
+    wire = opened(house, **{"x-consumer-timeout": queues})
+    say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": TIMEOUT_MS}))
+    publish(house, "q", b"x")
+    pass_time(house, TIMEOUT_MS - LATE_MS)
+    assert closed(wire) == []
+    pass_time(house, 2 * LATE_MS)
+    ((number, close),) = closed(wire)
+    assert (number, close.reply_code) == (1, 406) and f"{TIMEOUT_MS} ms" in close.reply_text
+
+
+def test_a_consumer_may_be_without_a_timeout_on_a_queue_that_has_one() -> None:
+    house = House()
+    wire = opened(house)
+    say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": 0}))
+    publish(house, "q", b"x")
+    pass_time(house, 3 * TIMEOUT_MS)
+    assert closed(wire) == []
+
+
+def test_a_queue_with_a_timeout_of_zero_has_none() -> None:
+    house = House()
+    wire = opened(house, m.BasicConsume("q", "c"), **{"x-consumer-timeout": 0})
+    publish(house, "q", b"x")
+    pass_time(house, 3 * TIMEOUT_MS)
+    assert closed(wire) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, "soon", 1.5, True, None])
+def test_a_consumers_timeout_that_is_none_is_refused(wrong: Any) -> None:
+    house = House()
+    wire = opened(house)
+    say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": wrong}))
+    ((_, close),) = closed(wire)
+    assert close.reply_code == 406 and "invalid arg 'x-consumer-timeout'" in close.reply_text

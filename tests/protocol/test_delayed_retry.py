@@ -68,6 +68,72 @@ def test_it_comes_again_later_and_what_is_behind_it_does_not_wait(back: Method) 
     assert came(wire) == [(b"bad", 4, True)]
 
 
+FAILED, RETURNED = m.BasicReject(1, True), m.BasicNack(1, False, True)
+
+
+@pytest.mark.parametrize("kind", ["all", "failed", "returned", "disabled"])
+@pytest.mark.parametrize("back", [FAILED, RETURNED], ids=["reject", "nack"])
+def test_rabbitmqs_type_says_which_messages_are_delayed(kind: str, back: Method) -> None:
+    """x-delayed-retry-type of RabbitMQ 4.3: a rejected message has failed, a nacked one is returned."""
+    house = House()
+    arguments = {"x-retry-delay-min": None, "x-delayed-retry-type": kind, "x-delayed-retry-min": 1000}
+    wire = opened(house, **arguments)
+    publish(wire, b"bad")
+    came(wire)
+    wire.put(1, back)
+    delayed = kind == "all" or kind == ("failed" if back is FAILED else "returned")
+    assert len(came(wire)) == (0 if delayed else 1)
+    wait(house, 1.01)
+    assert len(came(wire)) == (1 if delayed else 0)
+
+
+def test_rabbitmqs_delay_grows_by_the_same_amount_up_to_the_most() -> None:
+    """min(min * deliveries, max), without jitter."""
+    house = House()
+    arguments = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1000, "x-delayed-retry-max": 2500}
+    wire = opened(house, **{"x-retry-delay-min": None}, **arguments)
+    publish(wire, b"bad")
+    (_, tag, _) = came(wire)[0]
+    for seconds in (1, 2, 2.5, 2.5):
+        wire.put(1, m.BasicNack(tag, False, True))
+        wait(house, seconds - 0.001)
+        assert came(wire) == []
+        wait(house, 0.002)
+        ((_, tag, _),) = came(wire)
+
+
+@pytest.mark.parametrize("kind", ["failed", "returned"])
+def test_a_transaction_gives_back_as_without_one(kind: str) -> None:
+    house = House()
+    wire = house.wire()
+    arguments = {"x-delayed-retry-type": kind, "x-delayed-retry-min": 1000}
+    wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments))
+    house.settle()
+    wire.put(1, m.TxSelect(), m.BasicConsume("q", "c"))
+    other = house.wire()
+    publish(other, b"1", b"2")
+    assert [body for body, _, _ in came(wire)] == [b"1", b"2"]
+    wire.put(1, m.BasicReject(1, True), m.BasicNack(2, False, True), m.TxCommit())
+    assert [body for body, _, _ in came(wire)] == [b"2" if kind == "failed" else b"1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"x-delayed-retry-type": "some"}, "'some' is none of disabled, all, failed, returned"),
+        ({"x-delayed-retry-type": "all"}, "it needs x-delayed-retry-min"),
+        ({"x-delayed-retry-min": 5, "x-delayed-retry-max": 4}, "it needs an x-delayed-retry-min that is not larger"),
+        ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 5, "x-retry-delay-min": 5}, "only one of the two"),
+    ],
+)
+def test_a_wrong_delay_is_refused(wrong: dict[str, Any], why: str) -> None:
+    wire = House().wire()
+    wire.put(1, m.QueueDeclare("q", arguments=wrong))
+    wire.house.settle()
+    (close,) = wire.methods()
+    assert isinstance(close, ChannelClose) and close.reply_code == 406 and why in close.reply_text
+
+
 def test_each_failure_doubles_the_delay_up_to_the_most() -> None:
     house = House()
     wire = opened(house, **{"x-retry-delay-max": 5000})

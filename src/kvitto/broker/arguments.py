@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.base.limits import SHORTSTR_MAX
+from kvitto.broker.argument_reader import NUMBER_MAX, InvalidArgument, Reader, age_ms
+from kvitto.broker.inert import REFUSED_OF_QUEUES
 
 MS_MAX = 315_360_000_000
 """Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `store.batch.TTL_MAX`."""
@@ -18,8 +18,11 @@ RETRY_MAX_MS = 3_600_000
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 ON_ALARM = ("block", "nack")
 QUEUE_TYPES = ("classic", "quorum", "stream")
-DAY_MS = 86_400_000
-AGE_UNITS_MS = {"Y": 365 * DAY_MS, "M": 30 * DAY_MS, "D": DAY_MS, "h": 3_600_000, "m": 60_000, "s": 1000}
+DELAYED_RETRY = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
+"""RabbitMQ 4.3's way to say when a message that was given back comes again."""
+DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
+QUORUM_PRIORITY_MAX = 31
+"""A quorum queue has priorities without an argument, as RabbitMQ's 4.3."""
 ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
 NOT_FOR_STREAMS = (
     "x-message-ttl",
@@ -32,6 +35,7 @@ NOT_FOR_STREAMS = (
     "x-single-active-consumer",
     "x-retry-delay-min",
     "x-retry-delay-max",
+    *DELAYED_RETRY,
 )
 """What RabbitMQ refuses for a stream, and what would mean nothing."""
 SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
@@ -52,8 +56,13 @@ class QueueSettings:
     dead_letter_routing_key: str | None = None
     delivery_limit: int = -1
     max_priority: int = -1
+    prioritises: bool = False
+    """Messages with a priority come first, up to QUORUM_PRIORITY_MAX, although no argument says so."""
     retry_min_ms: int = -1
     retry_max_ms: int = -1
+    retry_linear: bool = False
+    retry_of: str = "all"
+    """Which messages are delayed: "failed", those of basic.reject; "returned", those of basic.nack; or "all"."""
     single_active_consumer: bool = False
     consumer_timeout_ms: int = -1
     archive: bool = False
@@ -69,12 +78,6 @@ class QueueSettings:
         return self.dead_letter_exchange, self.dead_letter_routing_key
 
 
-def age_ms(text: str) -> int:
-    """An interval as stream arguments have it: `7D`, units Y M D h m s. -1 if it is none."""
-    found = re.fullmatch(r"([0-9]{1,9})([YMDhms])", text)
-    return int(found[1]) * AGE_UNITS_MS[found[2]] if found else -1
-
-
 def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: bool) -> Iterator[tuple[str, str]]:
     """(argument, why) of those that a queue like this cannot have."""
     if archive and not lasting:
@@ -87,15 +90,6 @@ def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: 
     for name in NOT_FOR_STREAMS if kind == "stream" else ():
         if name in arguments:
             yield name, "a stream has no such argument"
-
-
-class InvalidArgument(ValueError):
-    """An argument that no queue, or not this queue, can have."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"{name}: {why}")
-        self.name = name
-        self.why = why
 
 
 def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
@@ -113,83 +107,72 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
     `lasting`: the queue is durable, and not exclusive.
     """
 
-    def number(name: str, least: int, most: int = (1 << 63) - 1) -> int:
-        value = arguments.get(name)
-        if value is None:
-            return -1
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(name, f"expected an integer, got {value!r}")
-        if not least <= value <= most:
-            raise InvalidArgument(name, f"{value} is not between {least} and {most}")
-        return value
-
-    def text(name: str) -> str | None:
-        value = arguments.get(name)
-        if value is not None and not isinstance(value, str):
-            raise InvalidArgument(name, f"expected a string, got {value!r}")
-        if value is not None and len(value.encode()) > SHORTSTR_MAX:
-            raise InvalidArgument(name, f"longer than {SHORTSTR_MAX} bytes")
-        return value
-
-    def flag(name: str) -> bool:
-        value = arguments.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise InvalidArgument(name, f"expected a boolean, got {value!r}")
-        return bool(value)
-
-    def age(name: str) -> int:
-        value = text(name)
-        if value is not None and age_ms(value) < 0:
-            raise InvalidArgument(
-                name, f"expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}"
-            )
-        return -1 if value is None else age_ms(value)
-
-    overflow = text("x-overflow") or "drop-head"
-    if overflow not in OVERFLOWS:
-        raise InvalidArgument("x-overflow", f"{overflow!r} is none of {', '.join(OVERFLOWS)}")
-    on_alarm = text("x-on-alarm") or "block"
-    if on_alarm not in ON_ALARM:
-        raise InvalidArgument("x-on-alarm", f"{on_alarm!r} is none of {', '.join(ON_ALARM)}")
-    kind = text("x-queue-type") or "classic"
-    if kind not in QUEUE_TYPES:
-        raise InvalidArgument("x-queue-type", f"{kind!r} is none of {', '.join(QUEUE_TYPES)}")
-    exchange, routing_key = text("x-dead-letter-exchange"), text("x-dead-letter-routing-key")
+    read = Reader(arguments)
+    overflow, on_alarm = read.one_of("x-overflow", OVERFLOWS), read.one_of("x-on-alarm", ON_ALARM)
+    kind = read.one_of("x-queue-type", QUEUE_TYPES)
+    exchange, routing_key = read.text("x-dead-letter-exchange"), read.text("x-dead-letter-routing-key")
     if routing_key is not None and exchange is None:
         raise InvalidArgument("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
-    retry_min, retry_max = number("x-retry-delay-min", 0, MS_MAX), number("x-retry-delay-max", 0, MS_MAX)
-    if retry_max >= 0 and not 0 <= retry_min <= retry_max:
-        raise InvalidArgument("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
-    archive = flag("x-archive")
+    retry_min, retry_max, linear, retry_of = _retry(read)
+    for name, why in REFUSED_OF_QUEUES.items():
+        if arguments.get(name):
+            raise InvalidArgument(name, why)
+    archive = read.flag("x-archive")
     for name, why in _out_of_place(arguments, kind, archive, lasting):
         raise InvalidArgument(name, why)
     return QueueSettings(
-        ttl_ms=number("x-message-ttl", 0, MS_MAX),
-        expires_ms=number("x-expires", 1, MS_MAX),
-        max_length=number("x-max-length", 0),
-        max_bytes=number("x-max-length-bytes", 0),
+        ttl_ms=read.number("x-message-ttl", 0, MS_MAX),
+        expires_ms=read.number("x-expires", 1, MS_MAX),
+        max_length=read.number("x-max-length", 0),
+        max_bytes=read.number("x-max-length-bytes", 0),
         overflow=overflow,
         nacks_on_alarm=on_alarm == "nack",
         dead_letter_exchange=exchange,
         dead_letter_routing_key=routing_key,
-        delivery_limit=number("x-delivery-limit", 0),
-        max_priority=number("x-max-priority", 0, 255),
+        delivery_limit=max(read.number("x-delivery-limit", -NUMBER_MAX), -1),
+        max_priority=read.number("x-max-priority", 0, 255),
+        prioritises=kind == "quorum" and not read.has("x-max-priority"),
         retry_min_ms=retry_min,
-        retry_max_ms=retry_max if retry_max >= 0 else max(retry_min, RETRY_MAX_MS),
-        single_active_consumer=flag("x-single-active-consumer"),
-        consumer_timeout_ms=number("x-consumer-timeout", 1),
+        retry_max_ms=retry_max,
+        retry_linear=linear,
+        retry_of=retry_of,
+        single_active_consumer=read.flag("x-single-active-consumer"),
+        consumer_timeout_ms=read.number("x-consumer-timeout", 0) or -1,
         archive=archive,
-        archive_max_age_ms=age("x-archive-max-age"),
-        archive_max_bytes=number("x-archive-max-length-bytes", 0),
+        archive_max_age_ms=read.age("x-archive-max-age"),
+        archive_max_bytes=read.number("x-archive-max-length-bytes", 0),
         stream=kind == "stream",
-        max_age_ms=age("x-max-age") if kind == "stream" else -1,
-        segment_bytes=number(SEGMENT_SIZE, 1, STREAM_SEGMENT_BYTES_MAX) if kind == "stream" else -1,
+        max_age_ms=read.age("x-max-age") if kind == "stream" else -1,
+        segment_bytes=read.number(SEGMENT_SIZE, 1, STREAM_SEGMENT_BYTES_MAX) if kind == "stream" else -1,
     )
+
+
+def _retry(read: Reader) -> tuple[int, int, bool, str]:
+    """Least and most delay of a message that was given back, whether it grows by the same amount each time, and of which messages."""
+    least, most = read.number("x-retry-delay-min", 0, MS_MAX), read.number("x-retry-delay-max", 0, MS_MAX)
+    if most >= 0 and not 0 <= least <= most:
+        raise InvalidArgument("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
+    of, first, last = DELAYED_RETRY
+    kind, shortest, longest = (
+        read.one_of(of, DELAYED_RETRY_TYPES),
+        read.number(first, 0, MS_MAX),
+        read.number(last, 0, MS_MAX),
+    )
+    if longest >= 0 and not 0 <= shortest <= longest:
+        raise InvalidArgument(last, f"it needs an {first} that is not larger")
+    if kind == "disabled":
+        return least, most if most >= 0 else max(least, RETRY_MAX_MS), False, "all"
+    if shortest < 0:
+        raise InvalidArgument(of, f"it needs {first}")
+    if least >= 0:
+        raise InvalidArgument(of, "there is an x-retry-delay-min already: only one of the two can say when")
+    return shortest, longest if longest >= 0 else MS_MAX, True, kind
 
 
 SMALLER_COUNTS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "consumer-timeout")
 """Settings of a policy that are limits: of several the smallest counts."""
-RETRY_DELAYS = ("retry-delay-min", "retry-delay-max")
+RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for name in DELAYED_RETRY))
+"""Who says one of them says when messages come again: none of the others is added from elsewhere."""
 QUEUE_POLICY = (
     *SMALLER_COUNTS,
     "max-age",
@@ -197,7 +180,7 @@ QUEUE_POLICY = (
     "dead-letter-exchange",
     "dead-letter-routing-key",
     "on-alarm",
-    *RETRY_DELAYS,
+    *RETRIES,
 )
 """What a policy may say of queues: the names of arguments without `x-`."""
 
@@ -216,6 +199,12 @@ def usable(arguments: dict[str, Any]) -> dict[str, Any]:
             return arguments
 
 
+def stricter(key: str, one: int, other: int) -> int:
+    """The limit that counts of two: the smaller one, where one below 0 stands for none, and a consumer timeout of 0 too."""
+    least = 1 if key == "consumer-timeout" else 0
+    return max(one, other) if min(one, other) < least else min(one, other)
+
+
 def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
     """A queue's arguments with what a policy adds: an argument counts before the policy, of two limits the smaller one.
 
@@ -223,17 +212,18 @@ def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[st
     """
     merged = {name: value for name, value in arguments.items() if value is not None}
     stream = merged.get("x-queue-type") == "stream"
+    retries = any("x-" + name in merged for name in RETRIES)
     for key, value in policy.items():
         name = "x-" + key
         if key not in QUEUE_POLICY or (stream and name in NOT_FOR_STREAMS):
             continue
-        if key in RETRY_DELAYS and "x-retry-delay-min" in arguments:
+        if key in RETRIES and retries:
             continue
         own = merged.get(name)
         if own is None:
             merged[name] = value
         elif key in SMALLER_COUNTS:
-            merged[name] = min(own, value)
+            merged[name] = stricter(key, own, value)
         elif key == "max-age":
             merged[name] = min(own, value, key=age_ms)
     if "x-dead-letter-exchange" not in merged:
@@ -254,6 +244,7 @@ EQUIVALENCE_ARGUMENTS = (  # beside the type
     "x-max-priority",
     "x-retry-delay-min",
     "x-retry-delay-max",
+    *DELAYED_RETRY,
     "x-single-active-consumer",
     "x-consumer-timeout",
     "x-max-age",

@@ -20,6 +20,7 @@ from kvitto.broker.counts import Counts
 from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.hold import Hold
+from kvitto.broker.inert import Notices
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
 from kvitto.broker.patterns import Pattern
@@ -64,6 +65,7 @@ class Broker:
         self.timers = Timers(clock.monotonic_ms())
         self.jobs = Jobs()
         self._expired: list[Queue] = []
+        self.notices = Notices()
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
         self.stages = Stages(self)

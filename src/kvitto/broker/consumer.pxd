@@ -7,6 +7,7 @@ cdef class Consumer:
     cdef public str tag
     cdef public bint no_ack, exclusive, active, lent, idle, counted
     cdef public int priority
+    cdef public long long timeout_ms
     cdef public dict arguments
     cdef public Py_ssize_t unacked, delivered
     cpdef Py_ssize_t credit(self) except? -1

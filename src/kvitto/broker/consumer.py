@@ -30,6 +30,8 @@ class Consumer:
         self.active = True
         self.counted = True
         """Whether what it holds counts towards a prefetch."""
+        self.timeout_ms: int = arguments.get("x-consumer-timeout", -1)
+        """How long it may hold a delivery, 0 for as long as it likes; -1: what its queue says."""
         self.place: Place | None = None
         self.lent = False
         """What it was given last will be settled by whoever sends it, although it is not to be acknowledged."""

@@ -18,6 +18,8 @@ class Delays:
     def __init__(self, least_ms: int, most_ms: int) -> None:
         self.least_ms = least_ms
         self.most_ms = most_ms
+        self.linear = False
+        """Each delay is `least_ms` longer than the one before, without jitter: RabbitMQ's x-delayed-retry-*."""
         self.bytes = 0
         self._heap: list[tuple[int, int]] = []
         self._sizes: dict[int, int] = {}
@@ -42,11 +44,15 @@ class Delays:
 
     def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
         """A message of `size` bytes failed after so many deliveries."""
-        delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
+        if self.linear:
+            delay = min(self.least_ms * deliveries, self.most_ms)
+        else:
+            delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
+            delay += int(delay * JITTER * random.random())
         self.bytes += size
         self._sizes[offset] = size
         self._lowest = min(self._lowest, offset)
-        heapq.heappush(self._heap, (now_ms + int(delay * (1 + JITTER * random.random())), offset))
+        heapq.heappush(self._heap, (now_ms + delay, offset))
 
     @property
     def next_ms(self) -> int:

@@ -1,7 +1,8 @@
 """Policies: what holds for all queues and exchanges of a virtual host whose names match, and may change while they live (A8, D2).
 
 As RabbitMQ's: of the policies that match, the one with the highest priority counts, and of equal ones the first by name. Beside it an
-operator policy may give limits. `arguments.with_policy` has what they mean for a queue; here is which of them applies.
+operator policy may give limits, and say what a queue does that has reached one. `arguments.with_policy` has what they mean for a
+queue; here is which of them applies.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.limits import SHORTSTR_MAX
+from kvitto.broker import inert
+from kvitto.broker.argument_reader import AGE_UNITS_MS, InvalidArgument, age_ms
 from kvitto.broker.arguments import (
-    AGE_UNITS_MS,
     QUEUE_POLICY,
+    RETRIES,
     SMALLER_COUNTS,
-    InvalidArgument,
-    age_ms,
     read_settings,
+    stricter,
     with_policy,
 )
 from kvitto.broker.exchange import ALTERNATE
@@ -26,6 +28,9 @@ from kvitto.broker.patterns import InvalidPattern, Pattern, compile_pattern, sto
 QUEUE_TYPES = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
 EXCHANGE_KINDS = ("all", "exchanges")
 APPLY_TO = (*EXCHANGE_KINDS, "queues", *QUEUE_TYPES.values())
+HONOURED_POLICY = (*QUEUE_POLICY, ALTERNATE)
+OPERATOR_POLICY = (*SMALLER_COUNTS, "overflow", *RETRIES)
+"""What an operator policy may say."""
 PRIORITY_MAX = (1 << 31) - 1
 
 
@@ -89,8 +94,8 @@ def policy(name: str, value: Mapping[str, Any], operator: bool = False, stored: 
 
 
 def _check_setting(key: str, value: Any, operator: bool) -> None:
-    known = SMALLER_COUNTS if operator else (*QUEUE_POLICY, ALTERNATE)
-    if key not in known:
+    known = OPERATOR_POLICY if operator else HONOURED_POLICY
+    if key not in known and key not in (inert.OPERATOR_POLICY if operator else inert.POLICY):
         sort = "operator policies" if operator else "policies"
         raise InvalidPolicy(f"{key!r} is no setting of {sort}; these are: {', '.join(known)}")
     if value is None:
@@ -114,15 +119,17 @@ def queue_kinds(arguments: Mapping[str, Any]) -> Collection[str]:
 
 def for_queue(arguments: dict[str, Any], policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
     """The arguments of a queue as if it had been declared with what its policies add."""
-    for one in (policy, operator):
-        if one is not None:
-            arguments = with_policy(arguments, one.definition)
-    return arguments
+    effective = in_effect(policy, operator)
+    return with_policy(arguments, effective) if effective else arguments
 
 
 def in_effect(policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
-    """What both say together."""
+    """What both say together: of two limits the stricter one counts, of all else what the operator's policy says."""
     effective = dict(policy.definition) if policy is not None else {}
-    for key, value in operator.definition.items() if operator is not None else ():
-        effective[key] = min(effective.get(key, value), value)
-    return effective
+    operators = operator.definition if operator is not None else {}
+    if any(key in operators for key in RETRIES):
+        effective = {key: value for key, value in effective.items() if key not in RETRIES}
+    for key, value in operators.items():
+        counts = key in SMALLER_COUNTS and key in effective
+        effective[key] = stricter(key, effective[key], value) if counts else value
+    return {key: value for key, value in effective.items() if key not in inert.POLICY}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.broker import policies
 from kvitto.broker.arguments import read_settings, usable
+from kvitto.broker.equivalence import describe
 from kvitto.broker.removal import Cost, Steps
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def set_policy(vhost: VHost, kind: str, policy: Policy) -> Steps:
     before = found.get(policy.name, policy)
     found[policy.name] = policy
     vhost.broker.define(kind, (vhost.name, policy.name), policy.value())
+    thing = describe("policy", policy.name, vhost.name)
+    vhost.broker.notices.without_effect(thing, policy.definition, policies.HONOURED_POLICY)
     yield from _apply(vhost, before, policy)
 
 

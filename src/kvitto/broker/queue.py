@@ -153,6 +153,7 @@ class Queue:
         self.consumer_timeout_ms = settings.consumer_timeout_ms
         self.may_expire = self.may_expire or settings.ttl_ms >= 0
         self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
+        self.delays.linear = settings.retry_linear
 
     def take_settings(self, settings: QueueSettings) -> None:
         """Policies have changed: what waits keeps its time to live, limits hold for all of it from the next turn on."""
@@ -601,9 +602,12 @@ class Queue:
         else:
             self.dead_letter(offset, n, "rejected", REJECTED, 1)
 
-    def retry(self, offset: int, n: int, body_bytes: int) -> None:
-        """A consumer could not do with n unacked messages: they come back, later if the queue has x-retry-delay-min (A15)."""
-        if self.settings.retry_min_ms < 0 or self.deleted:
+    def retry(self, offset: int, n: int, body_bytes: int, how: str = "returned") -> None:
+        """A consumer could not do with n unacked messages: they come back, later if the queue delays them (A15).
+
+        `how`: "failed" by basic.reject, "returned" by basic.nack; `x-delayed-retry-type` may name one of them.
+        """
+        if self.settings.retry_min_ms < 0 or self.deleted or self.settings.retry_of not in ("all", how):
             self.requeue(offset, n, body_bytes)
             return
         for o in range(offset, offset + n):

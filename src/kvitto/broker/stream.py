@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.broker import walls
-from kvitto.broker.arguments import age_ms
+from kvitto.broker.argument_reader import age_ms
 from kvitto.broker.equivalence import describe
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
@@ -174,7 +174,7 @@ class Stream(Queue):
     def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
         """It stays where it is; a consumer that is remembered finds it when it comes back."""
 
-    def retry(self, offset: int, n: int, body_bytes: int) -> None:
+    def retry(self, offset: int, n: int, body_bytes: int, how: str = "") -> None:
         """The same: there is nothing to wait for."""
 
     def _done(self, offset: int, n: int, c: Consumer | None) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import exchange as exchanges
-from kvitto.broker import hold, policies, policing, removal, walls
+from kvitto.broker import hold, inert, policies, policing, removal, walls
 from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
@@ -223,6 +223,11 @@ class VHost:
         if len(self.exchanges) >= limits.EXCHANGES_MAX and not self.broker.restoring:
             text = f"cannot declare exchange '{name}': vhost '{self.name}' has {limits.EXCHANGES_MAX}, the limit"
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
+        if not self.broker.restoring:
+            inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
+            self.broker.notices.without_effect(
+                describe("exchange", name, self.name), arguments, inert.HONOURED_OF_EXCHANGES
+            )
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
@@ -418,6 +423,9 @@ class VHost:
         made = self.make_queue(name, queue_id, durable, exclusive, auto_delete, arguments)
         made.owner = owner if exclusive else None
         self.define_queue(made)
+        self.broker.notices.without_effect(
+            describe("queue", name, self.name), arguments, (TYPE, *EQUIVALENCE_ARGUMENTS)
+        )
         return made
 
     def define_queue(self, queue: Queue) -> None:

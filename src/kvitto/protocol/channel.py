@@ -53,6 +53,8 @@ REQUEUE = 2
 STAGE = 3
 RETRY = 4
 """REQUEUE, because the consumer said so: later, if the queue has it (A15)."""
+FAILED = 6
+"""RETRY by basic.reject, which says that the message is to blame."""
 UNKNOWN, SETTLED, MORE = 0, 1, 2
 PIECE = 5000
 """What settling may cost in one piece, in units of 0.1 us."""
@@ -78,6 +80,7 @@ _ACK = ACK
 _REJECT = REJECT
 _STAGE = STAGE
 _RETRY = RETRY
+_FAILED = FAILED
 
 
 class Channel:
@@ -658,6 +661,9 @@ class Channel:
         elif kind == _RETRY:
             q.retry(offset, n, body_bytes)
             cost = 20 + n * q.return_cost
+        elif kind == _FAILED:
+            q.retry(offset, n, body_bytes, "failed")
+            cost = 20 + n * q.return_cost
         else:
             q.requeue(offset, n, body_bytes)
             cost = 20 + n * q.return_cost
@@ -718,7 +724,7 @@ class Channel:
 
     def slot_of(self, c: Consumer) -> int:
         """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
-        self.watch(c.queue)
+        self.watch(c)
         if self._free:
             slot = self._free.pop()
             self.slots[slot - 1] = c
@@ -726,10 +732,11 @@ class Channel:
         self.slots.append(c)
         return len(self.slots)
 
-    def watch(self, queue: Queue) -> None:
-        """Deliveries of this queue may be unacked here: if it has a consumer timeout, they are looked at."""
-        if queue.consumer_timeout_ms > 0:
-            self.connection.hub.timeouts.watch(self, queue.consumer_timeout_ms)
+    def watch(self, c: Consumer) -> None:
+        """Deliveries of this consumer may be unacked here: if it or its queue has a consumer timeout, they are looked at."""
+        timeout_ms = c.timeout_ms if c.timeout_ms >= 0 else c.queue.consumer_timeout_ms
+        if timeout_ms > 0:
+            self.connection.hub.timeouts.watch(self, timeout_ms)
 
     def free_slot(self, slot: int) -> None:
         c = self.slots[slot - 1]
@@ -739,7 +746,7 @@ class Channel:
         self._free.append(slot)
 
     def late(self, end, timeout_ms):  # type: ignore[no-untyped-def]
-        """(consumer, tag) of the first unacked delivery with a tag below `end` from a queue with this timeout, None if there is none."""
+        """(consumer, tag) of the first unacked delivery with a tag below `end` to which this timeout applies, None if there is none."""
         b = self._tags
         o = self._head
         passed = 0
@@ -749,7 +756,10 @@ class Channel:
                 c = self.slots[slot - 1]
                 assert c is not None
                 q = c.queue
-                if q.consumer_timeout_ms == timeout_ms and not q.deleted:
+                limit = c.timeout_ms
+                if limit < 0:
+                    limit = q.consumer_timeout_ms
+                if limit == timeout_ms and not q.deleted:
                     return c, bits.le64(b.p, o + 8)
                 passed = slot
             o += _ENTRY
@@ -803,4 +813,17 @@ class Content:
         self.since_ms = 0
 
 
-__all__ = ["ACK", "MORE", "REJECT", "REQUEUE", "RETRY", "SETTLED", "STAGE", "UNKNOWN", "Channel", "Content", "Queue"]
+__all__ = [
+    "ACK",
+    "FAILED",
+    "MORE",
+    "REJECT",
+    "REQUEUE",
+    "RETRY",
+    "SETTLED",
+    "STAGE",
+    "UNKNOWN",
+    "Channel",
+    "Content",
+    "Queue",
+]

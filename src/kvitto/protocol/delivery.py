@@ -179,7 +179,7 @@ class ChannelConsumer(Consumer):
 
     def settings_changed(self) -> None:
         if not self.no_ack:
-            self.channel.watch(self.queue)
+            self.channel.watch(self)
 
     def queue_gone(self):  # type: ignore[no-untyped-def]
         """basic.cancel to a client that can take it (A14)."""

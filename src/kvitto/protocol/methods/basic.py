@@ -15,12 +15,12 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
 )
-from kvitto.broker import walls
+from kvitto.broker import inert, walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.broker.hold import release
 from kvitto.broker.jobs import nothing
 from kvitto.broker.stream import Stream
-from kvitto.protocol.channel import ACK, MORE, REJECT, RETRY, UNKNOWN
+from kvitto.protocol.channel import ACK, FAILED, MORE, REJECT, RETRY, UNKNOWN
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, OffsetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
 from kvitto.protocol.states import RUNNING
@@ -71,11 +71,29 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     _check_consumers(conn, queue)
     if not queue.stream:
         _check_exclusive(queue, m.exclusive)
+    _check_arguments(conn, queue, m)
     consumer = _stream_consumer(chan, queue, m, tag) if isinstance(queue, Stream) else _consumer(chan, queue, m, tag)
     chan.consumers[tag] = consumer
     if not m.no_wait:
         conn.send(chan.number, BasicConsumeOk(tag))
     walls.within(queue, queue.add_consumer, consumer)
+
+
+def _check_arguments(conn: Connection, queue: Queue, m: BasicConsume) -> None:
+    """ChannelError 406 for what no consumer of this queue can ask for; the log names what is without effect."""
+    if not m.arguments:
+        return
+    thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+    timeout_ms = m.arguments.get("x-consumer-timeout", -1)
+    if "x-consumer-timeout" in m.arguments and (
+        isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or timeout_ms < 0
+    ):
+        text = f"invalid arg 'x-consumer-timeout' for a consumer of {thing}: expected milliseconds, got {timeout_ms!r}"
+        raise ChannelError(PRECONDITION_FAILED, text)
+    if queue.stream:
+        inert.refuse(f"a consumer of {thing}", inert.REFUSED_OF_STREAM_CONSUMERS, m.arguments)
+    names = [name for name in m.arguments if name not in inert.HONOURED_OF_CONSUMERS]
+    conn.hub.broker.notices.without_effect(f"a consumer of {thing}", names)
 
 
 def _check_consumers(conn: Connection, queue: Queue) -> None:
@@ -219,7 +237,7 @@ def nack(conn: Connection, chan: Channel, m: BasicNack) -> None:
 
 
 def reject(conn: Connection, chan: Channel, m: BasicReject) -> None:
-    _settle(conn, chan, m, False, RETRY if m.requeue else REJECT)
+    _settle(conn, chan, m, False, FAILED if m.requeue else REJECT)
 
 
 def _settle(conn: Connection, chan: Channel, m: BasicAck | BasicNack | BasicReject, multiple: bool, kind: int) -> None:

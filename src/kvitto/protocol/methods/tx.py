@@ -16,7 +16,7 @@ from kvitto.broker.deadletter import Parcel, weight
 from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
-from kvitto.protocol.channel import ACK, REJECT, REQUEUE, RETRY, STAGE, UNKNOWN
+from kvitto.protocol.channel import ACK, FAILED, REJECT, REQUEUE, RETRY, STAGE, UNKNOWN
 from kvitto.store.journal import Append, Settle
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
@@ -189,7 +189,7 @@ class Transaction:
         check_copies(parcel.size + sum(run[4] for run in self.settles if run[0] == REJECT and moves(run[1].queue)))
         for kind, consumer, offset, n, size, slot in self.settles:
             queue = consumer.queue
-            if kind == RETRY or not queue.log.durable or queue.deleted or queue.stream:
+            if kind in (RETRY, FAILED) or not queue.log.durable or queue.deleted or queue.stream:
                 settles.append((kind, consumer, offset, n, size, slot))
             elif kind == ACK or not moves(queue):
                 outcome = ACKED if kind == ACK else REJECTED
@@ -244,8 +244,8 @@ def finish_in(queue: Queue, kind: int, consumer: Consumer, offset: int, n: int, 
         queue.ack(offset, n, consumer)
     elif kind == REJECT:
         queue.reject(offset, n, consumer)
-    elif kind == RETRY:
-        queue.retry(offset, n, size)
+    elif kind in (RETRY, FAILED):
+        queue.retry(offset, n, size, "failed" if kind == FAILED else "returned")
     elif kind == MOVE:
         queue.unacked -= n
         queue.settle(offset, n, DEAD_LETTERED, 1)

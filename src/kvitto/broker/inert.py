@@ -1,0 +1,79 @@
+"""Arguments that other brokers honour and this one does not.
+
+Without most of them nothing is lost: they are accepted, and the log names each one once. Those that change what a publisher or a
+consumer may rely on are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+
+log = logging.getLogger("kvitto.broker")
+
+_NO_DUPLICATES = (
+    "messages are not compared with earlier ones here; publish each once, or have consumers look at message ids"
+)
+REFUSED_OF_QUEUES = {"x-message-deduplication": _NO_DUPLICATES}
+REFUSED_OF_EXCHANGES = {
+    "x-message-deduplication": _NO_DUPLICATES,
+    "x-alternate-exchange": "the argument is called alternate-exchange here, as with RabbitMQ",
+    "x-delayed-exchange": "exchanges do not delay messages here; use a queue with x-message-ttl and a dead-letter exchange",
+}
+REFUSED_OF_STREAM_CONSUMERS = {"x-stream-filter": "streams are not filtered here; take all messages and leave some out"}
+HONOURED_OF_EXCHANGES = ("alternate-exchange",)
+HONOURED_OF_CONSUMERS = (
+    "x-priority",
+    "x-consumer-timeout",
+    "x-offset-header",
+    "x-stream-offset",
+    "x-stream-automatic-offset-tracking",
+)
+POLICY = (
+    "max-in-memory-length",
+    "max-in-memory-bytes",
+    "queue-version",
+    "queue-mode",
+    "queue-leader-locator",
+    "queue-master-locator",
+    "initial-cluster-size",
+    "target-group-size",
+    "member-placement-tag",
+    "dead-letter-strategy",
+    "consumer-disconnected-timeout",
+    "stream-max-segment-size-bytes",
+    "stream-filter-size-bytes",
+    "ha-mode",
+    "ha-params",
+    "ha-sync-mode",
+    "ha-sync-batch-size",
+    "ha-promote-on-shutdown",
+    "ha-promote-on-failure",
+)
+"""Settings of RabbitMQ's policies that mean nothing on one node, or describe what is done here anyway."""
+OPERATOR_POLICY = ("max-in-memory-length", "max-in-memory-bytes", "queue-version", "target-group-size", *POLICY[-6:])
+NAMED_MAX = 1000
+"""Names come from peers: no more of them are kept, nor logged."""
+
+
+def refuse(thing: str, refused: Mapping[str, str], arguments: Mapping[str, Any]) -> None:
+    """ChannelError 406 for an argument of those in `refused` that asks for something. `thing` comes from `describe`."""
+    for name, why in refused.items():
+        if arguments.get(name):
+            raise ChannelError(PRECONDITION_FAILED, f"invalid arg '{name}' for {thing}: {why}")
+
+
+class Notices:
+    """Says of each argument once that it has no effect."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def without_effect(self, thing: str, names: Iterable[str], honoured: Collection[str] = ()) -> None:
+        for name in names:
+            if name not in honoured and name not in self._named and len(self._named) < NAMED_MAX:
+                self._named.add(name)
+                log.warning("%s: %r is accepted without effect; this is said once", thing, name)

@@ -1,0 +1,77 @@
+"""Arguments that other brokers honour and this one does not: named once in the log, or refused where somebody would rely on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvitto.wire import methods as m
+from kvitto.wire.methods import ChannelClose, Method
+from tests.protocol.sansio import House
+
+
+def answer(house: House, *methods: Method) -> Method:
+    """To the last of them."""
+    wire = house.wire()
+    for method in methods:
+        wire.put(1, method)
+        house.settle()
+    return wire.methods()[-1]
+
+
+def stream() -> Method:
+    return m.QueueDeclare("s", durable=True, arguments={"x-queue-type": "stream"})
+
+
+@pytest.mark.parametrize(
+    ("methods", "name"),
+    [
+        ([m.QueueDeclare("q", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
+        ([m.ExchangeDeclare("e", "direct", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
+        ([m.ExchangeDeclare("e", "direct", arguments={"x-alternate-exchange": "other"})], "x-alternate-exchange"),
+        ([m.ExchangeDeclare("e", "direct", arguments={"x-delayed-exchange": True})], "x-delayed-exchange"),
+        ([stream(), m.BasicQos(0, 1), m.BasicConsume("s", arguments={"x-stream-filter": "a"})], "x-stream-filter"),
+    ],
+)
+def test_what_somebody_would_rely_on_is_refused(methods: list[Method], name: str) -> None:
+    close = answer(House(), *methods)
+    assert isinstance(close, ChannelClose) and close.reply_code == 406
+    assert close.reply_text.startswith(f"PRECONDITION_FAILED - invalid arg '{name}' for ")
+
+
+@pytest.mark.parametrize("arguments", [{"x-message-deduplication": False}, {"x-message-deduplication": None}])
+def test_what_asks_for_nothing_is_not_refused(arguments: dict[str, Any]) -> None:
+    assert isinstance(answer(House(), m.QueueDeclare("q", arguments=arguments)), m.QueueDeclareOk)
+
+
+def test_arguments_without_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    house = House()
+    queue = {"x-queue-mode": "lazy", "x-expires": 1000, "x-queue-type": "classic", "x-foo": 1}
+    for name in "ab":
+        answer(house, m.QueueDeclare(name, arguments=queue))
+        answer(house, m.ExchangeDeclare(name, "direct", arguments={"alternate-exchange": "x", "x-bar": 1}))
+        answer(
+            house, m.QueueDeclare(name, arguments=queue), m.BasicConsume(name, arguments={"x-priority": 1, "x-baz": 1})
+        )
+    assert [record.getMessage() for record in caplog.records] == [
+        "queue 'a' in vhost '/': 'x-queue-mode' is accepted without effect; this is said once",
+        "queue 'a' in vhost '/': 'x-foo' is accepted without effect; this is said once",
+        "exchange 'a' in vhost '/': 'x-bar' is accepted without effect; this is said once",
+        "a consumer of queue 'a' in vhost '/': 'x-baz' is accepted without effect; this is said once",
+    ]
+
+
+def test_what_is_there_already_starts_without_the_argument(caplog: pytest.LogCaptureFixture) -> None:
+    """Of an earlier version, which took it without effect."""
+    house = House()
+    answer(house, m.QueueDeclare("q", durable=True), m.ExchangeDeclare("e", "direct", durable=True))
+    queue = house.broker.vhosts["/"].queues["q"]
+    value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": {"x-message-deduplication": True}}
+    house.broker.define("queue", ("/", "q"), value)
+    value = {"type": "direct", "auto_delete": False, "internal": False, "arguments": {"x-delayed-exchange": True}}
+    house.broker.define("exchange", ("/", "e"), value)
+    house.settle()
+    again = House(house.disk.kill(), house.clock)
+    assert "q" in again.broker.vhosts["/"].queues and "e" in again.broker.vhosts["/"].exchanges
+    assert "x-message-deduplication=True" in caplog.text
