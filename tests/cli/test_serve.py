@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -214,3 +216,14 @@ def test_limits_of_the_configuration_hold(tmp_path: Path) -> None:
     refused = kvitto("serve", "--data-dir", str(tmp_path / "data"), "--config", str(file))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "kvitto: [limits]: consumers_max must be 1 to 2147483648, not 0\n"
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "kvitto", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "kvitto")
+
+
+def test_a_host_may_be_given_several_times(tmp_path: Path) -> None:
+    with serving(tmp_path, "--host", "127.0.0.1", "--host", "127.0.0.2") as server:
+        for host in ("127.0.0.1", "127.0.0.2"):
+            Connection(f"amqp://guest:guest@{host}:{server.ready['amqp']}/%2f").close()

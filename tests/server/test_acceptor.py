@@ -21,7 +21,7 @@ def test_a_connection_that_is_accepted_while_it_closes_is_closed_too() -> None:
             return True
 
         acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), room, lambda: None)
-        port = await acceptor.listen("127.0.0.1", 0)
+        port = await acceptor.listen(["127.0.0.1"], 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         got = await reader.read()
         writer.close()
@@ -53,7 +53,7 @@ def test_a_listener_survives_an_error_of_its_own(
 
     async def connect() -> list[bytes]:
         acceptor = Acceptor(lambda address: Greeting(), room, lambda: None)  # type: ignore[arg-type,return-value]
-        port = await acceptor.listen("127.0.0.1", 0)
+        port = await acceptor.listen(["127.0.0.1"], 0)
         heard = []
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

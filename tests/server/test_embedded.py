@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import subprocess
@@ -114,3 +115,18 @@ def test_a_tls_listener_serves_large_and_small_messages(tmp_path: Path, certific
             for body in bodies:
                 channel.basic_publish("", "q", body)
             assert [channel.basic_get("q", auto_ack=True)[2] for _ in bodies] == bodies
+
+
+def test_it_is_an_asynchronous_context_manager_too() -> None:
+    """The caller's loop goes on while it starts and stops."""
+
+    async def use() -> None:
+        async with Broker(http_port=0) as broker:
+            reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+            writer.write(b"AMQP\0\0\x09\x01")
+            assert (await reader.readexactly(1)) == b"\x01"
+            writer.close()
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", broker.port)
+
+    asyncio.run(use())

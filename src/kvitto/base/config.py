@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,16 @@ class Config:
 
     data_dir: Path = Path("kvitto-data")
     host: str = "127.0.0.1"
+    more_hosts: tuple[str, ...] = ()
+    """Further addresses to listen on, for AMQP and, without an `http_host`, for HTTP."""
     port: int = 5672
     """0 picks a free port."""
     http_port: int | None = 15672
     """None = no HTTP listener; 0 picks a free port."""
     http_host: str = ""
-    """Empty: `host`."""
+    """Empty: `host`, and `more_hosts`."""
+    http_hosts: tuple[str, ...] = field(init=False, default=())
+    """All addresses for HTTP; follows from the others."""
     tls_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -64,10 +68,10 @@ class Config:
     """Of `kvitto.base.limits`, those that are to be others; for the whole process."""
 
     def __post_init__(self) -> None:
-        if not self.host:  # the system takes an empty one for all its addresses
-            raise ConfigError("--host is empty: 0.0.0.0 stands for all addresses")
-        if not self.http_host:
-            object.__setattr__(self, "http_host", self.host)
+        if not all(self.hosts):  # the system takes an empty one for all its addresses
+            raise ConfigError("--host is empty: 0.0.0.0 stands for all addresses of IPv4, :: for all")
+        object.__setattr__(self, "http_hosts", (self.http_host,) if self.http_host else self.hosts)
+        object.__setattr__(self, "http_host", self.http_hosts[0])
         for name in PORTS:
             port = getattr(self, name)
             if port is not None and not 0 <= port <= PORT_MAX:
@@ -93,6 +97,11 @@ class Config:
         if not self.memory_limit:
             object.__setattr__(self, "memory_limit", int(MEMORY_SHARE * memory_bytes()))
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All addresses for AMQP."""
+        return self.host, *self.more_hosts
+
 
 def option(name: str) -> str:
     """A setting as it is named on the command line."""
@@ -117,7 +126,7 @@ COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_q
 PORTS = ("port", "http_port", "tls_port")
 TYPES: dict[str, tuple[type, ...]] = {
     "data_dir": (str,),
-    "host": (str,),
+    "host": (str, list),
     "port": (int,),
     "http_port": (int, str),
     "http_host": (str,),
@@ -148,6 +157,9 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: limits must be a table, [limits], not {type(found).__name__}")
     settings = dict(checked(path, key, value) for key, value in table.items())
+    if isinstance(settings.get("host"), tuple):
+        settings["host"], *more = settings["host"]
+        settings["more_hosts"] = tuple(more)
     return settings | {"limits": {key.replace("-", "_"): limit(path, key, value) for key, value in found.items()}}
 
 
@@ -170,7 +182,7 @@ def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
     """One setting as (field name, value of the field's type)."""
     name = key.replace("-", "_")
     if name not in TYPES:
-        known = ", ".join(setting.name for setting in fields(Config))
+        known = ", ".join(setting for setting in (*TYPES, "limits"))
         raise ConfigError(f"{path}: unknown setting {key!r}; known are {known}")
     # bool is an int for Python, not for people
     if not isinstance(value, TYPES[name]) or (isinstance(value, bool) and bool not in TYPES[name]):
@@ -182,6 +194,10 @@ def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
         return name, value == "on"
     if name == "http_port" and value == OFF:
         return name, None
+    if isinstance(value, list):
+        if not value or not all(isinstance(each, str) for each in value):
+            raise ConfigError(f"{path}: {key} must be an address, or a list of addresses, not {value!r}")
+        return name, tuple(value)
     if name in SIZES and isinstance(value, str):
         try:
             return name, SIZES[name](value)

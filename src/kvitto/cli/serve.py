@@ -21,6 +21,7 @@ from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
 from kvitto.cli.log import set_up as set_up_log
+from kvitto.server.listening import in_url
 from kvitto.server.server import Server
 
 log = logging.getLogger("kvitto")
@@ -36,7 +37,11 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="settings, named as the options here; options win")
     add("--data-dir", type=Path, metavar="DIR", help="where everything is kept (default: kvitto-data)")
-    add("--host", help="address to listen on for AMQP (default: 127.0.0.1)")
+    add(
+        "--host",
+        action="append",
+        help="address to listen on for AMQP, may be repeated; :: for all (default: 127.0.0.1)",
+    )
     add("--port", type=port, help="AMQP port, 0 picks one (default: 5672)")
     add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: as --host)")
     add("--http-port", type=http_port, metavar="PORT", help="HTTP port, 0 picks one, off: no HTTP (default: 15672)")
@@ -95,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         values = settings.read(given["config"]) if "config" in given else {}
         values.update({field.name: given[field.name] for field in fields(Config) if field.name in given})
+        if "host" in given:
+            values["host"], values["more_hosts"] = given["host"][0], tuple(given["host"][1:])
         if "sync" in given:
             values["sync"] = given["sync"] == "on"
         config = Config(**values)
@@ -146,11 +153,12 @@ async def serve(config: Config) -> int:
 
 
 def ready(server: Server) -> str:
-    """The line for the program that started this one. Its form is fixed; what is off is left out."""
+    """The line for the program that started this one. Its form is fixed; what is off is left out, of several hosts the first is there."""
     config = server.config
-    http = f" http={config.http_host}:{server.http_port}" if config.http_port is not None else ""
-    tls = f" tls={config.host}:{server.tls_port}" if config.tls_port is not None else ""
-    return f"kvitto ready amqp={config.host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}"
+    host = in_url(config.host)
+    http = f" http={in_url(config.http_host)}:{server.http_port}" if config.http_port is not None else ""
+    tls = f" tls={host}:{server.tls_port}" if config.tls_port is not None else ""
+    return f"kvitto ready amqp={host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}"
 
 
 def cannot_listen(server: Server, error: OSError) -> str:
@@ -162,7 +170,9 @@ def cannot_listen(server: Server, error: OSError) -> str:
         ("--http-port", config.http_host, config.http_port, server.http_port),
     )
     option, where = next(
-        (name, f"{host}:{wanted}") for name, host, wanted, found in listeners if wanted is not None and not found
+        (name, f"{in_url(error.filename or host)}:{wanted}")
+        for name, host, wanted, found in listeners
+        if wanted is not None and not found
     )
     number = error.errno or 0
     # of a system's error asyncio's own text repeats the address; one of the resolver has a number below 0

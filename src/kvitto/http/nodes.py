@@ -23,9 +23,9 @@ API_LEVEL = "3.13.0"
 def listeners(call: Call) -> list[dict[str, Any]]:
     host, config = call.api.host, call.api.host.config
     found = (
-        ("amqp", config.host, host.port),
-        ("amqp/ssl", config.host, host.tls_port),
-        ("http", config.http_host, host.http_port),
+        *(("amqp", address, host.port) for address in config.hosts),
+        *(("amqp/ssl", address, host.tls_port) for address in config.hosts),
+        *(("http", address, host.http_port) for address in config.http_hosts),
     )
     return [
         {"node": call.api.node, "protocol": protocol, "ip_address": address, "port": port}

@@ -11,8 +11,9 @@ import contextlib
 import inspect
 import ipaddress
 import logging
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -48,10 +49,10 @@ LINGER_BYTES = 1 << 20
 HEADERS = (("Cache-Control", "no-cache"), ("X-Content-Type-Options", "nosniff"))
 
 
-async def serve(host: Host, address: str, port: int) -> tuple[Any, int]:
-    """Listen; gives what has `close()`, and the port. OSError if it cannot."""
+async def serve(host: Host, sockets: Sequence[socket.socket]) -> tuple[Any, int]:
+    """Listen on these, which are bound; gives what has `close()`, and the port. OSError if it cannot."""
     listener = Listener(host)
-    return listener, await listener.listen(address, port)
+    return listener, await listener.listen(sockets)
 
 
 class Listener:
@@ -64,22 +65,23 @@ class Listener:
         self.crowd: Crowd[Peer] = Crowd()
         self._most = CONNECTIONS_MAX
         self._tasks: dict[Peer, asyncio.Task[None]] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sampler: asyncio.Task[None] | None = None
 
-    async def listen(self, address: str, port: int) -> int:
+    async def listen(self, sockets: Sequence[socket.socket]) -> int:
         self._most = min(CONNECTIONS_MAX, max(files_reserve() // 4, 1))
         # asyncio accepts as many at once, before anybody is asked, as it lets wait; more may wait
-        self._server = await asyncio.start_server(self._accept, address, port, limit=READ_BYTES, backlog=self._most)
-        for sock in self._server.sockets:
+        for sock in sockets:
+            server = await asyncio.start_server(self._accept, sock=sock, limit=READ_BYTES, backlog=self._most)
+            self._servers.append(server)
             with sock.dup() as same:
                 same.listen(BACKLOG)
         self._sampler = asyncio.get_running_loop().create_task(self._sample())
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._sampler is not None:
             self._sampler.cancel()
         for task in self._tasks.values():

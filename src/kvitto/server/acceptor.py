@@ -10,11 +10,12 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from kvitto.base import limits
+from kvitto.server.listening import bind
 
 log = logging.getLogger("kvitto")
 
@@ -55,12 +56,10 @@ class Acceptor:
         """Connections that are accepted and have no peer yet: with TLS, those that shake hands."""
         return len(self._beginning)
 
-    async def listen(self, host: str, port: int) -> int:
-        """The port. OSError if it cannot."""
+    async def listen(self, hosts: Sequence[str], port: int) -> int:
+        """The port, which is the same on all hosts. OSError if it cannot."""
         loop = asyncio.get_running_loop()
-        bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-        self._sockets = [sock.dup() for sock in bound.sockets]
-        bound.close()
+        self._sockets = await bind(hosts, port)
         try:
             for sock in self._sockets:
                 sock.listen(BACKLOG)

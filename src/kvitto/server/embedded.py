@@ -11,11 +11,12 @@ from pathlib import Path
 from types import TracebackType
 
 from kvitto.base.config import Config
+from kvitto.server.listening import in_url
 from kvitto.server.server import Server
 
 
 class Broker:
-    """`with kvitto.Broker() as broker:` connects to `broker.url`.
+    """`with kvitto.Broker() as broker:`, or `async with`, connects to `broker.url`.
 
     data_dir: where the messages are kept; None = a temporary directory from start to stop. port 0 picks a free one.
     http_port None = no HTTP. Raises ConfigError for what cannot be, StoreError or OSError if it cannot start.
@@ -84,13 +85,13 @@ class Broker:
     @property
     def url(self) -> str:
         """AMQP URL with guest's password."""
-        return f"amqp://guest:guest@{self._config.host}:{self.port}/%2f"
+        return f"amqp://guest:guest@{in_url(self._config.host)}:{self.port}/%2f"
 
     @property
     def http_url(self) -> str:
         """Base URL of the HTTP API; only with an http_port."""
         assert self._server is not None and self._server.http_port, "the broker has no HTTP listener"
-        return f"http://{self._config.http_host}:{self._server.http_port}"
+        return f"http://{in_url(self._config.http_host)}:{self._server.http_port}"
 
     def __enter__(self) -> Broker:
         return self.start()
@@ -99,6 +100,15 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Broker:
+        """It has a thread and an event loop of its own; this one goes on while it starts."""
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
 
     def _run(self, ready: threading.Event) -> None:
         async def main() -> None:

@@ -181,5 +181,5 @@ def peer_name(address: Any) -> tuple[str, bool]:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return f"{host}:{port}", False
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return f"{host}:{port}", (mapped or ip).is_loopback
+    ip = getattr(ip, "ipv4_mapped", None) or ip  # IPv4 on a socket that takes both
+    return f"{ip}:{port}", ip.is_loopback

@@ -24,6 +24,7 @@ from kvitto.protocol.states import RUNNING
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.heartbeats import Heartbeats
 from kvitto.server.listener import INBOX, Peer
+from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
 from kvitto.server.pacing import Pacing
 from kvitto.server.syncer import Syncer
@@ -135,7 +136,7 @@ class Server:
             if config.http_port is not None:
                 from kvitto.http.server import serve
 
-                http, self.http_port = await serve(self, config.http_host, config.http_port)
+                http, self.http_port = await serve(self, await bind(config.http_hosts, config.http_port))
                 self._servers.append(http)
         except OSError:
             await self.stop()
@@ -155,7 +156,7 @@ class Server:
         acceptor = Acceptor(lambda address: Peer(self, address, tls is not None), self._has_room, self._too_slow, tls)
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
-        return await acceptor.listen(self.config.host, port)
+        return await acceptor.listen(self.config.hosts, port)
 
     def _has_room(self) -> bool:
         """Whether there is a descriptor for one more peer, be it only to tell him that he may not stay."""

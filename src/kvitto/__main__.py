@@ -1,0 +1,7 @@
+"""`python -m kvitto` is the `kvitto` command."""
+
+import sys
+
+from kvitto.cli.main import main
+
+sys.exit(main())

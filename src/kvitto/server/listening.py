@@ -1,0 +1,89 @@
+"""The sockets that a listener accepts on: every address of every host, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+ANY_IPV6, ANY_IPV4 = "::", "0.0.0.0"
+TRIES = 10
+"""Where the system picks a port that is taken on another of the addresses."""
+
+
+def in_url(host: str) -> str:
+    """A host as it stands before a colon and a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Bound, not listening yet; port 0 picks one that is free on all of them. OSError names the address that cannot be had.
+
+    `::` takes IPv4 too, as RabbitMQ does, unless `0.0.0.0` is asked for beside it.
+    """
+    addresses = await _addresses(hosts, port)
+    for left in reversed(range(TRIES)):
+        try:
+            return _bind_all(addresses, ANY_IPV4 not in hosts)
+        except OSError as error:
+            if port or not left or error.errno != errno.EADDRINUSE:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+async def _addresses(hosts: Sequence[str], port: int) -> list[tuple[int, tuple[str, int]]]:
+    """(family, address) of each, once."""
+    found: dict[tuple[int, tuple[str, int]], None] = {}
+    for host in hosts:
+        try:
+            known = await _resolve(host, port)
+        except OSError as error:
+            raise Unavailable(error.errno, error.strerror, host) from None
+        for family, _, _, _, address in known:
+            found[int(family), address] = None
+    return list(found)
+
+
+async def _resolve(host: str, port: int) -> Any:
+    """A name is asked for in a thread, which an address need not wait for."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
+def _bind_all(addresses: Sequence[tuple[int, tuple[str, int]]], both: bool) -> list[socket.socket]:
+    """`both`: the IPv6 address for all takes IPv4 as well."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            if sockets and not address[1]:
+                address = (address[0], sockets[0].getsockname()[1])
+            sockets.append(_bind_one(family, address, both and address[0] == ANY_IPV6))
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _bind_one(family: int, address: tuple[object, ...], both: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise Unavailable(error.errno or 0, os.strerror(error.errno or 0), str(address[0])) from None
+    return sock
+
+
+class Unavailable(OSError):
+    """`filename` is the address that cannot be had."""
