@@ -1,6 +1,6 @@
 """Scripts in which Kvitto does as RabbitMQ: each test of this folder runs against both, RabbitMQ's half where it is installed.
 
-With AMQP_PORT in the environment the RabbitMQ that listens there on loopback is asked instead of one that is started for it.
+With RABBITMQ_PORT in the environment the RabbitMQ that listens there on loopback is asked instead of one that is started for it.
 """
 
 import os
@@ -23,8 +23,8 @@ def kvitto_port() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def rabbitmq_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    if "AMQP_PORT" in os.environ:
-        yield int(os.environ["AMQP_PORT"])
+    if "RABBITMQ_PORT" in os.environ:
+        yield int(os.environ["RABBITMQ_PORT"])
         return
     if rabbitmq_script() is None:
         pytest.skip(f"RabbitMQ is not installed: {INSTALL_RABBITMQ}")

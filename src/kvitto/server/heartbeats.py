@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.states import CLOSING
 
@@ -61,9 +62,10 @@ class Heartbeats:
             at, _, connection = heapq.heappop(self._due)
             if connection.state >= CLOSING:
                 continue
-            if connection.beat():
+            alive = walls.run(connection, connection.beat)
+            if alive:
                 # after a halt of the whole machine each connection still gets all the time that it has agreed to
                 self._push(at if at + connection.heartbeat / 2 > now else now, connection)
-            else:
+            elif alive is False:
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)
                 connection.transport.abort()
