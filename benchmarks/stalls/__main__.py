@@ -52,7 +52,7 @@ def line(row: Row, found: dict[str, Found]) -> str:
     figures = (both("{f.piece_ms:.1f}"), new.callback, both("{f.round_ms:.1f}"))
     others = both("{f.p999_ms:.1f}")
     return (
-        f"| {row.name}: {row.title} | {figures[0]} | `{figures[1]}` | {figures[2]} | {others}"
+        f"| {row.name}: {row.title} | {figures[0]} | {figures[1]} | {figures[2]} | {others}"
         f" ({len(new.confirms_ms)}) | {both('{f.rss_mib:.0f}')} | {verdict(new)} |"
     )
 

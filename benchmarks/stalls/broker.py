@@ -99,7 +99,9 @@ class Broker(nodes.Kvitto):
         if words[loopwatch.SEEN] != words[loopwatch.PHASE]:
             return 0.0, "", 0.0
         at = loopwatch.NAME_AT
-        name = self._map[at : at + loopwatch.NAME_MAX].rstrip(b"\0").decode(errors="replace")
+        name = f"`{self._map[at : at + loopwatch.NAME_MAX].rstrip(bytes(1)).decode(errors='replace')}`"
+        if (garbage := words[loopwatch.GARBAGE_NS] / 1e6) > 1:
+            name += f" (of it garbage collection {garbage:.1f})"
         return words[loopwatch.PIECE_NS] / 1e6, name, words[loopwatch.ROUND_NS] / 1e6
 
     def unfinished_ms(self) -> float:

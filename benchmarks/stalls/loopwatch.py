@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio.base_events
 import asyncio.events
 import functools
+import gc
 import mmap
 import sys
 from time import thread_time_ns
@@ -19,9 +20,9 @@ from typing import Any
 
 SIZE = 4096
 NAME_AT, NAME_MAX = 128, 256
-PHASE, SEEN, PIECE_NS, ROUND_NS, BEGAN_NS = range(5)
+PHASE, SEEN, PIECE_NS, ROUND_NS, BEGAN_NS, GARBAGE_NS = range(6)
 """Words of 8 bytes: the phase that the harness wants, the phase of what follows, the longest callback and the longest round of it,
-and the thread's CPU time when the callback began that runs now, 0 while none runs."""
+the thread's CPU time when the callback began that runs now, 0 while none runs, and the garbage collections in the longest callback."""
 
 
 def name_of(callback: Any) -> str:
@@ -46,12 +47,25 @@ class Watch:
         self.words = memoryview(self.map).cast("Q")
 
     def install(self) -> None:
+        garbage = 0
+        collecting = 0
+
+        def collected(step: str, _: object) -> None:
+            nonlocal garbage, collecting
+            if step == "start":
+                collecting = thread_time_ns()
+            else:
+                garbage += thread_time_ns() - collecting
+
+        gc.callbacks.append(collected)
         run_handle = asyncio.events.Handle._run  # type: ignore[attr-defined]
         run_once = asyncio.base_events.BaseEventLoop._run_once  # type: ignore[attr-defined]
         words, new_phase, worse = self.words, self.new_phase, self.worse
 
         def handle(self: Any) -> None:
+            nonlocal garbage
             callback = self._callback
+            garbage = 0
             words[BEGAN_NS] = began = thread_time_ns()
             run_handle(self)
             spent = thread_time_ns() - began
@@ -60,6 +74,7 @@ class Watch:
                 new_phase()
             if spent > words[PIECE_NS]:
                 worse(spent, callback)
+                words[GARBAGE_NS] = garbage
 
         def once(self: Any) -> None:
             began = thread_time_ns()
