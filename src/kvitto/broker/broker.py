@@ -375,7 +375,7 @@ class Broker:
         """Try again what a full disk refused."""
         for queue in list(self.unwritten):
             if self.flush(queue):
-                del self.unwritten[queue]
+                self.unwritten.pop(queue, None)  # a queue out of service waits no more
         try:
             self.store.write_definitions()
         except StoreFull:

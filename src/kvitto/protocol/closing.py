@@ -36,6 +36,7 @@ def steps(c: Channel) -> Iterator[None]:
             walls.run(consumer.queue, consumer.queue.vhost.consumer_left, consumer.queue)
             if not number % CONSUMERS_PER_PIECE:
                 yield
+    c.tx = c.crowd = None  # they lead back to the channel, and would wait for the garbage collector
 
 
 def give_back(c: Channel) -> Iterator[None]:

@@ -630,8 +630,7 @@ class Connection:
         self.state = CLOSED
         if self.hub.connections.pop(self, 0) is None:
             self.hub.connections_closed += 1
-        self.output.paused = True
-        self.output.abandon_bodies()
+        self.output.forget()
         self.hub.schedule()
 
     # -- out and flow ----------------------------------------------------------------------------------------

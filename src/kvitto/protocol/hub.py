@@ -184,7 +184,8 @@ class Hub:
         outputs, self.outputs = self.outputs, []
         for output in outputs:
             output.dirty = False
-            walls.run(output.owner, output.owner.flush)  # type: ignore[attr-defined]
+            if output.owner is not None:
+                walls.run(output.owner, output.owner.flush)
 
     # -- blocking --------------------------------------------------------------------------------------------
 

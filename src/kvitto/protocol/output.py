@@ -16,6 +16,7 @@ from kvitto.wire.buf import Buf
 from kvitto.wire.spec import FRAME_END, FRAME_HEADER
 
 if TYPE_CHECKING:
+    from kvitto.protocol.connection import Connection
     from kvitto.protocol.delivery import ChannelConsumer
     from kvitto.protocol.hub import Hub
 
@@ -24,9 +25,9 @@ LIMIT = 512 * 1024
 
 
 class Output:
-    def __init__(self, hub: Hub, owner: object) -> None:
+    def __init__(self, hub: Hub, owner: Connection) -> None:
         self.hub = hub
-        self.owner = owner
+        self.owner: Connection | None = owner
         self.buf = Buf(0)
         self.paused = False
         self.full = False
@@ -150,6 +151,12 @@ class Output:
         self.streaming = True
         if not self.dirty:
             self.mark()
+
+    def forget(self) -> None:
+        """The socket is gone. Nothing here leads back to the connection, so that its memory is free at once."""
+        self.paused = True
+        self.abandon_bodies()
+        self.owner = self.crowd = None
 
     def find_bodies(self) -> None:
         """A turn is over: what it has delivered is written, and needs no memory any more."""

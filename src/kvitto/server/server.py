@@ -45,6 +45,8 @@ LAZY_SYNC_S = 0.2
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
+IDLE_S = 10
+"""So many seconds in a row with less input than this are a pause in which long work disturbs nobody."""
 
 
 def nothing() -> None:
@@ -80,6 +82,11 @@ class Server:
         self.pacing = Pacing()
         self.received = 0
         """Bytes since the last turn."""
+        self._heard = 0
+        """Bytes in this second."""
+        self._idle_s = 0
+        self.when_idle: Callable[[], None] = nothing
+        """What is done once the broker has had nothing to do for IDLE_S."""
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
         self._stopping = False
@@ -286,6 +293,7 @@ class Server:
 
     def _drive_sync(self) -> None:
         store = self.store
+        self._heard += self.received
         idle, self.received = self.received < IDLE_BYTES, 0
         if store.waiting:
             self.pacing.waited(self._loop.time())
@@ -373,6 +381,10 @@ class Server:
     def _look_after(self) -> None:
         self.broker.read_clock()
         self._beats += 1
+        self._idle_s = self._idle_s + 1 if self._heard < IDLE_BYTES else 0
+        self._heard = 0
+        if self._idle_s == IDLE_S:
+            self.when_idle()
         self._watch.begin(self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low)
         if self.broker.full:
             self.broker.retry_writes()

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 
 from kvitto.base import limits
+from kvitto.base.process import give_back_memory
 from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
@@ -20,6 +21,8 @@ CLOSE_S = 5
 """A peer that does not answer our close for so long is disconnected."""
 PIECE = 200
 """Connections that are looked at in one piece of work."""
+MANY_ENDED = 1000
+"""So many connections that have ended leave memory that is worth the time which it takes to return it."""
 ABORT_COST = 10
 """To end a connection takes as long as a look at so many."""
 
@@ -28,6 +31,7 @@ class ConnectionWatch:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._looking = False
+        self._ended = 0
 
     def begin(self, give_back: bool) -> None:
         """A second has passed; `give_back`: quiet connections are to return memory. A look that is not over yet goes on instead."""
@@ -40,11 +44,15 @@ class ConnectionWatch:
 
     def _look(self, give_back: bool) -> Iterator[None]:
         cost = 0
+        ended = self._hub.connections_closed
+        if give_back and ended - self._ended >= MANY_ENDED:
+            self._ended = ended
+            give_back_memory()
         for connection in list(self._hub.connections):
-            ended = walls.run(connection, self._look_at, connection)
+            aborted = walls.run(connection, self._look_at, connection)
             if give_back:
                 walls.run(connection, connection.give_back)
-            cost += ABORT_COST if ended else 1
+            cost += ABORT_COST if aborted else 1
             if cost >= PIECE:
                 cost = 0
                 yield
