@@ -13,7 +13,7 @@ from typing import Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
-from kvitto.broker import hold, removal, walls
+from kvitto.broker import hold, priorities, removal, walls
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Counts
@@ -171,6 +171,8 @@ class Broker:
             queue = vhost.make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
             if "hold" in value and not queue.stream:
                 queue.hold = Hold(queue, value["hold"])
+            if value.get(priorities.PRIORITISED):
+                priorities.resume(queue)
         return True
 
     def _drop_orphans(self) -> None:

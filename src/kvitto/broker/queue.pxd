@@ -6,7 +6,7 @@ from kvitto.broker.consumer cimport Consumer
 from kvitto.broker.rota cimport Rota
 
 cdef Py_ssize_t _TAIL_BYTES, _ENTRY, _AGAIN_COST
-cdef int _ACKED
+cdef int _ACKED, _HAS_PRIORITY
 
 cdef class Queue:
     cdef object __weakref__
@@ -15,7 +15,7 @@ cdef class Queue:
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, late
-    cdef public bint rejects, limited, may_expire, requeued_ready, ranked, archived
+    cdef public bint rejects, limited, may_expire, requeued_ready, ranked, prioritises, archived
     cdef public Py_ssize_t burst, returning, return_cost, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
     cdef public unsigned long long serials, cursor, next, doubt, tail_first
     cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, consumer_timeout_ms, expiry_timer, leaving, leaving_turn

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import StoreFull
+from kvitto.broker import priorities
+from kvitto.broker.arguments import QUORUM_PRIORITY_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.delays import Delays
 from kvitto.broker.hold import Hold
@@ -60,6 +62,7 @@ _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
 _AGAIN_COST = AGAIN_COST
 _ENTRY = ENTRY
+_HAS_PRIORITY = 8  # in the first byte of the property flags
 
 
 class Queue:
@@ -112,6 +115,7 @@ class Queue:
         self.unacked = 0
         self.doubt = 0
         self.ranked = settings.max_priority > 0
+        self.prioritises = settings.prioritises
         self.archived = settings.archive
         self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
@@ -172,6 +176,8 @@ class Queue:
         """Add a message at the end; 0 if the queue refuses it (x-overflow), else 1. ttl_ms < 0: none of its own."""
         if self.limited and self.rejects and self.is_full(body_len):
             return 0
+        if self.prioritises and props_len > 2 and props_p[props] & _HAS_PRIORITY:
+            self.prioritise(bytes(props_p[props : props + props_len]))
         t = self.tail
         if t is None:
             t = self.open_tail()
@@ -193,6 +199,11 @@ class Queue:
         if t.index.n + t.meta.n + t.body.n > _TAIL_BYTES and not self.broker.applying:
             self.turn()
         return 1
+
+    def prioritise(self, props: bytes) -> None:
+        """A message comes that has a priority among its properties; the first one above 0 gives the queue priorities."""
+        if priority_of(props) > 0:
+            priorities.begin(self)
 
     def append_bytes(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> int:
         """`append` for those who hold bytes objects."""
@@ -461,7 +472,8 @@ class Queue:
 
     def _rank(self, offset: int) -> int:
         message = self.read(offset)
-        return 0 if message is None else min(priority_of(message[1]), self.settings.max_priority)
+        most = self.settings.max_priority if self.settings.max_priority > 0 else QUORUM_PRIORITY_MAX
+        return 0 if message is None else min(priority_of(message[1]), most)
 
     def _earlier(self, offset: int) -> int:
         """How often a message that is in `requeued` was delivered before."""

@@ -37,6 +37,11 @@ class Ranks(RangeSet):
             self._levels.setdefault(self._rank_of(offset), RangeSet()).add(offset, 1)
         self.count += count
 
+    def put(self, rank: int, start: int, count: int) -> None:
+        """As `add`, for offsets whose priority is known."""
+        self._levels.setdefault(rank, RangeSet()).add(start, count)
+        self.count += count
+
     def _top(self) -> RangeSet:
         return self._levels[max(self._levels)]
 

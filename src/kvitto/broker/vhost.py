@@ -23,6 +23,7 @@ from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Binding, Exchange
 from kvitto.broker.policies import Policy
+from kvitto.broker.priorities import PRIORITISED
 from kvitto.broker.queue import Queue
 from kvitto.broker.queue_types import TYPE, type_of, with_default
 from kvitto.broker.removal import Steps
@@ -435,6 +436,8 @@ class VHost:
             value["arguments"] = queue.arguments
             if queue.hold is not None:
                 value["hold"] = queue.hold.end
+            if queue.ranked and queue.settings.prioritises:
+                value[PRIORITISED] = True
             self.broker.define("queue", (self.name, queue.name), value)
 
     def make_queue(
