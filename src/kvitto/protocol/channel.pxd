@@ -11,7 +11,7 @@ from kvitto.protocol.output cimport Output
 cdef Py_ssize_t _ENTRY, _MANY
 cdef unsigned int _HELD
 cdef int _ACK, _REJECT, _STAGE, _RETRY, _FAILED, _UNKNOWN, _SETTLED, _MORE
-cdef Py_ssize_t _PIECE, _RUN_MAX, _SCANNED
+cdef Py_ssize_t _PIECE, _RUN_MAX, _SCANNED, _LOOKED_AT
 
 cdef class Channel:
     cdef object __weakref__
@@ -58,6 +58,6 @@ cdef class Channel:
     cpdef settled(self, Consumer c, unsigned int slot, Py_ssize_t n)
     @cython.locals(left=Py_ssize_t)
     cpdef Py_ssize_t room(self) except? -1
-    @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int", passed="unsigned int", c=Consumer, q=Queue, limit="long long")
-    cpdef tuple late(self, unsigned long long end, long long timeout_ms)
+    @cython.locals(b=Buf, o=Py_ssize_t, most=Py_ssize_t, slot="unsigned int", passed="unsigned int", c=Consumer, q=Queue, limit="long long")
+    cpdef tuple late(self, unsigned long long first, unsigned long long end, long long timeout_ms)
     cpdef free_slot(self, unsigned int slot)

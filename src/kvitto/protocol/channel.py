@@ -62,6 +62,8 @@ RUN_MAX = 256
 """Deliveries that are settled by one call of their queue."""
 SCANNED = 500 * 24
 """Bytes of entries that can be looked at in 1 us."""
+LOOKED_AT = 300 * SCANNED
+"""Bytes of entries that are looked at in one piece."""
 
 MANY = 200
 """Queues; a message for more of them goes to them in pieces."""
@@ -76,6 +78,7 @@ _UNKNOWN, _SETTLED, _MORE = UNKNOWN, SETTLED, MORE
 _PIECE = PIECE
 _RUN_MAX = RUN_MAX
 _SCANNED = SCANNED
+_LOOKED_AT = LOOKED_AT
 _ACK = ACK
 _REJECT = REJECT
 _STAGE = STAGE
@@ -745,13 +748,19 @@ class Channel:
         self.slots[slot - 1] = None
         self._free.append(slot)
 
-    def late(self, end, timeout_ms):  # type: ignore[no-untyped-def]
-        """(consumer, tag) of the first unacked delivery with a tag below `end` to which this timeout applies, None if there is none."""
+    def late(self, first, end, timeout_ms):  # type: ignore[no-untyped-def]
+        """(consumer, tag) of the first unacked delivery among the tags from `first` up to `end` to which this timeout applies.
+
+        The consumer is None if there is none below the tag. That is less than `end` if there were too many to look at all of them.
+        """
         b = self._tags
-        o = self._head
+        o = self.place(first)
+        most = o + _LOOKED_AT
         passed = 0
         while o < b.n and bits.le64(b.p, o + 8) < end:
             slot = bits.le32(b.p, o + 20)
+            if o >= most:
+                return None, bits.le64(b.p, o + 8)
             if slot != 0 and slot < _HELD and slot != passed:
                 c = self.slots[slot - 1]
                 assert c is not None
@@ -763,7 +772,7 @@ class Channel:
                     return c, bits.le64(b.p, o + 8)
                 passed = slot
             o += _ENTRY
-        return None
+        return None, end
 
     def let_go(self, first, last, held):  # type: ignore[no-untyped-def]
         """Entries from one tag to another that a transaction holds are settled (`held`: the commit does it), or unacked as before."""

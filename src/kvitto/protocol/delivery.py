@@ -180,6 +180,7 @@ class ChannelConsumer(Consumer):
     def settings_changed(self) -> None:
         if not self.no_ack:
             self.channel.watch(self)
+            self.channel.connection.hub.timeouts.look_again(self.channel, 0)
 
     def queue_gone(self):  # type: ignore[no-untyped-def]
         """basic.cancel to a client that can take it (A14)."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.equivalence import describe
 from kvitto.broker.walls import Service
+from kvitto.protocol.channel import MORE
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -27,6 +29,7 @@ LOOKS = 20
 """In the time of a timeout."""
 INTERVAL_MS_MIN = 50
 """Between two looks."""
+CHANNELS_PER_PIECE = 100
 
 
 class Timeouts(Service):
@@ -35,8 +38,8 @@ class Timeouts(Service):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.store)
         self._broker = broker
-        self._channels: dict[int, dict[Channel, deque[int]]] = {}
-        """By timeout in ms: the next tag of each channel at the last looks."""
+        self._channels: dict[int, dict[Channel, Watch]] = {}
+        """By timeout in ms."""
 
     def watch(self, channel: Channel, timeout_ms: int) -> None:
         """From now on deliveries of queues with this timeout may be unacked on the channel."""
@@ -45,7 +48,7 @@ class Timeouts(Service):
             channels = self._channels[timeout_ms] = {}
             self._look_later(timeout_ms)
         if channel not in channels:
-            channels[channel] = deque(maxlen=-(-timeout_ms // _interval_ms(timeout_ms)))
+            channels[channel] = Watch(-(-timeout_ms // _interval_ms(timeout_ms)))
 
     def forget(self, channel: Channel) -> None:
         """It is closed."""
@@ -55,25 +58,55 @@ class Timeouts(Service):
     def _look_later(self, timeout_ms: int) -> None:
         self._broker.timers.after(_interval_ms(timeout_ms), self._look, timeout_ms)
 
+    def look_again(self, channel: Channel, tag: int) -> None:
+        """Deliveries from this tag on may be late that could not be when they were looked at."""
+        for channels in self._channels.values():
+            if channel in channels:
+                channels[channel].looked = min(channels[channel].looked, tag)
+
     def _look(self, timeout_ms: int) -> None:
+        self._broker.jobs.start(self._looks(timeout_ms), owner=self)
+
+    def _looks(self, timeout_ms: int) -> Iterator[None]:
         channels = self._channels[timeout_ms]
-        for channel, seen in list(channels.items()):
-            if not channel.unacked and not channel.consumers:
-                del channels[channel]
-            else:
-                walls.run(channel, self._look_at, channel, seen, timeout_ms)
+        for number, (channel, watch) in enumerate(list(channels.items()), 1):
+            while channel in channels:
+                if not channel.unacked and not channel.consumers:
+                    del channels[channel]
+                elif walls.run(channel, watch.look, channel, timeout_ms) is not MORE:
+                    break
+                else:
+                    yield
+            if not number % CHANNELS_PER_PIECE:
+                yield
         if channels:
             self._look_later(timeout_ms)
         else:
             del self._channels[timeout_ms]
 
-    @staticmethod
-    def _look_at(channel: Channel, seen: deque[int], timeout_ms: int) -> None:
-        late = channel.late(seen[0], timeout_ms) if len(seen) == seen.maxlen else None
-        seen.append(channel.next_tag)
-        # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
-        if late is not None and not channel.connection.stalled:
-            _close(channel, late[0], late[1], timeout_ms)
+
+class Watch:
+    """What is known of a channel whose deliveries of queues with one timeout are watched."""
+
+    __slots__ = ("looked", "seen")
+
+    def __init__(self, looks: int) -> None:
+        self.seen: deque[int] = deque(maxlen=looks)
+        """The next tag of the channel at the last looks."""
+        self.looked = 0
+        """No delivery with a lower tag can be late."""
+
+    def look(self, channel: Channel, timeout_ms: int) -> int | None:
+        """Close the channel if it holds a delivery for too long. MORE: there are so many that another piece has to go on."""
+        if len(self.seen) == self.seen.maxlen:
+            consumer, self.looked = channel.late(self.looked, self.seen[0], timeout_ms)
+            if consumer is None and self.looked < self.seen[0]:
+                return MORE
+            # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
+            if consumer is not None and not channel.connection.stalled:
+                _close(channel, consumer, self.looked, timeout_ms)
+        self.seen.append(channel.next_tag)
+        return None
 
 
 def _interval_ms(timeout_ms: int) -> int:

@@ -96,6 +96,8 @@ class Transaction:
     def _let_go(self, held: bool) -> None:
         """The deliveries that it holds are settled, or unacked as before."""
         tags, self.tags = sorted(self.tags), []
+        if tags and not held:
+            self.chan.connection.hub.timeouts.look_again(self.chan, tags[0][0])
         end = 0
         for first, last in tags:
             if last > end:
