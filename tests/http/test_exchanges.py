@@ -1,6 +1,6 @@
 """Exchanges, bindings and definitions over HTTP against a real broker."""
 
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 from tests.http.api import Http
 
@@ -36,7 +36,8 @@ def test_a_binding_is_made_found_used_and_deleted(api: Http) -> None:
     api.put("/api/queues/%2F/all-logs", {"durable": True})
     answer = api.post("/api/bindings/%2F/e/logs/q/all-logs", {"routing_key": "a.#", "arguments": {}})
     assert answer.status == 201
-    location = answer.headers["Location"]
+    location = urljoin("/api/bindings/%2F/e/logs/q/all-logs", answer.headers["Location"])
+    assert answer.headers["Location"] == "all-logs/a.%2523", "as RabbitMQ's, which clients take apart"
     expected = {
         "source": "logs",
         "vhost": "/",
@@ -68,7 +69,7 @@ def test_bindings_that_differ_in_arguments_only_are_told_apart(api: Http) -> Non
     for colour in ("red", "blue"):
         answer = api.post(path, {"arguments": {"x-match": "all", "colour": colour}})
         assert answer.status == 201
-        keys.append(answer.headers["Location"])
+        keys.append(urljoin(path, answer.headers["Location"]))
     assert len(set(keys)) == 2
     message = {"routing_key": "", "payload": "x", "properties": {"headers": {"colour": "blue"}}}
     assert api.post("/api/exchanges/%2F/amq.headers/publish", message).json == {"routed": True}

@@ -72,8 +72,9 @@ def test_counters_do_not_go_down_when_a_queue_is_deleted(api: Http) -> None:
 
 
 def test_names_with_special_characters_are_escaped(api: Http) -> None:
-    api.put("/api/queues/%2F/a%22b%5Cc%0Ad", {})
-    assert read(api)['kvitto_queue_messages_ready{vhost="/",queue="a\\"b\\\\c\\nd"}'] == 0
+    api.put("/api/vhosts/a%22b%5Cc%0Ad")
+    api.put("/api/queues/a%22b%5Cc%0Ad/%22%5C", {})
+    assert read(api)['kvitto_queue_messages_ready{vhost="a\\"b\\\\c\\nd",queue="\\"\\\\"}'] == 0
 
 
 def test_healthz_needs_no_login(api: Http) -> None:
@@ -114,5 +115,5 @@ def test_what_monitoring_asks_for_is_there(api: Http) -> None:
     (node,) = api.get("/api/nodes")
     assert node["running"] and node["mem_used"] > 1e6 and node["fd_used"] > 0
     assert api.get(f"/api/nodes/{node['name']}")["name"] == node["name"]
-    for name in ("policies", "operator-policies", "parameters", "vhost-limits", "feature-flags", "topic-permissions"):
+    for name in ("policies", "operator-policies", "parameters", "vhost-limits", "topic-permissions"):
         assert api.get(f"/api/{name}") == []

@@ -15,6 +15,7 @@ def thing(**counts: int) -> Any:
         "redelivered": 0,
         "ready": 0,
         "unacked": 0,
+        "held": 0,
         "moving": 0,
         "parked": (),
     }

@@ -83,6 +83,9 @@ RIGHT: dict[str, Any] = {
     "PUT /api/permissions/{vhost}/{user}": {"configure": "^t", "write": "^t", "read": "^t"},
     "DELETE /api/permissions/{vhost}/{user}": {},
     "DELETE /api/connections/{name}": {},
+    "DELETE /api/connections/username/{username}": {},
+    "POST /api/users/bulk-delete": {"users": ["somebody"]},
+    "PUT /api/cluster-name": {"name": "lund"},
 }
 NAMES = {
     "vhost": "/",
@@ -92,6 +95,7 @@ NAMES = {
     "queue": "thing",
     "destination": "other",
     "key": "k",
+    "username": "guest",
 }
 KINDS = {"users": "somebody", "vhosts": "side"}
 
@@ -172,7 +176,9 @@ def requests(world: World, route: Route) -> list[Request]:
 def deletions(world: World, pattern: str) -> list[Request]:
     """All of them are to be refused."""
     path = world.path(pattern)
-    paths = [path + "%FF", path + "-not-there"]
+    paths = [path + "%FF"]
+    if "{username}" not in pattern:  # of somebody unknown there are no connections
+        paths.append(path + "-not-there")
     if pattern in (QUEUE, EXCHANGE):
         paths += [f"{path}?if-unused={value}" for value in ("maybe", "", "1")]
     if pattern == QUEUE:

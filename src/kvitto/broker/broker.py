@@ -16,7 +16,7 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionErro
 from kvitto.broker import hold, priorities, removal, walls
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
-from kvitto.broker.counts import Counts
+from kvitto.broker.counts import Churn, Counts
 from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.hold import Hold
@@ -80,6 +80,7 @@ class Broker:
         self.unwritten: dict[Queue, None] = {}
         self.full = False
         self.gone = Counts()
+        self.churn = Churn()
         self.refused = dict.fromkeys(limits.REFUSALS, 0)
         self.max_queues: int | None = None
         self.file_room: Callable[[], int] = lambda: limits.FILES_PER_QUEUE
@@ -87,6 +88,8 @@ class Broker:
         self.applying = False
         self._held = 0
         self.definitions_pending = False
+        self.cluster_name = ""
+        """As people have called it; "" for the name of the node."""
         self.inert: dict[tuple[Any, ...], str] = {}
         """Why a stored policy or permission has no effect, by kind and key."""
         self.on_full: Callable[[bool], None] = lambda full: None
@@ -132,6 +135,8 @@ class Broker:
     def _restore(self, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> None:
         if kind == "vhost":
             self.vhosts[key[0]] = VHost(self, key[0], VHostSettings.of(value))
+        elif kind == CLUSTER_NAME:
+            self.cluster_name = value["name"]
         elif kind in ("user", "permission"):
             self.users.restore(kind, key, value)
             if kind == "permission" and (user := self.users.get(key[1])) is not None:
@@ -238,6 +243,10 @@ class Broker:
             self.undefine(kind, key)
         else:
             self.define(kind, key, value)
+
+    def set_cluster_name(self, name: str) -> None:
+        self.cluster_name = name
+        self.define(CLUSTER_NAME, (), {"name": name})
 
     @property
     def restoring(self) -> bool:
@@ -537,8 +546,10 @@ class Broker:
 
 INITIALISED = "initialised"
 """The definition that says: this directory has got its first vhost and guest. What is deleted afterwards stays deleted."""
+CLUSTER_NAME = "cluster_name"
 ORDER = [
     INITIALISED,
+    CLUSTER_NAME,
     "vhost",
     "user",
     "permission",

@@ -8,6 +8,15 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 
+class Churn:
+    """Of queues, since the start: how often one was declared, made and deleted."""
+
+    def __init__(self) -> None:
+        self.declared = 0
+        self.created = 0
+        self.deleted = 0
+
+
 class Counts:
     """Messages, since the start."""
 

@@ -405,6 +405,7 @@ class VHost:
         generated: bool = False,
     ) -> Queue:
         """`generated`: the name is one of `generated_name`, which nobody else may give."""
+        self.broker.churn.declared += 1
         lasting = durable and not (exclusive or auto_delete or generated)
         arguments = with_default(arguments, self.default_queue_type, lasting)
         if self.going and (gone := self.queues.get(name)) in self.going:
@@ -421,6 +422,7 @@ class VHost:
         if not generated:
             self._refuse_reserved("queue", name)
         queue_id = secrets.token_hex(16)
+        self.broker.churn.created += 1
         made = self.make_queue(name, queue_id, durable, exclusive, auto_delete, arguments)
         made.owner = owner if exclusive else None
         self.define_queue(made)
@@ -512,6 +514,7 @@ class VHost:
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
         self.broker.gone.add(queue)
+        self.broker.churn.deleted += 1
         consumers = queue.take_consumers()
         if queue.log.durable:
             self.broker.undefine("queue", (self.name, queue.name))

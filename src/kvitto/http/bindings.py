@@ -67,9 +67,9 @@ async def post_binding(call: Call) -> Response:
     _authorise(call, source, dest)
     await call.api.change(lambda: vhost.bind(source.name, dest, key, arguments))
     made = views.properties_key(Binding(source, dest, key, arguments))
-    kind = "e" if isinstance(dest, Exchange) else "q"
-    parts = (vhost.name, "e", source.name or "amq.default", kind, dest.name, made)
-    location = "/api/bindings/" + "/".join(quote(part, safe="") for part in parts)
+    location = "/".join(
+        quote(part, safe="") for part in (dest.name, made)
+    )  # relative, as RabbitMQ's: clients take it apart
     return Response(201, headers=(("Location", location),))
 
 

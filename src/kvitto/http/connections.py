@@ -30,6 +30,30 @@ async def list_connections(call: Call) -> Response:
     )
 
 
+def of_user(call: Call) -> list[Any]:
+    """Of the user whom the path names. Problem 401 if that is somebody else, and the caller sees only what is the caller's own."""
+    name = call.args["username"]
+    if name != call.user.name and not call.sees_all:
+        raise not_authorised(f"the connections belong to user '{name}'")
+    return [c for c in visible(call) if c.user.name == name]
+
+
+async def list_connections_of_user(call: Call) -> Response:
+    api = call.api
+    return await answer_list(
+        call, of_user(call), lambda c: views.connection(api, c), lambda c: views.connection_name(api, c)
+    )
+
+
+def delete_connections_of_user(call: Call) -> Response:
+    name = call.args["username"]
+    if name != call.user.name and not call.user.is_administrator:
+        raise not_authorised("only an administrator closes other users' connections")
+    for connection in of_user(call):
+        close(call, connection)
+    return NO_CONTENT
+
+
 async def find(call: Call) -> Any:
     """The connection that the path names. Problem 404, 401."""
     for connection in call.api.connections:
@@ -100,6 +124,8 @@ ROUTES = (
     ("GET", "/api/connections", Access.MANAGEMENT, list_connections),
     ("GET", "/api/connections/{name}", Access.MANAGEMENT, get_connection),
     ("DELETE", "/api/connections/{name}", Access.MANAGEMENT, delete_connection),
+    ("GET", "/api/connections/username/{username}", Access.MANAGEMENT, list_connections_of_user),
+    ("DELETE", "/api/connections/username/{username}", Access.MANAGEMENT, delete_connections_of_user),
     ("GET", "/api/connections/{name}/channels", Access.MANAGEMENT, channels_of),
     ("GET", "/api/vhosts/{vhost}/connections", Access.MANAGEMENT, list_connections),
     ("GET", "/api/vhosts/{vhost}/channels", Access.MANAGEMENT, list_channels),

@@ -86,7 +86,7 @@ def get_definitions(call: Call) -> Response:
         "vhosts": (views.vhost_definition(vhost) for vhost in vhosts),
         "permissions": permissions,
         "topic_permissions": (),
-        "global_parameters": (),
+        "global_parameters": ({"name": "cluster_name", "value": name} for name in (broker.cluster_name,) if name),
         **{kind: chain.from_iterable(map(items, vhosts)) for kind, items in KINDS.items()},
     }
     return Response(pieces=document(call.api.slices, HEAD, lists))

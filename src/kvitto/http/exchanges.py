@@ -28,7 +28,7 @@ def get_exchange(call: Call) -> Response:
 
 
 async def put_exchange(call: Call) -> Response:
-    body, vhost, name = call.request.json(), call.own_vhost(), fields.new_name(call.name, "exchange")
+    body, vhost, name = call.request.json(), call.own_vhost(), fields.declared_name(call.name, "exchange")
     kind = fields.text(body, "type", "direct")
     durable, auto_delete, internal = (fields.flag(body, flag) for flag in ("durable", "auto_delete", "internal"))
     arguments = fields.table(body, "arguments")

@@ -76,3 +76,8 @@ def short(value: str, what: str, most: int = SHORTSTR_MAX) -> str:
 
 def new_name(value: str, what: str) -> str:
     return short(value, f"name of the {what}", NAME_MAX)
+
+
+def declared_name(value: str, what: str) -> str:
+    """Of a queue or an exchange: without the line ends in it, as AMQP declares it."""
+    return new_name(value.replace("\r", "").replace("\n", ""), what)

@@ -2,29 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 from kvitto.http.access import Access
 from kvitto.http.api import Call
-from kvitto.http.request import Response, answer
+from kvitto.http.certificates import expires_at
+from kvitto.http.nodes import listeners
+from kvitto.http.request import Response, answer, bad_request
+
+UNIT_DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
+WITHIN_MAX = 10_000
+PROTOCOLS = {"amqps": "amqp/ssl", "amqp091": "amqp"}
+"""Other names of protocols that RabbitMQ takes."""
+
+
+def ok(**more: Any) -> Response:
+    return answer({"status": "ok", **more})
+
+
+def failed(reason: str, **more: Any) -> Response:
+    return answer({"status": "failed", "reason": reason, **more}, 503)
 
 
 def healthz(call: Call) -> Response:
     """Anybody may ask; what the alarms say is for those who may log in."""
     count = len(call.api.alarms)
-    if not count:
-        return answer({"status": "ok"})
-    return answer({"status": "failed", "reason": f"{count} alarm(s), see the log or `kvitto ctl alarms`"}, 503)
+    return failed(f"{count} alarm(s), see the log or `kvitto ctl alarms`") if count else ok()
 
 
 def alarms(call: Call) -> Response:
     found = [{"node": call.api.node, "alarm": text} for text in call.api.alarms]
-    if not found:
-        return answer({"status": "ok"})
-    return answer({"status": "failed", "reason": found[0]["alarm"], "alarms": found}, 503)
+    return failed(found[0]["alarm"], alarms=found) if found else ok()
 
+
+def up(_call: Call) -> Response:
+    """Who gets this answer has a broker that has started, with all its virtual hosts, and takes connections."""
+    return ok()
+
+
+def single_node(_call: Call) -> Response:
+    return ok(reason="single node cluster")
+
+
+def port_listener(call: Call) -> Response:
+    given, ports = call.args["port"], [found["port"] for found in listeners(call)]
+    if not (given.isascii() and given.isdigit() and len(given) < 6):
+        raise bad_request("the port must be a number")
+    port = int(given)
+    return ok(port=port) if port in ports else failed("No active listener", missing=port, ports=ports)
+
+
+def protocol_listener(call: Call) -> Response:
+    given = call.args["protocol"].lower()
+    protocol, found = PROTOCOLS.get(given, given), sorted({found["protocol"] for found in listeners(call)})
+    return ok(protocol=given) if protocol in found else failed("No active listener", missing=protocol, protocols=found)
+
+
+def certificate_expiration(call: Call) -> Response:
+    """Whether the certificate for TLS expires within so many days, weeks, months or years; without TLS none does."""
+    within, unit = call.args["within"], call.args["unit"]
+    if not (within.isascii() and within.isdigit() and int(within[:6]) <= WITHIN_MAX):
+        raise bad_request(f"Invalid expiration value: a number up to {WITHIN_MAX} is needed.")
+    if unit not in UNIT_DAYS:
+        raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNIT_DAYS)}.")
+    host = call.api.host
+    path = host.config.tls_cert
+    if not host.tls_port or path is None:
+        return ok()
+    try:
+        until = expires_at(path)
+    except (OSError, ValueError, IndexError) as error:
+        return failed(f"the certificate {path} cannot be read: {error}")
+    now = datetime.fromtimestamp(call.api.broker.now_ms / 1000, UTC)
+    if until - now > timedelta(days=int(within) * UNIT_DAYS[unit]):
+        return ok()
+    expired = [{"node": call.api.node, "protocol": "amqp/ssl", "port": host.tls_port, "cert_expiration": str(until)}]
+    return failed("Certificates expiring", expired=expired)
+
+
+def below_connection_limit(call: Call) -> Response:
+    host = call.api.host
+    limit, count = host.config.max_connections, len(host.hub.connections)
+    shown = {"limit": "infinity" if limit is None else limit, "connections": count}
+    if limit is None or count < limit:
+        return ok(**shown)
+    return failed("node connection limit is reached", **shown)
+
+
+CHECKS: tuple[tuple[str, Callable[[Call], Response]], ...] = (
+    ("alarms", alarms),
+    ("local-alarms", alarms),
+    ("virtual-hosts", up),
+    ("port-listener/{port}", port_listener),
+    ("protocol-listener/{protocol}", protocol_listener),
+    ("certificate-expiration/{within}/{unit}", certificate_expiration),
+    ("node-is-quorum-critical", single_node),
+    ("node-is-mirror-sync-critical", single_node),
+    ("ready-to-serve-clients", below_connection_limit),
+    ("is-in-service", up),
+    ("below-node-connection-limit", below_connection_limit),
+)
 
 ROUTES = (
     ("GET", "/healthz", Access.ANYBODY, healthz),
-    ("GET", "/api/health/checks/alarms", Access.MANAGEMENT, alarms),
-    ("GET", "/api/health/checks/local-alarms", Access.MANAGEMENT, alarms),
-    ("GET", "/api/healthchecks/node", Access.MANAGEMENT, alarms),
+    *(("GET", f"/api/health/checks/{path}", Access.MANAGEMENT, check) for path, check in CHECKS),
 )

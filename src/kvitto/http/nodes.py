@@ -9,12 +9,12 @@ from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.exchange import TYPES
-from kvitto.http import totals, views
+from kvitto.http import fields, totals, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import no_items
 from kvitto.http.rates import QUEUE_COUNTS, TOTAL
-from kvitto.http.request import Response, answer, not_found
+from kvitto.http.request import NO_CONTENT, Response, answer, bad_request, not_found
 
 API_LEVEL = "3.13.0"
 """The RabbitMQ whose management API this one follows: tools decide by it what they ask for."""
@@ -47,19 +47,16 @@ async def overview(call: Call) -> Response:
             "management_version": API_LEVEL,
             "rabbitmq_version": API_LEVEL,
             "erlang_version": "",
+            "erlang_full_version": "",
             "product_name": "Kvitto",
             "product_version": __version__,
-            "cluster_name": api.node,
+            "cluster_name": name_of_cluster(call),
             "node": api.node,
             "rates_mode": "basic",
             "statistics_db_event_queue": 0,
             "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
             "message_stats": views.message_stats(whole.counts, api.rates.of(TOTAL, len(QUEUE_COUNTS))),
-            "churn_rates": {
-                "connection_created": api.host.hub.connections_made,
-                "connection_closed": api.host.hub.connections_closed,
-                "channel_created": api.host.hub.channels_made,
-            },
+            "churn_rates": churn(call),
             "queue_totals": {**seen.depth, **api.rates.of_depth(TOTAL)},
             "object_totals": {
                 "connections": len(connections),
@@ -69,7 +66,7 @@ async def overview(call: Call) -> Response:
                 "consumers": seen.consumers,
             },
             "listeners": listeners(call),
-            "contexts": [],
+            "contexts": contexts(call),
             "kvitto": kvitto(call),
         }
     )
@@ -110,7 +107,20 @@ def node(call: Call) -> dict[str, Any]:
         "fd_used": process.open_files(),
         "fd_total": process.open_files_max(),
         "sockets_used": len(host.hub.connections),
+        "sockets_total": process.open_files_max(),
+        "proc_used": 1,
+        "proc_total": 1,
+        "run_queue": 0,
         "processors": os.cpu_count() or 1,
+        "mem_calculation_strategy": "rss",
+        "net_ticktime": 0,
+        "enabled_plugins": [],
+        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in ("PLAIN", "AMQPLAIN")],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+        "contexts": contexts(call),
+        "log_files": [],
+        "config_files": [],
+        "db_dir": os.path.abspath(host.config.data_dir),
         "partitions": [],
         "rates_mode": "basic",
         "applications": [{"name": "kvitto", "description": "Kvitto", "version": __version__}],
@@ -127,8 +137,56 @@ def get_node(call: Call) -> Response:
     return answer(node(call))
 
 
+def name_of_cluster(call: Call) -> str:
+    return call.api.broker.cluster_name or call.api.node
+
+
 def cluster_name(call: Call) -> Response:
-    return answer({"name": call.api.node})
+    return answer({"name": name_of_cluster(call)})
+
+
+async def put_cluster_name(call: Call) -> Response:
+    name = fields.new_name(fields.text(call.request.json(), "name"), "cluster")
+    if not name:
+        raise bad_request("name is empty")
+    await call.api.change(lambda: call.api.broker.set_cluster_name(name))
+    return NO_CONTENT
+
+
+FEATURES = {
+    "implicit_default_bindings": "Bindings of the default exchange are not stored",
+    "quorum_queue": "Queues of type quorum",
+    "stream_queue": "Queues of type stream",
+    "virtual_host_metadata": "Descriptions and tags of virtual hosts",
+}
+"""RabbitMQ's feature flags that say what is here too."""
+
+
+def feature_flags(_call: Call) -> Response:
+    same = {"state": "enabled", "stability": "stable", "provided_by": "kvitto", "doc_url": ""}
+    return answer([{"name": name, "desc": text, **same} for name, text in FEATURES.items()])
+
+
+def contexts(call: Call) -> list[dict[str, Any]]:
+    """What is served over HTTP."""
+    host = call.api.host
+    address = {"ip": str(host.config.http_host), "port": str(host.http_port)}
+    return [{"node": call.api.node, "description": "Kvitto management", "path": "/", "ssl_opts": [], **address}]
+
+
+def churn(call: Call) -> dict[str, Any]:
+    hub, broker = call.api.host.hub, call.api.broker
+    open_now = sum(len(connection.channels) for connection in hub.connections)
+    counts = {
+        "connection_created": hub.connections_made,
+        "connection_closed": hub.connections_closed,
+        "channel_created": hub.channels_made,
+        "channel_closed": max(hub.channels_made - open_now, 0),
+        "queue_declared": broker.churn.declared,
+        "queue_created": broker.churn.created,
+        "queue_deleted": broker.churn.deleted,
+    }
+    return {**counts, **{f"{name}_details": {"rate": 0.0} for name in counts}}
 
 
 def start(_call: Call) -> Response:
@@ -137,7 +195,6 @@ def start(_call: Call) -> Response:
 
 MISSING = (
     "extensions",
-    "feature-flags",
     "global-parameters",
     "parameters",
     "topic-permissions",
@@ -152,5 +209,7 @@ ROUTES = (
     ("GET", "/api/nodes", Access.MONITORING, list_nodes),
     ("GET", "/api/nodes/{name}", Access.MONITORING, get_node),
     ("GET", "/api/cluster-name", Access.MANAGEMENT, cluster_name),
+    ("PUT", "/api/cluster-name", Access.ADMINISTRATOR, put_cluster_name),
+    ("GET", "/api/feature-flags", Access.MANAGEMENT, feature_flags),
     *(("GET", f"/api/{name}", Access.MANAGEMENT, no_items) for name in MISSING),
 )

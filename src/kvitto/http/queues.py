@@ -26,7 +26,7 @@ async def get_queue(call: Call) -> Response:
 
 
 async def put_queue(call: Call) -> Response:
-    body, vhost, name = call.request.json(), call.own_vhost(), fields.new_name(call.name, "queue")
+    body, vhost, name = call.request.json(), call.own_vhost(), fields.declared_name(call.name, "queue")
     durable, auto_delete = fields.flag(body, "durable"), fields.flag(body, "auto_delete")
     arguments = fields.table(body, "arguments")
     call.authorise("configure", "queue", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
+from kvitto.broker.auth import User
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -68,19 +69,40 @@ async def put_user(call: Call) -> Response:
 
 
 async def delete_user(call: Call) -> Response:
-    """The user's connections are closed first."""
-    user = user_named(call, call.name)
-    for connection in list(call.api.host.hub.connections):
-        if connection.user is user:
-            connection.close(ConnectionError_(CONNECTION_FORCED, f"user '{user.name}' was deleted"))
-    await call.api.change(lambda: call.api.broker.users.delete(user.name))
+    await _delete(call, [user_named(call, call.name)])
     return NO_CONTENT
+
+
+async def delete_users(call: Call) -> Response:
+    """All of those that are named, or none if one of them is not there."""
+    names = dict.fromkeys(fields.names(call.request.json(), "users"))
+    users = call.api.broker.users
+    for name in names:
+        if name not in users:
+            raise bad_request(f"there is no user '{name}'")
+    await _delete(call, [user_named(call, name) for name in names])
+    return NO_CONTENT
+
+
+async def _delete(call: Call, users: list[User]) -> None:
+    """Their connections are closed first."""
+    going = set(users)
+    for connection in list(call.api.host.hub.connections):
+        if connection.user in going:
+            connection.close(ConnectionError_(CONNECTION_FORCED, f"user '{connection.user.name}' was deleted"))
+
+    def delete() -> None:
+        for user in users:
+            call.api.broker.users.delete(user.name)
+
+    await call.api.change(delete)
 
 
 ROUTES = (
     ("GET", "/api/whoami", Access.MANAGEMENT, whoami),
     ("GET", "/api/users", Access.ADMINISTRATOR, list_users),
     ("GET", "/api/users/without-permissions", Access.ADMINISTRATOR, without_permissions),
+    ("POST", "/api/users/bulk-delete", Access.ADMINISTRATOR, delete_users),
     ("GET", "/api/users/{name}", Access.ADMINISTRATOR, get_user),
     ("PUT", "/api/users/{name}", Access.ADMINISTRATOR, put_user),
     ("DELETE", "/api/users/{name}", Access.ADMINISTRATOR, delete_user),

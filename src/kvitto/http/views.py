@@ -182,6 +182,7 @@ def consumer(api: Api, queue: Queue, consumer: Any) -> dict[str, Any]:
         "exclusive": consumer.exclusive,
         "prefetch_count": consumer.prefetch,
         "priority": consumer.priority,
+        "consumer_timeout": max(queue.consumer_timeout_ms, 0),
         "arguments": plain(consumer.arguments),
         "messages_unacknowledged": consumer.unacked,
         "messages_delivered": consumer.delivered,
