@@ -11,6 +11,7 @@ an offset that is never written lies below the cursor, so ready = next - cursor 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import StoreFull
@@ -869,14 +870,16 @@ class Queue:
         if end >= self.next:
             return
         if self.max_bytes < 0:  # nothing hangs on it: an estimate
-            gone = sum(min(n, end - s) for s, n in self.requeued if s < end) + max(end - self.cursor, 0)
+            gone = self.requeued.count_in(0, end) + max(end - self.cursor, 0)
             self.ready_bytes -= self.ready_bytes * gone // max(self.ready, 1)
             return
-        ranges = [(s, min(n, end - s)) for s, n in self.requeued if s < end]
+        below = takewhile(lambda run: run[0] < end, self.requeued.after(0))
+        ranges = [(s, min(n, end - s)) for s, n in below]
         ranges += [(self.cursor, end - self.cursor)] if end > self.cursor else []
+        window = Window()  # the same batch may hold many of them
         for start, n in ranges:
             written = min(n, max(self.tail_first - start, 0))
-            self.ready_bytes -= self.log.body_bytes(start, written)
+            self.ready_bytes -= self.log.body_bytes(start, written, window)
             if written < n and self.tail is not None:
                 self.ready_bytes -= self.tail.body_bytes(start + written - self.tail_first, n - written)
         self._write_off_lost()

@@ -46,6 +46,9 @@ class Window:
         self.length = 0
         self.at = 0
 
+    def holds(self, offset: int) -> bool:
+        return self.batch.first <= offset < self.batch.first + self.batch.count
+
     def release(self) -> None:
         self.__init__()  # type: ignore[misc]
 
@@ -631,10 +634,10 @@ class Log:
                 if not replay.is_settled(offset):  # nor is its message lost
                     found.redeliveries[offset] = deliveries
 
-    def body_bytes(self, start: int, count: int) -> int:
-        """Bytes of the bodies of offsets start..start+count-1, those of them that are stored."""
-        window, total, at = Window(), 0, start
-        while at < start + count and self.load(window, at):
+    def body_bytes(self, start: int, count: int, window: Window | None = None) -> int:
+        """Bytes of the bodies of offsets start..start+count-1, those of them that are stored. `window`: that of the last call."""
+        window, total, at = window or Window(), 0, start
+        while at < start + count and (window.holds(at) or self.load(window, at)):
             batch = window.batch
             i = max(at - batch.first, 0)
             n = min(batch.count - i, start + count - batch.first - i)
