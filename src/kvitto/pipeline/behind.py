@@ -25,6 +25,7 @@ class Behind:
         self._connection: Connection | None = None
         self._said: int | None = None
         self._asked_at = -ASK_S
+        self._why = ""
 
     def __enter__(self) -> Behind:
         return self
@@ -40,7 +41,8 @@ class Behind:
                 self._connection = Connection(self.uri, name="kvitto pipeline")
             with self._connection.channel() as channel:
                 return sum(channel.log_count(queue, "", read.get(queue, 0), 1 << 63).count for queue in self.queues)
-        except (AMQPError, OSError):
+        except (AMQPError, OSError) as error:
+            self._why = str(error).partition("\n")[0]
             self._close()
             return None
 
@@ -48,11 +50,9 @@ class Behind:
         """For a line of progress."""
         if time.monotonic() - self._asked_at >= ASK_S:
             self._said, self._asked_at = self.count(query), time.monotonic()
-        return (
-            "how many are behind is not known: the broker does not answer"
-            if self._said is None
-            else f"{self._said:,} behind"
-        )
+        if self._said is None:
+            return f"how many are behind is not known: {self._why}"
+        return f"{self._said:,} behind"
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
