@@ -211,6 +211,9 @@ class Broker:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
             self.sync_all()
+            for _ in range(STEPS):  # the journal's files go, in steps of which each is durable before the next
+                if self.store.waiting:
+                    self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()
 
