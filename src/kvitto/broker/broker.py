@@ -78,6 +78,8 @@ class Broker:
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
+        self.unmarked: dict[Queue, None] = {}
+        """Queues that have delivered since the last turn, in answer to input: what tells so is not in their files yet."""
         self.full = False
         self.gone = Counts()
         self.churn = Churn()
@@ -329,6 +331,7 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
+        self.unmarked.clear()  # they are dirty: this turn writes them
         self._pump_late()
         self.readers.pump()
         while True:
@@ -378,6 +381,12 @@ class Broker:
         except Exception as error:  # noqa: BLE001 - the wall around this queue
             queue.contain(error)
         return True
+
+    def write_marks(self) -> None:
+        """Output goes to a socket before the turn's end: a kill must not find deliveries in it that no file knows of (A9)."""
+        unmarked, self.unmarked = self.unmarked, {}
+        for queue in unmarked:
+            self.flush(queue)
 
     def _no_room(self, text: str) -> None:
         if not self.full:

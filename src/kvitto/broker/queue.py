@@ -263,13 +263,18 @@ class Queue:
         """Whether one more message would exceed a limit, after consumers took what they can."""
         if not self._over(1, body_len):
             return False
-        self.pump()
+        self._pump_early()
         return self._over(1, body_len)
 
     def refuses(self, more: int, more_bytes: int) -> bool:
         """Whether a transaction's messages would exceed a limit."""
-        self.pump()
+        self._pump_early()
         return self._over(more, more_bytes)
+
+    def _pump_early(self) -> None:
+        """Before the turn; see `Broker.unmarked`."""
+        self.broker.unmarked[self] = None
+        self.pump()
 
     def _over(self, more: int, more_bytes: int) -> bool:
         """Whether a limit is exceeded by so many messages and bytes more, or fewer, than there are."""
@@ -547,6 +552,7 @@ class Queue:
         False if there is none, or none in this turn: then some are `ready`.
         """
         self.used_ms = self.broker.timers.now_ms
+        self.broker.unmarked[self] = None
         if self.consumers:
             self.pump()
         if self.limited:

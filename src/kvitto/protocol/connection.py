@@ -637,6 +637,8 @@ class Connection:
 
     def flush(self) -> None:
         """Hand what has been encoded to the socket."""
+        if self.hub.broker.unmarked:
+            self.hub.broker.write_marks()
         if self.output.streaming and not self._stream():
             return
         buf = self.output.buf
