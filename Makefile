@@ -3,7 +3,7 @@
 #   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark
 #   make bench    measure this machine, and how long one peer can hold up all others
 #   make torture  kill the broker under load 1,000 times (1 h), and check what it promised
-#   make fuzz     hostile input, guided by coverage, with sanitizers; SECONDS=60
+#   make fuzz     hostile input, with sanitizers: bytes guided by coverage, then sessions of several connections; SECONDS=60 for each
 #   make sim      the simulation: power cuts, torn writes, errors, full disks; one run again: make sim SEED=n KIND=power
 #   make compat   other projects' test suites against Kvitto, all of them
 #   make audit    look over the dependencies: the lock, and known vulnerabilities where they can be asked for
@@ -42,6 +42,7 @@ bench: build
 
 fuzz: build
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
+	$(BIN)/python -m tests.fuzz.sessions --seconds $(or $(SECONDS),60)
 
 torture: build
 	$(BIN)/kvitto torture --cycles 1000

@@ -1,23 +1,28 @@
-"""The compiled modules once more, with address and undefined-behaviour sanitizers and coverage, in build/sanitized."""
+"""The compiled modules once more, with address and undefined-behaviour sanitizers and coverage, in build/sanitized.
+
+Those of another checkout, which must have been built, are in a directory of their own beside them: nothing is written there.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import kvitto_checkout
+import tests.protocol
+import tests.sim
+import tests.support
 
 ROOT = Path(__file__).resolve().parents[2]
-C_FILES = ROOT / "build" / "c" / "src"
 SANITIZED = ROOT / "build" / "sanitized"
 COVERAGE = SANITIZED / "coverage.so"
-STAMP = SANITIZED / "stamp"
-RECIPE = SANITIZED / "recipe"
 SOURCE = Path(__file__).with_name("coverage.c")
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 FLAGS = ["-shared", "-fPIC", "-g1", "-O1", "-w", "-fno-omit-frame-pointer", "-fwrapv"]
@@ -42,45 +47,64 @@ def library(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def build() -> None:
+def place(checkout: Path = ROOT) -> Path:
+    """Where the sanitized modules of a checkout are."""
+    if checkout.resolve() == ROOT:
+        return SANITIZED
+    return SANITIZED.with_name(f"sanitized-{sha256(str(checkout.resolve()).encode()).hexdigest()[:8]}")
+
+
+def build(checkout: Path = ROOT) -> None:
     """Compile what has changed. BuildError if it cannot be."""
     if why := missing():
         raise BuildError(why)
-    subprocess.run([sys.executable, "scripts/build"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    fingerprint, recipe = kvitto_checkout.fingerprint(), f"{FLAGS} {SANITIZERS} {SOURCE.read_text()}"
-    if STAMP.exists() and (STAMP.read_text(), RECIPE.read_text()) == (fingerprint, recipe):
-        return
-    shutil.rmtree(SANITIZED, ignore_errors=True)
-    SANITIZED.mkdir(parents=True)
-    include = f"-I{sysconfig.get_path('include')}"
-    commands = [[COMPILER, *FLAGS, include, str(SOURCE), "-o", str(COVERAGE)]]
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    for source in sorted(C_FILES.rglob("*.c")):
-        target = SANITIZED / source.relative_to(C_FILES).with_suffix(suffix)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        checks = [*SANITIZERS, "-fsanitize-coverage=trace-pc"]
-        commands.append([COMPILER, *FLAGS, *checks, include, str(source), "-o", str(target)])
+    if checkout.resolve() == ROOT:
+        subprocess.run([sys.executable, "scripts/build"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    compile_changed(checkout / "build" / "c" / "src", place(checkout))
+    shutil.copyfile(checkout / "build" / "compiled" / "stamp", place(checkout) / "stamp")
+
+
+def compile_changed(c_files: Path, target: Path) -> None:
+    """Each C file whose contents, or whose recipe, are others than last time."""
+    target.mkdir(parents=True, exist_ok=True)
+    made = target / "made.json"
+    before: dict[str, str] = json.loads(made.read_text()) if made.exists() else {}
+    now: dict[str, str] = {}
+    commands = []
+    include, suffix = f"-I{sysconfig.get_path('include')}", sysconfig.get_config_var("EXT_SUFFIX")
+    for source in [SOURCE, *sorted(c_files.rglob("*.c"))]:
+        checks = [] if source is SOURCE else [*SANITIZERS, "-fsanitize-coverage=trace-pc"]
+        module = target / COVERAGE.name
+        if source is not SOURCE:
+            module = target / source.relative_to(c_files).with_suffix(suffix)
+        now[str(module)] = sha256(source.read_bytes() + repr((COMPILER, FLAGS, checks)).encode()).hexdigest()
+        if before.get(str(module)) != now[str(module)] or not module.exists():
+            module.parent.mkdir(parents=True, exist_ok=True)
+            commands.append([COMPILER, *FLAGS, *checks, include, str(source), "-o", str(module)])
+    for module in (Path(name) for name in before if name not in now):
+        module.unlink(missing_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in pool.map(compile_one, commands):
             if done.returncode:
                 raise BuildError(f"{' '.join(done.args)}: {done.stderr}")
-    RECIPE.write_text(recipe)
-    STAMP.write_text(fingerprint)
+    made.write_text(json.dumps(now))
 
 
 def compile_one(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def environment() -> dict[str, str]:
+def environment(checkout: Path = ROOT) -> dict[str, str]:
     """For a process that runs the sanitized build: `use` is to be its first call."""
     options = (
         "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=512:hard_rss_limit_mb=3072"
         ":malloc_context_size=4:quarantine_size_mb=32"  # stacks of allocations are most of the cost else
     )
+    target = place(checkout)
     return {
         **os.environ,
-        "LD_PRELOAD": " ".join([library("libasan.so"), library("libubsan.so"), str(COVERAGE)]),
+        "LD_PRELOAD": " ".join([library("libasan.so"), library("libubsan.so"), str(target / COVERAGE.name)]),
+        "PYTHONPATH": str(checkout / "src"),
         "PYTHONMALLOC": "malloc",
         "PYTHONHASHSEED": "0",
         "ASAN_OPTIONS": options,
@@ -88,8 +112,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def use() -> None:
+def use(checkout: Path = ROOT) -> None:
     """Have this process import the sanitized modules; none may be imported yet."""
     assert not any(name.startswith("kvitto.") for name in sys.modules), "too late"
-    kvitto_checkout.COMPILED = SANITIZED
-    kvitto_checkout.STAMP = STAMP
+    assert checkout.resolve() / "src" == kvitto_checkout.SOURCES, "another checkout was found first"
+    for package in (tests.protocol, tests.support, tests.sim):  # how a broker is driven belongs to its version
+        package.__path__.insert(0, str(checkout / "tests" / package.__name__.rpartition(".")[2]))
+    kvitto_checkout.COMPILED = place(checkout)
+    kvitto_checkout.STAMP = place(checkout) / "stamp"

@@ -175,6 +175,7 @@ class ChannelConsumer(Consumer):
             "%s: consumer %r of queue %r is cancelled: the next message's properties do not fit into frames of %d bytes"
         )
         log.warning(text, self.channel.connection.peer, self.tag, self.queue.name, self.output.frame_max)
+        self.tag_before = 0  # nothing of this message was written, and the deliveries before it stand
         self.queue_gone()
 
     def settings_changed(self) -> None:
@@ -354,6 +355,7 @@ class GetConsumer(Consumer):
         if self.tag_before:
             self.channel.forget_since(self.tag_before)
             self.channel.output.buf.n = self.bytes_before
+            self.tag_before = 0
 
     def contain(self, error: Exception) -> None:
         self.channel.contain(error)
@@ -367,6 +369,7 @@ class GetConsumer(Consumer):
         return bool(props_len <= self.channel.output.properties_max)
 
     def turned_away(self) -> None:
+        self.tag_before = 0  # nothing of this get was written, and the one before it stands
         text = f"the message's properties do not fit into frames of {self.channel.output.frame_max} bytes"
         raise ChannelError(PRECONDITION_FAILED, text)
 

@@ -1,0 +1,79 @@
+"""Where a story takes place: small files, portions of work and limits, as its seed says, and a handler for what the broker logs."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from random import Random
+
+import pytest
+
+from kvitto.base import limits
+from tests.sim.world import small_world
+
+SMALL = {
+    "kvitto.broker.queue": {"LEAVING_PER_TURN": (1, 3, 10_000), "RETRIES_PER_TURN": (1, 3, 10_000)},
+    "kvitto.broker.deadletter": {
+        "LETTERS_PER_TURN": (2, 500),
+        "SLICE": (2, 100),
+        "IN_FLIGHT_BYTES": (2000, 32 << 20),
+    },
+    "kvitto.broker.stages": {"MOVED_PER_TURN": (2, 100)},
+    "kvitto.broker.parked": {"SLICE": (2, 100)},
+    "kvitto.broker.jobs": {"PIECES_PER_TURN": (1, 4)},
+    "kvitto.broker.timers": {"RUN_MAX": (1, 500)},
+    "kvitto.protocol.hub": {"REPLIES_MAX": (3000, 8 << 20)},
+    "kvitto.protocol.connection": {
+        "INPUT_PAUSE": (3000, 8 << 20),
+        "KEPT_BYTES": (0, 4 << 20),
+        "METHOD_COST": (20, 20, 3000),
+    },
+}
+"""How much is done or kept at once: small, so that a small story goes beyond it."""
+LIMITS = {
+    "UNACKED_MAX": (2, 5),
+    "CONSUMERS_MAX": (2, 4),
+    "EXCHANGES_MAX": (8,),
+    "BINDINGS_MAX": (3,),
+    "BODY_MAX": (300, 9000),
+    "UNFINISHED_MAX": (400, 9000),
+    "TX_MAX": (1000, 5000),
+    "STAGED_MAX": (1500, 9000),
+    "HELD_MAX": (2000, 20000),
+    "COPIES_MAX": (1, 3),
+    "ROUTE_STEPS_MAX": (1, 10),
+    "ROUTING_STEPS_MAX": (2, 20),
+}
+
+
+class Catcher(logging.Handler):
+    """Keeps what the broker logs of mistakes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info or record.levelno >= logging.CRITICAL or "internal error" in record.msg:
+            self.found.append(logging.Formatter().format(record))
+
+
+@contextmanager
+def setting(seed: int) -> Iterator[Catcher]:
+    """Small files, small pieces of work, ids that the seed decides; for some seeds small limits. What is logged of mistakes is kept."""
+    rng, patch, catcher = Random(f"{seed} setting"), pytest.MonkeyPatch(), Catcher()
+    with ExitStack() as stack:
+        stack.enter_context(small_world(seed))
+        stack.callback(patch.undo)
+        patch.setattr(logging.getLogger("kvitto"), "handlers", [catcher])
+        patch.setattr(limits, "HELD_MAX", limits.HELD_MAX)
+        for module, values in SMALL.items():
+            for name, choices in values.items():
+                value = rng.choice(choices)
+                with suppress(ImportError, AttributeError):  # another checkout may not have it
+                    patch.setattr(importlib.import_module(module), name, value)
+        for name in rng.sample(sorted(LIMITS), rng.choice((0, 0, 1, 2))):
+            patch.setattr(limits, name, rng.choice(LIMITS[name]))
+        yield catcher
