@@ -365,8 +365,7 @@ class QueueModel(RuleBasedStateMachine):
         ready = self.at(READY)
         if ready:
             end = ready[which % len(ready)].offset + 1
-            for _ in hold.hold(self.q, end):
-                pass
+            hold.hold(self.q, end)
             self.estimate = self.estimate or not self.count_bytes
             for m in ready:
                 m.place = HELD if m.offset < end else READY

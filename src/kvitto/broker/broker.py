@@ -78,8 +78,6 @@ class Broker:
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
-        self.unmarked: dict[Queue, None] = {}
-        """Queues that have delivered since the last turn, in answer to input: what tells so is not in their files yet."""
         self.full = False
         self.gone = Counts()
         self.churn = Churn()
@@ -213,9 +211,6 @@ class Broker:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
             self.sync_all()
-            for _ in range(STEPS):  # the journal's files go, in steps of which each is durable before the next
-                if self.store.waiting:
-                    self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()
 
@@ -331,9 +326,8 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
-        self.unmarked.clear()  # they are dirty: this turn writes them
         self._pump_late()
-        self.readers.pump()
+        walls.run(self.readers, self.readers.pump)
         while True:
             dirty, self.dirty = self.dirty, []
             for queue in dirty:
@@ -343,9 +337,9 @@ class Broker:
                 self.flush(queue)
             self.faults.end_failed()
             if self.dead_letters.moves:
-                self.dead_letters.run()
+                walls.run(self.dead_letters, self.dead_letters.run)
             if self.stages.due:
-                self.stages.run()
+                walls.run(self.stages, self.stages.run)
             if not self.dirty:
                 break
         if self.dead_letters.moves and not self.dead_letters.held_up:
@@ -381,12 +375,6 @@ class Broker:
         except Exception as error:  # noqa: BLE001 - the wall around this queue
             queue.contain(error)
         return True
-
-    def write_marks(self) -> None:
-        """Output goes to a socket before the turn's end: a kill must not find deliveries in it that no file knows of (A9)."""
-        unmarked, self.unmarked = self.unmarked, {}
-        for queue in unmarked:
-            self.flush(queue)
 
     def _no_room(self, text: str) -> None:
         if not self.full:
@@ -494,35 +482,44 @@ class Broker:
         """Append a record's messages, and those that need none, to their queues: what goes to one queue is in one batch."""
         self.applying = True
         try:
-            for op in record.appends:
-                queue = self.queues.get(op.queue_id)
-                if queue is None or queue.fault is not None or (recovering and queue.log.journal >= record.sequence):
-                    continue
-                message = (op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
-                walls.run(queue, queue.append_journaled, *message)
-            for run in record.runs:
-                queue = self.queues.get(run.queue_id)
-                if queue is None or queue.fault is not None or (recovering and queue.log.journal >= record.sequence):
-                    continue
-                walls.run(queue, queue.append_journaled_run, run.batch, record.sequence)
-            for queue, key, props, body, ttl_ms, flags in direct:
-                if queue.fault is None:
-                    walls.run(queue, queue.append_journaled, key, props, body, ttl_ms, flags, 0)
+            self._append_all(record, direct, recovering)
+        except Exception as error:  # noqa: BLE001 - none of these queues may write half of it: the next start applies the whole record
+            for queue in self._queues_of(record, direct):
+                queue.contain(error)
         finally:
             self.applying = False
-        queues = {self.queues.get(op.queue_id) for op in record.appends}
-        queues |= {self.queues.get(run.queue_id) for run in record.runs}
-        for queue in queues.union(to[0] for to in direct):
-            if queue is not None and queue.tail is not None and queue.tail.size() > LARGE:
+        for queue in self._queues_of(record, direct):
+            if queue.tail is not None and queue.tail.size() > LARGE:
                 self.flush(queue)  # a batch has to hold a whole record, not several large ones
         self.store.journal.applied_to(record.sequence)
+
+    def _queues_of(self, record: Record, direct: Sequence[Direct]) -> set[Queue]:
+        found = {self.queues.get(op.queue_id) for op in record.appends}
+        found |= {self.queues.get(run.queue_id) for run in record.runs}
+        return {queue for queue in found.union(to[0] for to in direct) if queue is not None}
+
+    def _append_all(self, record: Record, direct: Sequence[Direct], recovering: bool) -> None:
+        for op in record.appends:
+            queue = self.queues.get(op.queue_id)
+            if queue is None or queue.fault is not None or (recovering and queue.log.journal >= record.sequence):
+                continue
+            message = (op.key, op.props, op.body, op.ttl_ms, op.flags, record.sequence)
+            walls.run(queue, queue.append_journaled, *message)
+        for run in record.runs:
+            queue = self.queues.get(run.queue_id)
+            if queue is None or queue.fault is not None or (recovering and queue.log.journal >= record.sequence):
+                continue
+            walls.run(queue, queue.append_journaled_run, run.batch, record.sequence)
+        for queue, key, props, body, ttl_ms, flags in direct:
+            if queue.fault is None:
+                walls.run(queue, queue.append_journaled, key, props, body, ttl_ms, flags, 0)
 
     # -- rare ------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """What is due; the turn is the caller's."""
         self.read_clock()
-        self.timers.run()
+        walls.run(self.timers, self.timers.run)
 
     def expire_unused(self, queue: Queue) -> None:
         """x-expires: delete the queue once it has been without consumers, readers by range, gets and declarations for that long."""

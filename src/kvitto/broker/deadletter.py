@@ -89,7 +89,7 @@ class Parcel:
         broker.apply(self.record, self.direct)
 
 
-class DeadLetters:
+class DeadLetters(walls.Routine):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.moves: dict[Queue, deque[tuple[int, int, str]]] = {}

@@ -72,9 +72,12 @@ class Faults:
     def _log_failed(self, log_: Log, error: Exception) -> None:
         """What the store does for a queue has failed, behind a sync."""
         queue = self._broker.queues.get(log_.queue_id)
-        if queue is None:
+        if queue is not None:
+            self.take_out(queue, error)
+        elif isinstance(error, PromiseError):
             raise error
-        self.take_out(queue, error)
+        else:  # of a queue that is deleted: a start finishes that
+            log.error("%s: internal error", log_.directory, exc_info=error)
 
     def consumer_failed(self, consumer: Consumer, error: Exception) -> None:
         """A consumer could not take a delivery: the queue goes on without it, and its connection ends when the queue is done."""

@@ -22,7 +22,7 @@ def nothing() -> None:
     """The end of a job that nobody waits for."""
 
 
-class Jobs:
+class Jobs(walls.Routine):
     """The jobs of a broker, served in rotation, one piece of each."""
 
     def __init__(self) -> None:

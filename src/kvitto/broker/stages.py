@@ -178,6 +178,9 @@ class Stages(Service):
             if writer.idle:
                 del self.writers[writer.name]
             raise ChannelError(NOT_FOUND, f"no {name_of((vhost.name, name, batch, missing))} in vhost '{vhost.name}'")
+        for task in tasks:
+            if writer.open[batch, task].queue.fault is not None:
+                raise walls.out_of_service(writer.open[batch, task].queue)
         stages = [writer.open.pop((batch, task)) for task in tasks]
         for stage in stages:
             stage.closed = True
@@ -257,6 +260,8 @@ class Stages(Service):
     def _advance(self, writer: Writer) -> None:
         """Write the commits whose stages are whole, in order."""
         while writer.waiting and self.writers.get(writer.name) is writer:
+            if any(stage.queue.fault is not None for stage in writer.waiting[0].stages):
+                return  # it will never be whole; nothing of it is committed
             if not all(stage.whole for stage in writer.waiting[0].stages):
                 self._advance_later(writer)
                 return
@@ -335,6 +340,8 @@ class Stages(Service):
                 self._define(writer)
                 return
             stage = writer.moving[0]
+            if stage.queue.fault is not None:
+                return  # its messages are on disk: the next start moves them
             parcel = Parcel()
             end, full = self._gather(stage, parcel)
             if parcel.record.settles:

@@ -25,7 +25,7 @@ RUN_MAX = 500
 """Calls in one `run`; what is due beyond them waits for the next one, between which others are served."""
 
 
-class Timers:
+class Timers(walls.Routine):
     def __init__(self, now_ms: int = 0) -> None:
         self.now_ms = now_ms
         """The monotonic clock, as the broker has read it last."""

@@ -90,6 +90,16 @@ def essential(what: str, action: Callable[..., Any], *args: Any) -> Any:
         raise PromiseError(f"{what} cannot be written: {error}") from error
 
 
+class Routine:
+    """Work that comes again with every turn: an unexpected exception is told, and the next turn goes on where it can."""
+
+    def contain(self, error: Exception) -> None:
+        """Say so in the log. StoreError is raised again."""
+        if isinstance(error, StoreError):
+            raise error
+        log.error("internal error in %s", type(self).__name__.lower(), exc_info=error)
+
+
 class Service:
     """A part of the broker that works for all queues or channels: after an unexpected exception it does no more until a restart."""
 

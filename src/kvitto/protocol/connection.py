@@ -161,14 +161,17 @@ class Connection:
         """The first n bytes of the buffer `box` have arrived (what `rest` held comes first); take what is complete."""
         self.quiet_in = 0
         self._at = 0
-        self.hub.broker.read_clock()
-        if not self.yielded:
-            self.budget = _READ_BUDGET
-            self._take(box, n)
-        self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
-        if self.output.buf.n > INPUT_PAUSE:
-            self._choke()
-        self.hub.schedule()
+        try:
+            self.hub.broker.read_clock()
+            if not self.yielded:
+                self.budget = _READ_BUDGET
+                self._take(box, n)
+            self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
+            if self.output.buf.n > INPUT_PAUSE:
+                self._choke()
+            self.hub.schedule()
+        except Exception as error:  # noqa: BLE001 - the wall around this connection's input
+            self.contain(error)
 
     def _take(self, box, n):  # type: ignore[no-untyped-def]
         """Handle what is complete. After a mistake of the peer the input behind it is handled; after a mistake of ours there is none."""
@@ -181,14 +184,11 @@ class Connection:
                 return
             except ProtocolError as error:
                 self.fail(error)
-            except Exception as error:  # noqa: BLE001 - the wall around this connection's input
+            except Exception as error:
                 told = None if self._last is None else self._last.blame(error)
-                if told is not None:
-                    self.fail(told)
-                    continue
-                self._at = n
-                self.contain(error)
-                return
+                if told is None:
+                    raise
+                self.fail(told)
 
     def spend(self, cost: int) -> None:
         """Count work for this connection's input. When the budget of a turn is used up, the rest of the input waits for the next turn."""
@@ -472,7 +472,7 @@ class Connection:
             text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
-            body.widen(body.n + n)
+            body.grow(body.n + n)
             self._hold(content)
         bits.copy(body.p, body.n, p, at, n)
         body.n += n
@@ -637,8 +637,6 @@ class Connection:
 
     def flush(self) -> None:
         """Hand what has been encoded to the socket."""
-        if self.hub.broker.unmarked:
-            self.hub.broker.write_marks()
         if self.output.streaming and not self._stream():
             return
         buf = self.output.buf

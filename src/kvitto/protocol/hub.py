@@ -78,7 +78,7 @@ class Hub:
         yielded, self._yielded = self._yielded, []
         for connection in yielded:
             walls.run(connection, connection.go_on)
-        self.broker.jobs.run()
+        walls.run(self.broker.jobs, self.broker.jobs.run)
         self._serve_crowds()
         self.broker.turn()
         self.confirm()

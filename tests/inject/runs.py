@@ -1,0 +1,246 @@
+"""One exception in one client's day (tests/sim): the process lives, others are served, the next start has all that was confirmed."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from kvitto.base.errors import PromiseError, StoreError
+from kvitto.protocol.connection import Connection
+from kvitto.store.store import Store, SyncJob
+from tests.inject.sites import SITES, Injected
+from tests.protocol.answers import check_service
+from tests.protocol.sansio import House, Wire
+from tests.sim.world import Dice, World, check_state, small_world
+
+ENDS_THE_PROCESS = {
+    "store/journal.py", "store/definitions.py", "store/store.py",
+}  # fmt: skip
+"""Files whose failure makes promises doubtful: an exception that was raised in them, or below them, may end the process."""
+SKELETON = {
+    ("protocol/hub.py", name) for name in ("turn", "_serve_crowds", "confirm", "flush", "unfinished", "after_sync", "_synced", "schedule")
+} | {
+    ("broker/broker.py", name) for name in ("turn", "_pump_late", "flush", "read_clock", "tick", "sync_all")
+} | {("broker/jobs.py", "__len__"), ("broker/reader.py", "__len__")}  # fmt: skip
+"""Functions in which everybody's work meets; an exception of their own lines is nobody's, and confirms depend on them."""
+STEPS = 40
+
+
+class DayOver(BaseException):
+    """The turn in which the exception was raised is over; no wall may hold this back."""
+
+
+@dataclass
+class Report:
+    """What became of the exceptions."""
+
+    sites: int = 0
+    reached: int = 0
+    raised: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.sites} call sites, {self.reached} reached, {self.raised} exceptions raised"]
+        lines += [f"  {name}: {count}" for name, count in self.outcomes.most_common()]
+        return "\n".join([*lines, *self.findings[:100], f"{len(self.findings)} findings"])
+
+
+def run_all(seed: int, days: int, hits: int, most: int, site: str, tell: Callable[[str], None]) -> Report:
+    """Raise at every site that is reached, `hits` times on each of the days."""
+    logging.getLogger("kvitto").setLevel(logging.CRITICAL)
+    report = Report()
+    plans: list[tuple[int, int, int]] = []
+    seen: set[int] = set()
+    for day in range(seed, seed + days):
+        counts = count(day)
+        fresh = {n: c for n, c in counts.items() if site in str(SITES.all[n])}
+        for number, reached in sorted(fresh.items()):
+            # a site that an earlier day has reached is looked at once more, at another time
+            times = (
+                {1, reached, 1 + Random(f"{day} {number}").randrange(reached)}
+                if number not in seen
+                else {reached // 2 + 1}
+            )
+            plans += [(day, number, hit) for hit in sorted(times)[:hits]]
+        seen |= set(fresh)
+    report.sites, report.reached = len(SITES.all), len(seen)
+    if most and most < len(plans):
+        plans = Random(seed).sample(plans, most)
+    for day, number, hit in plans:
+        outcome, wrong = run(day, number, hit)
+        report.raised += outcome != "not reached"
+        report.outcomes[outcome or "the day ends in the middle of a sync"] += 1
+        tell(f"{outcome}: {SITES.all[number]} (day {day}, hit {hit})")
+        if wrong:
+            report.findings.append(f"{SITES.all[number]} (day {day}, hit {hit}): {wrong}")
+    return report
+
+
+def count(day: int) -> Counter[int]:
+    """How often each site is reached on a day without exceptions, from the first step on."""
+    with small_world(day):
+        world = World(day)
+        world.start()
+        SITES.hits, SITES.counting = Counter(), True
+        world.play(STEPS, ends=0)
+        SITES.counting = False
+    return SITES.hits
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """End the day when the turn is over in which the exception was raised."""
+    turn, begin_sync = House.turn, Store.begin_sync
+    turned = False
+
+    def stopping_turn(self: House) -> None:
+        nonlocal turned
+        stop_if_over()
+        turn(self)
+        turned = SITES.fired
+
+    def stopping_begin(self: Store, *, everything: bool) -> SyncJob:
+        stop_if_over()
+        return begin_sync(self, everything=everything)
+
+    def stop_if_over() -> None:
+        if turned:
+            raise DayOver
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(House, "turn", stopping_turn)
+        patch.setattr(Store, "begin_sync", stopping_begin)
+        yield
+
+
+def run(day: int, number: int, hit: int) -> tuple[str, str]:
+    """(what became of it, what is wrong with that)."""
+    with small_world(day):
+        world = World(day)
+        world.start()
+        bystander = Bystander(world.house)
+        SITES.arm(number, hit)
+        ended = play(world)
+        fired = SITES.fired
+        SITES.disarm()
+        if not fired:
+            return "not reached", ""
+        outcome = ""
+        try:
+            if ended is None and not world.house.store.busy:  # else the day has ended in the middle of a sync
+                outcome = what_happened(world)
+                if outcome != "nothing that anybody notices":
+                    bystander.check()
+                    check_service(world.house)
+            elif ended is not None:
+                outcome = "the process ends"
+                check_may_end(ended)
+            found = world.disk.copy().kill()
+            for name in ("bystander", "probe"):
+                told = world.ledger.queue(name)
+                told.exists, told.sent, told.settled = None, [b"x"], {b"x"}
+            for told in world.ledger.queues.values():
+                told.refused.clear()  # a nack because of a queue that is out of service: the others have the message
+            with Dice.others(Random(f"{day} {number} {hit}")):
+                check_state(found, world.clock, world.ledger)
+        except Exception as error:  # noqa: BLE001 - a finding
+            return "finding", f"{outcome}: {type(error).__name__}: {error} ({shown(error)})"
+    return outcome, ""
+
+
+def play(world: World) -> Exception | None:
+    """What reached the top, and would end the process; None if nothing did."""
+    try:
+        with stopping():
+            world.play(STEPS, ends=0)
+    except DayOver:
+        pass
+    except (Injected, StoreError) as error:
+        return None if in_client(error) else error
+    except Exception:  # the client is told what it does not expect: it is not the broker's mistake
+        if not SITES.fired:
+            raise
+    try:
+        note_unread(world)
+        world.actor.read()
+        world.house.turn()
+        world.actor.read()
+    except (Injected, StoreError) as error:
+        return error
+    except Exception:  # noqa: BLE001
+        pass
+    return None
+
+
+def note_unread(world: World) -> None:
+    """What the client has been sent and has not read may have been settled with that (A2): it stops at what it does not expect."""
+    unread = b"".join(bytes(wire.written[wire.read :]) for wire in world.actor.wires)
+    for told in world.ledger.queues.values():
+        told.doomed |= {body for body in told.sent if body in unread}
+
+
+def what_happened(world: World) -> str:
+    """Whom the broker has ended."""
+    house = world.house
+    if any(queue.fault for queue in house.broker.queues.values()):
+        return "a queue is out of service"
+    if any(wire.connection not in house.hub.connections or wire.connection.state > 4 for wire in world.actor.wires):
+        return "a connection is closed"
+    if house.store.alarms:
+        return "a service has stopped"
+    return "a channel is closed, or nobody notices"
+
+
+def check_may_end(error: Exception) -> None:
+    """Whether promises were doubtful: the journal, the definitions or a sync have failed, or what all turns have in common."""
+    if isinstance(error, PromiseError):
+        return
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "src/kvitto/" in f.filename]
+    through = [(frame.filename.partition("src/kvitto/")[2], frame.name) for frame in frames]
+    allowed = {path for path, _ in through} & ENDS_THE_PROCESS or all(function in SKELETON for function in through)
+    assert allowed, f"ends the process, through {shown(error)}"
+
+
+def in_client(error: Exception) -> bool:
+    """Whether the client of the test has raised it, which uses the broker's codec."""
+    paths = [f.filename.partition("src/kvitto/")[2] for f in traceback.extract_tb(error.__traceback__)]
+    return all(path.startswith("wire/") or path.endswith("log.py") for path in paths if path)
+
+
+def shown(error: Exception) -> str:
+    """The way of an exception through the broker, in a line."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "src/kvitto" in f.filename]
+    return " > ".join(f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}" for f in frames[-6:])
+
+
+class Bystander:
+    """A connection with a queue of its own, which has nothing to do with what fails."""
+
+    def __init__(self, house: House) -> None:
+        from kvitto.wire import methods as m
+
+        self.house = house
+        self.wire = Wire(house)
+        self.wire.login()
+        self.wire.put(1, m.QueueDeclare("bystander", durable=True), m.ConfirmSelect(), m.BasicConsume("bystander", "c"))
+        house.settle()
+        self.wire.frames()
+
+    def check(self) -> None:
+        """It publishes, is confirmed, and gets what it has published."""
+        from kvitto.wire import methods as m
+        from tests.protocol import sessions
+
+        self.wire.feed(sessions.content(1, m.BasicPublish("", "bystander"), b"\0\0", b"x"))
+        self.house.settle()
+        kinds = {type(method) for method in self.wire.methods()}
+        assert kinds == {m.BasicAck, m.BasicDeliver}, f"the bystander is not served: {kinds}"
+        assert isinstance(self.wire.connection, Connection)
