@@ -45,12 +45,13 @@ async def list_connections_of_user(call: Call) -> Response:
     )
 
 
-def delete_connections_of_user(call: Call) -> Response:
+async def delete_connections_of_user(call: Call) -> Response:
     name = call.args["username"]
     if name != call.user.name and not call.user.is_administrator:
         raise not_authorised("only an administrator closes other users' connections")
     for connection in of_user(call):
         close(call, connection)
+        await call.api.slices.rest()
     return NO_CONTENT
 
 

@@ -85,17 +85,19 @@ async def delete_users(call: Call) -> Response:
 
 
 async def _delete(call: Call, users: list[User]) -> None:
-    """Their connections are closed first."""
+    """They cannot log in any more, then their connections are closed: there may be ten thousand."""
     going = set(users)
-    for connection in list(call.api.host.hub.connections):
-        if connection.user in going:
-            connection.close(ConnectionError_(CONNECTION_FORCED, f"user '{connection.user.name}' was deleted"))
 
     def delete() -> None:
         for user in users:
             call.api.broker.users.delete(user.name)
 
     await call.api.change(delete)
+    for connection in list(call.api.host.hub.connections):
+        if connection.user in going:
+            connection.close(ConnectionError_(CONNECTION_FORCED, f"user '{connection.user.name}' was deleted"))
+            call.api.host.schedule()
+        await call.api.slices.rest()
 
 
 ROUTES = (
