@@ -77,7 +77,7 @@ def test_a_tls_peer_that_says_nothing_costs_no_handshake() -> None:
 
     async def connect() -> None:
         acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, tls)
-        port = await acceptor.listen("127.0.0.1", 0)
+        port = await acceptor.listen(("127.0.0.1",), 0)
         loop = asyncio.get_running_loop()
         with socket.create_connection(("127.0.0.1", port)) as sock:
             while not acceptor.beginning:
@@ -101,7 +101,7 @@ def test_too_many_tls_handshakes_end_the_one_that_has_taken_longest(monkeypatch:
         acceptor = Acceptor(
             lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: late.append(1), lambda: context
         )
-        port = await acceptor.listen("127.0.0.1", 0)
+        port = await acceptor.listen(("127.0.0.1",), 0)
         streams = []
         for number in range(4):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
