@@ -30,6 +30,7 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
             "ready": "messages_ready",
             "unacked": "messages_unacknowledged",
             "consumers": "consumers",
+            "state": "state",
             "durable": "durable",
             "arguments": "arguments",
         },

@@ -43,7 +43,7 @@ def queue(api: Api, queue: Queue) -> dict[str, Any]:
         "policy": queue.policy and queue.policy.name,
         "operator_policy": queue.operator_policy and queue.operator_policy.name,
         "node": api.node,
-        "state": "running",
+        "state": "running" if queue.fault is None else "crashed",
         **dict(zip(DEPTHS, depth_of(queue), strict=True)),
         **api.rates.of_depth(queue),
         "message_bytes_ready": queue.ready_bytes,
