@@ -58,9 +58,9 @@ def test_queues_are_declared_listed_purged_and_deleted(ctl: Ctl, broker: kvitto.
         channel.publish(b"x", routing_key="work")
         channel.wait_for_confirms()
     rows = ctl("list_queues").rows
-    assert rows[0] == ["vhost", "name", "ready", "unacked", "consumers", "durable", "arguments"]
-    assert ["/", "work", "1", "0", "0", "yes"] in [row[:6] for row in rows]
-    assert ["/", "short", "0", "0", "0", "no"] in rows
+    assert rows[0] == ["vhost", "name", "ready", "unacked", "consumers", "state", "durable", "arguments"]
+    assert ["/", "work", "1", "0", "0", "running", "yes"] in [row[:7] for row in rows]
+    assert ["/", "short", "0", "0", "0", "running", "no"] in rows
     (work,) = (q for q in json.loads(ctl("list_queues", "--json", "-p", "/").out) if q["name"] == "work")
     assert work["arguments"] == {"x-max-length": 9, "x-overflow": "reject-publish"}
     refused = ctl("delete_queue", "work", "--if-empty")
