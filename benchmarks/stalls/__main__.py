@@ -62,7 +62,7 @@ def run(row: Row, pythons: dict[str, Path], place: Path, small: bool) -> dict[st
     found = {}
     for name, python in pythons.items():
         shutil.rmtree(place, ignore_errors=True)
-        broker = Broker(place, python, row.options)
+        broker = Broker(place, python, row.options, row.tls)
         broker.start()
         probe = Probe(broker.uri)
         try:

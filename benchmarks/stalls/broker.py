@@ -21,6 +21,7 @@ from benchmarks.overload import quantile
 from benchmarks.stalls import loopwatch
 from benchmarks.stalls.peer import Refused, Stuck
 from benchmarks.stalls.rows import Row, Site
+from benchmarks.tls import make_certificate
 from kvitto.torture import nodes
 
 READY = re.compile(r"^kvitto ready amqp=\S+:(\d+) http=\S+:(\d+) .*")
@@ -54,10 +55,14 @@ class Found:
 class Broker(nodes.Kvitto):
     """`kvitto serve` of the checkout whose Python is given."""
 
-    def __init__(self, place: Path, python: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, place: Path, python: Path, options: Sequence[str] = (), tls: bool = False) -> None:
         super().__init__(place)
         self.python = python
-        self.options = options
+        self.options = list(options)
+        if tls:
+            made = make_certificate(place / "tls")
+            assert made is not None, "openssl is needed for a broker with TLS"
+            self.options += ["--tls-port", "0", "--tls-cert", str(made.cert), "--tls-key", str(made.key)]
         self.http_port = self.tls_port = 0
         watch = place / "watch"
         watch.write_bytes(bytes(loopwatch.SIZE))

@@ -37,6 +37,16 @@ def half_handshakes(site: Site) -> Steps:
     return half_open(site, site.port, PROTOCOL_HEADER)
 
 
+@row("10,000 connections to the TLS listener that send nothing", tls=True)
+def silent_tls(site: Site) -> Steps:
+    return half_open(site, site.tls_port, b"")
+
+
+@row("10,000 TLS handshakes that are begun and never go on", tls=True)
+def half_tls_handshakes(site: Site) -> Steps:
+    return half_open(site, site.tls_port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+
+
 @row("10,000 connections come, and leave at once")
 def connections_end(site: Site) -> Steps:
     descriptors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.stalls.acks import holding
+from benchmarks.stalls.peer import method
 from benchmarks.stalls.rows import Site, Steps, row
 from kvitto.wire import methods as m
 
@@ -20,6 +21,23 @@ def log_reads(site: Site) -> Steps:
     for channel in channels:
         peer.say(m.LogRead("log_reads", "t", 0, count), channel=channel)
     peer.wait(m.LogReadOk, len(channels))
+
+
+@row("log.read, log.hold and log.settle over 400,000 messages of which every second is settled")
+def log_of_holes(site: Site) -> Steps:
+    count = site.count(400_000)
+    peer = holding(site, "log_of_holes", count)
+    peer.ask(m.BasicCancel("c"), m.BasicCancelOk)
+    peer.send(b"".join(method(1, m.BasicNack(tag, requeue=True)) for tag in range(2, count + 1, 2)))
+    peer.ask(m.ChannelOpen(), m.ChannelOpenOk, channel=2)
+    peer.say(m.BasicAck(0, True))
+    peer.ready("log_of_holes")
+    yield
+    peer.say(m.LogRead("log_of_holes", "t", 0, count), channel=2)
+    peer.wait(m.LogReadOk)
+    peer.ask(m.LogAttach("log_of_holes", "group"), m.LogAttachOk, channel=2)
+    peer.ask(m.LogHold("log_of_holes", "group", "", 0, count), m.LogHoldOk, channel=2)
+    peer.ask(m.LogSettle("log_of_holes", "group", "", count), m.LogSettleOk, channel=2)
 
 
 @row("1,000,000 messages of 10 priorities, given out and given back")

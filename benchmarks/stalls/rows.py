@@ -78,19 +78,28 @@ class Row:
     title: str
     theme: str
     attack: Callable[[Site], Steps]
-    options: Sequence[str]
+    options: Sequence[str] = ()
     """More options of `kvitto serve`; such a row has a broker of its own in the small form, too."""
+    tls: bool = False
+    """The broker has a TLS listener; so has this one."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it cannot share a broker with other rows."""
+        return bool(self.options or self.tls)
 
 
 _rows: dict[str, Row] = {}
 
 
-def row(title: str, options: Sequence[str] = ()) -> Callable[[Callable[[Site], Steps]], Callable[[Site], Steps]]:
+def row(
+    title: str, options: Sequence[str] = (), tls: bool = False
+) -> Callable[[Callable[[Site], Steps]], Callable[[Site], Steps]]:
     def register(attack: Callable[[Site], Steps]) -> Callable[[Site], Steps]:
         name = attack.__name__
         if name in _rows and _rows[name].attack.__module__ != attack.__module__:
             raise ValueError(f"there are two rows {name!r}")
-        _rows[name] = Row(name, title, attack.__module__.rpartition(".")[2], attack, options)
+        _rows[name] = Row(name, title, attack.__module__.rpartition(".")[2], attack, options, tls)
         return attack
 
     return register

@@ -63,7 +63,7 @@ def headers_exchange(site: Site) -> Steps:
     table = {f"argument-{place}": site.count(900) for place in range(1000)}
     one = message(b"", "", "headers_exchange", headers=table)
     yield
-    peer.send(one * (PAGE // len(one)))
+    peer.send(one * (site.count(PAGE, PAGE // 8) // len(one)))
     peer.ready("headers_exchange")
 
 
@@ -86,7 +86,7 @@ def topic_exchange(site: Site) -> Steps:
         made += 20
     peer = site.peer()
     key = ".".join(["a"] * 100)
-    page = b"".join(message(b"", f"{key}.{number}", "topic_exchange") for number in range(PAGE // 300))
+    page = b"".join(message(b"", f"{key}.{number}", "topic_exchange") for number in range(site.count(PAGE // 300, 300)))
     yield
     peer.send(page)
     peer.ready("topic_exchange")

@@ -24,8 +24,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, P
 
 
 @contextlib.contextmanager
-def running(place: Path, options: Sequence[str] = ()) -> Iterator[tuple[Broker, Probe]]:
-    broker = Broker(place, Path(sys.executable), options)
+def running(place: Path, options: Sequence[str] = (), tls: bool = False) -> Iterator[tuple[Broker, Probe]]:
+    broker = Broker(place, Path(sys.executable), options, tls)
     broker.start()
     probe = Probe(broker.uri)
     try:
@@ -38,7 +38,7 @@ def running(place: Path, options: Sequence[str] = ()) -> Iterator[tuple[Broker, 
 @pytest.mark.parametrize("row_", rows().values(), ids=lambda row_: row_.name)
 def test_no_piece_of_the_loop_is_long(row_: Row, shared: tuple[Broker, Probe], tmp_path: Path) -> None:
     """W8. `python -m benchmarks.stalls` has the full form."""
-    alone = running(tmp_path, row_.options) if row_.options else contextlib.nullcontext(shared)
+    alone = running(tmp_path, row_.options, row_.tls) if row_.alone else contextlib.nullcontext(shared)
     with alone as (broker, probe):
         found = measure(broker, row_, probe, small=True)
     assert not found.stuck

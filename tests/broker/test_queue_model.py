@@ -365,7 +365,8 @@ class QueueModel(RuleBasedStateMachine):
         ready = self.at(READY)
         if ready:
             end = ready[which % len(ready)].offset + 1
-            hold.hold(self.q, end)
+            for _ in hold.hold(self.q, end):
+                pass
             self.estimate = self.estimate or not self.count_bytes
             for m in ready:
                 m.place = HELD if m.offset < end else READY

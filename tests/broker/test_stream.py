@@ -109,6 +109,7 @@ def test_only_what_is_durable_is_delivered() -> None:
     assert not follower.got
     assert rig.store.waiting, "a consumer at the tail waits for a sync of its own"
     rig.sync(everything=False)
+    rig.sync(everything=False)  # of the inventory, to which the segment was new
     assert follower.bodies == [b"a"]
 
 
@@ -432,10 +433,12 @@ def test_many_segments_go_one_by_one_each_durably() -> None:
     assert before >= 6
     rig.broker.tick()
     rig.turn()
+    assert len(on_disk(rig, queue)) == before, "the inventory would miss it"
+    rig.sync()
     assert len(on_disk(rig, queue)) == before - 1
     rig.cut(Random(3), hostile=True)
     queue = stream(rig, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
-    bases = on_disk(rig, queue)
+    bases = [part.base for part in queue.log.segments]
     ends = [part.end for part in queue.log.segments]
     assert bases[1:] == ends[:-1]
 
@@ -564,7 +567,7 @@ def test_a_torn_entry_leaves_the_one_before_it(caplog: pytest.LogCaptureFixture)
     file.write_at(0, [b"?" * 2 * offsets.SLOT])
     rig.kill()
     assert stream(rig).log.offsets.get("t") is None
-    assert "1 entries cannot be read" in caplog.text
+    assert "cannot be read: it starts over" in caplog.text
 
 
 def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -644,6 +647,8 @@ def test_a_stream_is_durable_and_for_all(flags: tuple[bool, bool, bool], propert
 
 class StreamModel(RuleBasedStateMachine):
     """`sent` is what the stream has taken, by offset (None: a power cut took it before it was confirmed); all else follows from that."""
+
+    was_full = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -791,6 +796,7 @@ class StreamModel(RuleBasedStateMachine):
     def space(self, full: bool) -> None:
         """D4: nothing is lost while there is no room."""
         self.rig.disk.full = full
+        self.was_full |= full
         self.rig.broker.retry_writes()
         self.turn()
 
@@ -856,10 +862,14 @@ class StreamModel(RuleBasedStateMachine):
         assert q.ready == q.next - q.cursor == len(self.sent) - q.cursor
         assert q.ready_bytes == sum(len(b) for b in self.sent[q.cursor :] if b is not None)
         if not self.rig.broker.unwritten:  # else there may be the name of one that had no room
-            assert on_disk(self.rig, q) == [part.base for part in q.log.segments]
+            kept = [
+                base for base in on_disk(self.rig, q) if base >= q.log.first
+            ]  # what is below goes with the next sync
+            assert kept == [part.base for part in q.log.segments]
         if self.only_length:
             assert q.cursor <= max(self.floor, self.may_go)
-        assert not self.rig.store.alarms
+        # a disk that was full may have left half an entry of a named consumer
+        assert not [text for text in self.rig.store.alarms if "/offsets" not in text or not self.was_full]
 
 
 TestStreamModel = StreamModel.TestCase

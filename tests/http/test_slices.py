@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvitto.http import slices as slicing
-from kvitto.http.listing import RUN, answer_list
+from kvitto.http.listing import RUN, answer_list, array
 from kvitto.http.request import Response
 from kvitto.http.slices import Slices
 
@@ -119,3 +120,17 @@ def test_a_request_that_ends_while_it_waits_for_its_slice_holds_up_nobody() -> N
 
     asyncio.run(run())
     assert done == ["stays"]
+
+
+def test_what_is_not_shown_is_passed_over_in_slices() -> None:
+    """100,000 bindings of a transient queue were looked at in one piece, to leave all of them out of the definitions."""
+    slices = Counted()
+
+    def found() -> Iterator[dict[str, int] | None]:
+        for n in range(COUNT):
+            slices.work += 1
+            yield {"n": n} if n % 1000 == 0 else None
+
+    response = Response(pieces=array(slices, found(), lambda thing: thing))
+    assert [item["n"] for item in json.loads(asyncio.run(body_of(response)))] == list(range(0, COUNT, 1000))
+    assert slices.most <= 2

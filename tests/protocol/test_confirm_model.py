@@ -486,7 +486,7 @@ def test_confirms_cost_the_same_however_many_are_outstanding() -> None:
     for _ in range(20):
         wire.feed(one * 500)
         house.turn()
-    house.sync()
+    house.settle()
     acks = wire.methods()
     assert acks == [m.BasicAck(10_000, True)]
 

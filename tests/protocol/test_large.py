@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvitto.base.errors import StoreError
+from kvitto.broker import walls
 from kvitto.protocol.large import LARGE, LargeBody
+from kvitto.protocol.states import CLOSING
+from kvitto.store.lease import Lease
 from kvitto.wire import methods as m
 from kvitto.wire.methods import decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD, FRAME_OVERHEAD
 from tests.protocol import sessions
 from tests.protocol.sansio import House, Wire
-from tests.protocol.test_limits import ask
+from tests.protocol.test_limits import ask, check_others
 
 SIZE = 3 * LARGE + 12_345
 BODY = random.Random(1).randbytes(SIZE)
@@ -33,7 +37,7 @@ class Slow(Wire):
     def take(self, times: int = 1) -> None:
         for _ in range(times):
             if self.connection.output.paused:
-                self.connection.writable(True)
+                walls.run(self.connection, self.connection.writable, True)
             self.house.turn()
 
     def take_all(self) -> None:
@@ -279,3 +283,27 @@ def test_on_a_full_disk_a_large_body_comes_from_memory(house: House) -> None:
     wire.take_all()
     wire.read = 0
     assert [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)] == [BODY]
+
+
+@pytest.mark.parametrize("failure", [StoreError("cannot read: Input/output error"), b"short"], ids=["error", "short"])
+def test_a_body_that_cannot_be_read_any_more_ends_its_connection_and_its_queue_only(
+    house: House, monkeypatch: pytest.MonkeyPatch, failure: StoreError | bytes
+) -> None:
+    """The peer waits for the rest of it, which does not come; messages that are not read are not promised either."""
+    publish(house, BODY)
+    wire = slow_wire(house)
+    wire.slow = True
+    wire.put(1, m.BasicConsume("q", "c"))
+    house.settle()
+
+    def read(lease: Lease, at: int, n: int) -> bytes:
+        if isinstance(failure, StoreError):
+            raise failure
+        return failure
+
+    monkeypatch.setattr(Lease, "read", read)
+    wire.take()
+    house.turn()
+    assert wire.connection.state == CLOSING
+    assert house.broker.vhosts["/"].queues["q"].fault is not None
+    check_others(house)

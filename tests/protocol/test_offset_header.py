@@ -74,7 +74,7 @@ def test_only_what_is_durable_is_delivered() -> None:
         house.turn()
     assert delivered(consumer) == 0
     assert house.store.waiting
-    house.sync()
+    house.settle()  # two syncs: the segment is new, and then the inventory
     assert delivered(consumer) == 3
     house.settle()
 

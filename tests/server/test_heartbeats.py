@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -113,3 +114,15 @@ def test_a_halt_of_the_machine_costs_nobody_more_than_one_beat() -> None:
     loop.turn()
     loop.run(101.2)
     assert peer.beats == [100, 100.5, 101]
+
+
+def test_a_connection_that_is_gone_takes_no_memory_until_its_next_beat() -> None:
+    loop = Loop()
+    beats, peer = heartbeats(loop), Peer(loop, 600)
+    gone = weakref.ref(peer)
+    beats.watch(peer)
+    peer.transport = None  # type: ignore[assignment]
+    del peer
+    assert gone() is None
+    loop.run(300)
+    assert not loop.timers

@@ -7,22 +7,27 @@ import gc
 import socket
 import ssl
 import weakref
+from asyncio import selector_events, sslproto
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvitto
-from kvitto.cli import serve
 from kvitto.protocol.connection import Connection
 from kvitto.server import acceptor as module
+from kvitto.server import garbage
 from kvitto.server.acceptor import Acceptor
 from kvitto.wire import methods as m
+from kvitto.wire.spec import PROTOCOL_HEADER
 from tests.protocol import sessions
 from tests.protocol.raw import Raw
 from tests.protocol.sansio import House
 from tests.protocol.test_limits import ask
+from tests.support.certificates import Authority
 from tests.support.wait import wait_until
 
 
@@ -33,6 +38,13 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `kvitto serve` has it, for this test."""
+    monkeypatch.setattr(selector_events._SelectorSocketTransport, "_read_ready_cb", None, raising=False)
+    garbage.unbind_transports()
 
 
 def test_a_connection_that_has_ended_is_no_garbage_in_a_cycle() -> None:
@@ -53,7 +65,7 @@ def test_a_connection_that_has_ended_is_no_garbage_in_a_cycle() -> None:
         assert gone[0]() is None
 
 
-def test_connections_with_sockets_leave_nothing_behind() -> None:
+def test_connections_with_sockets_leave_nothing_behind(unbound: None) -> None:
     """Neither do the socket's sides of it."""
     with kvitto.Broker() as broker, no_garbage_collection():
         hub = broker._server.hub
@@ -122,16 +134,46 @@ def test_too_many_tls_handshakes_end_the_one_that_has_taken_longest(monkeypatch:
     assert len(late) == 2
 
 
-def test_the_process_looks_for_all_garbage_only_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/1.0\r\n\r\n", None])
+def test_tls_peers_leave_nothing_behind(tmp_path: Path, unbound: None, first: bytes | None) -> None:
+    """Whether they send nothing, the begin of a handshake, something else, or get all the way (None)."""
+    authority = Authority(tmp_path / "tls")
+    pair = authority.sign("server", "/CN=localhost", "DNS:localhost")
+    settings = {"tls_port": 0, "tls_cert": pair.cert, "tls_key": pair.key}
+    made = kvitto.Broker()
+    made._config = replace(made._config, **settings)
+    with made as broker, no_garbage_collection():
+        gc.collect()
+        server = broker._server
+        ended = server.hub.connections_made
+        for _ in range(5):
+            sock = socket.create_connection(("127.0.0.1", server.tls_port))
+            if first is None:
+                context = ssl.create_default_context(cafile=str(authority.cert))
+                with context.wrap_socket(sock, server_hostname="localhost") as talk:
+                    talk.sendall(PROTOCOL_HEADER)
+                    assert talk.recv(100)
+            else:
+                with sock:
+                    sock.sendall(first)
+        acceptors = server._acceptors
+        wait_until(lambda: not any(acceptor.beginning for acceptor in acceptors) and not server.hub.connections)
+        assert server.hub.connections_made - ended == (5 if first is None else 0)
+        wait_until(lambda: not alive(sslproto.SSLProtocol))
+
+
+def alive(kind: type) -> int:
+    return sum(type(thing) is kind for thing in gc.get_objects())
+
+
+def test_the_process_looks_for_all_garbage_only_when_it_is_idle(monkeypatch: pytest.MonkeyPatch, unbound: None) -> None:
     """A look at all objects while others wait took 80 ms with ten thousand connections."""
     before = gc.get_threshold()
     monkeypatch.setattr(gc, "collect", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    monkeypatch.setattr(asyncio.sslproto.SSLProtocol, "max_size", 1)
     try:
-        serve.spare_the_loop()
+        garbage.spare_the_loop()
         young, middle, old = gc.get_threshold()
         assert (young, middle) == before[:2] and old > 1_000_000
-        assert asyncio.sslproto.SSLProtocol.max_size == serve.TLS_BUFFER
     finally:
         gc.set_threshold(*before)

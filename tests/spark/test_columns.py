@@ -1,5 +1,7 @@
 """Arrow columns against the plain decoder, message by message."""
 
+import base64
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +15,7 @@ from kvitto.spark.columns import arrow_schema, to_arrow
 from kvitto.spark.errors import SourceError
 from kvitto.spark.schema import PROPERTIES, check_schema, full_schema
 from kvitto.wire.properties import FIELDS
+from kvitto.wire.tables import Table
 from tests.wire.test_properties import VALUES
 
 MESSAGES = st.lists(st.fixed_dictionaries({}, optional={name: VALUES[kind] for name, kind in FIELDS}), max_size=12)
@@ -46,6 +49,17 @@ def test_header_names_that_are_no_text_are_shown_as_far_as_they_are() -> None:
     properties = Properties(headers={"\udcff": 1, "t": {"a\udcff": 2}})
     (row,) = rows(batch_of([(properties, b"")]), full_schema(True))
     assert row["headers"] == [("\ufffd", "1"), ("t", '{"a\ufffd": 2}')]
+
+
+def test_header_values_that_are_no_text_lose_no_byte() -> None:
+    key = bytes(range(256))
+    digits = base64.b64encode(key).decode()
+    headers: Table = {"text": "ü", "key": key, "deep": {"key": key, "list": [b"\xff", "ü", 1]}}
+    (row,) = rows(batch_of([(Properties(headers=headers), b"")]), full_schema(True))
+    found = dict(row["headers"])
+    assert found["text"] == "ü"
+    assert json.loads(found["key"]) == {"base64": digits}
+    assert json.loads(found["deep"]) == {"key": {"base64": digits}, "list": [{"base64": "/w=="}, "ü", 1]}
 
 
 def test_all_columns_of_a_message() -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +18,14 @@ from pyspark.sql.types import StructType
 from kvitto.cli.main import main
 from kvitto.client import Connection, Properties
 from kvitto.demo.children import Child
+from kvitto.pipeline.behind import Behind
 from kvitto.pipeline.delta import check
+from kvitto.pipeline.files import BatchFiles
 from kvitto.pipeline.land import DELTA, MESSAGES, PARQUET, Landed, Target, land
 from kvitto.pipeline.session import JobError
 from tests.support.wait import wait_until
 
-from .conftest import QUICK_JVM, BrokerProcess, HasUrl
+from .conftest import QUICK_JVM, BrokerProcess, HasUrl, Publish
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SCHEMA = "order_id BIGINT NOT NULL, customer STRING, total DECIMAL(10, 2), at TIMESTAMP, items ARRAY<STRUCT<sku: STRING, n: INT>>"
@@ -133,11 +136,95 @@ def test_bad_records_go_to_an_exchange_and_a_batch_that_is_put_twice_is_there_on
 def test_a_schema_is_inferred_once_and_kept(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:
     send(kvitto_broker.url, [b"oops", *orders(0, 3)])
     result = run(spark, kvitto_broker.url, tmp_path, schema=None)
-    assert result.schema == "customer STRING,order_id BIGINT,total DOUBLE"
+    assert result.schema == "customer STRING,order_id BIGINT,total DOUBLE,_rest STRING"
     send(kvitto_broker.url, [b'{"order_id": 3, "new": true}'])
     again = run(spark, kvitto_broker.url, tmp_path, schema=None)
-    assert (again.schema, again.rows) == (result.schema, 1)
+    assert (again.schema, again.rows, again.rest) == (result.schema, 1, 1)
     assert rows(tmp_path / "orders.parquet") == [0, 1, 2, 3]
+
+
+def test_what_an_inferred_schema_has_no_place_for_is_kept_in_a_column_and_counted(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    """A value of another type does not make its column a STRING, and a field that comes later is not dropped."""
+    first = [{"order_id": n, "at": {"x": 1}, "tags": [{"n": n}]} for n in range(5)]
+    odd = [
+        {"order_id": "five", "at": {"x": 1}},
+        {"order_id": 6, "new": [1, {"deep": None}], "none": None},
+        {"order_id": 7, "at": {"x": 2, "y": 3}},
+        {"order_id": 8, "tags": [{"n": 1}, {"n": "no", "m": 2}]},
+        {"order_id": 9, "at": "never", "_rest": "mine", "_offset": 77},
+        {"order_id": 10, "at": None},
+    ]
+    send(kvitto_broker.url, [json.dumps(each).encode() for each in (*first, odd[0])])
+    result = run(spark, kvitto_broker.url, tmp_path, schema=None)
+    assert result.schema == "at STRUCT<x: BIGINT>,order_id BIGINT,tags ARRAY<STRUCT<n: BIGINT>>,_rest STRING"
+    assert (result.rows, result.rest, result.bad) == (6, 1, 0)
+    send(kvitto_broker.url, [json.dumps(each).encode() for each in odd[1:]])
+    send(kvitto_broker.url, [b'{"order_id": 11', b"[]", b'{"order_id": 1, "order_id": 2}'])
+    result = run(spark, kvitto_broker.url, tmp_path, schema=None)
+    assert (result.rows, result.rest, result.bad) == (5, 4, 3)
+    landed = spark.read.parquet(str(tmp_path / "orders.parquet")).orderBy("_offset").collect()
+    assert [row.order_id for row in landed] == [*range(5), None, 6, 7, 8, 9, 10]
+    assert [None if row["_rest"] is None else json.loads(row["_rest"]) for row in landed] == [
+        *[None] * 5,
+        {"order_id": "five"},
+        {"new": [1, {"deep": None}]},
+        {"at": {"x": 2, "y": 3}},
+        {"tags": [{"n": 1}, {"n": "no", "m": 2}]},
+        {"at": "never", "_rest": "mine", "_offset": 77},
+        None,
+    ]
+    bad = spark.read.parquet(str(tmp_path / "orders.parquet.bad")).orderBy("offset").collect()
+    assert [row.reason for row in bad] == [
+        "the body is not JSON, or has a name twice",
+        "the body is not one JSON object",
+        "the body is not JSON, or has a name twice",
+    ]
+
+
+def test_a_given_schema_may_have_the_column_for_the_rest(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    send(kvitto_broker.url, [b'{"order_id": 1, "more": 2}', b'{"order_id": "x", "more": 2}', b'{"more": 2}'])
+    result = run(spark, kvitto_broker.url, tmp_path, schema="order_id BIGINT NOT NULL, _rest STRING")
+    assert (result.rows, result.rest, result.bad) == (1, 1, 2)
+    bad = spark.read.parquet(str(tmp_path / "orders.parquet.bad")).orderBy("offset").collect()
+    assert [row.reason for row in bad] == ["order_id is no bigint", "order_id is missing"]
+    with pytest.raises(JobError, match=r"_rest.*is a STRING, not bigint"):
+        run(spark, kvitto_broker.url, tmp_path / "other", schema="order_id BIGINT, _rest BIGINT")
+
+
+def test_a_second_driver_deletes_nothing_that_it_did_not_write(
+    spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path
+) -> None:
+    send(kvitto_broker.url, orders(0, 20))
+    run(spark, kvitto_broker.url, tmp_path)
+    table = tmp_path / "orders.parquet"
+    query = next(table.glob("*.parquet")).name.rsplit("-", 2)[0]
+    before = {path.name: path.read_bytes() for path in table.glob("*.parquet")}
+    schema = StructType.fromDDL(SCHEMA)
+    assert isinstance(schema, StructType)
+    done = Target(spark, "", str(table), schema, None, Landed(), checkpoint=str(tmp_path / "checkpoint"))
+    done._query = query
+    with pytest.raises(JobError, match=r"batch 0 .* is done already: another driver with the same checkpoint"):
+        done.put(spark.range(3), 0)
+    late = BatchFiles(spark, str(table), query)
+    late._first = False  # it looked before the other one had put anything there
+    with pytest.raises(JobError, match="another driver with the same checkpoint writes it"):
+        late.put(0, spark.range(3).toDF("order_id"))
+    assert {path.name: path.read_bytes() for path in table.glob("[!_.]*.parquet")} == before
+
+
+def test_nobody_says_nothing_is_behind_without_knowing(kvitto_broker: HasUrl, publish: Publish) -> None:
+    publish(kvitto_broker.url, "q", 0, 10)
+    query = SimpleNamespace(lastProgress=None)
+    with Behind(kvitto_broker.url, ["q"]) as behind:
+        assert behind.text(query) == "10 behind"  # type: ignore[arg-type]
+        end = json.dumps({"queues": {"/:q": {"next": 4}}})
+        assert behind.count(SimpleNamespace(lastProgress={"sources": [{"endOffset": end}]})) == 6  # type: ignore[arg-type]
+    nobody = Behind("amqp://127.0.0.1:1/%2f", ["q"])
+    assert nobody.text(query).startswith("how many are behind is not known: amqp://guest@127.0.0.1:1")  # type: ignore[arg-type]
 
 
 def test_of_messages_with_the_same_id_one_is_landed(spark: SparkSession, kvitto_broker: HasUrl, tmp_path: Path) -> None:

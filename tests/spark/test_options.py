@@ -56,6 +56,7 @@ def test_a_moment_is_in_milliseconds_or_written_out(text: str) -> None:
         ({"queuePattern": "q.*", "startingOffsets": '{"q": 1}'}, "earliest or latest with queuePattern"),
         ({"queuePattern": "q.*", "managementUri": "localhost:15672"}, "like http://user"),
         ({"queuePattern": "q.*", "managementUri": "http://u:p/w@h:1"}, "percent-encoded"),
+        ({"queue": "q", "group": "g" * 241}, "option group has at most 240 bytes, not 241"),
         ({"queue": "q", "readMode": "fast"}, "auto, range, stream or staged, not 'fast'"),
         ({"queue": "q", "readMode": "staged"}, "needs option stagingLocation"),
         ({"queue": "q", "stagingLocation": "s3://bucket/x"}, "absolute path or file:///"),

@@ -12,6 +12,7 @@ from kvitto.store import log as logs
 from kvitto.store.log import Window
 from kvitto.store.settlements import ACKED, Settlements
 from tests.store.logs import DIRECTORY, Shelf
+from tests.support.older import without_inventory
 from tests.support.simdisk import PowerCut
 
 
@@ -92,6 +93,7 @@ def test_an_orphaned_settlement_log_counts_and_goes() -> None:
     shelf.settle(0, mark=2)
     shelf.rest()
     disk = shelf.disk.kill()
+    without_inventory(disk)
     disk.unlink(f"{DIRECTORY}/{0:020d}.log")
     left = Shelf(disk)
     assert left.log.next == 2
@@ -175,6 +177,7 @@ def test_a_footer_that_finds_no_room_does_not_end_the_sync() -> None:
     job.run()
     shelf.disk.full = True
     shelf.store.end_sync(job)
+    shelf.sync()  # of the inventory
     assert told == [True]
     shelf.disk.full = False
     shelf.again()
@@ -272,6 +275,7 @@ def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhe
         shelf.settle(0, mark=2)
         shelf.rest()
         disk = shelf.disk.copy().kill()
+        without_inventory(disk)
         disk.unlink(f"{DIRECTORY}/{0:020d}.log")
         disk.sync_dir(DIRECTORY)
         disk.cut_at = disk.operations + 1 + cut_at

@@ -18,6 +18,7 @@ from kvitto.store.segment import HEADER
 from kvitto.store.survey import Survey
 from tests.support import datadir
 from tests.support.datadir import Memory, Message
+from tests.support.older import without_inventory
 
 FLIPS = int(os.environ.get("KVITTO_FLIPS", "20"))
 UNCHECKED = ("lock", "boot", "format", "spare")
@@ -211,6 +212,7 @@ def test_a_settlement_log_that_came_to_the_archive_before_its_segment_is_no_dama
     """D3: where the power goes in between, and where a full disk has no room for a copy of the segment, also after an end in order."""
     source, archive = (in_order.part("kept", "").replace("queues", place, 1) for place in ("queues", "archive"))
     disk = in_order.copy()
+    without_inventory(disk)
     base = disk.glob(archive + "*.log")[-1][-24:-4]
     disk.rename(f"{archive}{base}.log", f"{source}{base}.log")
     disk.link(f"{archive}{base}.ack", f"{source}{base}.ack")
@@ -313,8 +315,8 @@ def test_the_copy_of_a_damaged_segment_says_that_there_was_damage(in_order: Orig
 
 def test_a_directory_of_another_version_is_not_touched(in_order: Original) -> None:
     disk = in_order.copy()
-    disk["format"] = b"kvitto 2\n"
-    with pytest.raises(StoreError, match="has format 'kvitto 2', this Kvitto reads 'kvitto 1'"):
+    disk["format"] = b"kvitto 3\n"
+    with pytest.raises(StoreError, match="has format 'kvitto 3', this Kvitto reads 'kvitto 2'"):
         survey(disk)
 
 

@@ -23,6 +23,7 @@ from kvitto.store.settlements import (
 )
 from kvitto.wire.buf import Buf
 from tests.store.logs import DIRECTORY, Shelf
+from tests.support.older import without_inventory
 from tests.support.simdisk import PowerCut, SimDisk
 
 ACKS = f"{DIRECTORY}/{0:020d}.ack"
@@ -106,6 +107,7 @@ def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
     """A11: the last ones may come again, no others; nothing is an alarm."""
     made = shelf()
     made.rest()
+    without_inventory(made.disk)
     whole = made.disk.files()[ACKS]
     blocks = [HEADER, HEADER + 40 + 32, HEADER + 40 + 32 + 40 + 32, len(whole)]
     for length in range(len(whole) + 1):

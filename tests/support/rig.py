@@ -50,7 +50,7 @@ class Rig:
     def settle_down(self) -> None:
         """Turn and sync until nothing is left to do."""
         self.turn()
-        for _ in range(1000):
+        for _ in range(2000):
             if self.store.dirty:
                 self.sync()
             elif self.broker.dead_letters.moves or len(self.broker.jobs):

@@ -78,11 +78,12 @@ class Archives(Service):
     def finish(self, queue_id: str) -> bool:
         """A start has found the directory of a queue that was being deleted: go on. False if it has no archive."""
         store, directory = self.broker.store, paths.queue_dir(queue_id, True)
-        if store.disk.exists(paths.orphan(directory)):
+        if store.is_orphan(queue_id):
             return False
         archive = self._of_deleted(queue_id, directory)
         if archive is None:
             return False
+        store.forget_queue(queue_id)
         left = Log(store, queue_id, True)
         left.archive = archive
         left.recover()

@@ -78,6 +78,8 @@ class Broker:
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
+        self.unmarked: dict[Queue, None] = {}
+        """Queues that have delivered since the last turn, in answer to input: what tells so is not in their files yet."""
         self.full = False
         self.gone = Counts()
         self.churn = Churn()
@@ -211,6 +213,9 @@ class Broker:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
             self.sync_all()
+            for _ in range(STEPS):  # the journal's files go, in steps of which each is durable before the next
+                if self.store.waiting:
+                    self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()
 
@@ -326,6 +331,7 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
+        self.unmarked.clear()  # they are dirty: this turn writes them
         self._pump_late()
         walls.run(self.readers, self.readers.pump)
         while True:
@@ -375,6 +381,12 @@ class Broker:
         except Exception as error:  # noqa: BLE001 - the wall around this queue
             queue.contain(error)
         return True
+
+    def write_marks(self) -> None:
+        """Output goes to a socket before the turn's end: a kill must not find deliveries in it that no file knows of (A9)."""
+        unmarked, self.unmarked = self.unmarked, {}
+        for queue in unmarked:
+            self.flush(queue)
 
     def _no_room(self, text: str) -> None:
         if not self.full:

@@ -7,8 +7,10 @@ queue's cursor. `end` is in the queue's definition, so a restart takes the hold 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvitto.broker import waiting, walls
 from kvitto.broker.ranges import RangeSet
 from kvitto.store.settlements import DROPPED, RANGE_SETTLED
 
@@ -101,16 +103,20 @@ class Hold:
         self.again.clear()
 
 
-def hold(queue: Queue, end: int) -> None:
-    """Hold what waits below `end`, for good: the answer to whoever asked waits for the definitions."""
+def hold(queue: Queue, end: int) -> Iterator[None]:
+    """Hold what waits below `end`, in pieces, and write that down: the answer to whoever asked waits for the definitions."""
     end = min(end, queue.log.durable_end)
-    if queue.hold is None:
-        queue.hold = Hold(queue)
-    before = queue.hold.end
-    queue.hold.take(end)
-    if queue.hold.end > before:
+    before = 0 if queue.hold is None else queue.hold.end
+    yield from waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop))
+    if queue.hold is not None and queue.hold.end > before and not queue.deleted:
         queue.vhost.define_queue(queue)
     drop_if_empty(queue)
+
+
+def _take(queue: Queue, end: int) -> None:
+    if queue.hold is None:
+        queue.hold = Hold(queue)
+    queue.hold.take(end)
 
 
 def restore(queue: Queue) -> None:

@@ -11,6 +11,7 @@ an offset that is never written lies below the cursor, so ready = next - cursor 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import StoreFull
@@ -262,13 +263,18 @@ class Queue:
         """Whether one more message would exceed a limit, after consumers took what they can."""
         if not self._over(1, body_len):
             return False
-        self.pump()
+        self._pump_early()
         return self._over(1, body_len)
 
     def refuses(self, more: int, more_bytes: int) -> bool:
         """Whether a transaction's messages would exceed a limit."""
-        self.pump()
+        self._pump_early()
         return self._over(more, more_bytes)
+
+    def _pump_early(self) -> None:
+        """Before the turn; see `Broker.unmarked`."""
+        self.broker.unmarked[self] = None
+        self.pump()
 
     def _over(self, more: int, more_bytes: int) -> bool:
         """Whether a limit is exceeded by so many messages and bytes more, or fewer, than there are."""
@@ -546,6 +552,7 @@ class Queue:
         False if there is none, or none in this turn: then some are `ready`.
         """
         self.used_ms = self.broker.timers.now_ms
+        self.broker.unmarked[self] = None
         if self.consumers:
             self.pump()
         if self.limited:
@@ -869,14 +876,16 @@ class Queue:
         if end >= self.next:
             return
         if self.max_bytes < 0:  # nothing hangs on it: an estimate
-            gone = sum(min(n, end - s) for s, n in self.requeued if s < end) + max(end - self.cursor, 0)
+            gone = self.requeued.count_in(0, end) + max(end - self.cursor, 0)
             self.ready_bytes -= self.ready_bytes * gone // max(self.ready, 1)
             return
-        ranges = [(s, min(n, end - s)) for s, n in self.requeued if s < end]
+        below = takewhile(lambda run: run[0] < end, self.requeued.after(0))
+        ranges = [(s, min(n, end - s)) for s, n in below]
         ranges += [(self.cursor, end - self.cursor)] if end > self.cursor else []
+        window = Window()  # the same batch may hold many of them
         for start, n in ranges:
             written = min(n, max(self.tail_first - start, 0))
-            self.ready_bytes -= self.log.body_bytes(start, written)
+            self.ready_bytes -= self.log.body_bytes(start, written, window)
             if written < n and self.tail is not None:
                 self.ready_bytes -= self.tail.body_bytes(start + written - self.tail_first, n - written)
         self._write_off_lost()

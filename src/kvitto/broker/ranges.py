@@ -42,6 +42,23 @@ class RangeSet:
             chunk = self._chunks[n]
             yield from ((chunk[i], chunk[i + 1] - chunk[i]) for i in range(0, len(chunk), 2))
 
+    def count_in(self, start: int, end: int) -> int:
+        """How many offsets of [start, end) are in the set."""
+        if start >= end:
+            return 0
+        total = 0
+        first = max(bisect_right(self._lows, start) - 1, 0)
+        for chunk in self._chunks[first : bisect_left(self._lows, end)]:
+            i, j = bisect_right(chunk, start), bisect_left(chunk, end)
+            inside = chunk[i:j]  # an odd index lies inside of a range, which then begins or ends at the border
+            total += (
+                sum(inside[1 - (i & 1) :: 2])
+                - sum(inside[i & 1 :: 2])
+                + (end if j & 1 else 0)
+                - (start if i & 1 else 0)
+            )
+        return total
+
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""
         end = start + count

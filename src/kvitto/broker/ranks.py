@@ -31,6 +31,10 @@ class Ranks(RangeSet):
         """The ranges as (start, count), in the order of arrival, beginning with the first that ends above `offset`."""
         return heapq.merge(*(level.after(offset) for level in self._levels.values()))
 
+    def count_in(self, start: int, end: int) -> int:
+        """How many offsets of [start, end) are in the set."""
+        return sum(level.count_in(start, end) for level in self._levels.values())
+
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""
         for offset in range(start, start + count):

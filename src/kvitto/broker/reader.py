@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEPS = 400
 """Of all readers in one turn; a step is a run of messages, or BYTES_PER_STEP of them, and takes about 5 us."""
 BYTES_PER_STEP = 8 << 10
-LOAD_STEPS = 40
+LOAD_STEPS = 200
 """To read a batch from the log."""
 WALK = 1000
 """Offsets that are looked at one by one in a step, where messages wait to be tried again."""

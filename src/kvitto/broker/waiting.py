@@ -6,12 +6,18 @@ on its way to a dead-letter queue or parked does not. Nothing here walks offsets
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvitto.broker.ranges import RangeSet
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
+
+RUNS_PER_PIECE = 200
+OFFSETS_PER_PIECE = 30_000
+"""What takes about half a millisecond (broker/jobs.py)."""
 
 
 def lowest(queue: Queue) -> int:
@@ -48,12 +54,25 @@ def next_from(queue: Queue, offset: int) -> int:
 def count(queue: Queue, start: int, end: int) -> int:
     """How many messages wait in [start, end)."""
     total = max(0, min(end, queue.next) - max(start, queue.cursor))
-    for runs, _ in _sets(queue):
-        for first, n in runs.after(start):
-            if first >= end:
-                break
-            total += min(first + n, end) - max(first, start)
+    total += sum(runs.count_in(start, end) for runs, _ in _sets(queue))
     return total + sum(1 for offset in queue.delays if start <= offset < end)
+
+
+def in_pieces(queue: Queue, end: int, work: Callable[[int], object]) -> Iterator[None]:
+    """Call `work` with offsets that go up to `end`, each with few runs of messages, or bytes to be counted, behind the one before."""
+    at = lowest(queue)
+    while True:
+        stop = end
+        for runs, _ in _sets(queue):
+            for start, _n in islice(runs.after(at), RUNS_PER_PIECE, RUNS_PER_PIECE + 1):
+                stop = min(stop, start)
+        if queue.max_bytes >= 0:  # their sizes are read from the log
+            stop = min(stop, at + OFFSETS_PER_PIECE)
+        work(stop)
+        at = stop
+        if at >= end or queue.deleted:
+            return
+        yield
 
 
 def _sets(queue: Queue) -> list[tuple[RangeSet, bool]]:

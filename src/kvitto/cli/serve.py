@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
-import gc
 import logging
 import os
 import resource
@@ -21,8 +20,8 @@ from kvitto.base import limits
 from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
-from kvitto.base.process import give_back_memory
 from kvitto.cli.log import set_up as set_up_log
+from kvitto.server.garbage import clean_up, spare_the_loop
 from kvitto.server.listening import in_url
 from kvitto.server.server import Server
 
@@ -149,31 +148,13 @@ async def serve(config: Config) -> int:
     if not config.sync:
         log.warning("--sync off: a confirm survives a crash of this process, not of the machine")
     spare_the_loop()
+    sslproto.SSLProtocol.max_size = TLS_BUFFER
     server.when_idle = clean_up
     print(ready(server), flush=True)
     await server.run_until_stopped()
     for task in stopping:
         await task
     return 0
-
-
-def spare_the_loop() -> None:
-    """Keep Python's own habits from taking the loop's time, and memory, where there is much of everything.
-
-    Garbage is looked for only among young objects: a look at all takes up to a second where there are many bindings or connections.
-    What has been in use for long and ends is free without it, because it is in no cycle; the rest waits until the broker has nothing to do.
-    """
-    gc.collect()
-    gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, 1 << 30)
-    sslproto.SSLProtocol.max_size = TLS_BUFFER
-
-
-def clean_up() -> None:
-    """Nobody is waiting: find all garbage, and return the memory that is free."""
-    gc.collect()
-    give_back_memory()
 
 
 def ready(server: Server) -> str:

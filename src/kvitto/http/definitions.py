@@ -18,27 +18,31 @@ from kvitto.http.nodes import API_LEVEL
 from kvitto.http.request import Response, encode, plain
 from kvitto.http.slices import Slices
 
-Items = Iterator[dict[str, Any]]
+Items = Iterator[dict[str, Any] | None]
+"""None for what does not survive a restart: very many of that take time, too."""
 
 
 def queues(vhost: VHost) -> Items:
     """What survives a restart: durable and not exclusive."""
     for queue in list(vhost.queues.values()):
-        if queue.log.durable:
-            yield {
+        yield (
+            None
+            if not queue.log.durable
+            else {
                 "name": queue.name,
                 "vhost": vhost.name,
                 "durable": True,
                 "auto_delete": queue.auto_delete,
                 "arguments": plain(queue.arguments),
             }
+        )
 
 
 def exchanges(vhost: VHost) -> Items:
     """Those that are not there by themselves."""
     for exchange in list(vhost.exchanges.values()):
-        if exchange.durable and exchange.name and not exchange.name.startswith("amq."):
-            yield {key: value for key, value in views.exchange(vhost, exchange).items() if key != "policy"}
+        kept = exchange.durable and exchange.name and not exchange.name.startswith("amq.")
+        yield {k: v for k, v in views.exchange(vhost, exchange).items() if k != "policy"} if kept else None
 
 
 def bindings(vhost: VHost) -> Items:
@@ -50,6 +54,8 @@ def bindings(vhost: VHost) -> Items:
             view = views.binding(vhost, binding)
             del view["properties_key"]
             yield view
+        else:
+            yield None
 
 
 def policies(vhost: VHost) -> Items:
@@ -81,7 +87,7 @@ def get_definitions(call: Call) -> Response:
     users = broker.users.list()
     permissions = (views.permission(user, vhost) for user in users for vhost in list(user.permissions))
     vhosts = list(broker.vhosts.values())
-    lists: dict[str, Iterable[dict[str, Any]]] = {
+    lists: dict[str, Iterable[dict[str, Any] | None]] = {
         "users": (views.user(user) for user in users),
         "vhosts": (views.vhost_definition(vhost) for vhost in vhosts),
         "permissions": permissions,
@@ -96,14 +102,14 @@ def get_definitions_of_vhost(call: Call) -> Response:
     """Without the names of the virtual host, so that it can go into another one."""
     vhost = call.vhost()
     lists = {
-        kind: ({key: value for key, value in item.items() if key != "vhost"} for item in items(vhost))
+        kind: (item and {key: value for key, value in item.items() if key != "vhost"} for item in items(vhost))
         for kind, items in KINDS.items()
     }
     return Response(pieces=document(call.api.slices, HEAD, lists))
 
 
 async def document(
-    slices: Slices, head: dict[str, Any], lists: Mapping[str, Iterable[dict[str, Any]]]
+    slices: Slices, head: dict[str, Any], lists: Mapping[str, Iterable[dict[str, Any] | None]]
 ) -> AsyncIterator[bytes]:
     """`head`, which is not empty, with a field for each list."""
     yield encode(head)[:-1]

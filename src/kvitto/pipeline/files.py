@@ -1,12 +1,13 @@
 """A table of Parquet files that a streaming query adds to, each batch once, for every reader of Parquet.
 
-The files of a batch are written aside and then renamed to names made of the query's id and the batch's number; a batch
-that comes again replaces its own files. So the table holds each batch once without a list that only Spark reads. Works
-on every file system that Spark reaches.
+The files of a batch are written aside and then renamed to names made of the query's id and the batch's number. A batch that comes
+again replaces its own files, but none that somebody else puts there meanwhile. So the table holds each batch once without a list
+that only Spark reads. Works on every file system that Spark reaches.
 """
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from kvitto.pipeline.session import JobError
@@ -26,6 +27,7 @@ class BatchFiles:
         self._jvm: Any = spark._jvm
         self._fs = self._path(table).getFileSystem(spark._jsc.hadoopConfiguration())
         self._first = not run
+        self._token = uuid.uuid4().hex[:8]
 
     def put(self, batch: int, rows: DataFrame | None) -> list[Any]:
         """Make these rows the batch's; None for a batch without any. What there is then, as Hadoop's FileStatus each."""
@@ -34,7 +36,8 @@ class BatchFiles:
             self._first = False
         if rows is None:
             return []
-        aside = f"{self.table}/_{self._prefix(batch)}staging"  # readers leave out names that begin with _
+        # readers leave out names that begin with _; no other driver writes to this one
+        aside = f"{self.table}/_{self._prefix(batch)}staging-{self._token}"
         rows.write.mode("overwrite").parquet(aside)
         written = [file.getPath() for file in self._fs.listStatus(self._path(aside))]
         parts = sorted(
@@ -43,6 +46,11 @@ class BatchFiles:
         put = []
         for number, file in enumerate(parts):
             name = f"{self.table}/{self._prefix(batch)}{self.run}{number:05}.parquet"
+            if self._fs.exists(self._path(name)):
+                raise JobError(
+                    f"{name} is there, and was not when this batch began: another driver with the same checkpoint writes it."
+                    " Stop one of them; its file is left as it is"
+                )
             if not self._fs.rename(file, self._path(name)):
                 raise JobError(f"{file} could not be renamed to {name}; is there room, and the right to write?")
             put.append(self._fs.getFileStatus(self._path(name)))
@@ -50,10 +58,11 @@ class BatchFiles:
         return put
 
     def _drop(self, batch: int) -> None:
+        """Remove what an attempt that was killed has left, files and what it had written aside."""
         if self._fs.exists(self._path(self.table)):
             for file in self._fs.listStatus(self._path(self.table)):
-                if file.getPath().getName().startswith(self._prefix(batch)):
-                    self._fs.delete(file.getPath(), False)
+                if file.getPath().getName().startswith((self._prefix(batch), f"_{self._prefix(batch)}")):
+                    self._fs.delete(file.getPath(), True)
 
     def _prefix(self, batch: int) -> str:
         return f"{self.query}-{batch:08}-"

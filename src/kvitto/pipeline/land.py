@@ -6,10 +6,12 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kvitto.client import AMQPError, Connection
 from kvitto.pipeline.arguments import add_common, count, seconds
+from kvitto.pipeline.behind import Behind
+from kvitto.pipeline.rest import REST, STRING, fields_of, prune, rest, without_rest
 from kvitto.pipeline.session import JobError, run_job, session
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Landed:
 
     schema: str = ""
     rows: int = 0
+    rest: int = 0
+    """Rows of which something is in column `_rest`."""
     bad: int = 0
     batches: int = 0
     seconds: float = 0.0
@@ -79,7 +83,7 @@ def land(
     typed = _schema(spark, uri, queues, checkpoint, schema)
     result = Landed(schema=typed.toDDL())
     progress(f"schema: {result.schema}")
-    target = Target(spark, uri, to, typed, bad_records, result, drop_duplicates, format)
+    target = Target(spark, uri, to, typed, bad_records, result, drop_duplicates, format, checkpoint)
     source = spark.readStream.format("amqp").options(uri=uri, queues=",".join(queues), readMode="range")
     messages = source.option("maxOffsetsPerTrigger", batch_size).schema(MESSAGES).load()
     if drop_duplicates:
@@ -93,8 +97,9 @@ def land(
     began = time.monotonic()
     query = writer.start()
     try:
-        _watch(query, uri, queues, result, stop_after_idle_s, stop, progress)
-        result.lag = _lag(uri, queues, query)
+        with Behind(uri, queues) as behind:
+            _watch(query, behind, result, stop_after_idle_s, stop, progress)
+            result.lag = behind.count(query)
     finally:
         query.stop()
     result.seconds = time.monotonic() - began
@@ -114,8 +119,12 @@ class Target:
         result: Landed,
         keep: bool = False,
         format: str = PARQUET,
+        checkpoint: str = "",
     ) -> None:
-        """`keep`: which messages a batch has is found out once, for all that is done with it."""
+        """`keep`: which messages a batch has is found out once, for all that is done with it.
+
+        `checkpoint`: the query's, by which a second driver is recognised.
+        """
         self.spark = spark
         self.uri = uri
         self.to = to.rstrip("/")
@@ -124,12 +133,14 @@ class Target:
         self.result = result
         self.keep = keep
         self.format = format
+        self.checkpoint = checkpoint
         self._query = ""
         self._first = True
 
     def put(self, messages: DataFrame, batch: int) -> None:
         """One batch; the same again when Spark repeats it, so every step of it can be repeated."""
         self._begin(messages)
+        self._check_driver(batch)
         if not self.keep:
             return self._put(messages, batch)
         messages = messages.persist()
@@ -144,9 +155,13 @@ class Target:
 
         seen = Observation()
         parsed = parse(messages, self.schema)
-        good = f.count_if("ok")
-        observed = parsed.observe(seen, good.alias("good"), f.count(f.lit(1)).alias("all"))
-        names = [f.col("row").getField(name).alias(name) for name in self.schema.names]
+        counts = [f.count_if("ok").alias("good"), f.count(f.lit(1)).alias("all")]
+        counts.append(f.count_if(f.col("ok") & f.col("rest").isNotNull()).alias("rest"))
+        observed = parsed.observe(seen, *counts)
+        names = [
+            f.col("rest").alias(name) if name == REST else f.col("row").getField(name).alias(name)
+            for name in self.schema.names
+        ]
         rows = observed.where("ok").select(*names, *(f.col(name).alias(f"_{name}") for name in MESSAGE_COLUMNS))
         self.good.put(batch, rows)
         landed, bad = seen.get["good"], seen.get["all"] - seen.get["good"]
@@ -154,6 +169,7 @@ class Target:
             self._put_aside(parsed.where("not ok").withColumn("reason", reason(self.schema)), batch, bad)
         self._first = False
         self.result.rows += landed
+        self.result.rest += seen.get["rest"]
         self.result.bad += bad
         self.result.batches += 1
 
@@ -171,6 +187,16 @@ class Target:
         self._query = query
         self.good = kind(spark, self.to, self._query)
         self.bad = kind(spark, f"{self.to}.bad", self._query)
+
+    def _check_driver(self, batch: int) -> None:
+        """Nothing is written or deleted for a batch that Spark has noted as done: another driver did that."""
+        from kvitto.pipeline.files import exists
+
+        if self.checkpoint and exists(self.spark, f"{self.checkpoint.rstrip('/')}/commits/{batch}"):
+            raise JobError(
+                f"batch {batch} of checkpoint {self.checkpoint} is done already: another driver with the same checkpoint is"
+                " running. Stop one of them; this one has changed nothing"
+            )
 
     def _put_aside(self, bad: DataFrame, batch: int, count: int) -> None:
         from pyspark.sql import functions as f
@@ -208,17 +234,24 @@ def each_id_once(messages: DataFrame) -> DataFrame:
 
 
 def parse(messages: DataFrame, schema: StructType) -> DataFrame:
-    """With columns `row`, the body as a struct of that schema, and `ok`, whether it is exactly that."""
+    """With columns `row`, the body as a struct of that schema, `rest`, what has no place in it, and `ok`.
+
+    `ok`: it is an object with all that is required, and exactly of that schema if there is no column for the rest.
+    """
     from pyspark.sql import functions as f
 
+    schema, keeps = without_rest(schema)
+    text, misfit = f.col("body").cast("string"), f.col(f"parsed.{_CORRUPT}").isNotNull()
     parsed = messages.withColumn("parsed", _from_json(schema))
-    first = f.get(f.col("parsed.r"), f.lit(0))
-    required = [first.getField(name).isNotNull() for name in _required(schema)]
-    ok = f.is_valid_utf8(f.col("body").cast("string")) & f.col(f"parsed.{_CORRUPT}").isNull()
-    ok = ok & (f.size("parsed.r") == 1) & first.isNotNull()
-    for each in required:
-        ok = ok & each
-    return parsed.withColumn("ok", f.coalesce(ok, f.lit(False))).withColumn("row", first)
+    parsed = parsed.withColumn("fields", fields_of(text) if keeps else f.lit(None))
+    parsed = parsed.withColumn("row", f.get(f.col("parsed.r"), f.lit(0)))
+    row = f.col("row")
+    ok = f.is_valid_utf8(text) & (f.size("parsed.r") == 1) & row.isNotNull()
+    ok = ok & (f.col("fields").isNotNull() if keeps else ~misfit)
+    for name in _required(schema):
+        ok = ok & row.getField(name).isNotNull()
+    left = rest(f.col("fields"), row, schema, misfit) if keeps else f.lit(None).cast("string")
+    return parsed.withColumn("ok", f.coalesce(ok, f.lit(False))).withColumn("rest", left)
 
 
 def reason(schema: StructType) -> Column:
@@ -226,9 +259,10 @@ def reason(schema: StructType) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
+    schema, keeps = without_rest(schema)
     text = f.col("body").cast("string")
     wrong = []
-    for each in schema.fields:
+    for each in [each for each in schema.fields if not (keeps and each.nullable)]:
         alone = _from_json(StructType([each]))
         said = f.when(alone.getField(_CORRUPT).isNotNull(), f"{each.name} is no {each.dataType.simpleString()}")
         if not each.nullable:
@@ -239,7 +273,9 @@ def reason(schema: StructType) -> Column:
     return (
         f.when(f.length("body") == 0, f.lit("the body is empty"))
         .when(~f.is_valid_utf8(text), f.lit("the body is not UTF-8"))
-        .when(f.try_parse_json(text).isNull(), f.lit("the body is not JSON"))
+        .when(
+            f.try_parse_json(text).isNull(), f.lit("the body is not JSON" + (", or has a name twice" if keeps else ""))
+        )
         .when((f.size("parsed.r") != 1) | f.col("row").isNull(), f.lit("the body is not one JSON object"))
         .when(all_wrong == "", f.lit("the body does not fit the schema"))
         .otherwise(all_wrong)
@@ -309,14 +345,25 @@ def _parsed(ddl: str) -> StructType:
 
 
 def _check(fields: Sequence[StructField]) -> None:
-    reserved = {f"_{name}" for name in MESSAGE_COLUMNS} | {_CORRUPT}
+    reserved = _reserved()
     for each in fields:
+        if each.name == REST and each.dataType.simpleString() != STRING:
+            raise JobError(
+                f"the schema's column {REST!r}, for what has no other, is a STRING, not {each.dataType.simpleString()}"
+            )
         if each.name.lower() in reserved:
             raise JobError(f"the schema has a column {each.name!r}, which is a name for what is known of the message")
 
 
+def _reserved() -> set[str]:
+    return {f"_{name}" for name in MESSAGE_COLUMNS} | {_CORRUPT}
+
+
 def infer(spark: SparkSession, uri: str, queues: Sequence[str]) -> StructType:
-    """The schema of the JSON objects among the first messages of the queues; JobError if there are none."""
+    """The schema of most of the JSON objects among the first messages of the queues, and a column for the rest.
+
+    JobError if there are none.
+    """
     bodies: list[str] = []
     with _connect(uri) as connection:
         for queue in queues:
@@ -327,12 +374,13 @@ def infer(spark: SparkSession, uri: str, queues: Sequence[str]) -> StructType:
             except AMQPError as error:
                 raise JobError(f"queue {queue!r}: {error}") from None
             bodies += [body.decode("utf-8", "replace") for body in sample.bodies.tolist()]
-    rows = spark.createDataFrame([(body,) for body in bodies], "value string").rdd.map(lambda row: row[0])
-    schema = spark.read.option("mode", "DROPMALFORMED").json(rows).schema if bodies else None
+    objects = prune(bodies, _reserved() | {REST})
+    rows = spark.createDataFrame([(each,) for each in objects], "value string").rdd.map(lambda row: row[0])
+    schema = spark.read.option("mode", "DROPMALFORMED").json(rows).schema if objects else None
     if schema is None or not schema.fields:
         what = f"{len(bodies):,} messages, none of them a JSON object" if bodies else "no messages yet"
         raise JobError(f"no schema: {', '.join(queues)} has {what}; say --schema 'order_id BIGINT, ...'")
-    return schema
+    return schema.add(REST, STRING)
 
 
 # --- watching
@@ -340,8 +388,7 @@ def infer(spark: SparkSession, uri: str, queues: Sequence[str]) -> StructType:
 
 def _watch(
     query: StreamingQuery,
-    uri: str,
-    queues: Sequence[str],
+    behind: Behind,
     result: Landed,
     idle_s: float | None,
     stop: Callable[[], bool],
@@ -352,40 +399,12 @@ def _watch(
     while not stop() and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
         if result.batches != batches:
             batches, moved_at = result.batches, time.monotonic()
-        behind = _behind(query)
-        progress(f"{result.rows:,} landed, {result.bad:,} bad, {result.batches:,} batches, {behind:,} behind")
-        if idle_s is not None and time.monotonic() - moved_at >= idle_s and _lag(uri, queues, None) == 0:
+        rest = f" ({result.rest:,} with a rest)" if result.rest else ""
+        progress(f"{result.rows:,} landed{rest}, {result.bad:,} bad, {result.batches:,} batches, {behind.text(query)}")
+        if idle_s is not None and time.monotonic() - moved_at >= idle_s and behind.count(None) == 0:
             return
     if (error := query.exception()) is not None:
         raise error
-
-
-def _lag(uri: str, queues: Sequence[str], query: StreamingQuery | None) -> int | None:
-    """Messages behind the query's last batch, or, without a query, all that are not settled; None if the broker is away."""
-    read = _positions(query, "endOffset") if query is not None else {}
-    try:
-        with _connect(uri) as connection:
-            channel = connection.channel()
-            found = {queue: channel.log_inspect(queue) for queue in queues}
-    except (JobError, AMQPError, OSError):
-        return None
-    return sum(max(0, at.next - read.get(queue, at.settled)) for queue, at in found.items())
-
-
-def _behind(query: StreamingQuery) -> int:
-    latest, end = _positions(query, "latestOffset"), _positions(query, "endOffset")
-    return sum(max(0, at - end.get(queue, 0)) for queue, at in latest.items())
-
-
-def _positions(query: StreamingQuery, which: str) -> dict[str, int]:
-    import json
-
-    said: Any = query.lastProgress
-    text = said["sources"][0].get(which) if said else None
-    places = json.loads(text) if isinstance(text, str) else text
-    if not places:
-        return {}
-    return {name.partition(":")[2]: at["next"] for name, at in places["queues"].items()}
 
 
 def _connect(uri: str) -> Connection:
@@ -458,6 +477,10 @@ _SETTINGS: Final = {"spark.sql.shuffle.partitions": "8"}
 def _print(result: Landed, to: str, bad_records: str | None) -> None:
     print(f"  schema      {result.schema}")
     print(f"  landed      {result.rows:,} rows in {to}")
+    if result.rest:
+        print(
+            f"  rest        {result.rest:,} of them have fields or values that do not fit the schema: in column {REST}"
+        )
     print(
         f"  bad         {result.bad:,}"
         + (f" in {f'exchange {bad_records}' if bad_records else f'{to}.bad'}" if result.bad else "")

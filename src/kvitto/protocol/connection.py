@@ -472,7 +472,7 @@ class Connection:
             text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
-            body.grow(body.n + n)
+            body.widen(body.n + n)
             self._hold(content)
         bits.copy(body.p, body.n, p, at, n)
         body.n += n
@@ -637,6 +637,8 @@ class Connection:
 
     def flush(self) -> None:
         """Hand what has been encoded to the socket."""
+        if self.hub.broker.unmarked:
+            self.hub.broker.write_marks()
         if self.output.streaming and not self._stream():
             return
         buf = self.output.buf

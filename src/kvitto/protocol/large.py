@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
 from kvitto.store.lease import Lease, lease_body
 from kvitto.wire.spec import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
 
@@ -61,8 +62,7 @@ class LargeBody:
         """The next frames."""
         most = frame_max - FRAME_OVERHEAD
         n = min(self.size - self._at, max(PIECE // most, 1) * most)
-        data = self._body[self._at : self._at + n] if self._lease is None else self._lease.read(self._at, n)
-        assert len(data) == n, "a segment is shorter than its index says"
+        data = self._body[self._at : self._at + n] if self._lease is None else self._read(self._lease, n)
         self._at += n
         head = bytes([FRAME_BODY]) + self.channel.to_bytes(2, "big")
         parts: list[bytes | memoryview] = []
@@ -70,6 +70,18 @@ class LargeBody:
             part = memoryview(data)[at : at + most]
             parts += (head, len(part).to_bytes(4, "big"), part, _END)
         return memoryview(b"".join(parts))
+
+    def _read(self, lease: Lease, n: int) -> bytes:
+        """The next n bytes. ConnectionError_ 541 if they cannot be read: the peer waits for the rest of a body that does not come."""
+        try:
+            data = lease.read(self._at, n)
+            if len(data) == n:
+                return data
+            error = StoreError(f"the segment of message {self._offset} is shorter than its index says")
+        except StoreError as failed:
+            error = failed
+        self._queue.contain(error)
+        raise ConnectionError_(INTERNAL_ERROR, "a message cannot be read any more, see the broker's log")
 
     def end(self) -> None:
         """The body is out, or never will be: then a message that nobody could acknowledge comes back."""

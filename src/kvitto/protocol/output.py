@@ -145,12 +145,13 @@ class Output:
     def put_large(self, channel: int, props: bytes, body: LargeBody) -> None:
         """`put_content` for a body that goes out in pieces: what is put behind it waits until it is out."""
         head = bytes([FRAME_HEADER]) + channel.to_bytes(2, "big") + (12 + len(props)).to_bytes(4, "big")
-        self.buf.add(head + b"\x00\x3c\x00\x00" + body.size.to_bytes(8, "big") + props + bytes([FRAME_END]))
-        self.parts += (self.buf, body)
-        self.buf = Buf(0)
-        self.streaming = True
         if not self.dirty:
             self.mark()
+        fresh = Buf(0)
+        self.buf.add(head + b"\x00\x3c\x00\x00" + body.size.to_bytes(8, "big") + props + bytes([FRAME_END]))
+        self.parts += (self.buf, body)  # from here on nothing can fail: a consumer's `undo` knows of one buffer
+        self.buf = fresh
+        self.streaming = True
 
     def forget(self) -> None:
         """The socket is gone. Nothing here leads back to the connection, so that its memory is free at once."""

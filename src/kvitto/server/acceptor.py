@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from kvitto.base import limits
+from kvitto.server.garbage import forget_frames
 from kvitto.server.listening import bind
 
 log = logging.getLogger("kvitto")
@@ -126,12 +127,16 @@ class Acceptor:
             await loop.connect_accepted_socket(lambda: self._peer(address), sock, **tls)
         except ssl.SSLError as error:
             log.warning("%s:%d: TLS handshake failed: %s", *address[:2], why(error))
-        except (ConnectionAbortedError, TimeoutError):
+            forget_frames(error)
+        except (ConnectionAbortedError, TimeoutError) as error:
             sock.close()
             log.warning("%s:%d: no TLS handshake within %g s", *address[:2], limits.HANDSHAKE_S)
             self._too_slow()
-        except (OSError, ValueError):  # gone again
-            pass
+            forget_frames(error)
+        except (OSError, ValueError, asyncio.CancelledError) as error:  # gone again
+            forget_frames(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     async def _spoken(self, sock: socket.socket) -> None:
         """Until the peer has sent something: a handshake takes memory, and somebody who says nothing gets none. TimeoutError."""

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable
+from weakref import ref
 
 from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
@@ -22,7 +23,8 @@ class Heartbeats:
     def __init__(self, loop: asyncio.AbstractEventLoop, guard: Callable[[Callable[[], None]], None]) -> None:
         self._loop = loop
         self._guard = guard
-        self._due: list[tuple[float, int, Connection]] = []
+        self._due: list[tuple[float, int, ref[Connection]]] = []
+        """Connections that are gone may be in it until they would have been due: they must not take memory till then."""
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -39,7 +41,7 @@ class Heartbeats:
             self._timer = None
 
     def _push(self, now: float, connection: Connection) -> None:
-        heapq.heappush(self._due, (now + connection.heartbeat / 2, next(self._numbers), connection))
+        heapq.heappush(self._due, (now + connection.heartbeat / 2, next(self._numbers), ref(connection)))
 
     def _arm(self) -> None:
         if not self._due or (self._timer is not None and self._timer_at <= self._due[0][0]):
@@ -59,8 +61,9 @@ class Heartbeats:
         for _ in range(BEATS_PER_TURN):
             if not self._due or self._due[0][0] > now:
                 return
-            at, _, connection = heapq.heappop(self._due)
-            if connection.state >= CLOSING:
+            at, _, reference = heapq.heappop(self._due)
+            connection = reference()
+            if connection is None or connection.state >= CLOSING:
                 continue
             alive = walls.run(connection, connection.beat)
             if alive:

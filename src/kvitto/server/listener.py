@@ -27,10 +27,6 @@ COPIES = sys.version_info < (3, 12)
 """asyncio's own plain transport takes a copy of what it cannot send yet; later ones, TLS and other loops keep what they were given."""
 
 
-def nothing() -> None:
-    """What a socket that is gone does when it can be read."""
-
-
 class Peer(asyncio.BufferedProtocol):
     """The socket of one AMQP connection; it is also the connection's `Transport`."""
 
@@ -109,9 +105,6 @@ class Peer(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         connection, self.connection = self.connection, None
-        # asyncio's transport leads to itself, and would wait for the garbage collector
-        if self.socket is not None and hasattr(self.socket, "_read_ready_cb"):
-            self.socket._read_ready_cb = nothing
         self.socket = None
         if connection is not None:
             self.server.guard(lambda: walls.run(connection, connection.lost))

@@ -45,8 +45,11 @@ LAZY_SYNC_S = 0.2
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
+QUIET_BYTES = 512
 IDLE_S = 10
 """So many seconds in a row with less input than this are a pause in which long work disturbs nobody."""
+CLEAN_BEATS = 300
+"""Seconds between two looks for garbage, at least."""
 
 
 def nothing() -> None:
@@ -86,7 +89,8 @@ class Server:
         """Bytes in this second."""
         self._idle_s = 0
         self.when_idle: Callable[[], None] = nothing
-        """What is done once the broker has had nothing to do for IDLE_S."""
+        """What is done once the broker has had nothing to do for IDLE_S, and when memory is low."""
+        self._clean_at = 0
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
         self._stopping = False
@@ -381,9 +385,10 @@ class Server:
     def _look_after(self) -> None:
         self.broker.read_clock()
         self._beats += 1
-        self._idle_s = self._idle_s + 1 if self._heard < IDLE_BYTES else 0
+        self._idle_s = self._idle_s + 1 if self._heard < QUIET_BYTES else 0
         self._heard = 0
-        if self._idle_s == IDLE_S:
+        if (self._idle_s >= IDLE_S or self._watermarks.memory_low) and self._beats >= self._clean_at:
+            self._clean_at = self._beats + CLEAN_BEATS
             self.when_idle()
         self._watch.begin(self._beats % GIVE_BACK_BEATS == 0 or self._watermarks.memory_low)
         if self.broker.full:

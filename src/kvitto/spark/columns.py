@@ -6,6 +6,7 @@ all messages of a batch at once. The one column with work per message is `header
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -174,7 +175,10 @@ class Properties:
 
 @lru_cache(maxsize=4096)
 def header_texts(raw: bytes) -> tuple[tuple[str, str | None], ...]:
-    """An encoded table as pairs of text; what is no text is given as JSON. Nothing for a table that does not parse."""
+    """An encoded table as pairs of text; what is no text is given as JSON, bytes as {"base64": "..."} unless they are UTF-8.
+
+    Nothing for a table that does not parse.
+    """
     try:
         table = tables.decode(raw)
     except ConnectionError_:
@@ -185,9 +189,22 @@ def header_texts(raw: bytes) -> tuple[tuple[str, str | None], ...]:
 def _header_text(value: tables.Value) -> str | None:
     if value is None:
         return None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return _text_only(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, default=str, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, without a byte lost: text as it is, bytes that are none in base64."""
+    if isinstance(value, dict):
+        return {_text_only(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def _text_only(text: str) -> str:

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 PAUSE_S = 0.1
 PAUSE_S_MAX = 2.0
-TAKEN_S = 5.0
-"""How long a queue that another query has is asked for again."""
+TAKEN_S = 10.0
+"""How long a queue that another query has is asked for again: a driver that was killed may live a moment longer."""
 LOST = (ConnectionLost, TimeoutError, OSError)
 QUERY_ADVICE = "Start the broker; the query goes on from its checkpoint when it is started again"
 NO_USE = {403, 404, 501, 502, 503, 504, 505, 530, 540}

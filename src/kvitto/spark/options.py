@@ -56,6 +56,10 @@ NEEDS_STAGING: Final = (
 _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 
 
+GROUP_BYTES: Final = 240
+"""A short string of AMQP, and room for what each driver adds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """All options with their defaults applied. `queues`: those that are read now; `pattern` "" = always these.
@@ -124,7 +128,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         min_partitions=_count("minPartitions", values.get("minpartitions")),
         fail_on_data_loss=flag("failOnDataLoss", values.get("failondataloss", "true")),
         include_headers=flag("includeHeaders", values.get("includeheaders", "false")),
-        group=values.get("group", ""),
+        group=_group(values.get("group", "")),
         reconnect_timeout_s=seconds("reconnectTimeout", values.get("reconnecttimeout", "120s")),
         staging=_directory(values["staginglocation"]) if "staginglocation" in values else "",
     )
@@ -147,6 +151,12 @@ def _queues(values: Mapping[str, str]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise OptionError("option queues names a queue twice")
     return tuple(names)
+
+
+def _group(text: str) -> str:
+    if len(text.encode()) > GROUP_BYTES:
+        raise OptionError(f"option group has at most {GROUP_BYTES} bytes, not {len(text.encode())}")
+    return text
 
 
 def _pattern(text: str) -> str:

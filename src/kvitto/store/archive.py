@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.store import paths, segment, settlements
+from kvitto.store.inventory import ARCHIVED, UNKNOWN
 
 if TYPE_CHECKING:
+    from kvitto.store.inventory import Entry
     from kvitto.store.log import Log
     from kvitto.store.segment import Segment
     from kvitto.store.store import Store
@@ -38,6 +40,8 @@ class Kept:
     base: int
     size: int = field(compare=False)
     settled_ms: int = field(default=-1, compare=False)
+    slot: int = field(default=-1, compare=False)
+    """Where the inventory has it."""
 
 
 class Archive:
@@ -61,7 +65,13 @@ class Archive:
         disk, names = self.store.disk, self.store.disk.listdir(self.directory)
         segments = {paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX)}
         logs = {paths.base_of(n) for n in names if n.endswith(paths.SETTLEMENTS_SUFFIX)}
-        self.kept = [Kept(base, self._size(base)) for base in sorted(segments)]
+        known = self.store.inventory.claim(ARCHIVED, self.queue_id)
+        self.kept = [self._found(base, known.get(base)) for base in sorted(segments)]
+        for base in sorted(known.keys() - segments):
+            self.store.alarm(
+                f"{paths.segment(self.directory, base)} is missing: what it told of is not in the archive any more"
+            )
+            self.store.drop_slot(known[base].slot)
         self.found = segments | logs
         for base in logs - segments:  # its segment has gone from here, unless it has not come yet
             if not disk.exists(paths.segment(paths.queue_dir(self.queue_id, True), base)):
@@ -72,6 +82,25 @@ class Archive:
         if names:
             with suppress(StoreFull):  # the next segment asks again
                 self._describe(self.directory)
+
+    def _found(self, base: int, entry: Entry | None) -> Kept:
+        path = paths.settlements(self.directory, base)
+        if entry is not None and not self.store.disk.exists(path):
+            self.store.alarm(f"{path} is missing: what became of the messages of its segment is not known")
+        kept = Kept(base, self._size(base), slot=-1 if entry is None else entry.slot)
+        if not self.store.disk.exists(paths.segment(paths.queue_dir(self.queue_id, True), base)):
+            self._enter(kept)  # else it may not have arrived for sure
+        return kept
+
+    def _enter(self, kept: Kept) -> None:
+        """Both files are here for sure: from now on they would be missed."""
+        if kept.slot >= 0:
+            return
+        with suppress(StoreFull):
+            slot = self.store.inventory.take()
+            self.store.inventory.put(slot, (ARCHIVED, self.queue_id, kept.base), UNKNOWN)
+            kept.slot = slot
+            self.store.wrote_file(self.store.inventory.file)
 
     def _size(self, base: int) -> int:
         """Bytes of a segment's files, if it matters."""
@@ -140,6 +169,7 @@ class Archive:
         part.archived = True
         if all(kept.base != part.base for kept in self.kept):
             insort(self.kept, Kept(part.base, self._size(part.base)))
+        self._enter(next(kept for kept in self.kept if kept.base == part.base))
         log_.drop_settled()
         self.trim()
 
@@ -161,12 +191,20 @@ class Archive:
         for kept in self.kept[:TRIMMED_AT_ONCE]:
             if not (0 <= self.max_bytes < left or self._is_old(kept)):
                 return False
+            try:
+                self.store.drop_slot(kept.slot)
+            except StoreFull:
+                return True
             left -= kept.size
             self.kept.remove(kept)
-            if self.store.disk.exists(paths.segment(self.directory, kept.base)):
-                self.store.disk.unlink(paths.segment(self.directory, kept.base))
-            self.store.unlink_later(self.directory, paths.settlements(self.directory, kept.base))
+            self.store.when_durable(partial(self._remove, kept.base), messages=False)
         return bool(self.kept)
+
+    def _remove(self, base: int) -> None:
+        """The inventory has forgotten the segment."""
+        if self.store.disk.exists(paths.segment(self.directory, base)):
+            self.store.disk.unlink(paths.segment(self.directory, base))
+        self.store.unlink_later(self.directory, paths.settlements(self.directory, base))
 
     def remove(self) -> None:
         """The queue is gone, and so are all its segments."""

@@ -102,20 +102,24 @@ class Definitions:
         dead = self._file.end - self._live
         return dead > max(COMPACT_BYTES, 2 * self._live) and self._file.end >= self._tried + COMPACT_BYTES
 
-    def load(self, in_order: bool = False, missing: Callable[[Defined], None] = lambda said: None) -> Defined:
+    def load(
+        self, in_order: bool = False, missing: Callable[[Defined], None] = lambda said: None, known: int = 0
+    ) -> Defined:
         """What is defined, in the order in which it was first put. Cuts a torn tail; StoreError on damage.
 
-        `in_order`: the last owner has ended so, and nothing can be torn. `missing` is called before a torn tail is cut, and where each
+        `in_order`: the last owner has ended so, and nothing can be torn. `known`: so many bytes had been synced.
+        `missing` is called before a torn tail is cut, and where each
         line that was ever written must be there, with all that the lines have ever defined, what was deleted since too.
         """
         file = self._file = Tracked(self._disk.open(paths.DEFINITIONS, create=True))
         self._disk.sync_dir("")
         data = file.read_at(0, file.size())
         end, durable, said = self._replay(data, file.path)
+        durable = max(durable, known)
         if end < durable or (in_order and end < len(data)):
-            known = f"it had been synced up to byte {durable}" if end < durable else "the broker had stopped in order"
+            reason = f"it had been synced up to byte {durable}" if end < durable else "the broker had stopped in order"
             raise StoreError(
-                f"{file.path} is damaged at byte {end}, although {known}: what is "
+                f"{file.path} is damaged at byte {end}, although {reason}: what is "
                 "behind that cannot be trusted. Restore the data directory, or this file, from a backup"
             )
         if end < len(data) or in_order or not said:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kvitto.store import paths, segment
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
+from kvitto.store.inventory import Entry
 from kvitto.store.segment import (
     FOOTER_FIXED,
     FOOTER_MAGIC,
@@ -142,28 +143,39 @@ def overlap(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> int:
 
 
 def examine(
-    disk: Disk, directory: str, queue_id: str, base: int, ending: Ending, owed: bool, after: int | None
+    disk: Disk,
+    directory: str,
+    queue_id: str,
+    base: int,
+    ending: Ending,
+    owed: bool,
+    after: int | None,
+    known: Entry | None,
 ) -> tuple[Part, list[Finding]]:
     """Read a segment. `owed`: damage had been found in it before, and there is no copy yet.
-    `after`: where the next segment begins.
+    `after`: where the next segment begins. `known`: what the inventory says.
     """
     part = Part(directory, base, Segment(base))
     found: list[Finding] = []
     file = part.segment.file = disk.open(part.path)
     try:
         data = file.read_at(0, file.size())
-        found += _header(part, data, queue_id, ending, after)
+        found += _header(part, data, queue_id, ending, after, known)
         if part.readable:
-            found += _messages(part, data, ending, owed, after)
+            found += _messages(part, data, ending, owed, after, known.size if known else 0)
     finally:
         file.close()
         part.segment.file = None
     return part, found
 
 
-def _header(part: Part, data: bytes, queue_id: str, ending: Ending, after: int | None) -> list[Finding]:
+def _header(
+    part: Part, data: bytes, queue_id: str, ending: Ending, after: int | None, known: Entry | None
+) -> list[Finding]:
     head = data[:HEADER]
     part.created_ms = segment.created_ms(head)
+    if whose := segment.foreign(head, segment.MAGIC, queue_id, part.base):
+        return [_foreign(part, data, whose, known, after)]
     if segment.header_is_valid(data, segment.MAGIC):
         part.segment.salt = segment.salts(head)[0]
         return _name(part, part.path, head, queue_id, ending.doubt)
@@ -175,17 +187,31 @@ def _header(part: Part, data: bytes, queue_id: str, ending: Ending, after: int |
             break
     else:
         part.readable = False
-    promised = len(data) > HEADER and (synced or not ending.doubt)
+    promised = (len(data) > HEADER and (synced or not ending.doubt)) or known is not None
     if not promised and not (data and ending.in_order):
         return []  # a start that was cut short, or a full disk
     if part.readable:
         return [Finding(part.path, "the segment's header is damaged; its messages can be read", 0)]
-    end = end if after is None else after
+    end = max(end, known.end if known else 0) if after is None else after
     part.holes.append(Hole(HEADER, len(data), part.base, end))
+    if not data:
+        return [
+            Finding(
+                part.path, f"it is empty: what waited of offsets {part.base} to {end - 1} is lost", 0, (part.base, end)
+            )
+        ]
     text = (
         f"the segment's header is damaged, and without it offsets {part.base} to {end - 1}, as they say, cannot be read"
     )
     return [Finding(part.path, text, 0, (part.base, end))]
+
+
+def _foreign(part: Part, data: bytes, whose: str, known: Entry | None, after: int | None) -> Finding:
+    """A file that lies in another place than it was written to: nothing of it is this queue's."""
+    part.readable = part.intact = False
+    end = max(part.base, known.end if known else 0) if after is None else after
+    part.holes.append(Hole(HEADER, len(data), part.base, end))
+    return Finding(part.path, f"its header says that it is {whose}", 16, (part.base, end))
 
 
 def _name(part: Part, path: str, head: bytes, queue_id: str, doubt: bool) -> list[Finding]:
@@ -202,14 +228,14 @@ def _name(part: Part, path: str, head: bytes, queue_id: str, doubt: bool) -> lis
     return [Finding(path, f"its header says that it is {base:020d} of queue {owner}", 16)]
 
 
-def _messages(part: Part, data: bytes, ending: Ending, owed: bool, after: int | None) -> list[Finding]:
+def _messages(part: Part, data: bytes, ending: Ending, owed: bool, after: int | None, known: int) -> list[Finding]:
     own = part.segment
     found: list[Finding] = []
     sealed = own.read_footer()
     damaged = False
     if not sealed:
         try:
-            own.scan(ending.intact or owed, ending.doubt)
+            own.scan(ending.intact or owed, ending.doubt, known)
         except DamagedSegment:
             damaged = True
     _walk(part, data)
@@ -222,7 +248,7 @@ def _messages(part: Part, data: bytes, ending: Ending, owed: bool, after: int | 
     if is_footer and (damaged or (part.tail and not ending.doubt and not is_torn)):
         part.intact, part.tail = False, 0
         found.append(Finding(part.path, "its footer is damaged; its messages can be read", own.size))
-    elif damaged and rest and (ending.intact or owed):
+    elif damaged and (own.size < known or (rest and (ending.intact or owed))):
         lose_tail(part, data, after)
     for hole in part.holes:
         found.append(Finding(part.path, _lost(hole), hole.at, (hole.first, hole.end)))
@@ -297,15 +323,19 @@ def batches(data: bytes, size: int, salt: int, base: int) -> Iterator[tuple[int,
         at = until
 
 
-def settle(disk: Disk, part: Part, queue_id: str, ending: Ending) -> list[Finding]:
+def settle(disk: Disk, part: Part, queue_id: str, ending: Ending, known: Entry | None) -> list[Finding]:
     """Read a segment's settlement log into `part.acks`."""
     path = paths.settlements(part.directory, part.base)
     data = disk.read_file(path)
     replay = part.acks = part.blank()
-    replay.run(data, HEADER, ending.doubt)
+    acks_size = known.acks_size if known else 0
     found: list[Finding] = []
+    if whose := segment.foreign(data[:HEADER], segment.ACK_MAGIC, queue_id, part.base):
+        part.acks_intact = False
+        return [Finding(path, f"its header says that it is {whose}: what its own had settled comes again, flagged", 16)]
+    replay.run(data, HEADER, ending.doubt, acks_size)
     if not segment.header_is_valid(data, segment.ACK_MAGIC):
-        if (ending.in_order and data) or (len(data) >= HEADER and not ending.doubt):
+        if (ending.in_order and data) or (len(data) >= HEADER and not ending.doubt) or acks_size:
             found.append(Finding(path, "the settlement log's header is damaged; what it says can be read", 0))
         part.acks_intact = False
     else:
@@ -314,7 +344,17 @@ def settle(disk: Disk, part: Part, queue_id: str, ending: Ending) -> list[Findin
         part.acks_intact, part.intact = part.intact, intact
     if replay.damaged or (ending.in_order and len(data) > max(replay.end, HEADER)):
         part.acks_intact = False
-        for at, until in gaps(replay.good, len(data) if ending.in_order else replay.end):
+        if max(replay.end, HEADER) < acks_size and len(data) <= max(replay.end, HEADER):
+            found.append(
+                Finding(
+                    path,
+                    f"it ends here, and had {acks_size} bytes: what it had settled comes again, flagged",
+                    len(data),
+                )
+            )
+        for at, until in gaps(
+            replay.good, len(data) if ending.in_order or max(replay.end, HEADER) < acks_size else replay.end
+        ):
             text = f"{until - at} bytes of settlements cannot be read: what they had settled comes again, flagged"
             found.append(Finding(path, text, at))
     return found

@@ -17,6 +17,7 @@ import xxhash
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
 from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, Batch
+from kvitto.store.inventory import JOURNAL, NOBODY, Entry
 from kvitto.store.segment import RESYNC_BYTES
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class Journal:
         self._durable = 0
         self._files: dict[int, File] = {}
         self._last: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
+        """Where the inventory has them."""
 
     def replay(self, floor: int) -> Iterator[Record]:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
@@ -168,10 +171,14 @@ class Journal:
             self.store.syncing
         ):  # what a killed process had removed must not come back: no segment may know of it any more
             self.store.disk.sync_dir(paths.JOURNALS)
-        for number, salt in sorted(filter(None, map(paths.journal_of, self.store.disk.listdir(paths.JOURNALS)))):
+        known = self.store.inventory.claim(JOURNAL)
+        found = dict(filter(None, map(paths.journal_of, self.store.disk.listdir(paths.JOURNALS))))
+        for number in sorted(known.keys() - found.keys()):
+            self._missing(known[number])
+        for number, salt in sorted(found.items()):
             data, at = self._found(number, salt), 0
-            while found := Record.decode(data, at, salt):
-                begins, (record, at) = not at, found
+            while decoded := Record.decode(data, at, salt):
+                begins, (record, at) = not at, decoded
                 if begins and before and record.sequence > max(last, floor) + 1 and not self.store.doubt:
                     raise damaged(before, "its end, before the records of a later file")
                 last, before = record.sequence, self._names[number]
@@ -180,6 +187,25 @@ class Journal:
                 yield record
             if self._was_durable(data, at, salt):
                 raise damaged(self._names[number], f"byte {at}, before later valid records")
+            self._enter(number, at, known.get(number))
+
+    def _missing(self, entry: Entry) -> None:
+        """Somebody has removed it: to go on without it is a decision, which is carried out, and not in silence."""
+        what = "it had been applied" if self.store.in_order else "transactions and dead letters may be lost with it"
+        self.store.alarm(f"{paths.JOURNALS}/{entry.number:016d} is missing: {what}")
+        self.store.inventory.drop(entry.slot)
+
+    def _enter(self, number: int, size: int, entry: Entry | None) -> None:
+        """A file that a start has found, with `size` bytes of whole records."""
+        if entry is None:
+            self._slots[number] = self.store.inventory.take()
+            self.store.inventory.put(self._slots[number], (JOURNAL, NOBODY, number), (size, 0, 0))
+            return
+        self._slots[number] = entry.slot
+        if size < entry.size and not self.store.in_order:
+            raise damaged(self._names[number], f"byte {size}, although it had been synced up to byte {entry.size}")
+        if size < entry.size:
+            self.store.alarm(f"{self._names[number]} is damaged at byte {size}; what it held had been applied")
 
     def _found(self, number: int, salt: int) -> bytes:
         """What a killed process wrote must be durable before any of it is applied: else half of it could be, and the rest lost."""
@@ -208,9 +234,18 @@ class Journal:
         """(number of the file, bytes in it): what a sync that begins now covers."""
         return self._number, self._size
 
-    def durable_to(self, written: tuple[int, int]) -> None:
-        if written[0] == self._number:
-            self._durable = written[1]
+    def durable_to(self, written: tuple[int, int]) -> bool:
+        """A sync has covered this much; True if the file is new to the inventory."""
+        number, size = written
+        if number != self._number:
+            return False
+        grown, self._durable = size > self._durable, size
+        if not grown or number not in self._slots:
+            return False
+        try:
+            return self.store.inventory.put(self._slots[number], (JOURNAL, NOBODY, number), (size, 0, 0))
+        except StoreFull:
+            return False
 
     def write(self, record: Record) -> None:
         """Append a record; raises StoreFull or StoreError, then it never happened."""
@@ -236,9 +271,11 @@ class Journal:
     def _next_file(self) -> File:
         salt = secrets.randbits(64)
         name = paths.journal(self._number + 1, salt)
+        slot = self.store.inventory.take()
         file = self.store.disk.open(name, create=True)
         self._number, self._salt = self._number + 1, salt
         self._names[self._number], self._files[self._number], self._last[self._number] = name, file, self.sequence
+        self._slots[self._number] = slot
         self._size = self._durable = self._reserved = 0
         self.store.renamed(paths.JOURNALS)
         return file
@@ -269,12 +306,23 @@ class Journal:
         ]
         if not gone:
             return
+        try:
+            for number in gone:
+                if number in self._slots:
+                    self.store.drop_slot(self._slots.pop(number))
+        except StoreFull:
+            return
         oldest = max(self._last.pop(number) for number in gone) + 1
         for number in gone:
             self.store.close(self._files.pop(number, None))
-            self.store.disk.unlink(self._names.pop(number))
         if self._number not in self._last:
             self._file = None
+        names = [self._names.pop(number) for number in gone]
+        self.store.when_durable(lambda: self._unlink(names, oldest), messages=False)
+
+    def _unlink(self, names: list[str], oldest: int) -> None:
+        for name in names:
+            self.store.disk.unlink(name)
         self.store.renamed(paths.JOURNALS)
         self.store.when_durable(lambda: self._retired(oldest), messages=False)
 

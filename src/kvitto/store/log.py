@@ -12,6 +12,7 @@ import logging
 import secrets
 from bisect import bisect_right
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
@@ -20,6 +21,7 @@ from kvitto.store import paths, segment, settlements
 from kvitto.store.archive import Archive
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import Batch, BatchHeader, verify
+from kvitto.store.inventory import SEGMENT, Entry
 from kvitto.store.segment import DamagedSegment, Segment, find_batch, valid_at
 from kvitto.store.settlements import Settlements
 from kvitto.wire.buf import Buf
@@ -31,6 +33,8 @@ ROLL_WHEN_SETTLED_BYTES = 8 << 20
 ROLL_WHEN_SETTLED_MS = 3_600_000
 """Where there is an archive, small segments go there too, but not more often than this."""
 CHUNK_BYTES = 256 * 1024
+
+_AGAIN = "what it had settled comes again, flagged"
 
 log = logging.getLogger("kvitto.store")
 
@@ -45,6 +49,9 @@ class Window:
         self.position = 0
         self.length = 0
         self.at = 0
+
+    def holds(self, offset: int) -> bool:
+        return self.batch.first <= offset < self.batch.first + self.batch.count
 
     def release(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -114,11 +121,14 @@ class Log:
             self.store.make_dir(self.directory, self.durable)
         fresh = Segment(base)
         fresh.salt = secrets.randbits(64)
+        if self.durable:
+            fresh.slot = self.store.inventory.take()
         fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
         try:
             self._write_header(fresh)
         except StoreFull:
             fresh.file.close()
+            self.store.forget_entry(fresh)
             raise
         if self.segments:
             last = self.segments[-1]
@@ -188,7 +198,7 @@ class Log:
             self._marked = part
         self.mark = mark
         if self.durable:
-            self.store.settled(part)
+            self.store.settled(self, part)
 
     def drop_settled(self) -> None:
         """Unlink what holds no unsettled message, once the archive has it, unless the journal needs it to know what it has applied."""
@@ -206,6 +216,10 @@ class Log:
                 return
             if self.archive is not None and part.count and not self.archive.has(self, part):
                 continue
+            try:
+                self.store.forget_entry(part)
+            except StoreFull:
+                return
             self.segments.remove(part)
             self._unlink(part)
         if self.leaving and not self.segments:
@@ -237,16 +251,24 @@ class Log:
         self._append_block([s for s in rest if s.base < self.mark][-1], memoryview(b""), self.mark)
 
     def _unlink(self, part: Segment) -> None:
-        self.store.dropped(part)
-        if part.evidence:
-            self.store.set_aside(self.directory, part.base)
-        else:
-            self.store.disk.unlink(paths.segment(self.directory, part.base))
-        acks = paths.settlements(self.directory, part.base)
+        acks = part.acks
+        self.store.going(part)
         if not self.durable:
-            if part.acks is not None:
-                self.store.disk.unlink(acks)
-        elif self.store.disk.exists(acks):
+            self.store.disk.unlink(paths.segment(self.directory, part.base))
+            if acks is not None:
+                self.store.disk.unlink(paths.settlements(self.directory, part.base))
+        elif part.evidence:
+            self.store.set_aside(self.directory, part.base)
+            self._remove_files(part.base)
+        else:  # not before the inventory has forgotten it
+            self.store.when_durable(partial(self._remove_files, part.base), messages=False)
+
+    def _remove_files(self, base: int) -> None:
+        path, acks = paths.segment(self.directory, base), paths.settlements(self.directory, base)
+        if self.store.disk.exists(path):
+            self.store.disk.unlink(path)
+            self.store.renamed(self.directory)
+        if self.store.disk.exists(acks):
             # A settlement log that outlives its messages is harmless, the other order would bring them back.
             self.store.unlink_later(self.directory, acks)
 
@@ -413,13 +435,17 @@ class Log:
     def recover(self) -> Recovered:
         """Open what is on disk. Time grows with the number of segments, not of messages."""
         disk = self.store.disk
+        known = self.store.inventory.claim(SEGMENT, self.queue_id) if self.durable else {}
+        names = disk.listdir(self.directory)
+        self._miss_settlements(known, names)
         names = disk.listdir(self.directory)
         acks = {paths.base_of(n) for n in names if n.endswith(paths.SETTLEMENTS_SUFFIX)}
         bases = sorted(paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX))
         for base in bases:
-            self._recover_segment(base)
+            self._recover_segment(base, known.get(base))
+        self._miss_segments(known, bases)
         found = Recovered()
-        logs = {s.base: self._replay(s) for s in self.segments if s.base in acks}
+        logs = {s.base: self._replay(s, known.get(s.base)) for s in self.segments if s.base in acks}
         for base, replay in logs.items():
             found.doubt = max(found.doubt, replay.doubt)
             if replay.mark > self.mark:
@@ -452,7 +478,7 @@ class Log:
         if self.store.doubt:
             found.doubt = self.next
             self._note_doubt(self.segments)
-        elif damaged := [part for part in self.segments if part.base in logs and logs[part.base].damaged]:
+        elif damaged := [part for part in self.segments if self._lacks_settlements(part, logs, known)]:
             found.doubt = max(found.doubt, damaged[-1].end)
             self._note_doubt(damaged)
         self._sync_noted()
@@ -461,8 +487,60 @@ class Log:
             for orphan in orphans:
                 disk.unlink(paths.settlements(self.directory, orphan))
         self.lost.clear()
+        if self.durable:
+            self._enter_found()
         self.drop_settled()
         return found
+
+    def _miss_segments(self, known: dict[int, Entry], bases: list[int]) -> None:
+        """What the inventory knows and the directory has not is damage; an empty `.bad` remembers it."""
+        self.next = max([self.next, *(entry.end for entry in known.values())])
+        for base in sorted(known.keys() - set(bases)):
+            entry, path = known[base], paths.segment(self.directory, base)
+            if not self.store.disk.exists(paths.quarantine(self.directory, base)):
+                if entry.end > base:
+                    lost = f"what waited of offsets {base} to {entry.end - 1} is lost"
+                else:
+                    lost = "no message was in it"
+                self.store.remember(self.directory, paths.quarantine(self.directory, base))
+                self.store.alarm(f"{path} is missing: {lost}; the rest of the queue is served")
+            self.store.drop_slot(entry.slot)
+
+    def _miss_settlements(self, known: dict[int, Entry], names: list[str]) -> None:
+        """A settlement log that is not there, or says that it is another's: what it had settled comes again, flagged."""
+        for base, entry in known.items():
+            path = paths.settlements(self.directory, base)
+            if not entry.acks_size or not self.store.disk.exists(paths.segment(self.directory, base)):
+                continue
+            if path.rpartition("/")[2] not in names:
+                self.store.remember(self.directory, paths.quarantined_settlements(self.directory, base))
+                self.store.alarm(f"{path} is missing: {_AGAIN}")
+        for name in names:
+            base = paths.base_of(name)
+            if name.endswith(paths.SETTLEMENTS_SUFFIX) and base >= 0:
+                self._refuse_settlements(base)
+
+    def _refuse_settlements(self, base: int) -> None:
+        path = paths.settlements(self.directory, base)
+        head = self.store.disk.open(path)
+        whose = segment.foreign(head.read_at(0, segment.HEADER), segment.ACK_MAGIC, self.queue_id, base)
+        head.close()
+        if whose:
+            kept = self.store.put_aside(self.directory, path, paths.quarantined_settlements(self.directory, base))
+            self.store.alarm(f"{path}: its header says that it is {whose}. The file is now {kept}; {_AGAIN}")
+
+    @staticmethod
+    def _lacks_settlements(part: Segment, logs: dict[int, settlements.Replay], known: dict[int, Entry]) -> bool:
+        """Whether what had been settled may be ready again."""
+        if part.base in logs:
+            return logs[part.base].damaged
+        return part.base in known and known[part.base].acks_size > 0
+
+    def _enter_found(self) -> None:
+        """What the inventory does not know is taken in: it was new when the broker ended, or about to go."""
+        for part in self.segments:
+            if part.slot < 0 and part.durable:
+                self.store.enter(self, part)
 
     def _note_doubt(self, parts: list[Segment]) -> None:
         """After a power cut, or damage, any message may have been delivered, what told so was lost: the next starts must know it too.
@@ -509,16 +587,21 @@ class Log:
         if made:
             self.store.disk.sync_dir(self.directory)
 
-    def _recover_segment(self, base: int) -> None:
+    def _recover_segment(self, base: int, entry: Entry | None) -> None:
         part = Segment(base)
         path = paths.segment(self.directory, base)
         part.file = self.store.disk.open(path)
         head = part.file.read_at(0, segment.HEADER)
+        if whose := segment.foreign(head, segment.MAGIC, self.queue_id, base):
+            part.file.close()
+            self._set_aside(part, entry, base, f"its header says that it is {whose}")
+            return
+        part.slot = -1 if entry is None else entry.slot
         part.salt, copy = segment.salts(head)
         part.created_ms = segment.created_ms(head)
         part.linked = self.archive is not None and base in self.archive.found
         if not segment.header_is_valid(head, segment.MAGIC):
-            if not self._mend_header(part, head):
+            if not self._mend_header(part, head, entry):
                 return
         elif copy != part.salt and not part.linked:
             # torn by a power cut, or rotten: the next damage could cost the segment
@@ -529,7 +612,7 @@ class Log:
         if owed:
             self.store.quarantine(self, part, "damage had been found in it")
         if not part.read_footer():
-            self._scan(part, owed)
+            self._scan(part, owed, entry.size if entry else 0)
         if self.segments:
             last = self.segments[-1]
             last.settled += base - last.end
@@ -539,35 +622,43 @@ class Log:
         self.segments.append(part)
         self.journal = max(self.journal, part.journal)
 
-    def _mend_header(self, part: Segment, head: bytes) -> bool:
+    def _set_aside(self, part: Segment, entry: Entry | None, end: int, why: str) -> None:
+        """Nothing of it is served; the inventory need not know it any more."""
+        end = max(end, entry.end if entry else 0)
+        self.next = max(self.next, end)
+        path, kept = paths.segment(self.directory, part.base), self.store.set_aside(self.directory, part.base)
+        if entry is not None:
+            self.store.drop_slot(entry.slot)
+        lost = f"offsets {part.base} to {end - 1} cannot be read" if end > part.base else "no message was in it"
+        self.store.alarm(f"{path}: {why}, {lost}; the file is now {kept}, the rest of the queue is served")
+
+    def _mend_header(self, part: Segment, head: bytes, entry: Entry | None) -> bool:
         """False if there is nothing to be served: without the salt no batch can be told from what a message's body holds."""
         assert part.file is not None
         path = paths.segment(self.directory, part.base)
         end, synced = part.claims()
         # A power cut before the first sync may have taken the header, and then nothing of the rest was promised to anybody.
-        damaged = part.file.size() > segment.HEADER and (synced or not self.store.doubt)
+        damaged = (part.file.size() > segment.HEADER and (synced or not self.store.doubt)) or entry is not None
         if part.find_salt(head):
             if damaged:
                 self.store.quarantine(self, part, "the segment's header is damaged")
             if not part.evidence:
                 self._write_header(part)
             return True
+        empty = not part.file.size()
         part.file.close()
         self.next = max(self.next, end if damaged else part.base)
         if damaged:
-            kept = self.store.set_aside(self.directory, part.base)
-            self.store.alarm(
-                f"{path}: the segment's header is damaged, offsets {part.base} to {end - 1} cannot be read; the file is now {kept}, "
-                "the rest of the queue is served"
-            )
+            part.slot = -1
+            self._set_aside(part, entry, end, "it is empty" if empty else "the segment's header is damaged")
         else:
             self.store.disk.unlink(path)
         return False
 
-    def _scan(self, part: Segment, damaged: bool) -> None:
+    def _scan(self, part: Segment, damaged: bool, known: int) -> None:
         assert part.file is not None
         try:
-            part.scan(self.store.intact or damaged, self.store.doubt)
+            part.scan(self.store.intact or damaged, self.store.doubt, known)
         except DamagedSegment as damage:
             self.store.quarantine(self, part, str(damage))
             if not part.evidence:
@@ -585,11 +676,11 @@ class Log:
             self.mark, self._marked = replay.mark, None
         self.next = max(self.next, replay.mark, replay.highest + 1)
 
-    def _replay(self, part: Segment) -> settlements.Replay:
+    def _replay(self, part: Segment, entry: Entry | None) -> settlements.Replay:
         path = paths.settlements(self.directory, part.base)
         data = self.store.disk.read_file(path)
         replay = self._blank(part)
-        replay.run(data, segment.HEADER, self.store.doubt)
+        replay.run(data, segment.HEADER, self.store.doubt, entry.acks_size if entry else 0)
         replay.damaged |= self.store.in_order and len(data) > max(replay.end, segment.HEADER)
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
@@ -600,7 +691,7 @@ class Log:
             part.acks.write_at(0, [head])
         if len(data) > part.acks_size:
             part.acks.truncate(part.acks_size)
-        self.store.settled(part)
+        self.store.settled(self, part)
         return replay
 
     @staticmethod
@@ -631,10 +722,10 @@ class Log:
                 if not replay.is_settled(offset):  # nor is its message lost
                     found.redeliveries[offset] = deliveries
 
-    def body_bytes(self, start: int, count: int) -> int:
-        """Bytes of the bodies of offsets start..start+count-1, those of them that are stored."""
-        window, total, at = Window(), 0, start
-        while at < start + count and self.load(window, at):
+    def body_bytes(self, start: int, count: int, window: Window | None = None) -> int:
+        """Bytes of the bodies of offsets start..start+count-1, those of them that are stored. `window`: that of the last call."""
+        window, total, at = window or Window(), 0, start
+        while at < start + count and (window.holds(at) or self.load(window, at)):
             batch = window.batch
             i = max(at - batch.first, 0)
             n = min(batch.count - i, start + count - batch.first - i)

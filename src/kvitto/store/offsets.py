@@ -15,6 +15,7 @@ import xxhash
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SHORTSTR_MAX
 from kvitto.store import paths
+from kvitto.store.inventory import OFFSETS
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File
@@ -50,6 +51,11 @@ class Offsets:
         self._free: list[tuple[int, int]] = []
         self._pairs = 0
         self._changed: dict[str, None] = {}
+        self._queue_id = directory.rpartition("/")[2]
+        self._seed = seed_of(self._queue_id)
+        self._slot = -1
+        self._entered = 0
+        """Where the inventory has the file, and with how many bytes."""
 
     @property
     def changed(self) -> bool:
@@ -95,47 +101,119 @@ class Offsets:
                 self._store.renamed(self._directory)
             for tag in list(self._changed):
                 kept = self._kept[tag]
-                self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept)])
+                self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
                 kept.sequence += 1
                 del self._changed[tag]
         if self._file is not None:
             self._store.wrote_file(self._file)
+            size = self._file.size()
+            if size > self._entered:
+                self._entered = size
+                self._store.when_durable(lambda: self._enter(size), messages=False)
+
+    def _enter(self, size: int) -> None:
+        """The file is durable with this size: from now on it is missed if it is not there, or shorter."""
+        if self._file is None:
+            return
+        store = self._store
+        try:
+            self._slot = store.inventory.take() if self._slot < 0 else self._slot
+            if store.inventory.put(self._slot, (OFFSETS, self._queue_id, 0), (size, 0, 0)):
+                store.wrote_file(store.inventory.file)
+        except StoreFull:
+            self._entered = 0
 
     def load(self) -> None:
-        """Take what a start finds. What cannot be read is forgotten, and the log says so."""
-        disk = self._store.disk
+        """Take what a start finds. What cannot be read is forgotten, and an alarm says so."""
+        store, disk = self._store, self._store.disk
+        known = store.inventory.claim(OFFSETS, self._queue_id).get(0)
         if not disk.exists(self._path):
+            if known is not None:
+                store.remember(self._directory, paths.offsets(self._directory) + paths.QUARANTINE_SUFFIX)
+                store.alarm(f"{self._path} is missing: the stream's named consumers start over")
+                store.drop_slot(known.slot)
             return
         self._file = disk.open(self._path)
         data = self._file.read_at(0, self._file.size())
+        if known is not None:
+            self._slot, self._entered = known.slot, known.size
+            if len(data) < known.size:
+                store.alarm(
+                    f"{self._path} ends at byte {len(data)} of {known.size}: named consumers of the stream start over"
+                )
+        self._take(data)
+        if store.upgrading:
+            self._rewrite()
+        elif self._slot < 0 and data:  # a killed process may not have synced it
+            store.wrote_file(self._file)
+            store.when_durable(lambda: self._enter(len(data)), messages=False)
+
+    def _take(self, data: bytes) -> None:
         self._pairs = -(-len(data) // (2 * SLOT))
         kept: list[tuple[str, Kept]] = []
-        lost = 0
+        doubt, old = self._store.doubt, self._store.upgrading
         for pair in range(self._pairs):
             slots = slots_of(data, pair)
-            valid = [found for slot in slots if (found := entry(pair, slot)) is not None]
+            valid = [found for slot in slots if (found := entry(pair, slot, self._seed, old)) is not None]
             if valid:
                 kept.append(max(valid, key=lambda tag: tag[1].sequence))
             else:
                 self._free.append((pair, -1))
-                lost += any(any(slot) for slot in slots)
-        if lost:
-            log.error("%s: %d entries cannot be read: those consumers start over", self._path, lost)
+            synced = 2 * SLOT * pair < self._entered or self._store.in_order
+            if text := damage(slots, len(valid), doubt or not synced):
+                self._store.alarm(f"{self._path}, byte {2 * SLOT * pair}: {text}")
         self._kept = dict(sorted(kept, key=lambda tag: tag[1].time_ms))
+
+    def _rewrite(self) -> None:
+        """The format before this one had checksums that did not tell whose file it is."""
+        self._store.close(self._file)
+        content = bytearray(2 * SLOT * self._pairs)
+        for tag, kept in self._kept.items():
+            at = SLOT * (2 * kept.pair + (kept.sequence + 1) % 2)
+            content[at : at + SLOT] = _slot(tag, kept, self._seed)
+            kept.sequence += 1
+        name = self._path + ".new"
+        file = self._store.disk.open(name, create=True)
+        file.truncate(0)
+        file.write_at(0, [content])
+        file.sync()
+        file.close()
+        self._store.disk.rename(name, self._path)
+        self._store.disk.sync_dir(self._directory)
+        self._file = self._store.disk.open(self._path)
+        self._enter(len(content))
 
     def close(self) -> None:
         """The stream is deleted."""
         self._store.close(self._file)
+        self._file = None
         self._changed.clear()
+        with suppress(StoreFull):
+            self._store.drop_slot(self._slot)
+        self._slot = -1
 
 
-def _slot(tag: str, kept: Kept) -> bytes:
+def seed_of(queue_id: str) -> int:
+    """Of a file's checksums: that of another stream does not verify."""
+    return int.from_bytes(bytes.fromhex(queue_id)[:8], "little")
+
+
+def damage(slots: list[bytes], valid: int, torn: bool) -> str:
+    """What is wrong with a pair of slots of which so many verify; "": nothing. `torn`: the one that was being written may be torn."""
+    bad = sum(map(any, slots)) - valid
+    if not bad or (torn and (valid or not all(map(any, slots)))):
+        return ""
+    what = "falls back to what was written before" if valid else "starts over"
+    return f"how far a named consumer has read cannot be read: it {what}"
+
+
+def _slot(tag: str, kept: Kept, seed: int) -> bytes:
     name = tag.encode("utf-8", "surrogateescape")
     assert len(name) <= SHORTSTR_MAX
     body = (kept.sequence + 1).to_bytes(8, "little") + kept.offset.to_bytes(8, "little")
     body += kept.time_ms.to_bytes(8, "little") + bytes((len(name),)) + name
     body = body.ljust(SLOT - 8, b"\0")
-    return xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
+    return xxhash.xxh3_64_intdigest(body, seed).to_bytes(8, "little") + body
 
 
 def slots_of(data: bytes, pair: int) -> list[bytes]:
@@ -143,9 +221,12 @@ def slots_of(data: bytes, pair: int) -> list[bytes]:
     return [data[at : at + SLOT] for at in (2 * SLOT * pair, 2 * SLOT * pair + SLOT)]
 
 
-def entry(pair: int, slot: bytes) -> tuple[str, Kept] | None:
-    """What a slot says: a tag, and what is known of it. None if it does not verify."""
-    if len(slot) < SLOT or xxhash.xxh3_64_intdigest(slot[8:]) != int.from_bytes(slot[:8], "little"):
+def entry(pair: int, slot: bytes, seed: int, old: bool = False) -> tuple[str, Kept] | None:
+    """What a slot says: a tag, and what is known of it. None if it does not verify. `old`: nor does one of the format before."""
+    if len(slot) < SLOT:
+        return None
+    found = int.from_bytes(slot[:8], "little")
+    if found != xxhash.xxh3_64_intdigest(slot[8:], seed) and not (old and found == xxhash.xxh3_64_intdigest(slot[8:])):
         return None
     sequence, offset, time_ms = (int.from_bytes(slot[at : at + 8], "little") for at in (8, 16, 24))
     tag = slot[_FIXED : _FIXED + slot[_FIXED - 1]].decode("utf-8", "surrogateescape")

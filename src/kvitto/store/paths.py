@@ -13,6 +13,7 @@ QUEUES = "queues"
 TRANSIENT = "transient"
 ARCHIVE = "archive"
 SPARE = "spare"
+INVENTORY = "inventory"
 
 SEGMENT_SUFFIX = ".log"
 SETTLEMENTS_SUFFIX = ".ack"
@@ -42,6 +43,10 @@ def settlements(directory: str, base: int) -> str:
 
 def quarantine(directory: str, base: int) -> str:
     return f"{directory}/{base:020d}{QUARANTINE_SUFFIX}"
+
+
+def quarantined_settlements(directory: str, base: int) -> str:
+    return settlements(directory, base) + QUARANTINE_SUFFIX
 
 
 def offsets(directory: str) -> str:

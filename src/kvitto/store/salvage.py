@@ -20,7 +20,7 @@ from kvitto.store.disk import Disk, File
 from kvitto.store.examine import Part, batches
 from kvitto.store.segment import HEADER, Segment
 from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements
-from kvitto.store.store import FORMAT, UNKNOWN_BOOT
+from kvitto.store.store import UNKNOWN_BOOT, WITHOUT_INVENTORY
 from kvitto.store.survey import INITIALISED, Folder, Survey
 from kvitto.wire import tables
 
@@ -59,7 +59,7 @@ class Salvage:
         for path in (paths.QUEUES, paths.ARCHIVE, paths.JOURNALS):
             self.target.sync_dir(path)
         self._write(paths.BOOT, self._boot())
-        self._write(paths.FORMAT, FORMAT)
+        self._write(paths.FORMAT, WITHOUT_INVENTORY)  # the first start takes stock
         self.target.sync_dir("")
 
     def _boot(self) -> bytes:

@@ -60,12 +60,20 @@ def header_is_valid(data: bytes, magic: bytes) -> bool:
     )
 
 
+def foreign(head: bytes, magic: bytes, queue_id: str, base: int) -> str:
+    """Whose file it is if the header is whole and names another place, else ""."""
+    owner, own = head[16:32].hex(), int.from_bytes(head[32:40], "little")
+    if not header_is_valid(head, magic) or (owner, own) == (queue_id, base):
+        return ""
+    return f"{own:020d} of queue {owner}"
+
+
 class Segment:
     """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps).
 
     `salt` is random and the seed of every checksum in the file: a message's body, which a peer chooses, cannot pose as a batch or a footer.
-    `evidence`: it is damaged, and there was no room for a copy. `linked`: its files are in the archive or on their way there, and as they
-    are they stay; `archived`: they are there for sure.
+    `slot`: where the inventory has it, -1: nowhere. `evidence`: it is damaged, and there was no room for a copy. `linked`: its files are in
+    the archive or on their way there, and as they are they stay; `archived`: they are there for sure.
     """
 
     def __init__(self, base: int) -> None:
@@ -82,6 +90,7 @@ class Segment:
         self.journal = 0
         self.journal_end = 0
         self.salt = 0
+        self.slot = -1
         self.sealed = False
         self.full = False
         self.evidence = False
@@ -239,10 +248,11 @@ class Segment:
                 return end, durable or data.startswith(FOOTER_MAGIC)
             at, end, durable = at + head.length, head.end, durable or head.durable > 0
 
-    def scan(self, in_order: bool = False, power_cut: bool = True) -> None:
+    def scan(self, in_order: bool = False, power_cut: bool = True, known: int = 0) -> None:
         """Take the books from the batches of a segment without footer.
 
         `in_order`, `power_cut`: how the last owner ended; a killed process leaves at most an end that is torn.
+        `known`: so many bytes had been synced, says the inventory.
         Cuts a torn tail. Raises DamagedSegment when it cannot be a torn tail (docs/formats.md, Recovery); the offsets that are
         lost in a hole still count as unsettled, whoever reads them will find out.
         """
@@ -258,7 +268,7 @@ class Segment:
                 and head.first >= self.end
                 and (first_bad < 0 or head.first <= self.end + GAP_MAX)
             ):
-                if first_bad >= 0 and power_cut and head.durable <= first_bad:
+                if first_bad >= 0 and power_cut and max(head.durable, known) <= first_bad:
                     break
                 if head.first > self.end and first_bad < 0:
                     self.gaps.append((self.end, head.first - self.end))
@@ -277,7 +287,7 @@ class Segment:
                 damage = damage or not searched
                 break
         self._written_end = self.end
-        if damage or (in_order and len(data) > self.size):
+        if damage or self.size < known or (in_order and len(data) > self.size):
             raise DamagedSegment("damage before later valid data" if damage else "its end is damaged")
         if len(data) > self.size:
             self.file.truncate(self.size)

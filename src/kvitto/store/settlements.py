@@ -179,9 +179,9 @@ class Replay:
         self.damaged = False
         self.redeliveries: dict[int, int] = {}
 
-    def run(self, data: bytes, at: int, power_cut: bool = True) -> None:
-        """`power_cut`: it ended the last owner; a killed process leaves at most an end that is torn."""
-        bad_from = -1
+    def run(self, data: bytes, at: int, power_cut: bool = True, known: int = 0) -> None:
+        """`power_cut`: it ended the last owner; a killed process leaves at most an end that is torn. `known`: so many bytes were synced."""
+        bad_from, first = -1, at
         while at + BLOCK_HEADER <= len(data):
             length = int.from_bytes(data[at + 4 : at + 8], "little")
             if (
@@ -189,7 +189,8 @@ class Replay:
                 and BLOCK_HEADER <= length <= len(data) - at
                 and self._valid(data, at, length)
             ):
-                if bad_from >= 0 and power_cut and int.from_bytes(data[at + 36 : at + 40], "little") <= bad_from:
+                synced = max(int.from_bytes(data[at + 36 : at + 40], "little"), known)
+                if bad_from >= 0 and power_cut and synced <= bad_from:
                     break  # a torn tail: the power went before any of it was synced
                 self.damaged = self.damaged or bad_from >= 0
                 bad_from = -1
@@ -202,6 +203,7 @@ class Replay:
             at = data.find(MAGIC, at + 1)
             if at < 0:
                 break
+        self.damaged = self.damaged or max(self.end, first) < known
 
     def settle(self, offset: int, count: int) -> None:
         """Set the bits of these offsets, those that have any."""

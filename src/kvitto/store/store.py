@@ -14,14 +14,19 @@ from functools import partial
 
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull, SyncError
-from kvitto.store import paths
+from kvitto.store import inventory, paths
 from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
+from kvitto.store.inventory import DEFINITIONS, NOBODY, ORPHAN, SEGMENT, Inventory
 from kvitto.store.journal import Journal
 from kvitto.store.log import Log
 from kvitto.store.segment import HEADER, Segment
 
-FORMAT = b"kvitto 1\n"
+FORMAT = b"kvitto 2\n"
+WITHOUT_INVENTORY = b"kvitto 1\n"
+"""The format before this one: a start makes the inventory of what it finds."""
+IN_ORDER = b"in order"
+"""What `boot` says before the first owner. In order is whatever has this length: cutting a file takes no room on the disk."""
 STARTING = b"starting"
 UNKNOWN_BOOT = b"unknown"
 """In place of a boot id, or of its beginning: differs from every one."""
@@ -48,7 +53,7 @@ class SyncJob:
         self.files = files
         self.dirs = dirs
         self.segments: list[tuple[Log, Segment, int, int]] = []
-        self.acks: list[tuple[Segment, int]] = []
+        self.acks: list[tuple[Log, Segment, int]] = []
         self.seals: list[tuple[Log, Segment]] = []
         self.unlinks: list[tuple[str, str]] = []
         self.copies: list[tuple[str, str]] = []
@@ -119,10 +124,24 @@ def copied(disk: Disk, file: File, path: str) -> bool:
     return True
 
 
+def format_of(disk: Disk) -> bytes:
+    return disk.read_file(paths.FORMAT) if disk.exists(paths.FORMAT) else b""
+
+
 def how_it_ended(disk: Disk) -> tuple[bool, bool, bool]:
-    """How the last owner left the directory: (in order, intact, doubt), as `Store` has them."""
-    left = disk.read_file(paths.BOOT).split() if disk.exists(paths.BOOT) else []
-    return not left, not left or STARTING in left, bool(left) and left[0] != disk.boot_id().encode()
+    """How the last owner left the directory: (in order, intact, doubt), as `Store` has them. Where nothing tells: as after a power cut."""
+    text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
+    if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
+        return True, True, False
+    left = text.split()
+    return False, STARTING in left, not left or left[0] != disk.boot_id().encode()
+
+
+def boot_fault(disk: Disk) -> str:
+    """What is wrong with `boot`; "": nothing."""
+    if format_of(disk) != FORMAT or (disk.exists(paths.BOOT) and disk.read_file(paths.BOOT)):
+        return ""
+    return "it is missing, or empty: how the last broker ended is not known"
 
 
 class Store:
@@ -144,7 +163,7 @@ class Store:
         self._lock: object | None = None
         self._job: SyncJob | None = None
         self._segments: dict[Segment, Log] = {}
-        self._acks: dict[Segment, None] = {}
+        self._acks: dict[Segment, Log] = {}
         self._dirs: dict[str, None] = {}
         self._others: dict[File, None] = {}
         self._seals: list[tuple[Log, Segment]] = []
@@ -164,6 +183,12 @@ class Store:
         self.in_order = True
         self.intact = True
         """In order, or only starts that were cut short have been there since: a segment's end that is torn is damaged."""
+        self.inventory = Inventory(disk)
+        self.upgrading = False
+        """The directory has the format before this one until the start has come to its end."""
+        self._defined = (-1, 0)
+        """Where the inventory has the definitions, and with how many bytes."""
+        self._orphans: dict[str, int] = {}
         self.definitions: Definitions
         self.journal: Journal
 
@@ -177,33 +202,57 @@ class Store:
         self.in_order, self.intact, self.doubt = how_it_ended(disk)
         if disk.exists(paths.SPARE) and disk.free_bytes() < SPARE_BYTES:
             self._spare(False)
+        fault = boot_fault(disk)
         self._check_format()
         for path in (paths.QUEUES, paths.JOURNALS):
             disk.makedirs(path)
         disk.rmtree(paths.TRANSIENT)
         disk.sync_dir("")
+        if fault:
+            self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
+        if not self.upgrading:
+            for text in self.inventory.load(self.in_order, self.doubt):
+                self.alarm(f"{text}. It is made anew of what is there")
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
 
     def load_definitions(self) -> Defined:
         """What is defined. A start that is refused here leaves the directory as it was."""
-        found = self.definitions.load(self.in_order, self._keep_orphans)
+        known = self.inventory.claim(DEFINITIONS).get(0)
+        if known is not None and not self.disk.exists(paths.DEFINITIONS):
+            raise StoreError(
+                f"{paths.DEFINITIONS} is missing: restore the file from a backup, or have `kvitto salvage` make a directory of the messages"
+            )
+        found = self.definitions.load(self.in_order, self._keep_orphans, known.size if known else 0)
         if self.in_order:
             self._write_boot(STARTING)
+        if self.upgrading:
+            self.inventory.create()
+        self.inventory.open()
+        self._defined = (known.slot, known.size) if known else (self.inventory.take(), 0)
+        self._enter_definitions()
         return found
 
     def started(self) -> None:
         """All that a start has found, doubt included, is durable again: forget how the last owner ended."""
         if not self.in_order and self.syncing:
             self.disk.sync_dir(paths.QUEUES)
+        self.inventory.forget_unclaimed()
+        self.inventory.file.sync()
         self._write_boot()
+        if self.upgrading:
+            self._replace_small(paths.FORMAT, FORMAT)
+            self.upgrading = False
         self.make_room(False)
 
     def _write_boot(self, state: bytes = b"") -> None:
         """From here on the directory is not in order until `shut`."""
-        fresh = paths.BOOT + ".new"  # half of it would say something else
-        self._write_small(fresh, (self.disk.boot_id() or "unknown").encode() + b" " + state)
-        self.disk.rename(fresh, paths.BOOT)
+        self._replace_small(paths.BOOT, (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state)
+
+    def _replace_small(self, path: str, content: bytes) -> None:
+        """Half of it would say something else."""
+        self._write_small(path + ".new", content)
+        self.disk.rename(path + ".new", path)
         self.disk.sync_dir("")
 
     def fail(self, error: Exception) -> None:
@@ -231,14 +280,32 @@ class Store:
         file.close()
 
     def _check_format(self) -> None:
-        found = self.disk.read_file(paths.FORMAT) if self.disk.exists(paths.FORMAT) else b""
+        found = format_of(self.disk)
         torn = FORMAT.startswith(found) or b"\0" in found  # or there was none, or it is whole, and not synced
-        if torn and not self.disk.exists(paths.DEFINITIONS):
-            self._write_small(paths.FORMAT, FORMAT)
+        if torn and not self.disk.exists(paths.DEFINITIONS) and not self.disk.listdir(paths.QUEUES):
+            self._begin(found)
+        elif found == WITHOUT_INVENTORY:
+            self.upgrading = True
         elif found != FORMAT:
             raise StoreError(
                 f"the data directory has format {found.decode(errors='replace').strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
             )
+
+    def _end_in_order(self) -> None:
+        self.inventory.write_owed()
+        self.inventory.file.sync()
+        file = self.disk.open(paths.BOOT)
+        file.truncate(len(IN_ORDER))
+        file.sync()
+        file.close()
+
+    def _begin(self, found: bytes) -> None:
+        """A directory of which nobody has been promised anything. Its format says that the rest is there."""
+        if found != FORMAT:
+            self._replace_small(paths.BOOT, IN_ORDER)
+            self.inventory.create()
+            self.disk.sync_dir("")
+        self._write_small(paths.FORMAT, FORMAT)
 
     def close(self, file: File | None) -> None:
         """Close a file, after the running sync if that has it."""
@@ -252,8 +319,8 @@ class Store:
 
     def shut(self) -> None:
         """After the last sync: mark the directory as left in order."""
-        if self.failed is None and not self.dirty and not self.faulty:
-            self._write_small(paths.BOOT, b"")
+        if self.failed is None and not self.dirty and not self.faulty and self.inventory.is_open:
+            self._end_in_order()
         close = getattr(self._lock, "close", None)
         if close is not None:
             close()
@@ -274,8 +341,8 @@ class Store:
         self._segments[part] = log_
         self.unsynced += size
 
-    def settled(self, part: Segment) -> None:
-        self._acks[part] = None
+    def settled(self, log_: Log, part: Segment) -> None:
+        self._acks[part] = log_
 
     def wrote_file(self, file: File) -> None:
         """A file that is no queue's (journal, definitions) has new bytes."""
@@ -283,6 +350,8 @@ class Store:
 
     def dropped(self, part: Segment) -> None:
         """A segment goes: close its files, and sync them no more."""
+        with suppress(StoreFull):  # of a queue that is deleted: it need not be told
+            self.forget_entry(part)
         self._segments.pop(part, None)
         self._acks.pop(part, None)
         self._clean.pop(part, None)
@@ -295,6 +364,40 @@ class Store:
         """Somebody has read what he needs of a segment; if it has been dropped meanwhile, its file is closed with the last one."""
         if part.gone and not part.leases:
             self.close(part.file)
+
+    def going(self, part: Segment) -> None:
+        """The same where its names stay until a sync has ended: that has to cover what settled it."""
+        if part in self._acks and part.acks is not None:
+            acks, part.acks = part.acks, None
+            self._others[acks] = None
+            self.when_durable(lambda: self.close(acks), messages=False)
+        self.dropped(part)
+
+    def forget_entry(self, part: Segment) -> None:
+        """Before a segment is unlinked the inventory has to forget it durably: else it would be missed."""
+        if part.slot >= 0:
+            self.drop_slot(part.slot)
+            part.slot = -1
+
+    def drop_slot(self, slot: int) -> None:
+        if self.inventory.drop(slot):
+            self._others[self.inventory.file] = None
+
+    def enter(self, log_: Log, part: Segment) -> bool:
+        """Have the inventory say how much of a segment is durable; True if it knew nothing of it before."""
+        try:
+            if part.slot < 0:
+                part.slot = self.inventory.take()
+            sizes = part.durable, part.acks_durable, part.durable_end
+            return self.inventory.put(part.slot, (SEGMENT, log_.queue_id, part.base), sizes)
+        except StoreFull as error:  # the next sync of this segment tries again
+            log.warning("%s", error)
+            return False
+
+    def forget_queue(self, queue_id: str) -> None:
+        """What is there of it may go at any time."""
+        for entry in self.inventory.claim(SEGMENT, queue_id).values():
+            self.drop_slot(entry.slot)
 
     def seal_when_durable(self, log_: Log, part: Segment) -> None:
         self._seals.append((log_, part))
@@ -377,7 +480,8 @@ class Store:
     def drop_orphan(self, name: str) -> None:
         """The directory of a queue that is not defined."""
         directory = paths.queue_dir(name, True)
-        if self.disk.exists(paths.orphan(directory)):
+        if self.is_orphan(name):
+            self._keep_orphan(name, directory)
             self.alarm(
                 f"{directory} holds messages of a queue that is not defined: the end of {paths.DEFINITIONS} could not be read. If one of "
                 "your queues is missing, docs/reliability.md says how to get its messages back; if none is, remove the directory"
@@ -385,21 +489,52 @@ class Store:
         else:
             self.remove_queue(directory)
 
+    def is_orphan(self, queue_id: str) -> bool:
+        """The directory holds messages of a queue that is not defined, and stays."""
+        for entry in self.inventory.claim(ORPHAN, queue_id).values():
+            self._orphans[queue_id] = entry.slot
+        return queue_id in self._orphans or self.disk.exists(paths.orphan(paths.queue_dir(queue_id, True)))
+
+    def _keep_orphan(self, queue_id: str, directory: str) -> None:
+        if not self.disk.exists(paths.orphan(directory)):
+            self._write_small(paths.orphan(directory), b"")
+            self.disk.sync_dir(directory)
+        if queue_id not in self._orphans:
+            slot = self._orphans[queue_id] = self.inventory.take()
+            self.inventory.put(slot, (ORPHAN, queue_id, 0), inventory.UNKNOWN)
+        for entry in self.inventory.claim(SEGMENT, queue_id).values():
+            path = paths.segment(directory, entry.number)
+            if not self.disk.exists(path):
+                self.alarm(f"{path} is missing: its messages, of a queue that is not defined, cannot be got back")
+                self.inventory.drop(entry.slot)
+
     def remove_queue(self, directory: str) -> None:
         self.disk.rmtree(directory)
         self._dirs[paths.QUEUES] = None
 
     def set_aside(self, directory: str, base: int) -> str:
         """A damaged segment of which there is no copy leaves its queue under another name. Gives that."""
-        name = first = paths.quarantine(directory, base)
-        more = 1
-        while self.disk.exists(name):
-            name, more = f"{first}.{more}", more + 1
-        self.disk.rename(paths.segment(directory, base), name)
+        first = paths.quarantine(directory, base)
+        name = self.put_aside(directory, paths.segment(directory, base), first)
         if self.disk.exists(paths.copying(first)):
             self.disk.unlink(paths.copying(first))
+        return name
+
+    def put_aside(self, directory: str, path: str, name: str) -> str:
+        """Give a file another name, or one like it if that is taken. Gives that."""
+        first, more = name, 1
+        while self.disk.exists(name):
+            name, more = f"{first}.{more}", more + 1
+        self.disk.rename(path, name)
         self._dirs[directory] = None
         return name
+
+    def remember(self, directory: str, path: str) -> None:
+        """An empty file for one that is missing, so that `kvitto check` tells of it until somebody has removed it."""
+        self.disk.makedirs(directory)
+        self.disk.open(path, create=True).close()
+        self._dirs[directory] = None
+        self._dirs[paths.QUEUES] = None
 
     @property
     def journal_needed(self) -> int:
@@ -483,7 +618,7 @@ class Store:
             job.size, self.unsynced = self.unsynced, 0
         if everything:
             files += [part.acks for part in self._acks if part.acks is not None]
-            job.acks = [(part, part.acks_size) for part in self._acks]
+            job.acks = [(log_, part, part.acks_size) for part, log_ in self._acks.items()]
             job.journal_applied = self.journal.written_out
             self._acks = {}
         job.unlinks, self._unlinks = self._unlinks, []
@@ -506,15 +641,20 @@ class Store:
             self.distrust()
             return
         self.syncs += 1
+        entered = False
         if self.syncing:
-            self.journal.durable_to(job.journal_written)
-        for part, size in job.acks:
+            entered = self.journal.durable_to(job.journal_written)
+        changed: dict[Segment, Log] = {}
+        for log_, part, size in job.acks:
             part.acks_durable = size
+            changed[part] = log_
         for log_, part, size, end in job.segments:
             fresh = not part.durable
             part.durable, part.durable_end = size, end
+            changed[part] = log_
             if fresh and len(log_.segments) > 1:
                 self._for_log(log_, log_.drop_settled)
+        entered |= self._enter(changed)
         for log_, part in job.seals:
             self._for_log(log_, partial(self._seal, log_, part))
         for directory, path in job.unlinks:
@@ -523,8 +663,12 @@ class Store:
                 self._dirs[directory] = None
         if job.journal_applied:
             self.journal.retire(job.journal_applied)
-        for callback in job.callbacks:
-            callback()
+        if entered:  # a segment counts once the inventory would miss it
+            self._others[self.inventory.file] = None
+            self._callbacks[:0] = job.callbacks
+        else:
+            for callback in job.callbacks:
+                callback()
         for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
             if part in self._clean:  # the one before may have dropped it
                 self._clean.pop(part)()
@@ -544,18 +688,41 @@ class Store:
         except Exception as error:  # noqa: BLE001 - the wall around each queue
             self.on_fault(log_, error)
 
+    def _enter(self, changed: dict[Segment, Log]) -> bool:
+        """Have the inventory know what is durable now. True if a file is new to it."""
+        self._enter_definitions()
+        with suppress(StoreFull):
+            self.inventory.write_owed()
+        entered = False
+        for part, log_ in changed.items():
+            if part.durable and part in log_.segments:
+                entered |= self.enter(log_, part)
+        return entered
+
+    def _enter_definitions(self) -> None:
+        slot, size = self._defined
+        durable = self.definitions.file.durable
+        if durable != size:
+            with suppress(StoreFull):
+                self.inventory.put(slot, (DEFINITIONS, NOBODY, 0), (durable, 0, 0))
+                self._defined = slot, durable
+
     def compact_definitions(self) -> None:
         """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
         if self.leaving:
             return
         self.disk.sync_dir(paths.QUEUES)
-        old = self.definitions.file
+        old, slot = self.definitions.file, self._defined[0]
         try:
+            self.inventory.put(slot, (DEFINITIONS, NOBODY, 0), inventory.UNKNOWN)
+            self.inventory.file.sync()  # the new file may be shorter
+            self._defined = slot, 0
             self.definitions.compact()
         except StoreFull as error:
             log.warning("%s; the definitions stay as they are", error)
         else:
             self._others.pop(old, None)
+        self._enter_definitions()
 
     def _seal(self, log_: Log, part: Segment) -> None:
         if part not in log_.segments or part.file is None:

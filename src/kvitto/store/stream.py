@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.store import paths, segment
 from kvitto.store.batch import HEADER as BATCH_HEADER
@@ -21,6 +22,7 @@ from kvitto.store.offsets import Offsets
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File
+    from kvitto.store.inventory import Entry
     from kvitto.store.segment import Segment
     from kvitto.store.store import Store
 
@@ -67,10 +69,13 @@ class StreamLog(Log):
         if head.journal >= self.store.journal_needed:
             self.store.blocked_drops[self] = None
             return
+        try:
+            self.store.forget_entry(head)
+        except StoreFull:
+            return
         del self.segments[0]
         self._unlink(head)
         head.file = None
-        self.store.renamed(self.directory)
         self._dropping = True
         self.store.when_durable(self._dropped, messages=False)
         self.on_drop()
@@ -177,8 +182,8 @@ class StreamLog(Log):
         self.offsets.load()
         return found
 
-    def _recover_segment(self, base: int) -> None:
-        super()._recover_segment(base)
+    def _recover_segment(self, base: int, entry: Entry | None) -> None:
+        super()._recover_segment(base, entry)
         before = self.segments[-2] if len(self.segments) > 1 else None
         if before is not None and before.sealed and not before.settled and before not in self._open_files:
             self._idle(before)
@@ -191,7 +196,8 @@ class StreamLog(Log):
         super().trim()
 
     def delete(self) -> None:
+        remembered = self.offsets.on_disk
         self.offsets.close()
-        if not self.segments and self.offsets.on_disk:
+        if not self.segments and remembered:
             self.store.when_defined(lambda: self.store.remove_queue(self.directory))
         super().delete()

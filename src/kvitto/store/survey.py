@@ -13,20 +13,20 @@ from itertools import pairwise
 from typing import Any
 
 from kvitto.base.errors import StoreError
-from kvitto.store import examine, offsets, paths
+from kvitto.store import examine, inventory, offsets, paths
 from kvitto.store.batch import MAGIC
 from kvitto.store.definitions import Defined, Key, lines
 from kvitto.store.disk import Disk
 from kvitto.store.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
+from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.journal import MAGIC as JOURNAL_MAGIC
 from kvitto.store.journal import Record
 from kvitto.store.segment import HEADER
-from kvitto.store.store import FORMAT, how_it_ended
+from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, how_it_ended
 from kvitto.wire import tables
 
 INITIALISED = "initialised"
 _ID = re.compile(r"[0-9a-f]{32}")
-_BOOT = re.compile(rb"(unknown[-0-9a-f]*|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})( starting)?\s*")
 _VERSION = re.compile(rb"kvitto (\d+)\n")
 _ROOT = {
     paths.LOCK,
@@ -38,6 +38,7 @@ _ROOT = {
     paths.TRANSIENT,
     paths.ARCHIVE,
     paths.SPARE,
+    paths.INVENTORY,
 }
 
 
@@ -83,6 +84,12 @@ class Folder:
         return ready + self.waiting, settled, damaged
 
 
+def _missing(base: int, entry: Entry) -> str:
+    if entry.end > base:
+        return f"it is missing, and with it what waited of offsets {base} to {entry.end - 1}"
+    return "it is missing; no message is known to have been in it"
+
+
 @dataclass
 class JournalFile:
     """`good`: (begin, end) in bytes of the records that can be read."""
@@ -109,17 +116,20 @@ class Survey:
         self.journals: list[JournalFile] = []
         self._said: set[str] = set()
         self._cut = False
+        self._known: dict[tuple[int, str], dict[int, Entry]] = {}
         self._check_format()
+        self.old = format_of(disk) == WITHOUT_INVENTORY
         self.ending = self._ending()
         self._check_root()
+        self._read_inventory()
         self._read_definitions()
         owners = {value["id"]: (kind, key) for kind, key, value in self.definitions if kind in ("queue", "stage")}
-        for queue_id in self._ids(paths.QUEUES):
+        for queue_id in self._ids(paths.QUEUES, [*owners, *self._ids_of(ORPHAN)]):
             folder = self._folder(paths.queue_dir(queue_id, True), queue_id, self.ending)
             folder.defined = owners.get(queue_id, ("", ()))
             self._find_owner(folder)
             self.queues.append(folder)
-        for queue_id in self._ids(paths.ARCHIVE):
+        for queue_id in self._ids(paths.ARCHIVE, self._ids_of(ARCHIVED)):
             folder = self._folder(paths.archive_dir(queue_id), queue_id, examine.SETTLED)
             folder.defined = owners.get(queue_id, ("", ()))
             self._check_archive(folder)
@@ -142,26 +152,40 @@ class Survey:
             return
         text = self.disk.read_file(paths.FORMAT)
         version = _VERSION.fullmatch(text)
-        if version is not None and text != FORMAT:
+        if version is not None and text not in (FORMAT, WITHOUT_INVENTORY):
             raise StoreError(
                 f"the data directory has format {text.decode().strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
             )
         torn = (
             FORMAT.startswith(text) or b"\0" in text
         ) and paths.DEFINITIONS not in names  # the first start writes it again
-        if text != FORMAT and not torn:
+        if text not in (FORMAT, WITHOUT_INVENTORY) and not torn:
             self.damage(paths.FORMAT, f"it says {text[:40]!r}, not {FORMAT!r}; no broker starts here", 0)
 
     def _ending(self) -> Ending:
         """Where `boot` does not tell, what is torn is not taken for damage."""
-        text = self.disk.read_file(paths.BOOT) if self.disk.exists(paths.BOOT) else None
-        if text is None and self.disk.exists(paths.DEFINITIONS) and self.disk.read_file(paths.DEFINITIONS):
-            self.damage(paths.BOOT, "it is missing; a start would take the directory for one that was left in order")
-            return Ending(False, False, True)
-        if text and not _BOOT.fullmatch(text):
+        if fault := boot_fault(self.disk):
             self.boot_intact = False
-            self.damage(paths.BOOT, f"it says {text[:60]!r}, which is no boot id", 0)
+            self.damage(paths.BOOT, fault, 0 if self.disk.exists(paths.BOOT) else None)
         return Ending(*how_it_ended(self.disk))
+
+    def _read_inventory(self) -> None:
+        if format_of(self.disk) != FORMAT:
+            return
+        if not self.disk.exists(paths.INVENTORY):
+            self.damage(paths.INVENTORY, "it is missing: which files there should be is not known")
+            return
+        found = inventory.read(self.disk.read_file(paths.INVENTORY), self.ending.in_order, self.ending.doubt)
+        for text, at in found.damage:
+            self.damage(paths.INVENTORY, text, at)
+        for entry in found.entries:
+            self._known.setdefault((entry.kind, entry.queue_id), {}).setdefault(entry.number, entry)
+
+    def _entries(self, kind: int, queue_id: str = NOBODY) -> dict[int, Entry]:
+        return self._known.get((kind, queue_id), {})
+
+    def _ids_of(self, kind: int) -> list[str]:
+        return [queue_id for known, queue_id in self._known if known == kind]
 
     def _check_root(self) -> None:
         for name in self.disk.listdir(""):
@@ -174,8 +198,16 @@ class Survey:
         else:
             self.notes.append(f"{path} is no file of Kvitto's")
 
-    def _ids(self, directory: str) -> Iterable[str]:
-        for name in self.disk.listdir(directory):
+    def _ids(self, directory: str, more: Iterable[str]) -> Iterable[str]:
+        """Queues that have a directory here, and those of `more` of which the inventory knows files."""
+        names = self.disk.listdir(directory)
+        kind = ARCHIVED if directory == paths.ARCHIVE else SEGMENT
+        gone = {
+            q
+            for q in more
+            if q not in names and (self._entries(kind, q) or (kind == SEGMENT and self._entries(OFFSETS, q)))
+        }
+        for name in [*names, *sorted(gone)]:
             if _ID.fullmatch(name):
                 yield name
             else:
@@ -183,14 +215,16 @@ class Survey:
 
     def _read_definitions(self) -> None:
         path, defined = paths.DEFINITIONS, dict[tuple[str, Key], Any]()
+        known = self._entries(DEFINITIONS).get(0)
         if not self.disk.exists(path):
-            if self.disk.listdir(paths.QUEUES):
+            if self.disk.listdir(paths.QUEUES) or known is not None:
                 self.definitions_intact = False
                 self.damage(path, "it is missing: no queue, user or binding is defined")
             return
         data = self.disk.read_file(path)
         found = list(lines(data, path))
         durable = max((change["durable"] for _, _, change in found if change is not None), default=0)
+        durable = max(durable, known.size if known is not None else 0)
         end = next((at for at, _, change in found if change is None), len(data))
         torn = end >= durable and not self.ending.in_order
         if durable > len(data):
@@ -223,25 +257,43 @@ class Survey:
     def _folder(self, path: str, queue_id: str, ending: Ending) -> Folder:
         folder = Folder(path, queue_id)
         names = self.disk.listdir(path)
+        known = self._entries(ARCHIVED if folder.archived else SEGMENT, queue_id)
         bases = sorted(paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX) and paths.base_of(n) >= 0)
         for base, after in zip(bases, [*bases[1:], None], strict=False):
             folder.next = max(folder.next, base)
             bad = paths.copying(paths.quarantine("", base)).strip("/")
             owed = bad in names and bad.removesuffix(paths.copying("")) not in names
-            part, found = examine.examine(self.disk, path, queue_id, base, ending, owed, after)
+            part, found = examine.examine(self.disk, path, queue_id, base, ending, owed, after, known.get(base))
             self.findings += found
             if part.readable or found:
                 folder.parts.append(part)
+        self._miss(folder, known, names)
         self._compare(folder)
         for part in folder.parts:
             folder.next = max(folder.next, part.end)
             if paths.settlements("", part.base).strip("/") in names:
-                self.findings += examine.settle(self.disk, part, queue_id, ending)
+                self.findings += examine.settle(self.disk, part, queue_id, ending, known.get(part.base))
                 assert part.acks is not None
                 folder.next = max(folder.next, part.acks.highest + 1, part.acks.mark)
         for name in names:
             self._other(folder, name, bases, ending)
         return folder
+
+    def _miss(self, folder: Folder, known: dict[int, Entry], names: list[str]) -> None:
+        """What the inventory knows, and is not here."""
+        for base, entry in sorted(known.items()):
+            log, acks = paths.segment("", base).strip("/"), paths.settlements("", base).strip("/")
+            folder.next = max(folder.next, entry.end)
+            if log not in names and paths.quarantine("", base).strip("/") not in names:
+                self.damage(f"{folder.path}/{log}", _missing(base, entry))
+            elif log in names and acks not in names and (entry.acks_size or folder.archived):
+                for part in folder.parts:
+                    if part.base == base:
+                        part.acks_intact = False
+                if not folder.archived:
+                    self.damage(f"{folder.path}/{acks}", "it is missing: what it had settled comes again, flagged")
+        if not folder.archived and self._entries(OFFSETS, folder.queue_id) and "offsets" not in names:
+            self.damage(paths.offsets(folder.path), "it is missing: the stream's named consumers start over")
 
     def _compare(self, folder: Folder) -> None:
         """Before a segment that had been synced all batches had been: one that is torn there is damage. A torn footer is none."""
@@ -273,6 +325,8 @@ class Survey:
             folder.about = self._read_about(path, folder.queue_id)
         elif name == "orphan":
             folder.orphan = True
+        elif name == "offsets" + paths.QUARANTINE_SUFFIX:
+            self.damage(path, "a start has missed the file: the stream's named consumers have started over")
         else:
             self._stray(path)
 
@@ -282,22 +336,26 @@ class Survey:
         folder.next = max(folder.next, replay.highest + 1, replay.mark)
         if folder.archived and self.disk.exists(paths.segment(paths.queue_dir(folder.queue_id, True), base)):
             return  # it comes after its settlement log
-        if self.ending.in_order:
-            self.damage(path, "its segment is missing")
+        if self.ending.in_order and (self.old or not self.disk.exists(paths.INVENTORY)):
+            self.damage(path, "its segment is missing")  # else the inventory tells
         else:
             self.notes.append(f"{path}: its segment is gone; the next start removes it")
 
     def _read_offsets(self, folder: Folder, path: str, ending: Ending) -> None:
-        data = self.disk.read_file(path)
+        data, known = self.disk.read_file(path), self._entries(OFFSETS, folder.queue_id).get(0)
         for pair in range(-(-len(data) // (2 * offsets.SLOT))):
             slots = offsets.slots_of(data, pair)
-            valid = [offsets.entry(pair, slot) is not None for slot in slots]
-            bad = [any(slot) and not ok for slot, ok in zip(slots, valid, strict=True)]
+            seed = offsets.seed_of(folder.queue_id)
+            valid = [offsets.entry(pair, slot, seed, self.old) is not None for slot in slots]
             at = 2 * offsets.SLOT * pair
             folder.slots += [(at + offsets.SLOT * k, slots[k]) for k in (0, 1) if valid[k]]
-            if any(bad) and (not ending.doubt or all(bad)):
-                what = "falls back to what was written before" if any(valid) else "starts over"
-                self.damage(path, f"how far a named consumer has read cannot be read: it {what}", at)
+            torn = ending.doubt or not (at < (known.size if known else 0) or ending.in_order)
+            if text := offsets.damage(slots, sum(valid), torn):
+                self.damage(path, text, at)
+        if known is not None and len(data) < known.size:
+            self.damage(
+                path, f"it ends here, and had {known.size} bytes: named consumers of the stream start over", len(data)
+            )
 
     def _read_about(self, path: str, queue_id: str) -> bytes:
         text = self.disk.read_file(path)
@@ -322,6 +380,7 @@ class Survey:
     def _find_owner(self, folder: Folder) -> None:
         holds = any(part.stored or part.holes for part in folder.parts)
         unknown = holds and folder.queue_id not in self._said
+        folder.orphan |= bool(self._entries(ORPHAN, folder.queue_id))
         if folder.defined[0]:
             folder.orphan = False
             self._check_stream(folder)
@@ -351,6 +410,11 @@ class Survey:
                     part.intact = False
                     text = f"offsets {hole.first} to {hole.end - 1} should come next, and are in no segment"
                     self.findings.append(Finding(part.path, text, None, (hole.first, hole.end)))
+
+        if folder.stream and folder.parts and folder.parts[-1].end < folder.next:  # of segments that are missing
+            last = folder.parts[-1]
+            last.holes.append(Hole(last.segment.size, last.segment.size, last.end, folder.next))
+            last.intact = False
 
     def right_about(self, folder: Folder) -> dict[str, Any]:
         """What the definitions say that `queue.json` should; {} if they say nothing."""
@@ -392,6 +456,12 @@ class Survey:
         by_id = {folder.queue_id: folder for folder in self.queues}
         applied = {folder.queue_id: folder.journal for folder in self.queues}
         names = self.disk.listdir(paths.JOURNALS)
+        numbers = {known[0] for known in map(paths.journal_of, names) if known is not None}
+        for number in sorted(self._entries(JOURNAL).keys() - numbers):
+            what = (
+                "it had been applied" if self.ending.in_order else "transactions and dead letters may be lost with it"
+            )
+            self.damage(f"{paths.JOURNALS}/{number:016d}", f"it is missing: {what}")
         for name in sorted(names, key=lambda n: (paths.journal_of(n) or (0, 0), n)):
             known = paths.journal_of(name)
             if known is None:
@@ -434,6 +504,10 @@ class Survey:
             journal.records.append(record)
             journal.good.append((at, end))
             at = end
+        known = self._entries(JOURNAL).get((paths.journal_of(name) or (0, 0))[0])
+        if known is not None and at < known.size and not self._has_finding(path):
+            text = "what it held had been applied" if self.ending.in_order else "no broker starts here"
+            self.damage(path, f"it cannot be read, although it had been synced up to byte {known.size}; {text}", at)
         return journal
 
     @staticmethod

@@ -9,6 +9,7 @@ cdef class Buf:
     cpdef reserve(self, Py_ssize_t more)
     @cython.locals(cap=Py_ssize_t, fresh=bytearray)
     cpdef grow(self, Py_ssize_t need)
+    cpdef widen(self, Py_ssize_t need)
     @cython.locals(k=Py_ssize_t)
     cpdef add(self, source)
     @cython.locals(rest=Py_ssize_t)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 FRESH = 4096
 DETACHED_MAX = 1 << 20
+WIDER_MAX = 2 << 20
+"""Room that is made ahead at one time where a buffer grows in place."""
 
 
 class Buf:
@@ -32,6 +34,16 @@ class Buf:
         self.data = fresh
         self.p = self.data
         self.cap = cap
+
+    def widen(self, need: int) -> None:
+        """`grow` by no more than an eighth beyond `need`, in place: a large buffer is neither copied nor cleared again."""
+        try:
+            self.data.extend(bytes(max(need - self.cap, min(self.cap >> 3, WIDER_MAX))))
+        except BufferError:  # somebody has a view of it
+            self.grow(need)
+            return
+        self.p = self.data
+        self.cap = len(self.data)
 
     def add(self, source: bytes | bytearray | memoryview) -> None:
         k = len(source)

@@ -111,8 +111,15 @@ def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
     _refuse_stream(queue, "its messages leave by retention, nothing in it is settled")
     _check_attached(queue, m.group)
     _check_incarnation(queue, m.incarnation)
-    walls.within(queue, queue.settle_until, m.end)
-    conn.send(chan.number, LogSettleOk(_position(queue)[3]))
+
+    def settled() -> None:
+        conn.send(chan.number, LogSettleOk(_position(queue)[3]))
+
+    def settle_until(end: int) -> None:
+        walls.within(queue, queue.settle_until, end)
+
+    steps = waiting.in_pieces(queue, min(m.end, queue.next), settle_until)
+    conn.perform(steps, settled, channel=chan, method=m)
 
 
 def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
@@ -120,8 +127,11 @@ def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
     _refuse_stream(queue, "its messages leave by retention, nothing in it is held")
     _check_attached(queue, m.group)
     _check_incarnation(queue, m.incarnation)
-    walls.within(queue, hold_below, queue, m.end)
-    conn.send(chan.number, LogHoldOk(*_counted(queue, m.start, m.end)))
+
+    def held() -> None:
+        conn.send(chan.number, LogHoldOk(*_counted(queue, m.start, m.end)))
+
+    conn.perform(hold_below(queue, m.end), held, channel=chan, method=m)
 
 
 def count(conn: Connection, chan: Channel, m: LogCount) -> None:

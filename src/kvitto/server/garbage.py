@@ -1,0 +1,47 @@
+"""Keeps garbage out of cycles, which only a look at all objects finds.
+
+Such a look takes up to a second where there are many bindings or connections. So it waits until the broker is idle or memory is low
+(`Server.when_idle`), and what asyncio would leave behind with each connection is taken apart here.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from asyncio import selector_events
+from collections.abc import Callable
+from typing import Any
+
+from kvitto.base.process import give_back_memory
+
+
+def spare_the_loop() -> None:
+    """For a process that is a broker and nothing else: garbage is looked for among young objects only."""
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 1 << 30)
+    unbind_transports()
+
+
+def clean_up() -> None:
+    """Nobody is waiting: find all garbage, and return the memory that is free."""
+    gc.collect()
+    give_back_memory()
+
+
+def forget_frames(error: BaseException) -> None:
+    """Empty the frames of a traceback that has served: a future in them may lead to the error again."""
+    traceback.clear_frames(error.__traceback__)
+
+
+def unbind_transports() -> None:
+    """Have asyncio's socket transports keep the function that reads, not a method bound to themselves."""
+
+    def get(transport: Any) -> Callable[[], None]:
+        return transport._reads.__get__(transport)  # type: ignore[no-any-return]
+
+    def keep(transport: Any, method: Any) -> None:
+        transport._reads = getattr(method, "__func__", method)
+
+    selector_events._SelectorSocketTransport._read_ready_cb = property(get, keep)  # type: ignore[attr-defined]

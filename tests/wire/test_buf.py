@@ -1,0 +1,30 @@
+"""A buffer that grows: in place where that can be."""
+
+from __future__ import annotations
+
+from kvitto.wire.buf import WIDER_MAX, Buf
+
+
+def test_a_buffer_widens_by_an_eighth_and_keeps_what_it_holds() -> None:
+    """The memory for a large body must be what has come of it, not what may come."""
+    buf = Buf(0)
+    buf.widen(100)
+    assert buf.cap == 100
+    buf.add(bytes(range(100)))
+    buf.widen(101)
+    assert buf.cap == 112 and buf.tobytes() == bytes(range(100))
+    buf.widen(100 << 20)
+    buf.widen(buf.cap + 1)
+    assert buf.cap == (100 << 20) + WIDER_MAX
+    buf.add(b"behind")
+    assert buf.tobytes() == bytes(range(100)) + b"behind"
+
+
+def test_a_view_of_a_buffer_that_widens_stays_as_it_is() -> None:
+    """It cannot widen in place then."""
+    buf = Buf(8)
+    buf.add(b"content")
+    view = buf.view()
+    buf.widen(1000)
+    buf.add(b" and more")
+    assert bytes(view) == b"content" and buf.tobytes() == b"content and more" and buf.cap >= 1000
