@@ -46,17 +46,15 @@ class RangeSet:
         """How many offsets of [start, end) are in the set."""
         if start >= end:
             return 0
+        first, last = max(bisect_right(self._lows, start) - 1, 0), bisect_left(self._lows, end)
+        if last - first > len(self._chunks) // 2 + 1:  # the others are fewer to look at
+            return self.count - self.count_in(0, start) - self.count_in(end, 1 << 64)
         total = 0
-        first = max(bisect_right(self._lows, start) - 1, 0)
-        for chunk in self._chunks[first : bisect_left(self._lows, end)]:
+        for chunk in self._chunks[first:last]:
             i, j = bisect_right(chunk, start), bisect_left(chunk, end)
             inside = chunk[i:j]  # an odd index lies inside of a range, which then begins or ends at the border
-            total += (
-                sum(inside[1 - (i & 1) :: 2])
-                - sum(inside[i & 1 :: 2])
-                + (end if j & 1 else 0)
-                - (start if i & 1 else 0)
-            )
+            total += sum(inside[1 - (i & 1) :: 2]) - sum(inside[i & 1 :: 2])
+            total += (end if j & 1 else 0) - (start if i & 1 else 0)
         return total
 
     def add(self, start: int, count: int) -> None:
