@@ -162,6 +162,28 @@ def test_tls_peers_leave_nothing_behind(tmp_path: Path, unbound: None, first: by
         wait_until(lambda: not alive(sslproto.SSLProtocol))
 
 
+def test_handshakes_that_begin_in_the_same_turn_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ends another one, not all of them the same."""
+    monkeypatch.setattr(module, "HANDSHAKES_MAX", 2)
+
+    async def connect() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, lambda: context)
+        port = await acceptor.listen(["127.0.0.1"], 0)
+        with ExitStack() as open_:
+            socks = [open_.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(10)]
+            while acceptor.beginning < len(socks):
+                await asyncio.sleep(0)
+            for sock in socks:
+                sock.send(b"\x16")
+            while acceptor.beginning > 2:
+                await asyncio.sleep(0)
+            assert len(acceptor._handshakes) == 2
+        acceptor.close()
+
+    asyncio.run(asyncio.wait_for(connect(), 30))
+
+
 def alive(kind: type) -> int:
     return sum(type(thing) is kind for thing in gc.get_objects())
 

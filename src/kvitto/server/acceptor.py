@@ -153,7 +153,9 @@ class Acceptor:
         finally:
             loop.remove_reader(sock)
         if len(self._handshakes) >= HANDSHAKES_MAX:
-            next(iter(self._handshakes)).cancel()
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]  # others may come before it has ended
+            oldest.cancel()
             self._too_slow()
         task = asyncio.current_task()
         assert task is not None
