@@ -43,7 +43,7 @@ log = logging.getLogger("kvitto.broker")
 
 Direct = tuple[Queue, bytes, bytes, bytes, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
-ALLOWANCE = 30_000
+ALLOWANCE = 20_000
 """What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
 LARGE = 64 << 20
 POOL_MAX = 64

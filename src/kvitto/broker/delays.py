@@ -1,6 +1,6 @@
 """Messages that came back and are due again later (A15): out of reach until then, and nothing behind them waits.
 
-In memory only, some 200 bytes each: after a restart they are due at once.
+In memory only, some 150 bytes each: after a restart they are due at once.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator
+
+from kvitto.broker.ranges import RangeSet
 
 JITTER = 0.1
 """Of the delay, at most, on top of it: those that failed together do not all come back together."""
@@ -21,26 +23,24 @@ class Delays:
         self.linear = False
         """Each delay is `least_ms` longer than the one before, without jitter: RabbitMQ's x-delayed-retry-*."""
         self.bytes = 0
-        self._heap: list[tuple[int, int]] = []
-        self._sizes: dict[int, int] = {}
-        self._lowest = -1
+        self._heap: list[tuple[int, int, int]] = []
+        """When each is due, its offset and its size."""
+        self._offsets = RangeSet()
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return self._offsets.count
 
     def __iter__(self) -> Iterator[int]:
-        """Their offsets, in no order."""
-        return iter(self._sizes)
+        """Their offsets, in order."""
+        return (o for start, count in self._offsets for o in range(start, start + count))
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._sizes
+        return offset in self._offsets
 
     @property
     def lowest(self) -> int:
         """The lowest of their offsets; there is one."""
-        if self._lowest < 0:
-            self._lowest = min(self._sizes)
-        return self._lowest
+        return self._offsets.lowest()
 
     def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
         """A message of `size` bytes failed after so many deliveries."""
@@ -50,9 +50,8 @@ class Delays:
             delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
             delay += int(delay * JITTER * random.random())
         self.bytes += size
-        self._sizes[offset] = size
-        self._lowest = min(self._lowest, offset)
-        heapq.heappush(self._heap, (now_ms + delay, offset))
+        self._offsets.add(offset, 1)
+        heapq.heappush(self._heap, (now_ms + delay, offset, size))
 
     @property
     def next_ms(self) -> int:
@@ -63,11 +62,12 @@ class Delays:
         """(offset, size) of the first `most` that are due by then, or of all; in order."""
         if now_ms is None:
             taken, self._heap = self._heap, []
+            self._offsets.clear()
         else:
             taken = []
             while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
                 taken.append(heapq.heappop(self._heap))
-        found = sorted((offset, self._sizes.pop(offset)) for _, offset in taken)
+                self._offsets.discard(taken[-1][1])
+        found = sorted((offset, size) for _, offset, size in taken)
         self.bytes -= sum(size for _, size in found)
-        self._lowest = -1
         return found

@@ -52,11 +52,11 @@ AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
-AGAIN_COST = 100
+AGAIN_COST = 120
 """Of a message that is delivered again, as `Broker.allowance` counts."""
 RETRY_COST = 50
 """Of a message that comes back and is looked at, in units of 0.1 us."""
-RETRIES_PER_TURN = 1_000
+RETRIES_PER_TURN = 300
 """Delayed messages that come back in one turn."""
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
