@@ -39,8 +39,8 @@ class Channel:
     """Delivery tag -> queue ("" if unknown), body, consumer ("" for a get)."""
     last_tag: int = 0
     consumers: dict[str, str] = field(default_factory=dict)
-    unnamed: list[m.BasicConsume] = field(default_factory=list)
-    """Consumers that the broker is to name."""
+    unnamed: list[tuple[m.BasicConsume, int]] = field(default_factory=list)
+    """Consumers that the broker is to name, and their prefetch."""
     reads: set[str] = field(default_factory=set)
     """Tags of log.read."""
     limits: dict[str, int] = field(default_factory=dict)

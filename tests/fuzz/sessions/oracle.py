@@ -117,7 +117,7 @@ class Oracle:
                 channel.lowering.append(channel.prefetch_all)
                 channel.prefetch = method.prefetch_count
             case m.BasicConsume():
-                self._consume(client, channel, method)
+                self._consume(client, channel, method, channel.prefetch)
             case m.BasicGet():
                 channel.gets.append((method.queue, method.no_ack))
                 if method.no_ack:
@@ -159,17 +159,17 @@ class Oracle:
             case m.StageOpen():
                 channel.staged = True
 
-    def _consume(self, client: Client, channel: Channel, method: m.BasicConsume) -> None:
+    def _consume(self, client: Client, channel: Channel, method: m.BasicConsume, prefetch: int) -> None:
         if method.no_ack:
             self.lose_sight(client, method.queue)
         if method.consumer_tag in channel.reads:
             self.lose_sight(client, method.queue)
         elif not method.consumer_tag:
-            channel.unnamed.append(method)
+            channel.unnamed.append((method, prefetch))
         else:
             channel.consumers[method.consumer_tag] = method.queue
             again = method.consumer_tag in channel.limits
-            channel.limits[method.consumer_tag] = 0 if again else channel.prefetch
+            channel.limits[method.consumer_tag] = 0 if again else prefetch
             if method.no_ack:
                 channel.no_acks.add(method.consumer_tag)
 
@@ -200,7 +200,11 @@ class Oracle:
 
     def _lose_sight_of_all(self, client: Client, channel: Channel, gone: bool) -> None:
         """Whatever comes to this channel may be settled already."""
-        queues = {*channel.consumers.values(), *(name for name, _ in channel.gets), *(c.queue for c in channel.unnamed)}
+        queues = {
+            *channel.consumers.values(),
+            *(name for name, _ in channel.gets),
+            *(c.queue for c, _ in channel.unnamed),
+        }
         for queue in queues if gone else ():
             self.lose_sight(client, queue)
 
@@ -229,9 +233,9 @@ class Oracle:
                 channel.recovering -= 1
                 channel.out.clear()
             case m.BasicConsumeOk() if method.consumer_tag.startswith("amq.ctag-") and channel.unnamed:
-                asked = channel.unnamed.pop(0)
+                asked, prefetch = channel.unnamed.pop(0)
                 asked.consumer_tag = method.consumer_tag
-                self._consume(client, channel, asked)
+                self._consume(client, channel, asked, prefetch)
             case m.QueuePurgeOk() | m.QueueDeleteOk() if channel.purging:
                 self._end_purge(client, channel)
 

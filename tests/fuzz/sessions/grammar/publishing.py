@@ -67,7 +67,7 @@ def publish_followed(g: Grammar) -> list[Action]:
 
 
 def publish_short_lived(g: Grammar) -> list[Action]:
-    """Many that expire, and behind them one that does not."""
+    """Many that expire, and behind them one that does not, which perhaps somebody gets."""
     found = publisher(g)
     if found is None:
         return []
@@ -76,7 +76,11 @@ def publish_short_lived(g: Grammar) -> list[Action]:
     first = g.message(client, channel.number, "", queue) if g.chance(0.5) else b""
     data = b"".join(g.message(client, channel.number, "", queue, expiration="1") for _ in range(g.one(2, 4, 8)))
     last = g.message(client, channel.number, "", queue, **g.one({}, {"headers": {"big": "h" * g.one(*LARGE)}}))
-    return [*g.send(client, first + data + last), ("time", g.one(0.0, 0.005, 0.05))]
+    actions: list[Action] = [*g.send(client, first + data + last), ("time", g.one(0.0, 0.005, 0.05))]
+    getter = g.channel()
+    if getter is not None and g.chance(0.5):
+        actions += g.put(getter[0], getter[1].number, *[m.BasicGet(queue, False)] * g.one(1, 2))
+    return actions
 
 
 def confirm(g: Grammar) -> list[Action]:
