@@ -1,4 +1,4 @@
-"""Exceptions at generated call sites of the data plane (docs/adr/0014): in a process of its own, in which all calls are marked."""
+"""Exceptions at generated call sites of the data plane (docs/adr/0015): in a process of its own, in which all calls are marked."""
 
 from __future__ import annotations
 

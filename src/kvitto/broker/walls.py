@@ -1,7 +1,7 @@
 """Walls between the work of one owner and all others: an unexpected exception ends what its owner has, and nothing else.
 
 An owner is a connection, a channel or a queue, or a service of the broker; its method `contain` takes it out of the way, or raises
-what may not be contained: a failed sync, the journal and the definitions. docs/adr/0014 says what may go on, and why that is safe.
+what may not be contained: a failed sync, the journal and the definitions. docs/adr/0015 says what may go on, and why that is safe.
 """
 
 from __future__ import annotations
