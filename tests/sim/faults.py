@@ -187,4 +187,6 @@ class Probe:
             self.told.settled.add(self.body)
             self.wire.put(INBOX, m.BasicAck(self.tag, False))
             self.house.turn()
+            while self.house.hub.unfinished:
+                self.house.turn()
             self.tag, self.body = self.next()

@@ -97,7 +97,7 @@ class Client:
     def rest(self) -> list[Method]:
         methods = self.flow()
         for _ in range(self.patience):
-            if not self.house.store.waiting and not self.house.broker.full:
+            if not self.house.store.waiting and not self.house.broker.full and not self.house.hub.unfinished:
                 return methods
             methods += self.flow()
         raise AssertionError("the broker never comes to rest")
@@ -106,6 +106,8 @@ class Client:
         """Settlements too."""
         gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
         self.house.turn()
+        while self.house.hub.unfinished:
+            self.house.turn()
         self.read()
         job = self.house.store.begin_sync(everything=True)
         job.run()

@@ -6,6 +6,7 @@ Sans-IO: the server calls `turn` after it has fed connections, drives the store'
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -45,6 +46,12 @@ Direct = tuple[Queue, bytes, bytes, bytes, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
 ALLOWANCE = 20_000
 """What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
+QUEUE_COST = 25
+"""Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
+QUEUES_AT_A_TIME = 20
+"""Queues that are served together, before what they have is written."""
+BEHIND_BYTES = 64 << 20
+"""Bytes of messages that wait to be written while publishers are still read from."""
 LARGE = 64 << 20
 POOL_MAX = 64
 POOL_LARGE = 4
@@ -71,7 +78,15 @@ class Broker:
         self.stages = Stages(self)
         self.archives = Archives(self)
         self.readers = Readers()
-        self.dirty: list[Queue] = []
+        self.dirty: deque[Queue] = deque()
+        """Queues that have changed, in that order, until a turn has delivered and written what they have."""
+        self.written = 0
+        """How many of them turns have written: what was changed when `changes` was n is in the files once n are written."""
+        self.behind = False
+        """So much waits to be written that publishers have to wait, too."""
+        self._queue_size = 0.0
+        self._applied: deque[tuple[int, int]] = deque()
+        """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
         self.turns = 0
         self.allowance = ALLOWANCE
         """What deliveries of this turn may still cost."""
@@ -79,7 +94,7 @@ class Broker:
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
         self.unmarked: dict[Queue, None] = {}
-        """Queues that have delivered since the last turn, in answer to input: what tells so is not in their files yet."""
+        """Queues that may have delivered since they were written: what tells so is not in their files yet."""
         self.full = False
         self.gone = Counts()
         self.churn = Churn()
@@ -326,33 +341,63 @@ class Broker:
         """Nothing has changed since the last turn."""
         return not (self.dirty or self.late or self.readers or self.dead_letters.moves or self.stages.due)
 
-    def turn(self) -> None:
-        """Deliver, write and settle what has changed. Raises StoreError if the disk fails for good."""
+    @property
+    def changes(self) -> int:
+        """How many queues have changed until now, each time counted that it was to be looked at."""
+        return self.written + len(self.dirty)
+
+    def turn(self, most: int = sys.maxsize) -> None:
+        """Deliver, write and settle what has changed. What would cost more than `most`, in units of about a microsecond, is left `dirty`.
+
+        Raises StoreError if the disk fails for good.
+        """
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
-        self.unmarked.clear()  # they are dirty: this turn writes them
+        self._applied.append((self.changes, self.store.journal.applied))
         self._pump_late()
         walls.run(self.readers, self.readers.pump)
         while True:
-            dirty, self.dirty = self.dirty, []
-            for queue in dirty:
-                queue.dirty = False
-                walls.run(queue, queue.pump)
-            for queue in dirty:
-                self.flush(queue)
+            most = self._write_dirty(most)
             self.faults.end_failed()
             if self.dead_letters.moves:
                 walls.run(self.dead_letters, self.dead_letters.run)
             if self.stages.due:
                 walls.run(self.stages, self.stages.run)
-            if not self.dirty:
+            if not self.dirty or most <= 0:
                 break
+        self.write_marks()
         if self.dead_letters.moves and not self.dead_letters.held_up:
             self.timers.after(0, nothing)  # there is another turn soon
         if not self.unwritten:
-            self.store.journal.turn_written()
+            self._note_applied()
+        self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
         self.allowance = ALLOWANCE
+
+    def _write_dirty(self, most: int) -> int:
+        """Deliver and write what the queues have that are dirty now, a few at a time; returns what is left of the cost."""
+        left = len(self.dirty)
+        while left > 0 and most > 0:
+            queues = [self.dirty.popleft() for _ in range(min(left, QUEUES_AT_A_TIME))]
+            for queue in queues:
+                queue.dirty = False
+                walls.run(queue, queue.pump)
+            for queue in queues:
+                size = 0 if queue.tail is None else queue.tail.size()
+                self.flush(queue)
+                most -= QUEUE_COST + (size >> 11)
+                self._queue_size += (size - self._queue_size) / 64
+            left -= len(queues)
+            self.written += len(queues)
+        return most
+
+    def _note_applied(self) -> None:
+        """Tell the journal which of its records have been applied by what is in files now."""
+        applied = -1
+        while self._applied and self._applied[0][0] <= self.written:
+            applied = self._applied.popleft()[1]
+        if applied >= 0:
+            self.store.journal.turn_written(applied)
 
     def pump_later(self, queue: Queue) -> None:
         """The allowance of this turn is used up: it goes on delivering in the next one, after those that were late before."""
@@ -383,10 +428,11 @@ class Broker:
         return True
 
     def write_marks(self) -> None:
-        """Output goes to a socket before the turn's end: a kill must not find deliveries in it that no file knows of (A9)."""
+        """Output goes to a socket: a kill must not find deliveries in it that no file knows of (A9)."""
         unmarked, self.unmarked = self.unmarked, {}
         for queue in unmarked:
-            self.flush(queue)
+            if queue.shown:
+                self.flush(queue)
 
     def _no_room(self, text: str) -> None:
         if not self.full:

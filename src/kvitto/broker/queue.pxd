@@ -14,7 +14,7 @@ cdef class Queue:
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
-    cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, late
+    cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, shown, late
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked, prioritises, archived
     cdef public Py_ssize_t burst, returning, return_cost, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
     cdef public unsigned long long serials, cursor, next, doubt, tail_first
@@ -32,6 +32,7 @@ cdef class Queue:
     cpdef append_run(self, Batch b)
     cpdef Batch open_tail(self)
     cpdef mark_dirty(self)
+    cpdef show(self)
     cpdef turn(self)
     cpdef bint is_full(self, Py_ssize_t body_len) except -1
     cpdef enforce_limits(self)

@@ -132,7 +132,7 @@ class Queue:
         self.front: Batch | None = None
         self.settlements = Settlements()
         self._ahead, self._behind = Window(), Window()
-        self.dirty = False
+        self.dirty = self.shown = False
         self.late = False
         self.returning = 0
 
@@ -197,7 +197,7 @@ class Queue:
             self.mark_dirty()
         if self.limited:
             self.enforce_limits()
-        if t.index.n + t.meta.n + t.body.n > _TAIL_BYTES and not self.broker.applying:
+        if t.index.n + t.meta.n + t.body.n > _TAIL_BYTES and body_len <= _TAIL_BYTES and not self.broker.applying:
             self.turn()
         return 1
 
@@ -251,6 +251,11 @@ class Queue:
         if not self.dirty and not self.deleted:
             self.dirty = True
             self.broker.dirty.append(self)
+
+    def show(self) -> None:
+        """Something has been delivered: that is to be in the files before it is on its way to a peer (A9)."""
+        self.shown = True
+        self.broker.unmarked[self] = None
 
     def turn(self) -> None:
         """The tail is large enough for a write of its own."""
@@ -370,6 +375,8 @@ class Queue:
         size = w.body_bytes(i, k)
         self.ready_bytes -= size
         self.delivered += k
+        if not self.shown:
+            self.show()
         if c.no_ack and not c.lent:
             self.settle(offset, k, _ACKED)
         else:
@@ -527,6 +534,8 @@ class Queue:
         self._pop_requeued()
         self.ready_bytes -= len(body)
         self.delivered += 1
+        if not self.shown:
+            self.show()
         if c.no_ack and not c.lent:
             self.settle(offset, 1, ACKED)
         else:
@@ -894,6 +903,7 @@ class Queue:
 
     def flush(self) -> None:
         """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
+        self.shown = False
         if self.may_expire:
             self.expire()
         if self.limited:

@@ -22,11 +22,11 @@ Walk = Generator[bool, None, "Found"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`queues`: each once. `dynamic`: they depend on the headers, and cannot be remembered. `steps`: what it could have taken."""
+    """`queues`: each once. `dynamic`: they depend on the headers, and cannot be remembered. `cost`: the steps that it has taken."""
 
     queues: list[Dest]
     dynamic: bool
-    steps: int
+    cost: int
 
 
 def at_once(steps: Generator[bool, None, T]) -> T:
@@ -47,7 +47,7 @@ def walk(
     Where no key finds anything at an exchange, a destination exchange included, its alternate exchange is asked; one that does not exist
     is passed over. Each exchange is asked once, so cycles end. ChannelError 406 if it could take too long, unless `whatever` it takes.
     """
-    steps, left = 0, PIECE_STEPS
+    steps, cost, left = 0, 0, PIECE_STEPS
     seen, waiting = {exchange}, [exchange]
     queues: dict[Dest, None] = {}
     dynamic = False
@@ -64,6 +64,7 @@ def walk(
         slow = index.steps > PIECE_STEPS
         for key in keys:
             found = (yield from index.search(key, headers)) if slow else index.route(key, headers)
+            cost += 1 + index.cost + len(found)
             left -= 1 + index.cost + len(found)
             if len(keys) > 1:
                 several.update(dict.fromkeys(found))
@@ -87,4 +88,4 @@ def walk(
                     waiting.append(dest)
             if len(part) == PIECE_STEPS:
                 yield True
-    return Found([q for q in queues if not q.deleted or q.fault is not None], dynamic, steps)
+    return Found([q for q in queues if not q.deleted or q.fault is not None], dynamic, cost)

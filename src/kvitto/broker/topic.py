@@ -117,7 +117,7 @@ class TopicIndex:
         cost, left = 0, PIECE_STEPS
         for word in split(routing_key):
             after: set[Node] = set()
-            for part in _parts(states):
+            for part in (states,) if len(states) <= PIECE_STEPS else _parts(states):
                 for node in part:
                     if node.loops:
                         after.add(node)
@@ -135,7 +135,7 @@ class TopicIndex:
                 return ()
             states = after
         matched: dict[Dest, int] = {}
-        for part in _parts(states):
+        for part in (states,) if len(states) <= PIECE_STEPS else _parts(states):
             for node in part:
                 matched.update(node.dests)
                 left -= 1 + len(node.dests)
@@ -149,8 +149,6 @@ class TopicIndex:
 
 def _parts(states: set[Node]) -> Iterator[Collection[Node]]:
     """The states, so many at a time."""
-    if len(states) <= PIECE_STEPS:
-        return iter((states,))
     rest = iter(states)
     return iter(lambda: tuple(islice(rest, PIECE_STEPS)), ())
 

@@ -90,6 +90,8 @@ class VHost:
         self.epoch = Epoch()
         self._routes: dict[bytes, Route] = {}
         self._remembered = 0
+        self.search_cost = 0
+        """Steps of the last search for a route."""
         self.bindings = 0
         """How many there are, without those of the default exchange."""
         self.deleting = False
@@ -158,6 +160,7 @@ class VHost:
         name, routing_key = split_key(key)
         epoch = self.epoch.value
         found = yield from walk(self.exchange(name), (routing_key,), {}, self.exchanges.get)
+        self.search_cost = found.cost
         route = route_to(name, routing_key, found.queues, found.dynamic)
         if epoch == self.epoch.value:
             self._remember(key, route)
@@ -184,6 +187,7 @@ class VHost:
         """`route_by_headers`, in pieces."""
         keys = (routing_key, *strings(headers.get("CC")), *strings(headers.get("BCC")))
         found = yield from walk(self.exchange(name), keys, headers, self.exchanges.get)
+        self.search_cost = found.cost
         return route_to(name, routing_key, found.queues, True)
 
     def target_steps(self, name: str, keys: list[str], headers: dict[str, Any]) -> Generator[bool, None, list[Queue]]:

@@ -108,13 +108,17 @@ class Api:
         self.host.schedule()
         await done.wait()
 
-    def turn(self) -> None:
-        """Write what queues hold, now. Problem 503 if the disk refuses."""
+    async def write(self) -> None:
+        """Write what queues hold now. Problem 503 if the disk refuses."""
+        changes = self.broker.changes
         try:
             self.host.hub.turn()
         except StoreError as error:
             self.host.fail(error)
             raise Problem(503, "store_failed", str(error)) from None
+        while self.broker.written < changes:
+            self.host.schedule()
+            await asyncio.sleep(0)
         self.host.schedule()
 
 

@@ -48,7 +48,7 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
     refused = [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, message.body, ttl_ms, 0)]
     for queue in refused:
         api.broker.dead_letters.refused(queue, key, props, message.body)
-    api.turn()
+    await api.write()
     if api.broker.unwritten:
         raise Problem(
             503, "disk_full", "the disk is full: the message is not stored yet, and is lost if the broker stops"

@@ -8,7 +8,7 @@ from kvitto.broker.route cimport Epoch, Route
 from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
-cdef Py_ssize_t _ENTRY, _MANY
+cdef Py_ssize_t _ENTRY, _MANY, _COPIES_BYTES
 cdef unsigned int _HELD
 cdef int _ACK, _REJECT, _STAGE, _RETRY, _FAILED, _UNKNOWN, _SETTLED, _MORE
 cdef Py_ssize_t _PIECE, _RUN_MAX, _SCANNED, _LOOKED_AT
@@ -22,7 +22,7 @@ cdef class Channel:
     cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
     cdef public dict consumers, getters, _allowed
     cdef public str last_queue
-    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, _head, appending
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, dirtied, _head, appending
     cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props
@@ -35,6 +35,7 @@ cdef class Channel:
     cdef int publish(self, const unsigned char* p, Py_ssize_t key, Py_ssize_t key_len, int options, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except? -1
     cpdef Route find_route(self, bytes key)
     cpdef touch(self)
+    cdef several(self, Py_ssize_t count, Py_ssize_t body_len)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")
     cdef unsigned long long remember(self, unsigned long long offset, Py_ssize_t body_len, unsigned int slot) except? 0
     @cython.locals(b=Buf)

@@ -26,6 +26,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
+from kvitto.broker.broker import QUEUE_COST
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
@@ -67,12 +68,20 @@ LOOKED_AT = 300 * SCANNED
 
 MANY = 200
 """Queues; a message for more of them goes to them in pieces."""
-QUEUES_PER_PIECE = 25
+COPIES_BYTES = 1 << 20
+"""Copies of a message that are larger together are made one by one."""
+DIRTY_COST = 5
+"""Of giving a queue something to be written, for the connection that does: the writing has a budget of its own."""
+PIECE_COST = 500
+"""Of what is appended in one piece, in units of about a microsecond."""
+SEARCH_COST = 10
+"""Of looking for a route, without the steps, in units of about a microsecond."""
 ENTRY = 24
 HELD = 0x80000000
 
 _ENTRY = ENTRY  # C variables when compiled
 _MANY = MANY
+_COPIES_BYTES = COPIES_BYTES
 _HELD = HELD
 _UNKNOWN, _SETTLED, _MORE = UNKNOWN, SETTLED, MORE
 _PIECE = PIECE
@@ -133,6 +142,8 @@ class Channel:
         """The slot whose queue takes a settlement."""
         self.used: list[Route] = []
         """The routes of what has been published and not confirmed, but for the last one."""
+        self.dirtied = 0
+        """Queues that had something to be written when the last message for several queues came."""
         self.searching: Generator[bool, None, Route] | None = None
         """The search for a route that takes more than one turn."""
         self._key = Buf(256)
@@ -181,6 +192,7 @@ class Channel:
             or options & 2
             or route.count == 0
             or route.count > _MANY
+            or (route.count > 1 and route.count * body_len > _COPIES_BYTES)
             or route.dynamic
             or self.tx is not None
             or route.out_of_service is not None
@@ -196,7 +208,7 @@ class Channel:
             )
             return 0
         if route.count > 1:
-            self.connection.spend((route.count >> 3) + (route.count * body_len >> 11))
+            self.several(route.count, body_len)
         refused = None
         for k in range(route.count):
             q = route.queues[k]
@@ -231,6 +243,13 @@ class Channel:
 
         self.take_turns(steps())
 
+    def several(self, count, body_len):  # type: ignore[no-untyped-def]
+        """A message for several queues: what its copies cost now, and what writing queues will that have nothing to be written yet."""
+        broker = self.connection.hub.broker
+        dirty = len(broker.dirty)
+        self.connection.spend((count >> 3) + (count * body_len >> 11) + DIRTY_COST * max(dirty - self.dirtied, 0))
+        self.dirtied = dirty
+
     def take_turns(self, steps: Iterator[bool]) -> None:
         """Publish a message: now, or in several turns, while the input behind it waits."""
         for _ in steps:
@@ -254,6 +273,7 @@ class Channel:
             next(steps)
         except StopIteration as end:
             found: Route = end.value
+            self.connection.spend(self.vhost.search_cost >> 3)
             return found
         self._uncount()
         yield True
@@ -274,6 +294,7 @@ class Channel:
                 return None
         except StopIteration as end:
             route = end.value
+            self.connection.spend(SEARCH_COST + (self.vhost.search_cost >> 3))
         except UnicodeDecodeError:
             text = "exchange and routing key of basic.publish must be UTF-8"
             raise ConnectionError_(FRAME_ERROR, text, 60, 40) from None
@@ -343,6 +364,7 @@ class Channel:
             raise ConnectionError_(502, "malformed properties", 60, 40)
         if inside or route.dynamic:
             properties = Properties.decode(props)
+            self.connection.spend(len(props) >> 5)
             if inside & check.USER_ID:
                 check_user(properties.user_id, self.connection.user)
             if inside & check.EXPIRATION:
@@ -399,12 +421,17 @@ class Channel:
         refused: list[Queue] = []
         if route.dynamic and self.confirm:
             self.used.append(route)
-        if route.count > MANY:
+        if route.count > MANY or (route.count > 1 and route.count * len(body) > COPIES_BYTES):
             self._uncount()
-            for k, q in enumerate(route.queues):
+            cost = 0
+            for q in route.queues:
                 if not q.deleted and not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0):
                     refused.append(q)
-                if k % QUEUES_PER_PIECE == QUEUES_PER_PIECE - 1:
+                cost += QUEUE_COST + (len(body) >> 11)
+                if cost >= PIECE_COST:
+                    cost = 0
+                    yield True
+                while len(body) > COPIES_BYTES and self._is_unwritten(q):
                     yield True
             self._count()
         else:
@@ -413,6 +440,11 @@ class Channel:
             self.unsynced = True
         if refused or route.out_of_service is not None:
             self.refused(refused, key, props, body)
+
+    @staticmethod
+    def _is_unwritten(queue: Queue) -> bool:
+        """Whether a large message is still in memory: one copy at a time is enough."""
+        return queue.dirty and not queue.deleted and queue not in queue.broker.unwritten
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """basic.return 312."""
@@ -448,11 +480,6 @@ class Channel:
     def contain(self, error: Exception) -> None:
         """Work for this channel has failed outside of its connection's input."""
         self.connection.contain_in(self, error)
-
-    def published_to(self, queues: list[Queue]) -> Queue | None:
-        """The first of these queues that a message which is not confirmed has gone to."""
-        routes = self.used if self.route is None else [*self.used, self.route]
-        return next((q for q in queues if any(q in route.queues for route in routes)), None)
 
     def touch(self) -> None:
         """Have the end of this turn look at this channel's confirms."""

@@ -165,10 +165,13 @@ class Connection:
             self.hub.broker.read_clock()
             if not self.yielded:
                 self.budget = _READ_BUDGET
+                if self.publisher and self.hub.broker.behind:
+                    self.spend(_READ_BUDGET)
                 self._take(box, n)
             self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
             if self.output.buf.n > INPUT_PAUSE:
                 self._choke()
+            self.hub.note_published()
             self.hub.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)
@@ -198,11 +201,14 @@ class Connection:
             self.transport.pause()
             self.hub.go_on_later(self)
 
-    def go_on(self) -> None:
-        """The next turn has come: handle the input that the budget did not reach."""
+    def go_on(self) -> int:
+        """The next turn has come: handle the input that the budget did not reach. Returns what that cost."""
         self.yielded = False
-        if not self.stalled and not self.choked:
-            self.unstall()
+        if self.stalled or self.choked:
+            return 0
+        self.budget = _READ_BUDGET
+        self.unstall()
+        return _READ_BUDGET - self.budget
 
     def _choke(self) -> None:
         """There are many answers on their way: take no more input if the socket does not take them."""

@@ -36,8 +36,24 @@ REPLIES_MAX = 8 << 20
 """Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
 
 
+WRITE_COST = 3000
+"""What a turn may write, in units of about a microsecond."""
+INPUT_COST = 3000
+"""What a turn may spend on input that was left over, in the same units."""
+Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
+"""Queues that are to be written, whom to call once that is durable, and whom if one of them goes out of service before."""
+
 LogIn = Callable[["Attempt", Callable[["User | None"], None]], None]
 """Checks an attempt outside the loop and gives the user, or None, to the second, in the loop."""
+
+
+class Published:
+    """What channels have published at one moment: channel, its last number, whether that is to be durable, and the routes it took."""
+
+    def __init__(self, changes: int, waiting: list[Waiting]) -> None:
+        self.changes = changes
+        self.channels: list[tuple[Channel, int, bool, list[Route]]] = []
+        self.waiting = waiting
 
 
 class Hub:
@@ -48,10 +64,12 @@ class Hub:
         self.touched: list[Channel] = []
         self.timeouts = Timeouts(broker)
         self._durable: dict[Channel, int] = {}
-        self._unwritten: list[tuple[list[Queue], Callable[[], None], Callable[[Queue], None]]] = []
+        self._published: deque[Published] = deque()
+        """What has been published, by the number of `Broker.changes` that have to be written before it is in the files."""
+        self._unwritten: list[Waiting] = []
         self._crowds: deque[tuple[Connection, Crowd]] = deque()
         """Consumers for which there is room again, and whose they are."""
-        self._yielded: list[Connection] = []
+        self._yielded: deque[Connection] = deque()
         """Connections whose input goes on in the next turn."""
         self.alarms: dict[str, str] = {}
         """Why publishers are blocked: "disk", "room" (a write was refused) or "memory" -> a sentence."""
@@ -75,22 +93,34 @@ class Hub:
 
     def turn(self) -> None:
         """Go on with what the last turn has left, deliver and write what has come in, note who waits for which sync, flush outputs."""
-        yielded, self._yielded = self._yielded, []
-        for connection in yielded:
-            walls.run(connection, connection.go_on)
+        self._go_on()
         walls.run(self.broker.jobs, self.broker.jobs.run)
         self._serve_crowds()
-        self.broker.turn()
+        self.note_published()
+        self.broker.turn(WRITE_COST)
         self.confirm()
         self.flush()
         if self.unfinished:
             self.schedule()
 
+    def _go_on(self) -> None:
+        """Handle the input that the last turns have left, as much as fits into this one; publishers wait while the broker is behind."""
+        cost = 0
+        for _ in range(len(self._yielded)):
+            if cost >= INPUT_COST:
+                return
+            connection = self._yielded.popleft()
+            if connection.publisher and self.broker.behind:
+                self._yielded.append(connection)
+                continue
+            cost += walls.run(connection, connection.go_on) or 0
+
     @property
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
+        broker = self.broker
         return bool(
-            self._yielded or self._crowds or self.broker.late or len(self.broker.jobs) or len(self.broker.readers)
+            self._yielded or self._crowds or broker.dirty or broker.late or len(broker.jobs) or len(broker.readers)
         )
 
     def go_on_later(self, connection: Connection) -> None:
@@ -138,36 +168,51 @@ class Hub:
             self._refuse_lost()
         if self.broker.unwritten:
             return
-        touched, self.touched = self.touched, []
         waiting = []
-        for channel in touched:
-            channel.touched = False
-            channel.used.clear()
-            if channel.unsynced or channel.in_flight:
-                channel.unsynced = False
-                channel.in_flight += 1
-                waiting.append((channel, channel.sequence))
-            else:
-                walls.run(channel, self._answer, channel, channel.sequence)
+        while self._published and self._published[0].changes <= self.broker.written:
+            published = self._published.popleft()
+            for channel, sequence, unsynced, _ in published.channels:
+                if unsynced or channel.in_flight:
+                    channel.in_flight += 1
+                    waiting.append((channel, sequence))
+                else:
+                    walls.run(channel, self._answer, channel, sequence)
+            for _, done, _ in published.waiting:
+                self.broker.store.when_durable(done)
         if waiting:
             self.broker.store.when_durable(lambda: self._synced(waiting))
-        written, self._unwritten = self._unwritten, []
-        for _, done, _ in written:
-            self.broker.store.when_durable(done)
+
+    def note_published(self) -> None:
+        """What has been published until now is in the files once all the queues are written that are dirty now."""
+        if not self.touched and not self._unwritten:
+            return
+        published = Published(self.broker.changes, self._unwritten)
+        for channel in self.touched:
+            routes = channel.used if channel.route is None else [*channel.used, channel.route]
+            published.channels.append((channel, channel.sequence, channel.unsynced, routes))
+            channel.touched = channel.unsynced = False
+            channel.used = []
+        self._published.append(published)
+        self.touched, self._unwritten = [], []
 
     def _refuse_lost(self) -> None:
-        """Queues have gone out of service with what this turn had brought them: who waits for a confirm of that gets none."""
+        """Queues have gone out of service with what they had not written: who waits for a confirm of that gets none."""
         lost, self.broker.faults.fresh = self.broker.faults.fresh, []
-        for channel in self.touched:
-            queue = channel.published_to(lost)
-            if queue is not None:
-                channel.contain(walls.out_of_service(queue))
-        for entry in self._unwritten[:]:
-            queues, _, tell = entry
-            gone = next((queue for queue in queues if queue in lost), None)
-            if gone is not None:
-                self._unwritten.remove(entry)
-                tell(gone)
+        self.note_published()
+        refused: dict[Channel, Queue] = {}
+        for published in self._published:
+            for channel, _, _, routes in published.channels:
+                gone = next((queue for queue in lost if any(queue in route.queues for route in routes)), None)
+                if gone is not None:
+                    refused.setdefault(channel, gone)
+            for entry in published.waiting[:]:
+                queues, _, tell = entry
+                gone = next((queue for queue in queues if queue in lost), None)
+                if gone is not None:
+                    published.waiting.remove(entry)
+                    tell(gone)
+        for channel, queue in refused.items():
+            channel.contain(walls.out_of_service(queue))
 
     def _synced(self, waiting: list[tuple[Channel, int]]) -> None:
         """One sync may cover several turns of a channel: they get one ack."""

@@ -284,9 +284,9 @@ class Journal:
         """Every record up to `sequence` has been applied (not yet synced)."""
         self.applied = max(self.applied, sequence)
 
-    def turn_written(self) -> None:
-        """Every queue has written what it had: all that has been applied is in files, and the next full sync covers it."""
-        self.written_out = self.applied
+    def turn_written(self, applied: int) -> None:
+        """What the records up to `applied` have brought to the queues is in files, and the next full sync covers it."""
+        self.written_out = applied
 
     def keep_all(self) -> None:
         """A queue cannot apply records any more: no file goes before a restart has applied them."""

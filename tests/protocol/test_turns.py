@@ -1,0 +1,127 @@
+"""A turn writes so much; what is left waits for the next ones, and so do its confirms."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvitto.broker import broker as brokers
+from kvitto.protocol import hub as hubs
+from kvitto.wire import methods as m
+from tests.protocol.raw import NO_PROPERTIES, content
+from tests.protocol.sansio import House, Wire
+
+AT_ONCE = 4
+"""Queues that a turn of these tests writes."""
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    house = House()
+    monkeypatch.setattr(hubs, "WRITE_COST", AT_ONCE * brokers.QUEUE_COST)
+    monkeypatch.setattr(brokers, "QUEUES_AT_A_TIME", 2)
+    return house
+
+
+def confirming(house: House, *queues: str) -> Wire:
+    wire = house.wire()
+    wire.put(1, m.ConfirmSelect(), *(m.QueueDeclare(name, durable=True) for name in queues))
+    house.settle()
+    wire.methods()
+    return wire
+
+
+def publish(wire: Wire, *queues: str) -> None:
+    wire.feed(b"".join(content(1, m.BasicPublish("", name), NO_PROPERTIES, b"x") for name in queues))
+
+
+def acked(wire: Wire) -> int:
+    return max((method.delivery_tag for method in wire.methods() if isinstance(method, m.BasicAck)), default=0)
+
+
+def names(count: int, what: str = "q") -> list[str]:
+    return [f"{what}{i}" for i in range(count)]
+
+
+def test_a_turn_writes_a_bounded_number_of_queues(house: House) -> None:
+    """All that were dirty were written in one turn: 10,000 of them took a quarter of a second."""
+    wire = confirming(house, *names(40))
+    publish(wire, *names(40))
+    before = house.broker.written
+    for turn in range(1, 11):
+        house.turn()
+        assert house.broker.written - before == AT_ONCE * turn
+    assert not house.broker.dirty and not house.hub.unfinished
+
+
+def test_a_confirm_waits_until_all_its_queues_are_written(house: House) -> None:
+    """C2."""
+    first, second = confirming(house, *names(20)), confirming(house, *names(3, "p"))
+    publish(first, *names(20))
+    publish(second, *names(3, "p"))
+    for _ in range(4):
+        house.turn()
+        assert not house.store.waiting
+    house.turn()
+    house.turn()
+    house.settle()
+    assert (acked(first), acked(second)) == (20, 3)
+
+
+def test_what_comes_while_much_waits_is_confirmed_in_order(house: House) -> None:
+    """C5: each once, none before what was published before it."""
+    wire = confirming(house, *names(20))
+    seen = []
+    for number in range(10):
+        publish(wire, f"q{number}", *names(5))
+        house.turn()
+        if house.store.waiting:
+            house.sync()
+        seen.append(acked(wire))
+    house.settle()
+    tags = [tag for tag in [*seen, acked(wire)] if tag]
+    assert tags == sorted(set(tags)) and tags[-1] == 60
+
+
+def test_a_confirmed_message_is_there_after_a_power_cut_in_the_middle_of_it(house: House) -> None:
+    """P2: what was confirmed had been written, whatever was still waiting."""
+    first, second = confirming(house, *names(3)), confirming(house, *names(30, "p"))
+    publish(first, *names(3))
+    publish(second, *names(30, "p"))
+    house.turn()
+    while not (tags := acked(first)):
+        house.sync()
+    assert tags == 3 and acked(second) == 0 and house.broker.dirty
+    again = House(house.disk.kill())
+    queues = again.broker.vhosts["/"].queues
+    assert [queues[name].ready for name in names(3)] == [1, 1, 1]
+    assert sum(queues[name].ready for name in names(30, "p")) < 30
+
+
+def test_a_full_disk_holds_back_all_confirms_until_there_is_room(house: House) -> None:
+    """D4."""
+    wire = confirming(house, *names(10))
+    house.disk.full = True
+    publish(wire, *names(10))
+    house.settle()
+    assert acked(wire) == 0 and house.broker.unwritten
+    house.disk.full = False
+    house.broker.retry_writes()
+    house.settle()
+    assert acked(wire) == 10
+
+
+def test_publishers_wait_while_too_much_waits_to_be_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "BEHIND_BYTES", 100)
+    flood, other = confirming(house, *names(100)), house.wire()
+    publish(flood, *names(100))
+    house.turn()
+    assert house.broker.behind
+    publish(flood, "q0")
+    before = house.broker.vhosts["/"].queues["q0"].published
+    other.put(1, m.QueueDeclare("q0", passive=True))
+    assert [type(method) for method in other.methods()] == []
+    house.hub.flush()
+    assert [type(method) for method in other.methods()] == [m.QueueDeclareOk]
+    assert house.broker.vhosts["/"].queues["q0"].published == before and not flood.reading
+    house.settle()
+    assert acked(flood) == 101 and flood.reading and not house.broker.behind
