@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvitto.base import limits
-from kvitto.protocol.holding import BUFFER_BYTES, BUFFERS_MAX
+from kvitto.protocol.closing import CONSUMERS_PER_PIECE
+from kvitto.protocol.connection import Connection
+from kvitto.protocol.holding import BUFFER_BYTES, BUFFERS_MAX, Holding
 from kvitto.protocol.states import RUNNING
 from kvitto.server.watch import PIECE, ConnectionWatch
 from kvitto.wire import methods as m
@@ -147,3 +149,32 @@ def test_a_look_at_many_connections_is_cut_into_pieces() -> None:
     assert 0 < at_once <= PIECE
     house.settle()
     assert all(wire.aborted for wire in wires) and house.broker.refused["handshake"] == len(wires)
+
+
+def test_who_gives_way_needs_several_turns_for_its_end_and_its_memory_is_free_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A channel with many consumers ends in pieces: the search for who holds most must find another one meanwhile."""
+    monkeypatch.setattr(limits, "HELD_MAX", 3 * MIB)
+    asked: list[str] = []
+    largest = Holding._largest
+
+    def counted(holding: Holding) -> Connection:
+        asked.append("")
+        assert len(asked) < 10, "it is asked again and again who holds most"
+        return largest(holding)
+
+    monkeypatch.setattr(Holding, "_largest", counted)
+    house = House()
+    large = house.wire()
+    ask(large, m.QueueDeclare("a"), m.TxSelect())
+    ask(large, *(m.BasicConsume("a", f"tag-{number}") for number in range(3 * CONSUMERS_PER_PIECE)))
+    large.feed(sessions.content(1, m.BasicPublish("", "a"), b"\0\0", bytes(100_000)) * 14)
+    house.settle()
+    others = [user_of(house, name) for name in ("one", "two")]
+    for other in others:
+        other.feed(begun("a", 100 * MIB, bytes(900_000)))
+    assert [wire.connection.state == RUNNING for wire in (large, *others)] == [False, True, True]
+    assert house.hub.holding.total <= 3 * MIB
+    house.settle()
+    check_others(house)

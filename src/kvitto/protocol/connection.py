@@ -600,6 +600,8 @@ class Connection:
         c.closing = True
         if c.content is not None:
             self._take_content(c)
+        if c.tx is not None:
+            c.tx.clear()  # the rollback may take several turns, and others may need the memory at once
         self.hub.broker.readers.remove(self, c)
         self.hub.timeouts.forget(c)
         self.hub.forget_channel(c)

@@ -86,7 +86,8 @@ class Transaction:
             text = f"the transactions of a connection may hold {limits.STAGED_MAX} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forget what it holds: the memory counts no more."""
         self.publishes, self.settles = [], []
         conn = self.chan.connection
         conn.staged -= self.size
@@ -106,7 +107,7 @@ class Transaction:
 
     def rollback(self) -> None:
         """Publishes are gone, held deliveries are unacked as before (T6)."""
-        self._clear()
+        self.clear()
         self._let_go(False)
 
     def commit(self, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]) -> None:
@@ -137,7 +138,7 @@ class Transaction:
                 else:
                     parcel.direct.append((queue, key, props, body, ttl_ms, 0))
         held = self.settles
-        self._clear()
+        self.clear()
 
         def apply() -> None:
             parcel.apply(broker)
