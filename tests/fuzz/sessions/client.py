@@ -22,6 +22,8 @@ class Channel:
     """One life of a channel."""
 
     number: int
+    opened: bool = False
+    """The broker has said so."""
     closed: bool = False
     """By the broker: it waits for our close-ok."""
     left: bool = False
@@ -174,8 +176,10 @@ class Client:
             elif isinstance(method, m.ConnectionClose):
                 self.told_to_close = True
                 self.oracle.closed(self, method)
-            elif isinstance(method, m.ChannelOpenOk) and len(lives) > 1:
-                lives.pop(0)
+            elif isinstance(method, m.ChannelOpenOk) and lives:
+                if lives[0].opened and len(lives) > 1:
+                    lives.pop(0)
+                lives[0].opened = True
             elif isinstance(method, m.ChannelClose) and lives:
                 self.oracle.closed(self, method)
                 lives[0].closed = True

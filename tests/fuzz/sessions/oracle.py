@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import INTERNAL_ERROR, REPLY_NAMES
+from kvitto.base.errors import INTERNAL_ERROR, REPLY_NAMES, ProtocolError
 from kvitto.broker.arguments import read_settings
 from kvitto.broker.queue import Queue
 from kvitto.protocol.states import RUNNING
@@ -281,7 +281,7 @@ class Oracle:
         found = self.followed(client, name)
         if found is not None:
             known = found[1]
-            if not client.late and self._alive(client, channel):
+            if body in known.sent and not client.late and self._alive(client, channel):
                 self._check_alone(client, name, body)
                 if body in known.seen and not method.redelivered:
                     raise Finding(f"{name}: {body[:12]!r} is delivered again and not flagged")
@@ -368,7 +368,10 @@ def simple(properties: bytes) -> bool:
     """It does not expire, and goes nowhere else."""
     if properties == b"\0\0":
         return True
-    found = Properties.decode(properties)
+    try:
+        found = Properties.decode(properties)
+    except ProtocolError:
+        return False
     return found.expiration is None and not found.headers
 
 

@@ -167,6 +167,10 @@ class World:
         if broker.full or self.house.store.short:
             broker.make_room(broker.full)
 
+    def do_later(self, seconds: float) -> None:
+        """Time passes, and what comes next comes before the timers are looked at."""
+        self.clock.advance(seconds)
+
     def do_clock(self, ms: int) -> None:
         """Somebody sets the machine's clock."""
         self.clock.wall_ms += ms

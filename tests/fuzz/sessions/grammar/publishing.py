@@ -74,11 +74,16 @@ def publish_short_lived(g: Grammar) -> list[Action]:
     client, channel = found
     queue = g.queue()
     first = g.message(client, channel.number, "", queue) if g.chance(0.5) else b""
-    data = b"".join(g.message(client, channel.number, "", queue, expiration="1") for _ in range(g.one(2, 4, 8)))
-    last = g.message(client, channel.number, "", queue, **g.one({}, {"headers": {"big": "h" * g.one(*LARGE)}}))
-    actions: list[Action] = [*g.send(client, first + data + last), ("time", g.one(0.0, 0.005, 0.05))]
-    getter = g.channel()
-    if getter is not None and g.chance(0.5):
+    data = b"".join(g.message(client, channel.number, "", queue, expiration="1") for _ in range(g.one(2, 4, 8, 20)))
+    large = {"headers": {"big": "h" * g.one(*LARGE)}}
+    last = g.message(client, channel.number, "", queue, **g.one({}, large, large))
+    actions: list[Action] = [
+        *g.send(client, first + data + last),
+        (g.one("time", "later", "later"), g.one(0.0, 0.005, 0.05)),
+    ]
+    small = [(client, channel) for client, channel in g.anywhere() if client.frame_max == 4096]
+    getter = g.rng.choice(small) if small and g.chance(0.6) else g.channel()
+    if getter is not None and g.chance(0.6):
         actions += g.put(getter[0], getter[1].number, *[m.BasicGet(queue, False)] * g.one(1, 2))
     return actions
 
@@ -102,7 +107,7 @@ def unfinished(g: Grammar) -> list[Action]:
 THEME = [
     (4, publish),
     (3, publish_followed),
-    (1.5, publish_short_lived),
+    (3, publish_short_lived),
     (1, confirm),
     (0.7, unfinished),
 ]
