@@ -228,6 +228,22 @@ def test_damage_is_read_around_from_either_side() -> None:
             assert other.store.alarms
 
 
+def test_a_segment_that_is_cut_while_it_is_in_use_is_read_up_to_the_cut() -> None:
+    """D3: the read asked for the rest of the batch again and again, and the broker did nothing else any more."""
+    shelf = Shelf()
+    for name in (b"a", b"b", b"c"):
+        shelf.write(name * 100)
+    shelf.rest()
+    end = shelf.log.segments[0].size
+    for cut in range(1, 300, 7):
+        other = Shelf(shelf.disk.copy())
+        assert other.body(0) == b"a" * 100
+        other.disk.open(f"{DIRECTORY}/{0:020d}.log").truncate(end - cut)
+        bodies = [other.body(offset) for offset in range(3)]
+        assert bodies[0] == b"a" * 100 and bodies[2] is None
+        assert other.store.alarms
+
+
 def test_a_window_holds_nothing_after_a_read_that_found_damage() -> None:
     """D3: it went on to say that it held the batch before, and gave bytes of the damaged one as that one's bodies."""
     shelf = Shelf()

@@ -358,7 +358,10 @@ class Log:
         position = start = part.position_before(offset)
         want = CHUNK_BYTES
         while position < part.size:
-            got = self._read(window, part, position, min(want, part.size - position))
+            n = min(want, part.size - position)
+            got = self._read(window, part, position, n)
+            if got < n:  # somebody has cut the file
+                return self._damaged(window, part, position, offset)
             at = 0
             while at + BATCH_HEADER <= got:
                 head = BatchHeader(window.chunk.view(0, got), at)
