@@ -200,3 +200,20 @@ def test_a_virtual_host_goes_in_pieces() -> None:
     assert count > 5 and "v" not in rig.broker.vhosts and not vhost.queues and vhost.bindings == 0
     rig.restart()
     assert "v" not in rig.broker.vhosts
+
+
+def test_an_auto_delete_exchange_that_is_bound_again_meanwhile_stays() -> None:
+    """Whoever bound it had been told that it was done, and what was published there went nowhere."""
+    rig = Rig()
+    vhost = bound(rig, 300)
+    for name in ("again", "unused"):
+        vhost.declare_exchange(name, "fanout", False, True, False, {})
+        vhost.bind(name, rig.queue("q"), "", {})
+    steps = vhost.queue_deletion(rig.queue("q"))
+    next(steps)
+    assert vhost.exchange("again").unused
+    other = rig.declare("other")
+    vhost.bind("again", other, "", {})
+    removal.at_once(steps)
+    assert "again" in vhost.exchanges and list(vhost.exchange("again").bindings_to(other))
+    assert "unused" not in vhost.exchanges and "q" not in vhost.queues

@@ -57,7 +57,7 @@ def _delete_queue(vhost: VHost, queue: Queue, cost: Cost) -> Steps:
     vhost.remove(queue)
     if cost.spend(QUEUE):
         yield True
-    yield from _delete_exchanges(vhost, unused, cost)
+    yield from _delete_exchanges(vhost, [], unused, cost)
 
 
 def delete_queues(queues: list[Queue]) -> Steps:
@@ -73,14 +73,20 @@ def delete_queues(queues: list[Queue]) -> Steps:
 
 def delete_exchange(vhost: VHost, exchange: Exchange, cost: Cost) -> Steps:
     """Also the exchanges that delete themselves when nothing is bound to them any more, and so on."""
-    yield from _delete_exchanges(vhost, [exchange], cost)
+    yield from _delete_exchanges(vhost, [exchange], [], cost)
 
 
-def _delete_exchanges(vhost: VHost, waiting: list[Exchange], cost: Cost) -> Steps:
-    while waiting:
-        exchange = waiting.pop()
+def _delete_exchanges(vhost: VHost, asked: list[Exchange], unused: list[Exchange], cost: Cost) -> Steps:
+    """`unused` lost their last binding in an earlier piece: those that somebody has bound again since then stay."""
+    while asked or unused:
+        if unused:
+            exchange = unused.pop()
+            if not exchange.unused:
+                continue
+        else:
+            exchange = asked.pop()
         if vhost.exchanges.get(exchange.name) is exchange and vhost.going.get(exchange) is None:
-            yield from _run(vhost, exchange, _delete_exchange(vhost, exchange, cost, waiting))
+            yield from _run(vhost, exchange, _delete_exchange(vhost, exchange, cost, unused))
 
 
 def _delete_exchange(vhost: VHost, exchange: Exchange, cost: Cost, unused: list[Exchange]) -> Steps:
@@ -134,7 +140,7 @@ def clear_vhost(vhost: VHost) -> Steps:
     yield from delete_queues(list(vhost.queues.values()))
     cost = Cost()
     exchanges = [x for x in vhost.exchanges.values() if x.name and not x.name.startswith("amq.")]
-    yield from _delete_exchanges(vhost, exchanges, cost)
+    yield from _delete_exchanges(vhost, exchanges, [], cost)
     for exchange in list(vhost.exchanges.values()):
         yield from unbind_from(vhost, exchange, cost)
     vhost.clear_policies()
