@@ -106,7 +106,8 @@ def transact(rig: Rig, queue: Stream, told: Told) -> None:
         told.confirmed = len(told.sent)
 
     rig.broker.journal(record, done, lambda: None)
-    rig.sync(everything=False)
+    while told.confirmed < len(told.sent):  # a journal file that is new waits for the inventory, too
+        rig.sync(everything=False)
 
 
 def run(cut_at: int | None, *retention: int) -> tuple[SimDisk, Told]:
