@@ -100,9 +100,7 @@ class Offsets:
                 self._file = self._store.disk.open(self._path, create=True)
                 self._store.renamed(self._directory)
             for tag in list(self._changed):
-                kept = self._kept[tag]
-                self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
-                kept.sequence += 1
+                self._write_slot(tag, self._kept[tag])
                 del self._changed[tag]
         if self._file is not None:
             self._store.wrote_file(self._file)
@@ -162,7 +160,24 @@ class Offsets:
             synced = 2 * SLOT * pair < self._entered or self._store.in_order
             if text := damage(slots, len(valid), doubt or not synced):
                 self._store.alarm(f"{self._path}, byte {2 * SLOT * pair}: {text}")
+            elif sum(map(any, slots)) > len(valid):
+                self._mend(pair, kept[-1] if valid else None)
         self._kept = dict(sorted(kept, key=lambda tag: tag[1].time_ms))
+
+    def _mend(self, pair: int, known: tuple[str, Kept] | None) -> None:
+        """A power cut has torn a slot. It is written again at once: a start after a kill takes a torn slot for damage."""
+        assert self._file is not None
+        with suppress(StoreFull):
+            if known is None:
+                self._file.write_at(2 * SLOT * pair, [bytes(2 * SLOT)])
+            else:
+                self._write_slot(*known)
+            self._store.wrote_file(self._file)
+
+    def _write_slot(self, tag: str, kept: Kept) -> None:
+        assert self._file is not None
+        self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
+        kept.sequence += 1
 
     def _rewrite(self) -> None:
         """The format before this one had checksums that did not tell whose file it is."""
