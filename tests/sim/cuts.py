@@ -10,7 +10,7 @@ from tests.sim.world import Dice, Found, World, check_sound, check_state, digest
 from tests.support.simdisk import PowerCut, SimDisk
 
 
-class Shown(Exception):
+class Shown(BaseException):
     """The run has shown what is wrong; it ends here."""
 
 

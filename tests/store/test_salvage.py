@@ -12,6 +12,7 @@ import pytest
 
 from kvitto.base.clock import SystemClock
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.store import paths
 from kvitto.store.readonly import ReadOnlyDisk
 from kvitto.store.salvage import Salvage
 from kvitto.store.segment import HEADER
@@ -19,6 +20,8 @@ from kvitto.store.survey import Survey
 from tests.support import datadir
 from tests.support.datadir import Memory, Message
 from tests.support.older import without_inventory
+from tests.support.rig import Rig
+from tests.support.simdisk import PowerCut
 
 FLIPS = int(os.environ.get("KVITTO_FLIPS", "20"))
 UNCHECKED = ("lock", "boot", "format", "spare")
@@ -353,3 +356,27 @@ def test_what_is_read_is_not_written(tmp_path: Path) -> None:
             attempt()
     file.truncate(0)
     assert (tmp_path / "format").read_bytes() == b"kvitto 1\n"
+
+
+def test_a_deleted_queue_whose_removal_was_cut_short_is_no_damage() -> None:
+    """A killed process leaves a directory that is being removed, and the start after it is killed as well, wherever that is."""
+    rig = Rig()
+    for name in ("stays", "goes"):
+        rig.declare(name)
+        rig.publish(name, name.encode())
+    rig.settle_down()
+    queue = rig.queue("goes")
+    rig.broker.undefine("queue", ("/", "goes"))
+    assert rig.disk.exists(paths.segment(queue.log.directory, 0))
+    left, steps = rig.disk.kill(), 0
+    while True:
+        steps += 1
+        disk = left.copy()
+        disk.cut_at = steps
+        try:
+            Rig(disk)
+        except PowerCut:
+            assert Survey(disk.kill()).findings == []
+        else:
+            break
+    assert steps > 10

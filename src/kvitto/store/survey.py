@@ -115,6 +115,8 @@ class Survey:
         self.archives: list[Folder] = []
         self.journals: list[JournalFile] = []
         self._said: set[str] = set()
+        self._deleted: set[str] = set()
+        """Queues that the definitions once had, and have no more."""
         self._cut = False
         self._known: dict[tuple[int, str], dict[int, Entry]] = {}
         self._check_format()
@@ -124,6 +126,7 @@ class Survey:
         self._read_inventory()
         self._read_definitions()
         owners = {value["id"]: (kind, key) for kind, key, value in self.definitions if kind in ("queue", "stage")}
+        self._deleted = self._said - owners.keys() if self.definitions_intact else set()
         for queue_id in self._ids(paths.QUEUES, [*owners, *self._ids_of(ORPHAN)]):
             folder = self._folder(paths.queue_dir(queue_id, True), queue_id, self.ending)
             folder.defined = owners.get(queue_id, ("", ()))
@@ -267,7 +270,8 @@ class Survey:
             self.findings += found
             if part.readable or found:
                 folder.parts.append(part)
-        self._miss(folder, known, names)
+        if folder.archived or queue_id not in self._deleted:  # its files go one by one
+            self._miss(folder, known, names)
         self._compare(folder)
         for part in folder.parts:
             folder.next = max(folder.next, part.end)
