@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kvitto.broker import broker as brokers
 from kvitto.broker import deadletter, topic
 from kvitto.broker.queue import Queue
+from kvitto.protocol.hub import WRITE_COST
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address
 
@@ -82,6 +84,28 @@ def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dead.ready - before <= 15
     rig.settle_down()
     assert 9_000 < most < 12_000 and letters.in_flight == 0
+    assert [body.split(b".")[0] for body in rig.peek("dead")] == [b"q %d" % i for i in range(60)]
+
+
+def test_what_one_sync_has_made_durable_is_applied_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of many turns wait for one sync; nothing of a turn's budget is left for others if all are applied behind it."""
+    monkeypatch.setattr(deadletter, "LETTERS_PER_TURN", 10)
+    monkeypatch.setattr(brokers, "APPLIED_PER_TURN", 10)
+    rig = Rig()
+    dead = rig.declare("dead")
+    rejected(rig, "q", 60, 10)
+    while rig.broker.dead_letters.moves:
+        rig.broker.turn(WRITE_COST)
+    assert dead.ready == 0
+    for _ in range(2):  # the first one makes the file of the journal known
+        job = rig.store.begin_sync(everything=True)
+        job.run()
+        rig.store.end_sync(job)
+    for turn in range(1, 7):
+        assert not rig.broker.idle and rig.broker.unfinished
+        rig.broker.turn(WRITE_COST)
+        assert dead.ready == 10 * turn
+    rig.settle_down()
     assert [body.split(b".")[0] for body in rig.peek("dead")] == [b"q %d" % i for i in range(60)]
 
 

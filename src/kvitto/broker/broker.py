@@ -50,6 +50,8 @@ QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
+APPLIED_PER_TURN = 50
+"""Messages of the journal's records that one turn gives to their queues; a record that has more is applied in one piece."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
 LARGE = 64 << 20
@@ -87,6 +89,8 @@ class Broker:
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
+        self._to_apply: deque[tuple[int, Callable[[], None]]] = deque()
+        """Durable records of the journal that have not been applied, in their order: how many messages each has, and what applies it."""
         self.turns = 0
         self.allowance = ALLOWANCE
         """What deliveries of this turn may still cost."""
@@ -339,7 +343,14 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Nothing has changed since the last turn."""
-        return not (self.dirty or self.late or self.readers or self.dead_letters.moves or self.stages.due)
+        return not (
+            self.dirty or self.late or self.readers or self._to_apply or self.dead_letters.moves or self.stages.due
+        )
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a turn has left what the next one can do at once."""
+        return bool(self.dirty or self.late or self._to_apply or self.jobs or self.readers)
 
     @property
     def changes(self) -> int:
@@ -354,6 +365,7 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
+        self._apply_durable(most)
         self._applied.append((self.changes, self.store.journal.applied))
         self._pump_late()
         walls.run(self.readers, self.readers.pump)
@@ -390,6 +402,14 @@ class Broker:
             left -= len(queues)
             self.written += len(queues)
         return most
+
+    def _apply_durable(self, most: int) -> None:
+        """Apply what the journal has made durable, in order: about as much as fits into a turn, everything where there is no other turn."""
+        left = APPLIED_PER_TURN if most < sys.maxsize else most
+        while self._to_apply and left > 0:
+            count, apply = self._to_apply.popleft()
+            apply()
+            left -= count
 
     def _note_applied(self) -> None:
         """Tell the journal which of its records have been applied by what is in files now."""
@@ -503,7 +523,7 @@ class Broker:
     # -- journal ---------------------------------------------------------------------------------------------
 
     def journal(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
-        """Write an atomic record and call `done` once it is durable; `done` applies it. Without room: `full`, and it never was.
+        """Write an atomic record and call `done` in a turn once it is durable; `done` applies it. Without room: `full`, and it never was.
 
         What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
         power cut took give theirs to others. Records stay in order.
@@ -529,7 +549,8 @@ class Broker:
         except StoreFull:
             full()
             return
-        self.store.when_durable(done, messages=False)
+        count = len(record.appends) + sum(run.batch.count for run in record.runs)
+        self.store.when_durable(lambda: self._to_apply.append((count, done)), messages=False)
 
     def _settles_durable(self, record: Record) -> bool:
         queues = {s.queue_id: self.queues.get(s.queue_id) for s in record.settles}

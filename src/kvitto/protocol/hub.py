@@ -118,10 +118,7 @@ class Hub:
     @property
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
-        broker = self.broker
-        return bool(
-            self._yielded or self._crowds or broker.dirty or broker.late or len(broker.jobs) or len(broker.readers)
-        )
+        return bool(self._yielded or self._crowds or self.broker.unfinished)
 
     def go_on_later(self, connection: Connection) -> None:
         """Its input has used up the budget of this turn."""
