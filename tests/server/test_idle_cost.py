@@ -189,13 +189,13 @@ def alive(kind: type) -> int:
 
 
 def test_the_process_looks_for_all_garbage_only_when_it_is_idle(monkeypatch: pytest.MonkeyPatch, unbound: None) -> None:
-    """A look at all objects while others wait took 80 ms with ten thousand connections."""
+    """A look at all objects while others wait took 80 ms with ten thousand connections; at 7,700 that are not young any more, 14 ms."""
     before = gc.get_threshold()
     monkeypatch.setattr(gc, "collect", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     try:
         garbage.spare_the_loop()
         young, middle, old = gc.get_threshold()
-        assert (young, middle) == before[:2] and old > 1_000_000
+        assert young == before[0] and young * (middle + 1) <= 2500 and old > 1_000_000
     finally:
         gc.set_threshold(*before)

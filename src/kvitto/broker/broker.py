@@ -50,7 +50,7 @@ QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
-APPLIED_PER_TURN = 50
+APPLIED_PER_TURN = 40
 """Messages of the journal's records that one turn gives to their queues; a record that has more is applied in one piece."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""

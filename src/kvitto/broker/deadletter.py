@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker, Direct
     from kvitto.broker.queue import Queue
 
-LETTERS_PER_TURN = 50
-"""About 3 ms of work."""
+LETTERS_PER_TURN = 30
+"""About 2 ms of work."""
 STEPS_PER_TURN = 10_000
 """Of routing, for all letters."""
 SLICE = 25
