@@ -55,6 +55,23 @@ def test_more_buffers_than_one_call_takes(disk: RealDisk) -> None:
     file.close()
 
 
+def test_very_many_buffers_are_looked_at_once(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction's record has a buffer for each message: passing on what is left after each call took seconds."""
+    looked_at = 0
+    real = disk_module._rest
+
+    def rest(views: list[memoryview], n: int) -> list[memoryview]:
+        nonlocal looked_at
+        looked_at += len(views)
+        return real(views, n)
+
+    monkeypatch.setattr(disk_module, "_rest", rest)
+    file = disk.open("a", create=True)
+    assert file.write_at(0, [b"ab"] * 20_000) == 40_000
+    assert looked_at == 20_000
+    file.close()
+
+
 def test_short_writes_go_on(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     file = disk.open("a", create=True)
     real = os.pwritev

@@ -159,15 +159,16 @@ class RealFile:
         self._open_fds.add(fd)
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
-        views = [v for v in (memoryview(b).cast("B") for b in buffers) if v.nbytes]
         total = 0
         try:
-            while views:
-                n = os.pwritev(self._fd, views[:MAX_BUFFERS], pos + total)
-                if n <= 0:
-                    raise OSError(errno.EIO, "the file takes no more bytes")
-                total += n
-                views = _rest(views, n)
+            for at in range(0, len(buffers), MAX_BUFFERS):
+                views = [v for v in (memoryview(b).cast("B") for b in buffers[at : at + MAX_BUFFERS]) if v.nbytes]
+                while views:
+                    n = os.pwritev(self._fd, views, pos + total)
+                    if n <= 0:
+                        raise OSError(errno.EIO, "the file takes no more bytes")
+                    total += n
+                    views = _rest(views, n)
         except OSError as error:
             fail("write to", self.path, error)
         return total

@@ -31,6 +31,8 @@ _HEAD = struct.Struct("<4sIQQII")
 _APPEND = struct.Struct("<B16sHHIII")
 _SETTLE = struct.Struct("<B16sQIB")
 _RUN = struct.Struct("<B16sIII")
+COPIED_MAX = 4096
+"""Bytes of a body that are copied behind what comes before it: very many buffers cost more than their bytes."""
 
 
 @dataclass
@@ -74,8 +76,11 @@ class Record:
             if a.ttl_ms >= 0:
                 flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
             queue = bytes.fromhex(a.queue_id)
-            parts.append(_APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)))
-            parts += (a.key, a.props, a.body)
+            head = _APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)) + a.key + a.props
+            if len(a.body) > COPIED_MAX:
+                parts += (head, a.body)
+            else:
+                parts.append(head + a.body)
         for r in self.runs:
             b = r.batch
             parts.append(_RUN.pack(3, bytes.fromhex(r.queue_id), b.count, b.meta.n, b.body.n))
