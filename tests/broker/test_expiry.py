@@ -33,6 +33,7 @@ def test_a_delivery_has_so_many_expired_messages_leave_and_asks_for_another_turn
 ) -> None:
     """W8: all that were behind the message went in one turn."""
     monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
+    monkeypatch.setattr(queue_module, "AGAIN_LEAVES", 0)
     rig = Rig()
     dead = rig.declare("dead")
     queue = expired(rig, 30, **arguments)
@@ -64,6 +65,7 @@ def test_large_messages_leave_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch
 
 def test_get_says_what_it_has_not_seen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
+    monkeypatch.setattr(queue_module, "AGAIN_LEAVES", 0)
     rig = Rig()
     queue = expired(rig, 10)
     taker = Taker(queue)
@@ -78,6 +80,7 @@ def test_get_says_what_it_has_not_seen_yet(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A8."""
     monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
+    monkeypatch.setattr(queue_module, "AGAIN_LEAVES", 0)
     rig = Rig()
     queue = rig.declare("q", x_delivery_limit=0)
     for _ in range(20):

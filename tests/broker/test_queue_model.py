@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import deadletter, hold, queue, vhost, waiting
+from kvitto.broker import deadletter, hold, queue, removal, vhost, waiting
 from kvitto.broker.queue import Queue
 from kvitto.store import journal, log
 from tests.support.rig import Delivery, Rig, Taker
@@ -379,7 +379,7 @@ class QueueModel(RuleBasedStateMachine):
     @rule()
     def release_held(self) -> None:
         """The group has gone for good; it may have read what it held."""
-        hold.release(self.q)
+        removal.at_once(hold.release(self.q))
         self.estimate = self.estimate or not self.count_bytes
         for m in self.at(HELD):
             m.place, m.deliveries = READY, max(m.deliveries, 1)

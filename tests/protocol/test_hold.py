@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvitto.broker.hold import HOLD_MS
+from kvitto.protocol.large import LARGE
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
@@ -19,7 +20,7 @@ def publish(wire: Wire, *bodies: bytes, queue: str = "q") -> None:
         wire.feed(
             frame(FRAME_METHOD, 1, m.BasicPublish("", queue).encode())
             + frame(FRAME_HEADER, 1, b"\0\x3c\0\0" + len(body).to_bytes(8, "big") + b"\x10\0\x02")
-            + frame(FRAME_BODY, 1, body)
+            + b"".join(frame(FRAME_BODY, 1, body[at : at + 100_000]) for at in range(0, len(body), 100_000))
         )
     wire.house.settle()
 
@@ -222,6 +223,66 @@ def test_an_abandoned_hold_is_released_at_its_place_and_flagged(how: str) -> Non
         house.settle()
         came = [each for each in wire.methods() if isinstance(each, m.BasicDeliver)]
         assert [each.redelivered for each in came] == [True] * 5 + [False] * 5
+
+
+@pytest.mark.parametrize("how", ["consume", "get"])
+def test_what_was_held_follows_its_answer_whole(how: str) -> None:
+    """Found by an attack: deliveries came before consume-ok, and a large body behind other answers ended the connection with 541."""
+    house = House()
+    wire = opened(house, 0)
+    publish(wire, b"x" * (LARGE + 1))
+    hold(wire, 0, 1)
+    wire.connection.lost()
+    wire = house.wire()
+    wanted = m.BasicConsume("q", "c") if how == "consume" else m.BasicGet("q")
+    wire.put(1, m.BasicQos(0, 10), m.BasicQos(0, 10), wanted)
+    for _ in range(10):
+        house.settle()
+    frames = wire.frames()
+    names = [type(decode(payload)).__name__ for kind, _, payload in frames if kind == FRAME_METHOD]
+    answers = ["BasicConsumeOk", "BasicDeliver"] if how == "consume" else ["BasicGetOk"]
+    assert names == ["BasicQosOk", "BasicQosOk", *answers]
+    assert sum(len(payload) for kind, _, payload in frames if kind == FRAME_BODY) == LARGE + 1
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-max-length-bytes": 1 << 30}, {"x-max-priority": 3}])
+def test_a_hold_full_of_holes_is_released_in_pieces(arguments: dict[str, Any]) -> None:
+    house = House()
+    wire = opened(house, 1000, **arguments)
+    queue = house.broker.vhosts["/"].queues["q"]
+    ask(wire, m.LogDetach("q", "spark"), m.BasicConsume("q", "c"))
+    ask(wire, m.BasicCancel("c"), *(m.BasicNack(tag, requeue=True) for tag in range(2, 1001, 2)), m.BasicAck(0, True))
+    ask(wire, m.LogAttach("q", "spark"))
+    hold(wire, 0, 1000)
+    assert (queue.held, queue.ready) == (500, 0)
+    other = house.wire()
+    wire.put(1, m.LogDetach("q", "spark"))
+    wire.connection.lost()
+    other.put(1, m.BasicConsume("q", "c"))
+    assert 0 < queue.held < 500, "it was all done in one piece"
+    assert queue.held + queue.ready == 500 and queue.delivered == 1000
+    house.settle()
+    assert (queue.held, queue.unacked, queue.hold) == (0, 500, None)
+    came = [payload for kind, _, payload in other.frames() if kind == FRAME_BODY]
+    assert came == [b"m%d" % n for n in range(1, 1000, 2)]
+
+
+def test_a_group_that_comes_back_keeps_what_is_not_released_yet() -> None:
+    house = House()
+    wire = opened(house, 1000)
+    queue = house.broker.vhosts["/"].queues["q"]
+    ask(wire, m.LogDetach("q", "spark"), m.BasicConsume("q", "c"))
+    ask(wire, m.BasicCancel("c"), *(m.BasicNack(tag, requeue=True) for tag in range(2, 1001, 2)), m.BasicAck(0, True))
+    ask(wire, m.LogAttach("q", "spark"))
+    hold(wire, 0, 1000)
+    wire.connection.lost()
+    wire, other = house.wire(), house.wire()
+    wire.put(1, m.BasicGet("q", True))
+    other.put(1, m.LogAttach("q", "spark"))
+    held = queue.held
+    house.settle()
+    assert 0 < held == queue.held
+    assert queue.held + queue.ready == 499
 
 
 def test_holding_needs_the_group_and_the_incarnation() -> None:

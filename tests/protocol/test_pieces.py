@@ -131,3 +131,62 @@ def test_a_peer_that_is_lost_in_the_middle_of_an_ack_gets_the_rest_back(house: H
     assert left.unacked == 0
     assert COUNT <= left.ready < 2 * COUNT
     assert left.ready == left.next - left.cursor + len(left.requeued)
+
+
+def test_a_purge_takes_everything_at_once_and_settles_it_in_pieces(house: House, wire: Wire) -> None:
+    """What comes meanwhile stays, and nobody gets what was there before."""
+    wire.put(1, *(m.BasicNack(tag, requeue=True) for tag in range(1, COUNT + 1)))
+    house.settle()
+    other = house.wire()
+    other.put(1, m.BasicConsume(QUEUE, "c", no_ack=True), m.BasicCancel("c"))
+    assert queue(house).ready == COUNT
+    wire.put(1, m.QueuePurge(QUEUE))
+    assert wire.connection.stalled, "it was all done in one piece"
+    assert queue(house).ready == 0
+    fill(other, range(10))
+    other.put(1, m.BasicConsume(QUEUE, "c", no_ack=True))
+    house.settle()
+    assert bodies(other) == list(range(10))
+    assert [method for method in wire.methods() if isinstance(method, m.QueuePurgeOk)] == [m.QueuePurgeOk(COUNT)]
+    assert queue(house).messages == COUNT, "channel 2 holds them"
+
+
+def test_delayed_messages_are_purged_and_attached_to_in_pieces(house: House) -> None:
+    wire = house.wire()
+    delay = {"x-retry-delay-min": 60_000, "x-retry-delay-max": 60_000}
+    wire.put(1, m.ConfirmSelect(), m.QueueDeclare(QUEUE, durable=True, arguments=delay))
+    house.settle()
+    for method in (m.LogAttach(QUEUE, "group"), m.QueuePurge(QUEUE)):
+        fill(wire, range(5000))
+        wire.put(1, m.BasicConsume(QUEUE, "a"))
+        house.settle()
+        wire.put(1, m.BasicCancel("a"), m.BasicNack(0, True, True))
+        house.settle()
+        assert len(queue(house).delays) == 5000
+        wire.frames()
+        wire.put(1, method)
+        assert wire.connection.stalled, "it was all done in one piece"
+        house.settle()
+        assert len(wire.methods()) == 1 and not len(queue(house).delays)
+        if isinstance(method, m.LogAttach):
+            wire.put(1, m.LogCount(QUEUE, "", 0, 5000))
+            house.settle()
+            assert wire.methods() == [m.LogCountOk(0, 5000, 5000)]
+            wire.put(1, m.LogSettle(QUEUE, "group", "", 5000), m.LogDetach(QUEUE, "group"))
+            house.settle()
+        assert not queue(house).messages
+
+
+def test_a_connection_of_many_channels_ends_in_pieces(house: House) -> None:
+    """A5, A6: and nothing overtakes what the last of them gives back."""
+    other, wire = house.wire(), house.wire()
+    other.put(1, m.QueueDeclare(QUEUE))
+    for number in range(2, 102):
+        wire.put(number, m.ChannelOpen(), m.BasicQos(0, 1), m.BasicConsume(QUEUE, "a"))
+    fill(other, range(110))
+    house.settle()
+    other.put(1, m.BasicConsume(QUEUE, "c", no_ack=True))
+    wire.connection.lost()
+    assert queue(house).unacked, "it was all done in one piece"
+    house.settle()
+    assert sorted(bodies(other)) == list(range(110))

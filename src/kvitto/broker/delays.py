@@ -14,6 +14,7 @@ from kvitto.broker.ranges import RangeSet
 JITTER = 0.1
 """Of the delay, at most, on top of it: those that failed together do not all come back together."""
 DOUBLINGS_MAX = 40
+FREED_PER_PIECE = 2000
 
 
 class Delays:
@@ -25,22 +26,22 @@ class Delays:
         self.bytes = 0
         self._heap: list[tuple[int, int, int]] = []
         """When each is due, its offset and its size."""
-        self._offsets = RangeSet()
+        self.offsets = RangeSet()
 
     def __len__(self) -> int:
-        return self._offsets.count
+        return self.offsets.count
 
     def __iter__(self) -> Iterator[int]:
         """Their offsets, in order."""
-        return (o for start, count in self._offsets for o in range(start, start + count))
+        return (o for start, count in self.offsets for o in range(start, start + count))
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._offsets
+        return offset in self.offsets
 
     @property
     def lowest(self) -> int:
         """The lowest of their offsets; there is one."""
-        return self._offsets.lowest()
+        return self.offsets.lowest()
 
     def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
         """A message of `size` bytes failed after so many deliveries."""
@@ -50,7 +51,7 @@ class Delays:
             delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
             delay += int(delay * JITTER * random.random())
         self.bytes += size
-        self._offsets.add(offset, 1)
+        self.offsets.add(offset, 1)
         heapq.heappush(self._heap, (now_ms + delay, offset, size))
 
     @property
@@ -58,16 +59,25 @@ class Delays:
         """When the first of them is due; there is one."""
         return self._heap[0][0]
 
-    def take(self, now_ms: int | None = None, most: int = 0) -> list[tuple[int, int]]:
-        """(offset, size) of the first `most` that are due by then, or of all; in order."""
-        if now_ms is None:
-            taken, self._heap = self._heap, []
-            self._offsets.clear()
-        else:
-            taken = []
-            while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
-                taken.append(heapq.heappop(self._heap))
-                self._offsets.discard(taken[-1][1])
+    def take(self, now_ms: int, most: int) -> list[tuple[int, int]]:
+        """(offset, size) of the first `most` that are due by then; in order."""
+        taken: list[tuple[int, int, int]] = []
+        while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
+            taken.append(heapq.heappop(self._heap))
+            self.offsets.discard(taken[-1][1])
         found = sorted((offset, size) for _, offset, size in taken)
         self.bytes -= sum(size for _, size in found)
         return found
+
+    def take_all(self) -> tuple[RangeSet, Iterator[None]]:
+        """Every offset, none of which comes back, and the steps that free the memory."""
+        taken, self.offsets = self.offsets, RangeSet()
+        heap, self._heap = self._heap, []
+        self.bytes = 0
+        return taken, _free(heap)
+
+
+def _free(heap: list[tuple[int, int, int]]) -> Iterator[None]:
+    while heap:
+        del heap[-FREED_PER_PIECE:]
+        yield

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvitto.broker import waiting, walls
 from kvitto.broker.ranges import RangeSet
+from kvitto.store.log import Window
 from kvitto.store.settlements import DROPPED, RANGE_SETTLED
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto.broker")
 
+RANKED_PER_PIECE = 100
+"""Messages with a priority that are given back in one piece: each is read."""
 HOLD_MS = 86_400_000
 """A group that has gone may come back for what it has planned: the messages are held for it so long."""
 
@@ -32,6 +36,7 @@ class Hold:
         self.fresh = RangeSet()
         self.again = RangeSet()
         self.bytes = 0
+        self.going_back = False
 
     @property
     def count(self) -> int:
@@ -86,21 +91,33 @@ class Hold:
             for offset, n in runs.remove(start, count):
                 self.queue.settle(offset, n, DROPPED)
 
-    def release(self) -> None:
-        """Everything goes back to its place, flagged: the group may have read it."""
-        queue = self.queue
-        for runs in (self.fresh, self.again):
-            for start, n in runs:
-                if queue.max_bytes >= 0:
-                    size = queue.log.body_bytes(start, n)
-                else:
-                    size = self.bytes * n // max(self.count, 1)
-                queue.requeued.add(start, n)
-                queue.ready += n
-                queue.ready_bytes += size
+    def give_back(self) -> None:
+        """Some of it goes back to its place, flagged: the group may have read it."""
+        queue, window = self.queue, Window()
+        runs = self.again if self.again.count else self.fresh
+        for start, n in self._first(runs):
+            if queue.max_bytes >= 0:
+                size = queue.log.body_bytes(start, n, window)
+            else:
+                size = self.bytes * n // max(self.count, 1)
+            runs.remove(start, n)
+            self.bytes -= size
+            queue.requeued.add(start, n)
+            queue.ready += n
+            queue.ready_bytes += size
         queue.requeued_ready = queue.requeued.count > 0
-        self.fresh.clear()
-        self.again.clear()
+
+    def _first(self, runs: RangeSet) -> list[tuple[int, int]]:
+        """As many of them as one piece may give back: some are read for it."""
+        left = RANKED_PER_PIECE if self.queue.ranked else waiting.OFFSETS_PER_PIECE
+        few = self.queue.ranked or self.queue.max_bytes >= 0
+        found = []
+        for start, n in islice(runs, waiting.RUNS_PER_PIECE):
+            found.append((start, min(n, left) if few else n))
+            left -= n
+            if few and left <= 0:
+                break
+        return found
 
 
 def hold(queue: Queue, end: int) -> Iterator[None]:
@@ -133,14 +150,27 @@ def drop_if_empty(queue: Queue) -> None:
         queue.hold = None
 
 
-def release(queue: Queue) -> None:
-    """Nobody reads this queue by range any more: consumers may have what was held."""
+def release(queue: Queue) -> Iterator[None]:
+    """Nobody reads this queue by range any more: consumers may have what was held. In pieces, and nothing is delivered before the last.
+
+    A crash meanwhile leaves all that is not settled held, for whoever comes first after the start to have it released again.
+    """
     queue.broker.timers.cancel(_lapse, queue)
-    if queue.hold is not None:
-        queue.hold.release()
+    held = queue.hold
+    if held is None or held.going_back:
+        return
+    held.going_back = True
+    queue.begin_return()
+    try:
+        while queue.hold is held and held.count and queue.group is None and not queue.deleted:
+            walls.within(queue, held.give_back)
+            yield
+    finally:
+        held.going_back = False
+        queue.end_return()
+    if queue.hold is held and not held.count and not queue.deleted:
         queue.hold = None
         queue.vhost.define_queue(queue)
-        queue.mark_dirty()
 
 
 def join_group(queue: Queue, group: str, holder: object) -> None:
@@ -174,4 +204,4 @@ def forget(queue: Queue) -> None:
 def _lapse(queue: Queue) -> None:
     if queue.group is None and not queue.deleted:
         log.info("queue %r: nobody has come back to read what was held for a group", queue.name)
-        release(queue)
+        queue.broker.jobs.start(release(queue), owner=queue)

@@ -10,12 +10,12 @@ an offset that is never written lies below the cursor, so ready = next - cursor 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import StoreFull
-from kvitto.broker import priorities
+from kvitto.broker import priorities, purging
 from kvitto.broker.arguments import QUORUM_PRIORITY_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.delays import Delays
@@ -52,12 +52,16 @@ AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
+AGAIN_LEAVES = 15
+"""Of one that had come back, as many as of those that leave side by side."""
 AGAIN_COST = 120
 """Of a message that is delivered again, as `Broker.allowance` counts."""
 RETRY_COST = 50
 """Of a message that comes back and is looked at, in units of 0.1 us."""
 RETRIES_PER_TURN = 300
 """Delayed messages that come back in one turn."""
+RETRIES_PER_PIECE = 150
+EVER_MS = 1 << 62
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
@@ -660,11 +664,12 @@ class Queue:
             self._back(offset, 1, size)
         self._wake_retries()
 
-    def end_delays(self) -> None:
-        """Whoever is delayed is due now."""
-        for offset, size in self.delays.take():
-            self._back(offset, 1, size)
-        self.broker.timers.cancel(self._retries_due)
+    def end_delays(self) -> Iterator[None]:
+        """Whoever is delayed is due now; in pieces."""
+        while len(self.delays):
+            for offset, size in self.delays.take(EVER_MS, RETRIES_PER_PIECE):
+                self._back(offset, 1, size)
+            yield
 
     def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
         """n unacked messages come back to their original position (A5)."""
@@ -737,6 +742,7 @@ class Queue:
             n = 1
             deliveries = self._earlier(offset)
             self._pop_requeued()
+            self.leaving -= AGAIN_LEAVES
         else:
             n = most
             self.cursor += n
@@ -837,24 +843,32 @@ class Queue:
         self.mark_dirty()
 
     def purge(self) -> int:
-        """Remove all ready messages, and those that wait to be tried again; return how many were ready."""
-        count = self.ready
+        """`purging`, at once; return how many messages were ready or held."""
+        count, steps = self.purging()
+        for _ in steps:
+            pass
+        return count
+
+    def purging(self) -> tuple[int, Iterator[None]]:
+        """Remove all ready messages, and those that wait to be tried again: how many were ready or held, and the steps that settle them."""
+        count = self.ready + self.held
+        again = 0 if self.ranked else 1
+        taken: list[tuple[Iterable[tuple[int, int]], int]] = []
         if self.hold is not None:
-            count += self.hold.settle_below(self.next, PURGED)
+            taken += ((self.hold.fresh, 0), (self.hold.again, again))
             self.hold = None
-        for offset, _ in self.delays.take():
-            self.settle(offset, 1, PURGED, 1)
-        for start, n in self.requeued:
-            self.settle(start, n, PURGED, 0 if self.ranked else 1)
-        self._clear_ready(self.next, PURGED)
-        self.requeued.clear()
+        delayed, free = self.delays.take_all()
+        taken += ((delayed, 1), (self.requeued, again))
+        self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
+        counts, self.redeliveries = self.redeliveries, {}  # nobody has had what is settled here
+        self._clear_ready(self.next, PURGED)
+        self.redeliveries = counts
         self.ready = 0
         self.ready_bytes = 0
-        for reason, start, n in self.parked.runs():
-            self.settle(start, n, PURGED, int(reason in AFTER_DELIVERY))
+        taken += ((kind.offsets, int(reason in AFTER_DELIVERY)) for (reason, _), kind in self.parked.kinds.items())
         self.parked.clear()
-        return count
+        return count, chain(purging.settled(self, taken), free)
 
     def _clear_ready(self, end: int, outcome: int) -> None:
         if end > self.cursor:

@@ -24,6 +24,11 @@ class RangeSet:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def chunks(self) -> int:
+        """How many pieces of memory there are: what looking at all of it costs."""
+        return len(self._chunks)
+
     def __contains__(self, offset: int) -> bool:
         k = bisect_right(self._lows, offset) - 1
         return k >= 0 and bisect_right(self._chunks[k], offset) & 1 == 1

@@ -20,6 +20,10 @@ class Ranks(RangeSet):
         self._levels: dict[int, RangeSet] = {}
         self.count = 0
 
+    @property
+    def chunks(self) -> int:
+        return sum(level.chunks for level in self._levels.values())
+
     def __contains__(self, offset: int) -> bool:
         return any(offset in level for level in self._levels.values())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -341,7 +342,7 @@ class Stream(Queue):
     def get(self, c: Consumer) -> bool:
         raise ConnectionError_(NOT_IMPLEMENTED, f"basic.get not supported by stream queues {self._described}")
 
-    def purge(self) -> int:
+    def purging(self) -> tuple[int, Iterator[None]]:
         raise ConnectionError_(NOT_IMPLEMENTED, f"queue.purge not supported by stream queues {self._described}")
 
     def expire(self) -> None:

@@ -47,11 +47,11 @@ async def delete_queue(call: Call) -> Response:
     return NO_CONTENT
 
 
-def purge_queue(call: Call) -> Response:
+async def purge_queue(call: Call) -> Response:
     queue = _reachable(call)
     call.authorise("read", "queue", queue.name)
-    walls.within(queue, queue.purge)
-    call.api.host.schedule()
+    _, steps = walls.within(queue, queue.purging)
+    await call.api.perform(steps)
     return NO_CONTENT
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvitto.base import limits
@@ -609,9 +608,9 @@ class Connection:
 
     def release(self) -> None:
         """The connection ends: give back everything it holds (A6), delete its exclusive queues."""
-        ending = [self.close_channel(c) for c in self.channels.values() if not c.closing]
+        ending = [(c, self.close_channel(c)) for c in self.channels.values() if not c.closing]
         if ending:
-            self.hub.broker.jobs.start(chain.from_iterable(ending), owner=self)
+            self.hub.broker.jobs.start(closing.all_steps(ending), owner=self)
         self.hub.channels -= len(self.channels)
         self.channels.clear()
         self._last, self._last_number = None, -1

@@ -161,7 +161,9 @@ def _check_group(queue: Queue) -> None:
     if queue.group is not None:
         thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
         raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
-    release(queue)
+    if queue.hold is not None:
+        queue.broker.jobs.start(release(queue), owner=queue)
+        queue.broker.definitions_pending = False  # deliveries do not wait for that, so no answer may
 
 
 def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str) -> None:

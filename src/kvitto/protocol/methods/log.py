@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
+from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelError
 from kvitto.broker import waiting, walls
 from kvitto.broker.hold import hold as hold_below
 from kvitto.broker.hold import join_group, leave_group, release
@@ -61,24 +61,37 @@ def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
     _refuse_stream(queue, "every reader has its own position, attach to nothing")
     if not m.group:
         raise ChannelError(PRECONDITION_FAILED, f"a group needs a name to read {thing} by range")
-    if queue.consumers or queue.unacked:
-        text = f"{thing} has {len(queue.consumers)} consumers and {queue.unacked} unacked messages: end them to read it by range"
-        raise ChannelError(ACCESS_REFUSED, text)
-    if queue.group is not None and queue.group != m.group:
-        raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
-    queue.end_delays()
-    join_group(queue, m.group, conn)
-    conn.groups[queue] = None
-    conn.send(chan.number, LogAttachOk(*_position(queue)))
+
+    def may_attach() -> None:
+        if queue.consumers or queue.unacked:
+            text = f"{thing} has {len(queue.consumers)} consumers and {queue.unacked} unacked messages: end them to read it by range"
+            raise ChannelError(ACCESS_REFUSED, text)
+        if queue.group is not None and queue.group != m.group:
+            raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
+        if queue.fault is not None:
+            raise walls.out_of_service(queue)
+        if queue.deleted:
+            raise ChannelError(NOT_FOUND, f"no {thing}")
+
+    def steps() -> Iterator[None]:
+        may_attach()
+        for _ in queue.end_delays():
+            yield
+            may_attach()  # others may have come meanwhile
+        join_group(queue, m.group, conn)
+        conn.groups[queue] = None
+
+    conn.perform(steps(), lambda: conn.send(chan.number, LogAttachOk(*_position(queue))), channel=chan, method=m)
 
 
 def detach(conn: Connection, chan: Channel, m: LogDetach) -> None:
     queue = _queue(conn, m.queue)
+    steps: Iterator[None] = iter(())
     if queue.group == m.group:
         leave_group(queue, conn)
         if not queue.group_holders:
-            release(queue)
-    conn.send(chan.number, LogDetachOk())
+            steps = release(queue)
+    conn.perform(steps, lambda: conn.send(chan.number, LogDetachOk()), channel=chan, method=m)
 
 
 def inspect(conn: Connection, chan: Channel, m: LogInspect) -> None:
@@ -137,6 +150,7 @@ def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
 def count(conn: Connection, chan: Channel, m: LogCount) -> None:
     queue = _queue(conn, m.queue)
     _check_incarnation(queue, m.incarnation)
+    conn.spend(waiting.cost(queue))
     conn.send(chan.number, LogCountOk(*_counted(queue, m.start, m.end)))
 
 

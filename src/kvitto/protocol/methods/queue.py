@@ -104,9 +104,13 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
     name = named(chan, m.queue)
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
-    count = walls.within(queue, queue.purge)
-    if not m.no_wait:
-        conn.send(chan.number, QueuePurgeOk(count))
+    count, steps = walls.within(queue, queue.purging)
+
+    def answer() -> None:
+        if not m.no_wait:
+            conn.send(chan.number, QueuePurgeOk(count))
+
+    conn.perform(steps, answer, channel=chan, method=m, defines=False)
 
 
 def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:

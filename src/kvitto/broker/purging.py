@@ -1,0 +1,34 @@
+"""Emptying a queue: what waits is out of reach at once, and settled in pieces (broker/jobs.py), for it may be in a million runs.
+
+A crash meanwhile brings back what had not been settled, flagged; the answer to whoever asked has not gone out then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from kvitto.broker import walls
+from kvitto.store.settlements import PURGED
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+
+PIECE = 1000
+"""Runs that are settled in one piece, or redelivered messages, whose counts are forgotten one by one."""
+
+
+def settled(queue: Queue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:
+    """Settle runs of messages that nobody can reach any more, with the number of their deliveries."""
+    left = PIECE
+    for runs, deliveries in taken:
+        for start, count in runs:
+            at, end = start, start + count
+            while at < end:
+                n = min(end - at, PIECE) if queue.redeliveries else end - at
+                walls.within(queue, queue.settle, at, n, PURGED, deliveries)
+                at += n
+                left -= n if queue.redeliveries else 1
+                if left <= 0:
+                    left = PIECE
+                    yield
