@@ -1,7 +1,14 @@
 """Exchanges, bindings and definitions over HTTP against a real broker."""
 
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote, urljoin
 
+import pytest
+
+import kvitto
+from kvitto.broker import copying
+from kvitto.http import messages
 from tests.http.api import Http
 
 
@@ -111,3 +118,27 @@ def test_definitions_hold_what_survives_a_restart(api: Http) -> None:
     assert "guest" in {u["name"] for u in found["users"]}
     of_vhost = api.get(f"/api/definitions/{quote('/', safe='')}")
     assert all("vhost" not in q for q in of_vhost["queues"]) and "users" not in of_vhost
+
+
+def test_a_message_for_many_queues_is_copied_in_pieces(
+    broker: kvitto.Broker, api: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of 12 MiB for 60 queues was copied to all of them in one step."""
+    pieces: list[int] = []
+
+    def counted(*arguments: Any) -> Iterator[bool]:
+        pieces.append(0)
+        for step in copying.copies(*arguments):
+            pieces[-1] += 1
+            yield step
+
+    monkeypatch.setattr(messages, "copies", counted)
+    api.put("/api/exchanges/%2F/many", {"type": "fanout"})
+    for number in range(5):
+        api.put(f"/api/queues/%2F/many{number}", {})
+        api.post(f"/api/bindings/%2F/e/many/q/many{number}", {"routing_key": ""})
+    body = "x" * (2 * copying.COPIES_BYTES)
+    message = {"routing_key": "", "payload": body, "payload_encoding": "string", "properties": {}}
+    assert api.post("/api/exchanges/%2F/many/publish", message).json == {"routed": True}
+    assert [api.get(f"/api/queues/%2F/many{number}")["messages"] for number in range(5)] == [1] * 5
+    assert len(pieces) == 1 and pieces[0] >= 5

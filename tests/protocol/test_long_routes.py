@@ -206,3 +206,18 @@ def test_copies_of_a_large_message_are_made_one_by_one(house: House) -> None:
         most = max(most, sum(queue.tail is not None for queue in queues))
     assert most <= 1 and [queue.ready for queue in queues] == [1] * 5
     assert wire.methods() == [m.BasicAck(1, False)] and wire.reading
+
+
+def test_a_refused_message_has_its_way_to_dead_letter_queues_in_pieces(house: House) -> None:
+    """C6, x-overflow=reject-publish-dlx: 100 publishes with 2,000 queues behind the dead-letter exchange held everybody for 375 ms."""
+    wire = confirming(house)
+    many_queues(house, channels.MANY + 50)
+    dlx = {"x-max-length": 0, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "amq.fanout"}
+    wire.put(1, m.QueueDeclare("full", durable=True, arguments=dlx))
+    house.settle()
+    wire.methods()
+    wire.feed(content(1, m.BasicPublish("", "full"), NO_PROPERTIES, b"x") * 2)
+    assert wire.connection.stalled, "it was all done in one piece"
+    house.settle()
+    assert wire.methods() == [m.BasicNack(1, False, False), m.BasicNack(2, False, False)]
+    assert {ready(house, f"q{i}") for i in range(channels.MANY + 50)} == {2}

@@ -8,7 +8,7 @@ source or in its targets. Others are applied at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ConnectionError_
@@ -37,6 +37,9 @@ SLICE = 25
 RECORD_BYTES = 4 << 20
 IN_FLIGHT_BYTES = 32 << 20
 """Letters in records that wait for their sync; with more than that the others wait where they are."""
+REFUSED_PIECE = 500
+ADDRESS_COST, TARGET_COST = 50, 10
+"""What a refused message costs on its way, in units of about a microsecond."""
 LETTER_MAX = 2 << 30
 """All copies of one letter are in one record; nobody takes one that would be larger."""
 COPY = 64
@@ -222,14 +225,30 @@ class DeadLetters(walls.Routine):
         parcel.put(queue, offset, key, props, body, targets)
         return True
 
-    def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> None:
-        """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one."""
+    def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> Iterator[int]:
+        """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one.
+
+        In pieces; each gives what it has cost, in units of about a microsecond.
+        """
         if queue.settings.overflow != "reject-publish-dlx" or queue.settings.dead_letter_exchange is None:
             return
-        new_key, new_props, body, targets = self.address(queue, "maxlen", (key, props, body, 0))
+        steps = self.address_steps(queue, "maxlen", (key, props, body, 0))
+        cost = ADDRESS_COST
+        while True:
+            try:
+                next(steps)
+                yield REFUSED_PIECE
+            except StopIteration as end:
+                new_key, new_props, body, targets = end.value
+                break
         for target in targets or ():
-            if target.fault is None:
+            if target.fault is None and not target.deleted:
                 walls.run(target, target.append_bytes, new_key, new_props, body, -1, DEAD)
+            cost += TARGET_COST + (len(body) >> 11)
+            if cost >= REFUSED_PIECE:
+                yield cost
+                cost = 0
+        yield cost
 
     def _write(self, parcel: Parcel) -> None:
         self.in_flight += parcel.size

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
+from kvitto.broker.copying import copies
+from kvitto.broker.queue import Queue
+from kvitto.broker.route import Route
 from kvitto.broker.vhost import VHost
 from kvitto.http import fields
 from kvitto.http.api import Api
@@ -36,18 +40,24 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
         raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.blocked}")
     properties, headers = message.properties, dict(message.properties.headers or {})
     key = tables.encode_shortstr(message.exchange) + tables.encode_shortstr(message.routing_key)
-    route = vhost.route(key)
-    if route.dynamic or "CC" in headers or "BCC" in headers:
-        route = vhost.route_by_headers(message.exchange, message.routing_key, headers)
-    if headers.pop("BCC", None) is not None:
-        properties.headers = headers
+    if "BCC" in headers:
+        properties.headers = {name: value for name, value in headers.items() if name != "BCC"}
     props, ttl_ms = properties.encode(), expiration_ms(properties.expiration)
     check_size(props)
+    route, refused = Route("", "", [], False), list[Queue]()
+
+    def steps() -> Iterator[object]:
+        nonlocal route
+        route = vhost.remembered(key) or (yield from vhost.route_steps(key))
+        if route.dynamic or "CC" in headers or "BCC" in headers:
+            route = yield from vhost.header_route_steps(message.exchange, message.routing_key, headers)
+        yield from copies(route.queues, key, props, message.body, ttl_ms, refused)
+        for queue in refused:
+            yield from api.broker.dead_letters.refused(queue, key, props, message.body)
+
+    await api.perform(steps())
     if not route.count and route.out_of_service is None:
         return bool(api.host.hub.deliver_reply(route, props, message.body))
-    refused = [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, message.body, ttl_ms, 0)]
-    for queue in refused:
-        api.broker.dead_letters.refused(queue, key, props, message.body)
     await api.write()
     if api.broker.unwritten:
         raise Problem(

@@ -26,8 +26,8 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
-from kvitto.broker.broker import QUEUE_COST
 from kvitto.broker.consumer import Consumer
+from kvitto.broker.copying import COPIES_BYTES, PIECE_COST, copies
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
@@ -68,12 +68,8 @@ LOOKED_AT = 300 * SCANNED
 
 MANY = 200
 """Queues; a message for more of them goes to them in pieces."""
-COPIES_BYTES = 1 << 20
-"""Copies of a message that are larger together are made one by one."""
 DIRTY_COST = 5
 """Of giving a queue something to be written, for the connection that does: the writing has a budget of its own."""
-PIECE_COST = 500
-"""Of what is appended in one piece, in units of about a microsecond."""
 SEARCH_COST = 10
 """Of looking for a route, without the steps, in units of about a microsecond."""
 ENTRY = 24
@@ -221,11 +217,13 @@ class Channel:
         if route.durable:
             self.unsynced = True
         if refused is not None:
-            self.refused(
-                refused,
-                bytes(p[key : key + key_len]),
-                bytes(props_p[props : props + props_len]),
-                bytes(body_p[body : body + body_len]),
+            self.take_turns(
+                self.refused(
+                    refused,
+                    bytes(p[key : key + key_len]),
+                    bytes(props_p[props : props + props_len]),
+                    bytes(body_p[body : body + body_len]),
+                )
             )
         return 0
 
@@ -408,7 +406,7 @@ class Channel:
     ) -> Iterator[bool]:
         """Give the message to its queues, or back (C4, D4)."""
         if route.refused:
-            self.refused([], key, props, body)
+            yield from self.refused([], key, props, body)
             return
         if route.out_of_service is not None and not self.confirm and not route.count:
             raise walls.out_of_service(route.out_of_service)
@@ -423,28 +421,14 @@ class Channel:
             self.used.append(route)
         if route.count > MANY or (route.count > 1 and route.count * len(body) > COPIES_BYTES):
             self._uncount()
-            cost = 0
-            for q in route.queues:
-                if not q.deleted and not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0):
-                    refused.append(q)
-                cost += QUEUE_COST + (len(body) >> 11)
-                if cost >= PIECE_COST:
-                    cost = 0
-                    yield True
-                while len(body) > COPIES_BYTES and self._is_unwritten(q):
-                    yield True
+            yield from copies(route.queues, key, props, body, ttl_ms, refused)
             self._count()
         else:
             refused += [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0)]
         if route.durable:
             self.unsynced = True
         if refused or route.out_of_service is not None:
-            self.refused(refused, key, props, body)
-
-    @staticmethod
-    def _is_unwritten(queue: Queue) -> bool:
-        """Whether a large message is still in memory: one copy at a time is enough."""
-        return queue.dirty and not queue.deleted and queue not in queue.broker.unwritten
+            yield from self.refused(refused, key, props, body)
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """basic.return 312."""
@@ -452,15 +436,21 @@ class Channel:
         self.output.put_method(self.number, method.encode())
         self.output.put_content_bytes(self.number, props, body)
 
-    def refused(self, queues: list[Queue], key: bytes, props: bytes, body: bytes) -> None:
+    def refused(self, queues: list[Queue], key: bytes, props: bytes, body: bytes) -> Iterator[bool]:
         """Queues with x-overflow=reject-publish* are full (C6): nack; for reject-publish-dlx they also dead-letter the message."""
-        for queue in queues:
-            queue.broker.dead_letters.refused(queue, key, props, body)
         if self.confirm:
             if self.nacked is None:
                 self.nacked = RangeSet()
             self.nacked.add(self.sequence, 1)
             self.output.put_method(self.number, BasicNack(self.sequence, False, False).encode())
+        left = PIECE_COST
+        for queue in queues:
+            for cost in queue.broker.dead_letters.refused(queue, key, props, body):
+                left -= cost
+                self.connection.spend(cost)
+                if left <= 0:
+                    left = PIECE_COST
+                    yield True
 
     def blame(self, error: Exception) -> ChannelError | None:
         """If a queue has raised it while it took a message or a settlement: take the queue out of service; return what the peer is told."""

@@ -1,0 +1,38 @@
+"""One message for very many queues, or a large one for several: its copies are made in pieces (broker/jobs.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvitto.broker import walls
+from kvitto.broker.broker import QUEUE_COST
+
+if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
+
+COPIES_BYTES = 1 << 20
+"""Copies of a message that are larger together are made one by one."""
+PIECE_COST = 500
+"""Of what is appended in one piece, in units of about a microsecond."""
+
+
+def copies(
+    queues: list[Queue], key: bytes, props: bytes, body: bytes, ttl_ms: int, refused: list[Queue]
+) -> Iterator[bool]:
+    """Give it to those that are there when it is their turn; `refused` gets those that do not take it."""
+    cost = 0
+    for queue in queues:
+        if not queue.deleted and not walls.within(queue, queue.append_bytes, key, props, body, ttl_ms, 0):
+            refused.append(queue)
+        cost += QUEUE_COST + (len(body) >> 11)
+        if cost >= PIECE_COST:
+            cost = 0
+            yield True
+        while len(body) > COPIES_BYTES and is_unwritten(queue):
+            yield True
+
+
+def is_unwritten(queue: Queue) -> bool:
+    """Whether a large message is still in memory: one copy at a time is enough."""
+    return queue.dirty and not queue.deleted and queue not in queue.broker.unwritten
