@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from kvitto.store import paths
 from kvitto.store.batch import ENTRY, BatchHeader
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.segment import Segment
@@ -43,16 +42,15 @@ def lease_body(log: Log, offset: int) -> Lease | None:
     if i < 0 or offset >= log.segments[i].end:
         return None
     part = log.segments[i]
-    if part.file is None:
-        part.file = log.store.disk.open(paths.segment(log.directory, part.base))
+    file = log.file_of(part)
     at = part.position_before(offset)
     while at < part.size:
-        head = BatchHeader(part.file.read_at(at, BATCH_HEADER), 0)
+        head = BatchHeader(file.read_at(at, BATCH_HEADER), 0)
         if not head.length or head.first > offset:
             return None
         if offset < head.end:
             index = at + BATCH_HEADER
-            entry = part.file.read_at(index + ENTRY * (offset - head.first), ENTRY)
+            entry = file.read_at(index + ENTRY * (offset - head.first), ENTRY)
             body, size = int.from_bytes(entry[4:8], "little"), int.from_bytes(entry[8:12], "little")
             return Lease(log.store, part, index + ENTRY * head.count + head.meta_len + body, size)
         at += head.length

@@ -27,6 +27,7 @@ from kvitto.store.settlements import Settlements
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
+    from kvitto.store.disk import File
     from kvitto.store.store import Store
 
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
@@ -353,8 +354,7 @@ class Log:
         return False
 
     def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
-        if part.file is None:
-            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+        self.file_of(part)
         position = start = part.position_before(offset)
         want = CHUNK_BYTES
         while position < part.size:
@@ -383,6 +383,12 @@ class Log:
             position += at
             want = max(CHUNK_BYTES, head.length)
         return not self._is_whole(part, start, part.size) and self._damaged(window, part, start, offset)
+
+    def file_of(self, part: Segment) -> File:
+        """The segment's file; it may not have been opened since the start."""
+        if part.file is None:
+            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+        return part.file
 
     @staticmethod
     def _is_whole(part: Segment, start: int, end: int) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
-from kvitto.store import paths, segment
+from kvitto.store import segment
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import BatchHeader
 from kvitto.store.log import Log, Recovered, Window
@@ -75,7 +75,8 @@ class StreamLog(Log):
             return
         del self.segments[0]
         self._unlink(head)
-        head.file = None
+        if not head.leases:
+            head.file = None
         self._dropping = True
         self.store.when_durable(self._dropped, messages=False)
         self.on_drop()
@@ -106,7 +107,7 @@ class StreamLog(Log):
 
     def _last_time(self, part: Segment) -> int | None:
         """When the segment's last batch was written; None if that cannot be read."""
-        self._file(part)
+        self.file_of(part)
         found = None
         for head in self._headers(part, part.position_before(part.end - 1)):
             found = head.time_ms
@@ -114,7 +115,7 @@ class StreamLog(Log):
 
     def _headers(self, part: Segment, position: int) -> Iterator[BatchHeader]:
         """The headers of the batches from one that begins at `position` on. Damage ends them: whoever reads the batch finds it."""
-        file = self._file(part)
+        file = self.file_of(part)
         while position < part.size:
             head = BatchHeader(file.read_at(position, BATCH_HEADER), 0)
             if not head.length:
@@ -134,7 +135,7 @@ class StreamLog(Log):
         i = bisect_left(self.segments, time_ms, key=lambda part: self._time_at(part, segment.HEADER))
         if i:
             part = self.segments[i - 1]
-            self._file(part)
+            self.file_of(part)
             positions = part.positions()
             k = bisect_left(positions, time_ms, key=lambda position: self._time_at(part, position))
             for head in self._headers(part, positions[k - 1] if k else segment.HEADER):
@@ -146,30 +147,30 @@ class StreamLog(Log):
         head = next(self._headers(part, position), None)
         return 0 if head is None else head.time_ms
 
-    def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
-        self._file(part)
-        return super()._load_from(window, part, offset)
-
     def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
-        self._file(part)
+        self.file_of(part)
         return super()._damaged(window, part, position, offset)
 
     # -- open files ------------------------------------------------------------------------------------------
 
-    def _file(self, part: Segment) -> File:
+    def file_of(self, part: Segment) -> File:
         """The segment's file, which may have been closed since it was sealed."""
-        if part.file is None:
-            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
+        was_closed = part.file is None
+        file = super().file_of(part)
+        if was_closed:
             self._idle(part)
-        return part.file
+        return file
 
     def _idle(self, part: Segment) -> None:
-        """Nothing is written to this segment any more; its file is closed when others have been opened since."""
-        self._open_files.append(part)
-        if len(self._open_files) > OPEN_MAX:
-            oldest = self._open_files.popleft()
+        """Nothing is written to this segment any more; its file is closed when others have been opened since, and nobody has a lease."""
+        while len(self._open_files) >= OPEN_MAX:
+            oldest = next((open_ for open_ in self._open_files if not open_.leases), None)
+            if oldest is None:
+                break
+            self._open_files.remove(oldest)
             file, oldest.file = oldest.file, None
             self.store.close(file)
+        self._open_files.append(part)
 
     def _fill(self, current: Segment) -> None:
         super()._fill(current)
