@@ -495,3 +495,23 @@ def test_an_orderly_end_leaves_an_archiving_queue_in_order() -> None:
     rig.disk = rig.disk.kill()
     rig.start()
     assert rig.store.in_order and not rig.store.alarms
+
+
+def test_no_power_cut_while_an_archive_is_removed_looks_like_damage() -> None:
+    """The directory went before the inventory had durably forgotten its segments."""
+    rig, _ = settled_rig(3, x_archive_max_age="1h")
+    rig.delete("q")
+    look(rig)
+    assert rig.disk.listdir(ARCHIVE)
+    rig.clock.advance(HOUR_S + 60)
+    for _ in range(6):
+        rig.clock.advance(1.0)
+        rig.broker.tick()
+        for seed in range(20):
+            disk = rig.disk.copy().crash(Random(seed), hostile=bool(seed % 2))
+            assert Survey(disk.copy()).findings == []
+            assert Rig(disk).store.alarms == []
+        rig.turn()
+        if rig.store.dirty:
+            rig.sync()
+    assert rig.disk.listdir(ARCHIVE) == []

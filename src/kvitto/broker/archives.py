@@ -109,7 +109,9 @@ class Archives(Service):
                 archive.announce(queue.log.directory)
             again |= archive.trim()
             if left is None and not archive.kept:
-                archive.remove()
-                del self._archives[queue_id]
+                if archive.remove():
+                    del self._archives[queue_id]
+                else:
+                    again = True
         if self._archives:
             self._look_in(LOOK_AGAIN_MS if again else LOOK_MS)

@@ -206,10 +206,14 @@ class Archive:
             self.store.disk.unlink(paths.segment(self.directory, base))
         self.store.unlink_later(self.directory, paths.settlements(self.directory, base))
 
-    def remove(self) -> None:
-        """The queue is gone, and so are all its segments."""
+    def remove(self) -> bool:
+        """The queue is gone, and so are all its segments. False while one of their files is there: queue.json goes after them."""
+        names = self.store.disk.listdir(self.directory)
+        if any(name.endswith((paths.SEGMENT_SUFFIX, paths.SETTLEMENTS_SUFFIX)) for name in names):
+            return False
         self.store.disk.rmtree(self.directory)
         self.store.renamed(paths.ARCHIVE)
+        return True
 
     def _is_old(self, kept: Kept) -> bool:
         if self.max_age_ms < 0:

@@ -229,9 +229,9 @@ class Inventory:
         return heappop(self._free)
 
     def put(self, slot: int, key: Key, sizes: Sizes) -> bool:
-        """Say how much of a file is durable; True if it has not been entered before."""
+        """Say how much of a file is durable; True if the inventory did not name it before."""
         seed = self._seeds.get(slot)
-        if seed is not None:
+        if seed is not None and slot * SLOT not in self._owed:
             self._write(slot * SLOT + HALF, _sizes(seed, sizes))
             return False
         name = _name(key)

@@ -166,6 +166,8 @@ class Journal:
         self._last: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         """Where the inventory has them."""
+        self._ends: dict[int, int] = {}
+        """Sizes of the files that are written no more and that no sync has covered to their end."""
 
     def replay(self, floor: int) -> Iterator[Record]:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
@@ -240,17 +242,18 @@ class Journal:
         return self._number, self._size
 
     def durable_to(self, written: tuple[int, int]) -> bool:
-        """A sync has covered this much; True if the file is new to the inventory."""
+        """A sync has covered this much, and all files before; True if a file is new to the inventory."""
         number, size = written
-        if number != self._number:
-            return False
-        grown, self._durable = size > self._durable, size
-        if not grown or number not in self._slots:
-            return False
-        try:
-            return self.store.inventory.put(self._slots[number], (JOURNAL, NOBODY, number), (size, 0, 0))
-        except StoreFull:
-            return False
+        covered = {n: self._ends.pop(n) for n in list(self._ends) if n < number}
+        if number != self._number or size > self._durable:
+            covered[number] = size
+        if number == self._number:
+            self._durable = size
+        entered = False
+        for n, end in covered.items():
+            if n in self._slots:
+                entered |= self.store.inventory.put(self._slots[n], (JOURNAL, NOBODY, n), (end, 0, 0))
+        return entered
 
     def write(self, record: Record) -> None:
         """Append a record; raises StoreFull or StoreError, then it never happened."""
@@ -277,7 +280,13 @@ class Journal:
         salt = secrets.randbits(64)
         name = paths.journal(self._number + 1, salt)
         slot = self.store.inventory.take()
-        file = self.store.disk.open(name, create=True)
+        try:
+            file = self.store.disk.open(name, create=True)
+        except StoreFull:
+            self.store.inventory.drop(slot)
+            raise
+        if self._number in self._files:
+            self._ends[self._number] = self._size
         self._number, self._salt = self._number + 1, salt
         self._names[self._number], self._files[self._number], self._last[self._number] = name, file, self.sequence
         self._slots[self._number] = slot
@@ -320,6 +329,7 @@ class Journal:
         oldest = max(self._last.pop(number) for number in gone) + 1
         for number in gone:
             self.store.close(self._files.pop(number, None))
+            self._ends.pop(number, None)
         if self._number not in self._last:
             self._file = None
         names = [self._names.pop(number) for number in gone]

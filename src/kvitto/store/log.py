@@ -124,11 +124,12 @@ class Log:
         fresh.salt = secrets.randbits(64)
         if self.durable:
             fresh.slot = self.store.inventory.take()
-        fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
         try:
+            fresh.file = self.store.disk.open(paths.segment(self.directory, base), create=True)
             self._write_header(fresh)
         except StoreFull:
-            fresh.file.close()
+            if fresh.file is not None:
+                fresh.file.close()
             self.store.forget_entry(fresh)
             raise
         if self.segments:

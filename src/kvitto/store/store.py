@@ -533,8 +533,8 @@ class Store:
         """An empty file for one that is missing, so that `kvitto check` tells of it until somebody has removed it."""
         self.disk.makedirs(directory)
         self.disk.open(path, create=True).close()
-        self._dirs[directory] = None
-        self._dirs[paths.QUEUES] = None
+        self.disk.sync_dir(directory)  # before the inventory may forget what is missing
+        self.disk.sync_dir(paths.QUEUES)
 
     @property
     def journal_needed(self) -> int:
@@ -715,6 +715,7 @@ class Store:
         old, slot = self.definitions.file, self._defined[0]
         try:
             self.inventory.put(slot, (DEFINITIONS, NOBODY, 0), inventory.UNKNOWN)
+            self.inventory.write_owed()
             self.inventory.file.sync()  # the new file may be shorter
             self._defined = slot, 0
             self.definitions.compact()
