@@ -55,6 +55,7 @@ def test_a_listener_that_is_not_there_fails_its_check(api: Http, broker: kvitto.
         "certificate-expiration/x/days",
         "certificate-expiration/1/eons",
         "certificate-expiration/-1/days",
+        "certificate-expiration/000000999999999999/days",
     ],
 )
 def test_a_check_that_makes_no_sense_is_a_400(api: Http, name: str) -> None:

@@ -1,12 +1,20 @@
 """Users, virtual hosts and permissions over HTTP: who may log in, what he sees, what he may change."""
 
+import asyncio
+import json
+import socket
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 import kvitto
+from kvitto.broker.auth import Users
 from kvitto.client import ChannelClosed, ConnectFailed, Connection, ConnectionLost
-from tests.http.api import Http
+from kvitto.http.slices import Slices
+from kvitto.http.vhosts import list_permissions
+from tests.http.api import TIMEOUT_S, Http
 from tests.support.wait import wait_until
 
 
@@ -211,3 +219,45 @@ def test_deleting_a_vhost_closes_its_connections(api: Http, broker: kvitto.Broke
 def test_the_last_vhost_stays() -> None:
     with kvitto.Broker(http_port=0) as broker:
         assert Http(broker.http_url).delete("/api/vhosts/%2F") == 400
+
+
+def test_a_user_who_is_deleted_while_the_body_comes_changes_nothing(api: Http) -> None:
+    """The login was checked before the body came: an administrator who had been deleted made another one."""
+    api.put("/api/users/leaving", {"password": "secret", "tags": "administrator"})
+    leaving = api.as_user("leaving")
+    assert leaving.get("/api/whoami")["name"] == "leaving"
+    body = b'{"password": "secret", "tags": "administrator"}'
+    head = f"PUT /api/users/successor HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n"
+    with socket.create_connection((api.host, api.port), TIMEOUT_S) as connection:
+        connection.sendall(f"{head}Authorization: {leaving.headers['Authorization']}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100"), "the login has been checked"
+        assert api.delete("/api/users/leaving") == 204
+        connection.sendall(body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 401")
+    assert api.call("GET", "/api/users/successor").status == 404
+
+
+def test_a_permission_that_goes_while_all_are_listed_does_not_break_the_answer() -> None:
+    """It was looked up again when it was shown."""
+    users = Users(lambda kind, key, value: None)
+    user = users.add("a", None)
+    for vhost in ("x", "y", "z"):
+        users.set_permission("a", vhost, "", "", ".*")
+    seen: list[str] = []
+
+    class Going(Slices):
+        async def rest(self) -> None:
+            seen.append("rest")
+            users.clear_permission("a", "z")
+
+    broker = SimpleNamespace(users=users)
+    request = SimpleNamespace(query={"sort": "vhost"})
+    call: Any = SimpleNamespace(request=request, api=SimpleNamespace(slices=Going(), broker=broker))
+
+    async def ask() -> Any:
+        response = await list_permissions(call)
+        assert response.pieces is not None
+        return json.loads(b"".join([piece async for piece in response.pieces]))
+
+    assert [each["vhost"] for each in asyncio.run(ask())] == ["x", "y", "z"] and seen
+    assert [*user.permissions] == ["x", "y"]

@@ -34,10 +34,18 @@ class Door:
         if access is Access.ANYBODY or (access is Access.LOOPBACK and request.loopback):
             return None
         user = await self._login(request)
+        self.check(user, access)
+        return user
+
+    def check(self, user: User | None, access: Access) -> None:
+        """Problem 401 if the user may not, or not any more: a body may take half a minute to come."""
+        if user is None:
+            return
+        if self._api.broker.users.get(user.name) is not user:
+            raise not_authorised(f"user '{user.name}' has been deleted")
         wanted = (Access.MONITORING if access is Access.LOOPBACK else access).value
         if not set(wanted).intersection(user.tags):
             raise not_authorised(f"user '{user.name}' has none of the tags {', '.join(wanted)}")
-        return user
 
     async def _login(self, request: Request) -> User:
         given = request.credentials()

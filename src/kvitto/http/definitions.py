@@ -85,7 +85,7 @@ HEAD = {
 def get_definitions(call: Call) -> Response:
     broker = call.api.broker
     users = broker.users.list()
-    permissions = (views.permission(user, vhost) for user in users for vhost in list(user.permissions))
+    permissions = (views.permission(user, *given) for user in users for given in list(user.permissions.items()))
     vhosts = list(broker.vhosts.values())
     lists: dict[str, Iterable[dict[str, Any] | None]] = {
         "users": (views.user(user) for user in users),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvitto.base import limits
 from kvitto.base.limits import NAME_MAX, SHORTSTR_MAX
 from kvitto.http.request import Text, bad_request
 from kvitto.wire import tables
@@ -31,9 +32,11 @@ def flag(body: dict[str, Any], name: str, default: bool = False) -> bool:
 def names(body: dict[str, Any], name: str) -> list[str]:
     """A list of strings, or one string with commas."""
     given = body.get(name)
-    parts = given.split(",") if isinstance(given, str) else given
+    parts = given.split(",", limits.HTTP_VALUES_MAX) if isinstance(given, str) else given
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise bad_request(f"{name} must be given: a list of strings, or one string with commas")
+    if len(parts) > limits.HTTP_VALUES_MAX:
+        raise bad_request(f"{name} has more than {limits.HTTP_VALUES_MAX} parts")
     return [short(part.strip(), name) for part in parts if part.strip()]
 
 

@@ -63,7 +63,7 @@ def protocol_listener(call: Call) -> Response:
 def certificate_expiration(call: Call) -> Response:
     """Whether the certificate for TLS expires within so many days, weeks, months or years; without TLS none does."""
     within, unit = call.args["within"], call.args["unit"]
-    if not (within.isascii() and within.isdigit() and int(within[:6]) <= WITHIN_MAX):
+    if not (within.isascii() and within.isdigit() and len(within) < 6 and int(within) <= WITHIN_MAX):
         raise bad_request(f"Invalid expiration value: a number up to {WITHIN_MAX} is needed.")
     if unit not in UNIT_DAYS:
         raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNIT_DAYS)}.")

@@ -280,6 +280,7 @@ class Peer:
         refuse_forgery(head)
         try:
             request = replace(head, document=await self._document(head, route.body_max))
+            listener.door.check(user, route.access)
             response = route.handler(Call(listener.api, request, args, user))
             return await begun(await response if inspect.isawaitable(response) else response)
         finally:

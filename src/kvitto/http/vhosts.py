@@ -94,17 +94,19 @@ async def permissions_of_user(call: Call) -> Response:
 
 async def permissions_in_vhost(call: Call) -> Response:
     vhost = call.vhost().name
-    found = ((user, vhost) for user in call.api.broker.users.list() if user.may_open(vhost))
-    return await answer_list(call, found, lambda pair: views.permission(*pair))
+    users = call.api.broker.users.list()
+    found = ((user, vhost, user.permissions[vhost]) for user in users if user.may_open(vhost))
+    return await answer_list(call, found, lambda one: views.permission(*one))
 
 
 async def _list(call: Call, users: Iterable[User]) -> Response:
-    found = ((user, vhost) for user in users for vhost in list(user.permissions))
-    return await answer_list(call, found, lambda pair: views.permission(*pair))
+    found = ((user, vhost, given) for user in users for vhost, given in list(user.permissions.items()))
+    return await answer_list(call, found, lambda one: views.permission(*one))
 
 
 def get_permission(call: Call) -> Response:
-    return answer(views.permission(_holder(call), call.args["vhost"]))
+    user, vhost = _holder(call), call.args["vhost"]
+    return answer(views.permission(user, vhost, user.permissions[vhost]))
 
 
 async def put_permission(call: Call) -> Response:

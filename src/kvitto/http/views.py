@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import xxhash
 
-from kvitto.broker.auth import User
+from kvitto.broker.auth import Permission, User
 from kvitto.broker.exchange import Binding, Exchange
 from kvitto.broker.policies import Policy, in_effect
 from kvitto.broker.queue import Queue
@@ -208,8 +208,7 @@ def user(user: User) -> dict[str, Any]:
     }
 
 
-def permission(user: User, vhost: str) -> dict[str, Any]:
-    given = user.permissions[vhost]
+def permission(user: User, vhost: str, given: Permission) -> dict[str, Any]:
     return {
         "user": user.name,
         "vhost": vhost,
