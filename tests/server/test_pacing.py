@@ -1,4 +1,4 @@
-"""Who pours messages in waits for the disk, so that the confirms of others need not wait long (C2)."""
+"""A connection that publishes faster than the disk can sync is paused, so that the confirms of others need not wait long (C2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Peer:
         self.held = False
 
 
-def test_who_pours_is_held_until_the_next_sync_begins() -> None:
+def test_a_fast_publisher_is_paused_until_the_next_sync_begins() -> None:
     pace, peer, other = Pacing(), Peer(), Peer()
     pace.waited(100.0)
     pace.pouring.add(peer)

@@ -1,4 +1,5 @@
-"""Keeps syncs short. A confirm waits for all that was written before it, by whomever: so who pours messages in waits as well.
+"""Keeps syncs short. A confirm waits for all that was written before it, by whomever:
+so a connection that publishes faster than the disk can sync is paused.
 
 While more bytes wait for the next sync than the disk takes in a moment, peers that have just sent much are not read from. They go on
 when that sync begins: the disk is busy all the time, and nobody waits for more than two such moments. Where nobody has waited for a
@@ -22,7 +23,7 @@ TELLING = 256 * 1024
 SLOWER, FASTER = 1 / 2, 1 / 8
 """Weight of the latest sync in the rate of the disk: a cache in the device makes some syncs look far better than the disk is."""
 MUCH = 4096
-"""Bytes in one read from which on a peer is one that pours."""
+"""Bytes in one read from which on a connection counts as a fast publisher."""
 
 
 class Pours(Protocol):
@@ -53,7 +54,7 @@ class Pacing:
         self._waited_at = now
 
     def is_too_much(self, unsynced: int, now: float) -> bool:
-        """Whether a sync is to begin although nobody waits for one, and who pours is to wait."""
+        """Whether a sync is to begin although nobody waits for one, and fast publishers are to wait."""
         return unsynced > self.budget and now - self._waited_at < LATELY_S
 
     def look(self, unsynced: int, now: float) -> None:
