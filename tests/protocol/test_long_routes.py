@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvitto.base import limits
+from kvitto.base.errors import ChannelError
 from kvitto.broker import topic
 from kvitto.protocol import channel as channels
 from kvitto.wire import methods as m
@@ -126,6 +127,54 @@ def test_a_connection_that_is_lost_in_the_middle_leaves_the_broker_in_order(hous
     assert other.methods() == [m.BasicAck(1, False)] and len(house.broker.jobs) == 0
 
 
+@pytest.mark.parametrize("props", [COPIES, NO_PROPERTIES], ids=["special", "plain"])
+def test_a_publish_in_a_transaction_is_gone_with_its_connection(house: House, props: bytes) -> None:
+    """T6: it was still being routed, and came to its queue although nothing was committed."""
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("a"), m.TxSelect())
+    behind_exchanges(house, topic.PIECE_STEPS)
+    publish(wire, "x", props=props)
+    assert not wire.reading
+    wire.connection.lost()
+    house.settle()
+    assert not ready(house, "a") and house.hub.holding.total == 0
+
+
+def test_nothing_is_returned_or_refused_on_a_channel_that_has_been_closed(house: House) -> None:
+    wire = confirming(house)
+    behind_exchanges(house)
+    vhost = house.broker.vhosts["/"]
+    vhost.unbind("x99", vhost.queues["a"], "", {})
+    wire.feed(content(1, m.BasicPublish("x", "", mandatory=True), COPIES, b"x"))
+    wire.connection.fail_channel(wire.connection.channels[1], ChannelError(406, "too late"))
+    house.settle()
+    assert [type(method) for method in wire.methods()] == [m.ChannelClose]
+
+
+def test_a_blocked_publisher_waits_behind_the_message_that_is_routed_in_pieces(house: House) -> None:
+    """D4: the end of the work for it let the next one in."""
+    wire = confirming(house)
+    behind_exchanges(house)
+    house.hub.block("low on disk: a test")
+    wire.feed(3 * content(1, m.BasicPublish("x", ""), COPIES, b"x"))
+    house.settle()
+    assert ready(house, "a") == 1 and not wire.reading
+    house.hub.block(None)
+    house.settle()
+    assert ready(house, "a") == 3 and wire.reading
+
+
+def test_a_publisher_goes_on_that_is_no_longer_blocked_when_its_message_is_there(house: House) -> None:
+    wire = confirming(house)
+    behind_exchanges(house)
+    house.hub.block("low on disk: a test")
+    wire.feed(2 * content(1, m.BasicPublish("x", ""), COPIES, b"x"))
+    house.hub.block(None)
+    assert not ready(house, "a")
+    house.settle()
+    assert ready(house, "a") == 2 and wire.reading
+
+
 def test_a_route_that_is_too_long_closes_the_channel_in_a_later_turn(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,10 +194,10 @@ def test_a_route_that_is_too_long_closes_the_channel_in_a_later_turn(
     assert [type(method) for method in wire.methods()] == [m.ChannelOpenOk]
 
 
-def many_queues(house: House, count: int) -> None:
+def many_queues(house: House, count: int, exchange: str = "amq.fanout") -> None:
     vhost = house.broker.vhosts["/"]
     for i in range(count):
-        vhost.bind("amq.fanout", vhost.declare_queue(f"q{i}", True, False, False, {}, None), "", {})
+        vhost.bind(exchange, vhost.declare_queue(f"q{i}", True, False, False, {}, None), "", {})
 
 
 @pytest.mark.parametrize("props", [NO_PROPERTIES, Properties(expiration="60000").encode()], ids=["plain", "special"])
@@ -180,6 +229,21 @@ def test_queues_that_refuse_are_told_when_the_message_is_everywhere(house: House
     house.settle()
     assert wire.methods() == [m.BasicNack(1, False, False)]
     assert [ready(house, f"q{i}") for i in (6, 7, 8)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["fanout", "headers"])
+def test_a_queue_that_fails_while_the_others_get_their_copies_is_no_reason_for_an_ack(house: House, kind: str) -> None:
+    """C6, D6: the message was confirmed, since all others had their copies."""
+    wire = confirming(house)
+    many_queues(house, channels.MANY + 50, f"amq.{kind}")
+    house.settle()
+    failing = house.broker.vhosts["/"].queues["q230"]
+    publish(wire, f"amq.{kind}")
+    house.turn()
+    assert not failing.ready and wire.methods() == []
+    failing.contain(RuntimeError("a bug"))
+    house.settle()
+    assert wire.methods() == [m.BasicNack(1, False, False)]
 
 
 def turns(house: House) -> Iterator[None]:

@@ -136,7 +136,7 @@ def connection(api: Api, connection: Any) -> dict[str, Any]:
 
 
 def connection_state(connection: Any) -> str:
-    return "blocked" if connection.blocked and connection.publisher and connection.stalled else "running"
+    return "blocked" if connection.held_back else "running"
 
 
 def channel_name(api: Api, channel: Any) -> str:

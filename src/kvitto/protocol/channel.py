@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
+    from kvitto.protocol.methods.tx import Transaction
 
 log = logging.getLogger("kvitto.amqp")
 
@@ -200,6 +201,7 @@ class Channel:
                     bytes(props_p[props : props + props_len]),
                     bytes(body_p[body : body + body_len]),
                     inside,
+                    self.tx,
                 )
             )
             return 0
@@ -231,13 +233,15 @@ class Channel:
         """A message whose route is long: finding it, which has begun, takes several turns."""
         searching, self.searching = self.searching, None
         assert searching is not None
+        tx = self.tx
 
         def steps() -> Iterator[bool]:
             self._take_route(key, (yield from searching))
             if self.vhost.remembered(key) is None:
                 self._generation = -1  # something has changed meanwhile
             self._count()
-            yield from self.publish_special(key, options, props, body, check.check_properties(props, 0, len(props)))
+            inside = check.check_properties(props, 0, len(props))
+            yield from self.publish_special(key, options, props, body, inside, tx)
 
         self.take_turns(steps())
 
@@ -348,10 +352,13 @@ class Channel:
             raise ChannelError(ACCESS_REFUSED, text)
         self._allowed[exchange] = self._epoch.value
 
-    def publish_special(self, key: bytes, options: int, props: bytes, body: bytes, inside: int) -> Iterator[bool]:
+    def publish_special(
+        self, key: bytes, options: int, props: bytes, body: bytes, inside: int, tx: Transaction | None
+    ) -> Iterator[bool]:
         """A message that needs a look: its properties matter, it has no queue or very many, headers route it, or a transaction holds it.
 
         In pieces, since it may have a long way to go. What has come so far is in `sequence` but for the time between two pieces.
+        `tx`: the transaction in which it was published. The channel may have ended since then, and that one with it.
         """
         assert self.route is not None
         route, ttl_ms, published = self.route, -1, props
@@ -383,8 +390,9 @@ class Channel:
             queue = self.open_stage().queue
             walls.within(queue, queue.append_bytes, key, published, body, -1, SPECIAL)
             return
-        if self.tx is not None:
-            self.tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
+        if tx is not None:
+            if not self.closing:
+                tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
             return
         yield from self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
 
@@ -417,28 +425,33 @@ class Channel:
                 self.give_back(route, props, body)
             return
         refused: list[Queue] = []
-        if route.dynamic and self.confirm:
-            self.used.append(route)
+        lost = False
         if route.count > MANY or (route.count > 1 and route.count * len(body) > COPIES_BYTES):
             self._uncount()
             yield from copies(route.queues, key, props, body, ttl_ms, refused)
+            # one that has gone out of service meanwhile has no copy, or not written it
+            lost = any(q.fault is not None for q in route.queues)
             self._count()
         else:
             refused += [q for q in route.queues if not walls.within(q, q.append_bytes, key, props, body, ttl_ms, 0)]
+        if route.dynamic and self.confirm:
+            self.used.append(route)
         if route.durable:
             self.unsynced = True
-        if refused or route.out_of_service is not None:
+        if refused or lost or route.out_of_service is not None:
             yield from self.refused(refused, key, props, body)
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
-        """basic.return 312."""
+        """basic.return 312, unless the channel has ended since the message came."""
+        if self.closing:
+            return
         method = BasicReturn(312, "NO_ROUTE", route.exchange, route.routing_key)
         self.output.put_method(self.number, method.encode())
         self.output.put_content_bytes(self.number, props, body)
 
     def refused(self, queues: list[Queue], key: bytes, props: bytes, body: bytes) -> Iterator[bool]:
         """Queues with x-overflow=reject-publish* are full (C6): nack; for reject-publish-dlx they also dead-letter the message."""
-        if self.confirm:
+        if self.confirm and not self.closing:
             if self.nacked is None:
                 self.nacked = RangeSet()
             self.nacked.add(self.sequence, 1)

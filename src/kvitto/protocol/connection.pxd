@@ -12,7 +12,7 @@ cdef class Connection:
     cdef object __weakref__
     cdef public object hub, transport, user, vhost, _secret, name, external
     cdef public str peer, refusal
-    cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, failed
+    cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, held_back, failed
     cdef public Output output
     cdef public int state
     cdef public Py_ssize_t frame_max, channel_max, heartbeat, _at, quiet_in, quiet_out, unfinished, begun, held, staged, budget

@@ -130,6 +130,8 @@ class Connection:
         self.budget = 0
         self.publisher = False
         self.blocked = hub.blocked is not None
+        self.held_back = False
+        """It has published while publishers were blocked: whatever else it waits for, its input goes on when they no longer are."""
         self.failed = False
         self._last: Channel | None = None
         self._last_number = -1
@@ -404,7 +406,8 @@ class Connection:
         """Do work for a method that may take several turns (broker/jobs.py); the input behind it waits, and that of no other connection.
 
         `done` sends the answer, which goes out once everything that the job has defined is durable. It is not called if the channel or the
-        connection has ended meanwhile. A ChannelError closes `channel` and names `method`, in whichever turn it is raised.
+        connection has ended meanwhile. A ChannelError closes `channel` and names `method`, in whichever turn it is raised; a
+        ConnectionError_ closes the connection.
         `defines`: it may change definitions, so the answer has to wait for the disk.
         """
         working = True
@@ -413,8 +416,13 @@ class Connection:
         def contained() -> Iterator[object]:
             try:
                 yield from steps
-            except ChannelError as error:
-                if first or channel is None:
+            except ProtocolError as error:
+                if first:
+                    raise
+                if not isinstance(error, ChannelError):
+                    self.fail(error)
+                    return
+                if channel is None:
                     raise
                 if method is not None and not error.class_id:
                     error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
@@ -705,7 +713,9 @@ class Connection:
         self.transport.pause()
 
     def unstall(self) -> None:
-        """Go on with the input that has been waiting."""
+        """Go on with the input that has been waiting, unless publishers are blocked and this one is held back."""
+        if self.held_back and self.state == RUNNING:
+            return
         self.stalled = False
         if self.state == CLOSED or self.yielded:
             return
@@ -726,11 +736,13 @@ class Connection:
         if self.told_blocked and self.state == RUNNING:
             self.told_blocked = False
             self.send(0, ConnectionUnblocked())
-        if self.stalled and self.publisher and not self.answering:
+        held_back, self.held_back = self.held_back, False
+        if held_back and not self.answering:
             self.unstall()
 
     def block(self) -> None:
         """A message is being published that its queues do not refuse."""
+        self.held_back = True
         self.stall()
         if self.can_block and not self.told_blocked:
             self.told_blocked = True
