@@ -368,7 +368,7 @@ class QueueModel(RuleBasedStateMachine):
         ready = self.at(READY)
         if ready:
             end = ready[which % len(ready)].offset + 1
-            for _ in hold.hold(self.q, end):
+            for _ in hold.hold(self.q, end, self):
                 pass
             self.estimate = self.estimate or not self.count_bytes
             for m in ready:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvitto.broker import waiting
 from kvitto.broker.hold import HOLD_MS
 from kvitto.protocol.large import LARGE
 from kvitto.wire import methods as m
@@ -341,3 +342,18 @@ def test_a_priority_queue_holds_by_offset() -> None:
     assert hold(wire, 0, 5).count == 5
     wait(wire.house, 60)
     assert bodies(wire, 0, 10) == FIRST
+
+
+def test_a_hold_ends_with_its_connection_and_consumers_get_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went on when the group was gone, and took what consumers waited for out of their reach, for good."""
+    monkeypatch.setattr(waiting, "OFFSETS_PER_PIECE", 10)
+    house = House()
+    other = house.wire()
+    wire = opened(house, 300, **{"x-max-length-bytes": 1 << 20})
+    wire.put(1, m.LogHold("q", "spark", "", 0, 300))
+    assert len(house.broker.jobs) == 1
+    wire.connection.lost()
+    other.put(1, m.BasicConsume("q", "c"))
+    house.settle()
+    delivered = [method for method in other.methods() if isinstance(method, m.BasicDeliver)]
+    assert len(delivered) == 300 and house.broker.vhosts["/"].queues["q"].held == 0

@@ -120,11 +120,17 @@ class Hold:
         return found
 
 
-def hold(queue: Queue, end: int) -> Iterator[None]:
-    """Hold what waits below `end`, in pieces, and write that down: the answer to whoever asked waits for the definitions."""
+def hold(queue: Queue, end: int, holder: object) -> Iterator[None]:
+    """Hold what waits below `end`, in pieces, and write that down: the answer to whoever asked waits for the definitions.
+
+    It ends early when `holder`, who asked, is gone: from then on what is not held yet is for whoever comes next.
+    """
     end = min(end, queue.log.durable_end)
     before = 0 if queue.hold is None else queue.hold.end
-    yield from waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop))
+    for _ in waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop)):
+        yield
+        if holder not in queue.group_holders:
+            return
     if queue.hold is not None and queue.hold.end > before and not queue.deleted:
         queue.vhost.define_queue(queue)
     drop_if_empty(queue)

@@ -144,7 +144,7 @@ def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
     def held() -> None:
         conn.send(chan.number, LogHoldOk(*_counted(queue, m.start, m.end)))
 
-    conn.perform(hold_below(queue, m.end), held, channel=chan, method=m)
+    conn.perform(hold_below(queue, m.end, conn), held, channel=chan, method=m)
 
 
 def count(conn: Connection, chan: Channel, m: LogCount) -> None:
