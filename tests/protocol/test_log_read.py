@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvitto.base.errors import StoreError
 from kvitto.broker import reader as readers
 from kvitto.broker import waiting
 from kvitto.broker.ranges import RangeSet
+from kvitto.store.log import Log
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
 from kvitto.wire.properties import edit_headers, join
@@ -178,3 +180,20 @@ def test_a_queue_full_of_holes_is_held_and_settled_over_several_turns(
     assert queue.ready == 5
     if limit:
         assert queue.ready_bytes == sum(len(b"m%d" % n) for n in range(1990, 2000, 2))
+
+
+def test_a_queue_whose_files_cannot_be_read_is_out_of_service_and_the_broker_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D6: the error of one queue's files ended the process if it was met by a reader, and not by a consumer."""
+    house = House()
+    wire = filled(house, 3)
+
+    def failing(self: Log, window: object, offset: int) -> bool:
+        raise StoreError("cannot read: input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "load", failing)
+        close = ask(wire, m.LogRead("q", "r", 0, 3))
+    assert isinstance(close, m.ChannelClose) and close.reply_code == 541 and "queue 'q'" in close.reply_text
+    assert isinstance(ask(house.wire(), m.QueueDeclare("other")), m.QueueDeclareOk)

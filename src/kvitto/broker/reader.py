@@ -70,7 +70,7 @@ class Reader:
         steps, batch = 1, self._window.batch
         if not batch.first <= self.position < batch.first + batch.count:
             steps += LOAD_STEPS
-            if not self.queue.log.load(self._window, self.position):
+            if not walls.within(self.queue, self.queue.log.load, self._window, self.position):
                 self.position = self.end
                 return steps
             batch = self._window.batch
