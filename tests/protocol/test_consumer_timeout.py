@@ -333,3 +333,29 @@ def test_a_consumers_timeout_that_is_none_is_refused(wrong: Any) -> None:
     say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": wrong}))
     ((_, close),) = closed(wire)
     assert close.reply_code == 406 and "invalid arg 'x-consumer-timeout'" in close.reply_text
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 33, 999, 1056, 1057, 10_001, 131_071, 3_600_001])
+def test_timeouts_that_are_looked_at_together_are_kept_each(house: House, timeout_ms: int) -> None:
+    """A16: at most a tenth of the time late, or a tenth of a second, and the peer is told its own timeout."""
+    house.clock.advance(1)
+    for other in (timeout_ms + 1, timeout_ms):
+        wire = opened(house, m.BasicConsume("free", str(other), arguments={"x-consumer-timeout": other}))
+    publish(house, "free", b"x", b"x")
+    pass_time(house, timeout_ms - 1)
+    assert not closed(wire)
+    pass_time(house, max(timeout_ms // 10, 100) + 1)
+    ((_, close),) = closed(wire)
+    assert f"Timeout value used: {timeout_ms} ms" in close.reply_text
+
+
+def test_ten_thousand_different_timeouts_are_few_timers(house: House) -> None:
+    """Each consumer may have one of its own; a look at each took a third of the CPU."""
+    wire = opened(house)
+    before = len(house.broker.timers)
+    for ms in range(1, 10_000):
+        wire.connection.hub.timeouts.watch(wire.connection.channels[1], ms)
+    assert len(house.broker.timers) - before < 200
+    wire.connection.hub.timeouts.forget(wire.connection.channels[1])
+    pass_time(house, 1000)
+    assert len(house.broker.timers) == before

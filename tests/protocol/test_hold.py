@@ -357,3 +357,23 @@ def test_a_hold_ends_with_its_connection_and_consumers_get_the_rest(monkeypatch:
     house.settle()
     delivered = [method for method in other.methods() if isinstance(method, m.BasicDeliver)]
     assert len(delivered) == 300 and house.broker.vhosts["/"].queues["q"].held == 0
+
+
+def test_what_is_delayed_comes_back_in_pieces_for_who_attaches() -> None:
+    """Half a second for 200,000; the answer comes when all of them can be read, and counting them does not look at each."""
+    house = House()
+    wire = house.wire()
+    ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments={"x-retry-delay-min": 3_600_000}))
+    publish(wire, *(b"m%d" % n for n in range(1000)))
+    ask(wire, m.BasicConsume("q", "c"))
+    ask(wire, m.BasicNack(0, True, True), m.BasicCancel("c"))
+    delays = house.broker.vhosts["/"].queues["q"].delays
+    assert len(delays) == 1000
+    assert ask(wire, m.LogCount("q", "", 10, 20)) == m.LogCountOk(0, 20, 10)
+    wire.put(1, m.LogAttach("q", "spark"))
+    house.turn()
+    assert wire.methods() == [] and 0 < len(delays) < 1000
+    house.settle()
+    (answer,) = wire.methods()
+    assert isinstance(answer, m.LogAttachOk) and not len(delays)
+    assert bodies(wire, 0, 1000) == [b"m%d" % n for n in range(1000)]

@@ -54,7 +54,7 @@ class Rota:
         if line is None:
             return
         if c.after is c:
-            self.lines.remove(line)
+            del self.lines[bisect_left(self.lines, -line.priority, key=_rank)]
         else:
             c.before.after, c.after.before = c.after, c.before  # type: ignore[union-attr]
             if line.last is c:

@@ -60,5 +60,5 @@ cdef class Channel:
     @cython.locals(left=Py_ssize_t)
     cpdef Py_ssize_t room(self) except? -1
     @cython.locals(b=Buf, o=Py_ssize_t, most=Py_ssize_t, slot="unsigned int", passed="unsigned int", c=Consumer, q=Queue, limit="long long")
-    cpdef tuple late(self, unsigned long long first, unsigned long long end, long long timeout_ms)
+    cpdef tuple late(self, unsigned long long first, unsigned long long end, long long shorter_ms, long long longest_ms)
     cpdef free_slot(self, unsigned int slot)

@@ -755,6 +755,13 @@ class Channel:
         for c in self.consumers.values():
             c.queue.resume(c)
 
+    def forget_consumer(self, tag: str) -> Consumer | None:
+        """Nothing more is delivered to the consumer with this tag, which is returned; None if there is none."""
+        consumer = self.consumers.pop(tag, None)
+        if consumer is not None:
+            self.connection.consumers -= 1
+        return consumer
+
     def slot_of(self, c: Consumer) -> int:
         """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
         self.watch(c)
@@ -767,9 +774,15 @@ class Channel:
 
     def watch(self, c: Consumer) -> None:
         """Deliveries of this consumer may be unacked here: if it or its queue has a consumer timeout, they are looked at."""
-        timeout_ms = c.timeout_ms if c.timeout_ms >= 0 else c.queue.consumer_timeout_ms
+        timeout_ms = self.timeout_of(c)
         if timeout_ms > 0:
             self.connection.hub.timeouts.watch(self, timeout_ms)
+
+    @staticmethod
+    def timeout_of(c: Consumer) -> int:
+        """How long in ms this consumer may hold a delivery; 0 or less for as long as it likes."""
+        timeout_ms: int = c.timeout_ms if c.timeout_ms >= 0 else c.queue.consumer_timeout_ms
+        return timeout_ms
 
     def free_slot(self, slot: int) -> None:
         c = self.slots[slot - 1]
@@ -778,8 +791,9 @@ class Channel:
         self.slots[slot - 1] = None
         self._free.append(slot)
 
-    def late(self, first, end, timeout_ms):  # type: ignore[no-untyped-def]
-        """(consumer, tag) of the first unacked delivery among the tags from `first` up to `end` to which this timeout applies.
+    def late(self, first, end, shorter_ms, longest_ms):  # type: ignore[no-untyped-def]
+        """(consumer, tag) of the first unacked delivery among the tags from `first` up to `end` whose timeout is longer than `shorter_ms`,
+        and `longest_ms` at most.
 
         The consumer is None if there is none below the tag. That is less than `end` if there were too many to look at all of them.
         """
@@ -798,7 +812,7 @@ class Channel:
                 limit = c.timeout_ms
                 if limit < 0:
                     limit = q.consumer_timeout_ms
-                if limit == timeout_ms and not q.deleted:
+                if shorter_ms < limit and limit <= longest_ms and not q.deleted:
                     return c, bits.le64(b.p, o + 8)
                 passed = slot
             o += _ENTRY

@@ -117,14 +117,14 @@ class Connection:
         self.told_blocked = False
         self.wants_offsets = False
         self.channels: dict[int, Channel] = {}
+        self.consumers = 0
+        """Of all its channels."""
         self.queues: dict[Any, None] = {}
         """Its exclusive queues."""
         self.groups: dict[Any, None] = {}
         """Queues that it has been attached to."""
         self.rest = b""
-        self.stalled = False
-        self.answering = False
-        self.choked = False
+        self.stalled = self.answering = self.choked = False
         self.yielded = False
         """Its budget is used up: the rest of its input is handled in the next turn."""
         self.budget = 0

@@ -186,7 +186,7 @@ class ChannelConsumer(Consumer):
     def queue_gone(self):  # type: ignore[no-untyped-def]
         """basic.cancel to a client that can take it (A14)."""
         self.active = False
-        self.channel.consumers.pop(self.tag, None)
+        self.channel.forget_consumer(self.tag)
         self.waits_no_more()
         if self.slot and not self.unacked:
             self.channel.free_slot(self.slot)

@@ -1,8 +1,9 @@
 """Consumer timeout (x-consumer-timeout, A16): a channel that holds a delivery of such a queue for too long is closed.
 
 No delivery has a time. Delivery tags go up, so the next tag that a channel had at some moment tells what had been delivered by then:
-all channels with the same timeout are looked at every twentieth of it, and what was unacked so many looks ago and still is, is late.
-Looks are counted, not hours: a clock that is set, or a machine that slept, makes nobody late.
+all channels with about the same timeout are looked at every twentieth of it, and what was unacked so many looks ago and still is, is
+late. Looks are counted, not hours: a clock that is set, or a machine that slept, makes nobody late. Timeouts that differ by less than
+a thirtieth are looked at together, as the longest of them: each consumer may have one of its own.
 """
 
 from __future__ import annotations
@@ -39,54 +40,65 @@ class Timeouts(Service):
         super().__init__(broker.store)
         self._broker = broker
         self._channels: dict[int, dict[Channel, Watch]] = {}
-        """By timeout in ms."""
+        """By the longest timeout in ms of those that are looked at together."""
+        self._watches: dict[Channel, dict[int, Watch]] = {}
+        """The same by channel."""
 
     def watch(self, channel: Channel, timeout_ms: int) -> None:
         """From now on deliveries of queues with this timeout may be unacked on the channel."""
-        channels = self._channels.get(timeout_ms)
+        longest_ms = -(-timeout_ms // _step_ms(timeout_ms)) * _step_ms(timeout_ms)
+        channels = self._channels.get(longest_ms)
         if channels is None:
-            channels = self._channels[timeout_ms] = {}
-            self._look_later(timeout_ms)
+            channels = self._channels[longest_ms] = {}
+            self._look_later(longest_ms)
         if channel not in channels:
-            channels[channel] = Watch(-(-timeout_ms // _interval_ms(timeout_ms)))
+            watch = channels[channel] = Watch(-(-longest_ms // _interval_ms(longest_ms)))
+            self._watches.setdefault(channel, {})[longest_ms] = watch
 
     def forget(self, channel: Channel) -> None:
         """It is closed."""
-        for channels in self._channels.values():
-            channels.pop(channel, None)
+        for longest_ms in self._watches.pop(channel, ()):
+            self._channels[longest_ms].pop(channel, None)
 
-    def _look_later(self, timeout_ms: int) -> None:
-        self._broker.timers.after(_interval_ms(timeout_ms), self._look, timeout_ms)
+    def _look_later(self, longest_ms: int) -> None:
+        self._broker.timers.after(_interval_ms(longest_ms), self._look, longest_ms)
 
     def look_again(self, channel: Channel, tag: int) -> None:
         """Deliveries from this tag on may be late that could not be when they were looked at."""
-        for channels in self._channels.values():
-            if channel in channels:
-                channels[channel].looked = min(channels[channel].looked, tag)
+        for watch in self._watches.get(channel, {}).values():
+            watch.looked = min(watch.looked, tag)
 
-    def _look(self, timeout_ms: int) -> None:
-        self._broker.jobs.start(self._looks(timeout_ms), owner=self)
+    def _look(self, longest_ms: int) -> None:
+        self._broker.jobs.start(self._looks(longest_ms), owner=self)
 
-    def _looks(self, timeout_ms: int) -> Iterator[None]:
-        channels = self._channels[timeout_ms]
+    def _looks(self, longest_ms: int) -> Iterator[None]:
+        channels = self._channels[longest_ms]
         for number, (channel, watch) in enumerate(list(channels.items()), 1):
             while channel in channels:
                 if not channel.unacked and not channel.consumers:
-                    del channels[channel]
-                elif walls.run(channel, watch.look, channel, timeout_ms) is not MORE:
+                    self._forget_one(channel, longest_ms)
+                elif walls.run(channel, watch.look, channel, longest_ms) is not MORE:
                     break
                 else:
                     yield
             if not number % CHANNELS_PER_PIECE:
                 yield
         if channels:
-            self._look_later(timeout_ms)
+            self._look_later(longest_ms)
         else:
-            del self._channels[timeout_ms]
+            del self._channels[longest_ms]
+
+    def _forget_one(self, channel: Channel, longest_ms: int) -> None:
+        """Nothing on the channel can be late any more."""
+        del self._channels[longest_ms][channel]
+        watches = self._watches[channel]
+        del watches[longest_ms]
+        if not watches:
+            del self._watches[channel]
 
 
 class Watch:
-    """What is known of a channel whose deliveries of queues with one timeout are watched."""
+    """What is known of a channel whose deliveries with timeouts that are looked at together are watched."""
 
     __slots__ = ("looked", "seen")
 
@@ -96,15 +108,16 @@ class Watch:
         self.looked = 0
         """No delivery with a lower tag can be late."""
 
-    def look(self, channel: Channel, timeout_ms: int) -> int | None:
+    def look(self, channel: Channel, longest_ms: int) -> int | None:
         """Close the channel if it holds a delivery for too long. MORE: there are so many that another piece has to go on."""
         if len(self.seen) == self.seen.maxlen:
-            consumer, self.looked = channel.late(self.looked, self.seen[0], timeout_ms)
+            shorter_ms = longest_ms - _step_ms(longest_ms)
+            consumer, self.looked = channel.late(self.looked, self.seen[0], shorter_ms, longest_ms)
             if consumer is None and self.looked < self.seen[0]:
                 return MORE
             # Input that is held back by us, as long as publishers are blocked, may have the acks in it.
             if consumer is not None and not channel.connection.stalled:
-                _close(channel, consumer, self.looked, timeout_ms)
+                _close(channel, consumer, self.looked)
         self.seen.append(channel.next_tag)
         return None
 
@@ -113,7 +126,18 @@ def _interval_ms(timeout_ms: int) -> int:
     return max(-(-timeout_ms // LOOKS), INTERVAL_MS_MIN)
 
 
-def _close(channel: Channel, consumer: Consumer, tag: int, timeout_ms: int) -> None:
+def _step_ms(timeout_ms: int) -> int:
+    """By how much timeouts about as long as this one may differ that are looked at together.
+
+    Short ones may by an interval, which makes no difference; others by a 32nd at most, a power of 2, so that it is the same for all.
+    """
+    if timeout_ms <= LOOKS * INTERVAL_MS_MIN:
+        return INTERVAL_MS_MIN
+    return 1 << ((timeout_ms - 1) // 32).bit_length() - 1
+
+
+def _close(channel: Channel, consumer: Consumer, tag: int) -> None:
+    timeout_ms = channel.timeout_of(consumer)
     who = f"consumer {consumer.tag!r}" if consumer.tag else "basic.get"
     thing = describe("queue", consumer.queue.name, consumer.queue.vhost.name)
     text = "%s: delivery %d to %s of %s on channel %d is unacknowledged for longer than its x-consumer-timeout, %d ms"

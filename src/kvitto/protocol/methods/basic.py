@@ -74,6 +74,7 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     _check_arguments(conn, queue, m)
     consumer = _stream_consumer(chan, queue, m, tag) if isinstance(queue, Stream) else _consumer(chan, queue, m, tag)
     chan.consumers[tag] = consumer
+    conn.consumers += 1
     if not m.no_wait:
         conn.send(chan.number, BasicConsumeOk(tag))
     walls.within(queue, queue.add_consumer, consumer)
@@ -101,7 +102,7 @@ def _check_consumers(conn: Connection, queue: Queue) -> None:
     if len(queue.consumers) >= most:
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' has {most} consumers, the limit"
         raise ChannelError(PRECONDITION_FAILED, text, limit="consumers")
-    if sum(len(chan.consumers) for chan in conn.channels.values()) >= most:
+    if conn.consumers >= most:
         raise ChannelError(PRECONDITION_FAILED, f"this connection has {most} consumers, the limit", limit="consumers")
 
 
@@ -178,7 +179,7 @@ def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str)
 
 def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
     """An unknown tag is fine (A14)."""
-    consumer = chan.consumers.pop(m.consumer_tag, None)
+    consumer = chan.forget_consumer(m.consumer_tag)
     if m.consumer_tag == chan.reply_tag:
         chan.reply_tag = None
         conn.hub.forget_channel(chan)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from kvitto.protocol.connection import Connection
 
 
+WOKEN_PER_US = 8
+"""Consumers that are woken in a microsecond."""
+
+
 def open_(conn: Connection, number: int, chan: Channel | None) -> None:
     if chan is not None:
         raise ConnectionError_(CHANNEL_ERROR, f"second 'channel.open' seen on channel {number}")
@@ -59,7 +63,9 @@ def close(conn: Connection, chan: Channel, _method: ChannelClose) -> None:
 
 def flow(conn: Connection, chan: Channel, method: ChannelFlow) -> None:
     chan.flow = method.active
-    chan.wake()
+    if chan.flow:
+        chan.wake()
+        conn.spend(len(chan.consumers) // WOKEN_PER_US)
     conn.send(chan.number, ChannelFlowOk(method.active))
 
 
