@@ -15,6 +15,9 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.exchange import Exchange, Headers
 from kvitto.broker.topic import PIECE_STEPS, Dest
 
+KEY_STEPS = 12
+"""What it takes to ask an exchange for one key, beside what its index has to look at."""
+
 T = TypeVar("T")
 Lookup = Callable[[str], Exchange | None]
 Walk = Generator[bool, None, "Found"]
@@ -64,8 +67,9 @@ def walk(
         slow = index.steps > PIECE_STEPS
         for key in keys:
             found = (yield from index.search(key, headers)) if slow else index.route(key, headers)
-            cost += 1 + index.cost + len(found)
-            left -= 1 + index.cost + len(found)
+            taken = KEY_STEPS + index.cost + len(found)
+            cost += taken
+            left -= taken
             if len(keys) > 1:
                 several.update(dict.fromkeys(found))
             if left <= 0:
