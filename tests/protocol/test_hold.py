@@ -361,14 +361,8 @@ def test_a_hold_ends_with_its_connection_and_consumers_get_the_rest(monkeypatch:
 
 def test_what_is_delayed_comes_back_in_pieces_for_who_attaches() -> None:
     """Half a second for 200,000; the answer comes when all of them can be read, and counting them does not look at each."""
-    house = House()
-    wire = house.wire()
-    ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments={"x-retry-delay-min": 3_600_000}))
-    publish(wire, *(b"m%d" % n for n in range(1000)))
-    ask(wire, m.BasicConsume("q", "c"))
-    ask(wire, m.BasicNack(0, True, True), m.BasicCancel("c"))
-    delays = house.broker.vhosts["/"].queues["q"].delays
-    assert len(delays) == 1000
+    wire = delayed(House())
+    house, delays = wire.house, wire.house.broker.vhosts["/"].queues["q"].delays
     assert ask(wire, m.LogCount("q", "", 10, 20)) == m.LogCountOk(0, 20, 10)
     wire.put(1, m.LogAttach("q", "spark"))
     house.turn()
@@ -377,3 +371,25 @@ def test_what_is_delayed_comes_back_in_pieces_for_who_attaches() -> None:
     (answer,) = wire.methods()
     assert isinstance(answer, m.LogAttachOk) and not len(delays)
     assert bodies(wire, 0, 1000) == [b"m%d" % n for n in range(1000)]
+
+
+def test_who_is_lost_while_it_attaches_has_not_attached() -> None:
+    """The queue belonged to a group of nobody until a restart."""
+    house = House()
+    other, wire = house.wire(), delayed(house)
+    wire.put(1, m.LogAttach("q", "spark"))
+    wire.connection.lost()
+    house.settle()
+    assert house.broker.vhosts["/"].queues["q"].group is None
+    assert isinstance(ask(other, m.BasicConsume("q", "c")), m.BasicDeliver)
+
+
+def delayed(house: House) -> Wire:
+    """A queue with 1,000 messages that wait to be tried again."""
+    wire = house.wire()
+    ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments={"x-retry-delay-min": 3_600_000}))
+    publish(wire, *(b"m%d" % n for n in range(1000)))
+    ask(wire, m.BasicConsume("q", "c"))
+    ask(wire, m.BasicNack(0, True, True), m.BasicCancel("c"))
+    assert len(house.broker.vhosts["/"].queues["q"].delays) == 1000
+    return wire

@@ -78,6 +78,8 @@ def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
         for _ in queue.end_delays():
             yield
             may_attach()  # others may have come meanwhile
+            if chan.closing:  # nobody would ever leave the group
+                return
         join_group(queue, m.group, conn)
         conn.groups[queue] = None
 
