@@ -22,7 +22,7 @@ cdef class Channel:
     cdef public bint closing, flow, confirm, unsynced, touched, reading, capped
     cdef public dict consumers, getters, _allowed
     cdef public str last_queue
-    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, dirtied, _head, appending
+    cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, dirtied, plain, _head, appending
     cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props

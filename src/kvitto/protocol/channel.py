@@ -139,6 +139,8 @@ class Channel:
         """The slot whose queue takes a settlement."""
         self.used: list[Route] = []
         """The routes of what has been published and not confirmed, but for the last one."""
+        self.plain = -1
+        """A body of so many bytes goes to all queues of the route in one step, if nothing in its properties asks for more."""
         self.dirtied = 0
         """Queues that had something to be written when the last message for several queues came."""
         self.searching: Generator[bool, None, Route] | None = None
@@ -184,16 +186,7 @@ class Channel:
             self.sequence += 1
             if not self.touched:
                 self.touch()
-        if (
-            inside
-            or options & 2
-            or route.count == 0
-            or route.count > _MANY
-            or (route.count > 1 and route.count * body_len > _COPIES_BYTES)
-            or route.dynamic
-            or self.tx is not None
-            or route.out_of_service is not None
-        ):
+        if inside or options & 2 or body_len > self.plain:
             self.take_turns(
                 self.publish_special(
                     bytes(p[key : key + key_len]),
@@ -310,6 +303,12 @@ class Channel:
         elif self.confirm and self.connection.blocked and route.nacks_on_alarm:
             route = Route(route.exchange, route.routing_key, [], False)
             route.refused = True
+        if self.tx is not None or route.dynamic or route.out_of_service is not None or not 0 < route.count <= _MANY:
+            self.plain = -1
+        elif route.count == 1:
+            self.plain = limits.BODY_MAX
+        else:
+            self.plain = _COPIES_BYTES // route.count
         self._key.n = 0
         self._key.add(key)
         self._generation = self._epoch.value

@@ -16,6 +16,7 @@ cdef class Batch:
     cdef public unsigned long long journal
     @cython.locals(index=Buf, meta=Buf, e=Py_ssize_t, m=Py_ssize_t, b=Py_ssize_t)
     cdef int add(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
+    cdef put_ttl(self, Py_ssize_t e, long long ttl_ms, unsigned int flags)
     @cython.locals(e=Py_ssize_t, first=Py_ssize_t, key_len=Py_ssize_t, k=Py_ssize_t)
     cpdef Py_ssize_t same_key(self, Py_ssize_t i, Py_ssize_t n)
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, total=Py_ssize_t)

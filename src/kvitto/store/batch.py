@@ -78,8 +78,7 @@ class Batch:
             bits.put_le16(index.p, e + 18, flags)
             bits.put_le32(index.p, e + 20, 0)
         else:
-            bits.put_le16(index.p, e + 18, flags | _EXPIRES | (ttl_ms >> 32) << 8)
-            bits.put_le32(index.p, e + 20, ttl_ms & 0xFFFFFFFF)
+            self.put_ttl(e, ttl_ms, flags)
         bits.copy(meta.p, m, key_p, key, key_len)
         bits.copy(meta.p, m + key_len, props_p, props, props_len)
         index.n = e + _ENTRY
@@ -90,6 +89,10 @@ class Batch:
             bits.copy(self.body.p, b, body_p, body, body_len)
             self.body.n = b + body_len
         self.count += 1
+
+    def put_ttl(self, e, ttl_ms, flags):  # type: ignore[no-untyped-def]
+        bits.put_le16(self.index.p, e + 18, flags | _EXPIRES | (ttl_ms >> 32) << 8)
+        bits.put_le32(self.index.p, e + 20, ttl_ms & 0xFFFFFFFF)
 
     def same_key(self, i: int, n: int) -> int:
         """How many of the messages i .. i+n-1 have the key of the first of them, and no flags."""
