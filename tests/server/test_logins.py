@@ -198,7 +198,9 @@ def test_others_work_while_somebody_guesses(tmp_path: Path) -> None:
     with kvitto.Broker(tmp_path, http_port=0) as broker, Raw(broker.port) as raw:
         raw.channel(1)
         assert broker._server is not None
+        before = time.monotonic()
         broker._server.broker.users.set_password("guest", "guest")  # slow: the first hash of a new directory is not
+        hashing = time.monotonic() - before
         spans = []
         with guessing(broker.port, 4) as refused:
             while not refused[0]:
@@ -208,7 +210,7 @@ def test_others_work_while_somebody_guesses(tmp_path: Path) -> None:
             with Raw(broker.port) as known:
                 known.channel(1)
             assert Http(broker.http_url).call("GET", "/api/whoami").status == 200
-        assert sorted(spans)[len(spans) // 2] < 0.1
+        assert sorted(spans)[len(spans) // 2] < hashing
         server = broker._server.logins
         assert server.refused > 0
         metrics = Http(broker.http_url).call("GET", "/metrics").body.decode()

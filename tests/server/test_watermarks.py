@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +200,4 @@ def open_a_transaction_and_end_it(tmp_path: Path) -> None:
         marks._memory_limit = before + 40 * MIB
         wait_until(lambda: marks.memory_low, what="an alarm")
         raw.call(1, m.TxRollback(), m.TxRollbackOk)
-        began = time.monotonic()
         assert wait_until(lambda: not marks.memory_low)
-        assert time.monotonic() - began < 10
