@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kvitto.base import limits
+from kvitto.base.errors import ChannelError
 from kvitto.store.log import Window
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
@@ -180,6 +181,24 @@ def test_requests_behind_a_commit_are_answered_behind_it() -> None:
     assert wire.methods() == []
     house.settle()
     assert wire.methods() == [m.TxCommitOk(), m.BasicQosOk()]
+
+
+def test_a_channel_that_is_closed_during_its_commit_hears_no_more() -> None:
+    """commit-ok came behind the close, on a number that may be another channel's by then."""
+    house = House()
+    wire = house.wire()
+    for queue in ("a", "b"):
+        wire.put(1, m.QueueDeclare(queue, durable=True))
+        house.settle()
+    wire.put(1, m.TxSelect())
+    for queue in ("a", "b"):
+        wire.feed(content(1, m.BasicPublish("", queue), NO_PROPERTIES, b"x"))
+    house.settle()
+    wire.frames()
+    wire.put(1, m.TxCommit())
+    wire.connection.fail_channel(wire.connection.channels[1], ChannelError(541, "a queue is out of service"))
+    house.settle()
+    assert [type(method) for method in wire.methods()] == [m.ChannelClose] and wire.reading
 
 
 def test_a_queue_that_refuses_fails_all_of_it(tx: Raw, name: str) -> None:

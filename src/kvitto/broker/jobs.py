@@ -36,7 +36,8 @@ class Jobs(walls.Routine):
         """Run the first piece now, and the others in later turns; then call `done`.
 
         A job of one piece is done when this returns, and what it raises reaches the caller. Later there is no caller: an error then is
-        contained by `owner`, the connection or queue whose work this is (broker/walls.py); without an owner it ends the process.
+        contained by `owner`, the connection or queue whose work this is (broker/walls.py); without an owner the log has it. The rest
+        of the job is not done then.
         """
         job = _Job(steps, done, owner)
         if not job.step():

@@ -22,7 +22,6 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
     ProtocolError,
-    StoreError,
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
@@ -650,14 +649,10 @@ class Channel:
                 yield
 
     def _settle_next(self, at: int, until: int, kind: int) -> int:
-        """The next piece, from the tag `at` on. ChannelError if a queue fails in it, unless the channel is closing."""
+        """The next piece, from the tag `at` on. ChannelError if a queue fails in it: then it is out of service."""
         try:
             return self.settle_from(at, until, kind)  # type: ignore[no-any-return]
-        except StoreError:
-            raise
         except Exception as error:
-            if self.closing:
-                raise
             raise self.blame(error) or error from error
 
     def settle_from(self, tag, until, kind):  # type: ignore[no-untyped-def]

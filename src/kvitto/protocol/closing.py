@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import ChannelError, StoreError
 from kvitto.broker import walls
 
 if TYPE_CHECKING:
@@ -69,10 +69,12 @@ def give_back(c: Channel) -> Iterator[None]:
                 c.tx.rollback()
             yield from c.requeue_all()
             return
-        except StoreError:
-            raise
+        except ChannelError:  # a queue has failed in a later piece
+            pass
         except Exception as error:
             if c.blame(error) is None:
+                if isinstance(error, StoreError):
+                    raise
                 text = "%s: not all that it held can be given back before a restart"
                 log.error(text, c.connection.peer, exc_info=error)
                 return

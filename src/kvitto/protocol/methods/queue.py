@@ -25,6 +25,7 @@ from kvitto.wire.methods import (
 )
 
 if TYPE_CHECKING:
+    from kvitto.broker.queue import Queue
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
 
@@ -66,11 +67,16 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
         if m.exclusive and not known:
             conn.queues[queue] = None
     chan.last_queue = queue.name
+    walls.within(queue, _count, queue)
+    if not m.no_wait:
+        conn.send(chan.number, QueueDeclareOk(queue.name, queue.ready, len(queue.consumers)))
+
+
+def _count(queue: Queue) -> None:
+    """Have `ready` say what a consumer could get: after those who are there took theirs, without what has expired."""
     queue.pump()
     if queue.may_expire:
         queue.expire()
-    if not m.no_wait:
-        conn.send(chan.number, QueueDeclareOk(queue.name, queue.ready, len(queue.consumers)))
 
 
 def bind(conn: Connection, chan: Channel, m: QueueBind) -> None:

@@ -124,7 +124,7 @@ class Transaction:
         durable = self._check_refusals(publishes, parcel)
         try:
             settles = self._settlements(parcel)
-        except ChannelError:
+        except Exception:
             parcel.room.give_back()
             raise
         alone = len(durable) == 1 and not record.settles and parcel.size <= TAIL_BYTES and not broker.full
@@ -200,7 +200,7 @@ class Transaction:
                 settles.append((kind, consumer, offset, n, size, slot))
             else:
                 for o in range(offset, offset + n):
-                    joined = dead_letters.join(parcel, queue, o)
+                    joined = walls.within(queue, dead_letters.join, parcel, queue, o)
                     settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
                     check_copies(parcel.size)
         return settles
@@ -281,7 +281,8 @@ def commit(conn: Connection, chan: Channel, _method: TxCommit) -> None:
             conn.unstall()
 
     def done() -> None:
-        conn.send(chan.number, TxCommitOk())
+        if not chan.closing:  # its peer has been told of the end
+            conn.send(chan.number, TxCommitOk())
         end()
 
     def full() -> None:
