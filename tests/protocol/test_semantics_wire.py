@@ -450,7 +450,7 @@ def test_a_peer_that_beats_stays(more: More) -> None:
     """W6: nothing but heartbeats, both ways, for longer than two intervals."""
     raw = more(heartbeat=1)
     seen = 0
-    while seen < 3:
+    while seen < 6:
         found = raw.frame()
         assert found == (FRAME_HEARTBEAT, 0, b"")
         raw.send(frame(FRAME_HEARTBEAT, 0, b""))
