@@ -14,6 +14,7 @@ from kvitto.base import config
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.limits import MIB
 from kvitto.base.process import memory_bytes, resident_bytes
+from kvitto.protocol.hub import NO_ROOM
 from kvitto.server.watermarks import Watermarks
 from kvitto.wire import methods as m
 from tests.http.api import Http
@@ -94,6 +95,21 @@ def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: p
         "no longer low on memory",
         "publishers may go on",
     ]
+
+
+def test_a_disk_that_is_still_low_for_another_reason_is_not_said_to_be_no_longer_low(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After a write that found no room had found some, the log said so although the watermark still held publishers up."""
+    machine = Machine()
+    machine.look(free=10)
+    machine.hub.block(NO_ROOM, "room")
+    caplog.clear()
+    caplog.set_level("INFO")
+    machine.hub.block(None, "room")
+    assert not caplog.records
+    machine.look(free=100)
+    assert [record.getMessage() for record in caplog.records] == ["no longer low on disk", "publishers may go on"]
 
 
 def test_reasons_fit_into_a_short_string() -> None:

@@ -245,7 +245,9 @@ class Hub:
             return
         before = self.blocked
         if reason is None:
-            log.info("no longer %s", self.alarms.pop(alarm).partition(":")[0])
+            was = self.alarms.pop(alarm).partition(":")[0]
+            if not any(text.startswith(was) for text in self.alarms.values()):
+                log.info("no longer %s", was)
         else:
             self.alarms[alarm] = reason
             log.warning("publishers are blocked: %s", reason)

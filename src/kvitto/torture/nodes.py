@@ -87,9 +87,14 @@ class Node:
         return nullcontext()
 
     def _spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], *, listen: bool = False
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        listen: bool = False,
+        directory: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """The process; `listen` to read what it prints, else that goes to the log."""
+        """The process; `listen` to read what it prints, else that goes to the log. `directory`: where it runs, if not here."""
         with self.log.open("a") as log, self._around_spawn():
             return subprocess.Popen(
                 command,
@@ -97,6 +102,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if listen else log,
                 stderr=log,
+                cwd=directory,
                 text=True,
                 start_new_session=True,  # Ctrl-C is for the harness, which then stops its brokers in order
             )
@@ -244,8 +250,8 @@ class RabbitMQ(Node):
     name = "RabbitMQ"
 
     def __init__(self, place: Path) -> None:
-        super().__init__(place)
-        self.data = place / "mnesia"
+        super().__init__(place.resolve())
+        self.data = self.place / "mnesia"
         self.port, self.tls_port, self.dist_port, self.epmd_port = (free_port() for _ in range(4))
         self._epmd: subprocess.Popen[bytes] | None = None
 
@@ -258,7 +264,8 @@ class RabbitMQ(Node):
             # else Erlang leaves a daemon behind, and one that other nodes of this machine would use
             command = [shutil.which("epmd") or "epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"]
             self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        self._process = self._spawn([script], self._environment())
+        # it leaves its core dumps in the directory in which it runs
+        self._process = self._spawn([script], self._environment(), directory=self.place)
         self.uri = uri_for(self.port)
 
     def _wait_ready(self) -> None:
