@@ -43,7 +43,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     flag("--seconds", type=float, metavar="S", help="length of a timed run (10; quick: 1)")
     flag("--peer", type=peer, action="append", default=[], metavar="NAME=amqp://...,pid=N", help="one more broker")
     flag("--no-rabbitmq", action="store_true", help="measure without it")
-    flag("--place", type=Path, default=PLACE, help=f"where the brokers keep their data ({PLACE.relative_to(ROOT)})")
+    flag(
+        "--place",
+        type=lambda text: Path(text).resolve(),
+        default=PLACE,
+        help=f"where the brokers keep their data ({PLACE.relative_to(ROOT)})",
+    )
     flag("--out", type=Path, help="where the report goes (benchmarks/; quick or --only: build/bench/results)")
     flag("--update", action="store_true", help="replace what is measured again in the report, keep the rest")
     return parser.parse_args(argv)

@@ -515,3 +515,33 @@ def test_no_power_cut_while_an_archive_is_removed_looks_like_damage() -> None:
         if rig.store.dirty:
             rig.sync()
     assert rig.disk.listdir(ARCHIVE) == []
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_removed_from_an_archive_by_hand_is_missed_once(whole: bool, deleted: bool) -> None:
+    """By `kvitto check`, which said that no message had been in it, and by a start, which overlooked the archive of a deleted queue."""
+    rig, queue_id = settled_rig()
+    if deleted:
+        rig.delete("q")
+        look(rig)
+    stop(rig)
+    disk, directory = rig.disk.kill(), f"{ARCHIVE}/{queue_id}"
+    if whole:
+        disk.rmtree(directory)
+    else:
+        for suffix in (".log", ".ack"):
+            disk.unlink(f"{directory}/{0:020d}{suffix}")
+    said = [str(finding) for finding in Survey(disk.copy()).findings]
+    assert said and all("is missing: what it told of is not in the archive any more" in text for text in said)
+    rig = Rig(disk)
+    assert rig.store.alarms and all(text.startswith(directory) for text in rig.store.alarms)
+    stop(rig)
+    assert Survey(rig.disk.kill()).findings == []
+    assert Rig(rig.disk.kill()).store.alarms == []
+
+
+def stop(rig: Rig) -> None:
+    rig.settle_down()
+    rig.broker.finish()
+    rig.store.shut()

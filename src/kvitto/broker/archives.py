@@ -14,6 +14,7 @@ from kvitto.broker.arguments import QueueSettings, queue_settings
 from kvitto.broker.walls import Service
 from kvitto.store import paths
 from kvitto.store.archive import Archive
+from kvitto.store.inventory import ARCHIVED
 from kvitto.store.log import Log
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ class Archives(Service):
         for queue_id in self.broker.store.disk.listdir(paths.ARCHIVE):
             if queue_id not in self._archives:
                 self._of_deleted(queue_id, paths.archive_dir(queue_id))
+        for queue_id in self.broker.store.inventory.unclaimed(ARCHIVED):
+            directory = paths.archive_dir(queue_id)
+            if not self.broker.store.disk.listdir(directory):
+                self.broker.store.alarm(
+                    f"{directory} is missing: there is no archive any more of a queue that was deleted"
+                )
         if self._archives:
             self.look()
 

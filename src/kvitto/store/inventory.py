@@ -210,6 +210,10 @@ class Inventory:
         """What should be there of one kind and queue, by number: the caller looks whether it is."""
         return self._unclaimed.pop((kind, queue_id), {})
 
+    def unclaimed(self, kind: int) -> list[str]:
+        """The queues of which nobody has claimed what should be there."""
+        return [queue_id for known, queue_id in self._unclaimed if known == kind]
+
     def forget_unclaimed(self) -> None:
         """Of queues that are gone."""
         for entries in self._unclaimed.values():

@@ -85,6 +85,8 @@ class Folder:
 
 
 def _missing(base: int, entry: Entry) -> str:
+    if entry.kind == ARCHIVED:
+        return "it is missing: what it told of is not in the archive any more"
     if entry.end > base:
         return f"it is missing, and with it what waited of offsets {base} to {entry.end - 1}"
     return "it is missing; no message is known to have been in it"
