@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.stalls.peer import Peer, method
+from benchmarks.stalls.peer import Peer, message, method
 from benchmarks.stalls.rows import Site, Steps, row
 from kvitto.wire import methods as m
 
@@ -162,3 +162,63 @@ def recover(site: Site) -> Steps:
     yield
     peer.ask(m.BasicRecover(True), m.BasicRecoverOk)
     peer.ready("recover")
+
+
+@row("a transaction of 300,000 publishes is committed")
+def large_commit(site: Site) -> Steps:
+    peer = site.peer()
+    peer.queue("large_commit")
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.send(message(b"x", "large_commit") * site.count(300_000))
+    peer.ready("large_commit")
+    yield
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+
+
+@row("a transaction of 250,000 single acks, every second message, is committed, and another one rolled back")
+def commit_of_acks(site: Site) -> Steps:
+    count = site.count(500_000)
+    filler, peer = site.peer(), site.peer()
+    filler.queue("commit_of_acks")
+    filler.fill("commit_of_acks", count)
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.ask(m.BasicConsume("commit_of_acks"), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver, count)
+    acks = b"".join(method(1, m.BasicAck(tag)) for tag in range(1, count, 2))
+    peer.send(acks)
+    peer.ready("commit_of_acks")
+    yield
+    peer.ask(m.TxRollback(), m.TxRollbackOk)
+    peer.send(acks)
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+
+
+@row("a transaction of 100,000 rejects with dead letters is committed")
+def commit_of_rejects(site: Site) -> Steps:
+    count = site.count(100_000)
+    filler, peer = site.peer(), site.peer()
+    filler.queue("commit_of_rejects.dead")
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "commit_of_rejects.dead"}
+    filler.queue("commit_of_rejects", dead)
+    filler.fill("commit_of_rejects", count)
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.ask(m.BasicConsume("commit_of_rejects"), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver, count)
+    peer.say(m.BasicNack(0, True))
+    peer.ready("commit_of_rejects")
+    yield
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+
+
+@row("300,000 delayed messages are counted 100 times, attached to, and purged")
+def delayed(site: Site) -> Steps:
+    count, delay = site.count(300_000), {"x-retry-delay-min": 600_000, "x-retry-delay-max": 600_000}
+    for name in ("delayed.attached", "delayed.purged"):
+        peer = holding(site, name, count, **delay)
+        peer.ask(m.BasicCancel("c"), m.BasicCancelOk)
+        peer.say(m.BasicNack(0, True, True))
+        peer.ready(name)
+    yield
+    peer.all([m.LogCount("delayed.attached", "", 0, count)] * 100, m.LogCountOk)
+    peer.ask(m.LogAttach("delayed.attached", "group"), m.LogAttachOk)
+    peer.ask(m.QueuePurge("delayed.purged"), m.QueuePurgeOk)

@@ -40,6 +40,22 @@ def log_of_holes(site: Site) -> Steps:
     peer.ask(m.LogSettle("log_of_holes", "group", "", count), m.LogSettleOk, channel=2)
 
 
+@row("what a group holds, 200,000 runs, is released and purged")
+def released(site: Site) -> Steps:
+    count = site.count(400_000)
+    peer = holding(site, "released", count, **{"x-max-length-bytes": 1 << 40})
+    peer.ask(m.BasicCancel("c"), m.BasicCancelOk)
+    peer.send(b"".join(method(1, m.BasicNack(tag, requeue=True)) for tag in range(2, count + 1, 2)))
+    peer.ask(m.ChannelOpen(), m.ChannelOpenOk, channel=2)
+    peer.say(m.BasicAck(0, True))
+    peer.ready("released")
+    peer.ask(m.LogAttach("released", "group"), m.LogAttachOk, channel=2)
+    peer.ask(m.LogHold("released", "group", "", 0, count), m.LogHoldOk, channel=2)
+    yield
+    peer.ask(m.LogDetach("released", "group"), m.LogDetachOk, channel=2)
+    peer.ask(m.QueuePurge("released"), m.QueuePurgeOk, channel=2)
+
+
 @row("1,000,000 messages of 10 priorities, given out and given back")
 def priorities_given_back(site: Site) -> Steps:
     peer, other, count = site.peer(), site.peer(), site.count(1_000_000)

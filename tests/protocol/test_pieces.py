@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvitto.base.errors import ChannelError
 from kvitto.broker.queue import Queue
+from kvitto.protocol.methods import tx
 from kvitto.wire import methods as m
+from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
@@ -190,3 +193,134 @@ def test_a_connection_of_many_channels_ends_in_pieces(house: House) -> None:
     assert queue(house).unacked, "it was all done in one piece"
     house.settle()
     assert sorted(bodies(other)) == list(range(110))
+
+
+PUBLISHED = 1200
+"""Messages of a transaction: more than one piece looks at."""
+
+
+def large(house: House) -> tuple[Wire, Wire]:
+    """A peer with a transaction of publishes to two queues, a reject with its dead letter for each message of a third; and another peer."""
+    wire, other = house.wire(), house.wire()
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    wire.put(1, *(m.QueueDeclare(name, durable=True) for name in ("a", "b", "dead")))
+    house.settle()
+    wire.put(1, m.QueueDeclare(QUEUE, durable=True, arguments=dead), m.QueueBind("a", "amq.fanout", ""))
+    house.settle()
+    wire.put(1, m.QueueBind("b", "amq.fanout", ""), m.ConfirmSelect())
+    house.settle()
+    fill(wire, range(60))
+    house.settle()
+    wire.put(2, m.ChannelOpen(), m.TxSelect(), m.BasicConsume(QUEUE, "c"))
+    house.settle()
+    publish = m.BasicPublish("amq.fanout", "")
+    wire.feed(b"".join(content(2, publish, NO_PROPERTIES, b"%d" % number) for number in range(PUBLISHED)))
+    house.settle()
+    wire.put(2, m.BasicNack(0, True))
+    house.settle()
+    wire.frames()
+    return wire, other
+
+
+def messages(house: House, *names: str) -> list[int]:
+    return [house.broker.vhosts["/"].queues[name].messages for name in names]
+
+
+def test_a_large_commit_takes_several_turns_and_looks_as_if_it_took_none(house: House) -> None:
+    """T2, T4: one of 300,000 publishes held everybody for 23 s, one of 200,000 rejects with dead letters for 33 s."""
+    wire, other = large(house)
+    wire.put(2, m.TxCommit())
+    assert wire.connection.stalled and len(house.broker.jobs) == 1, "it was all done in one piece"
+    other.put(1, m.QueueDeclare("a", passive=True))
+    assert not wire.methods() and messages(house, "a", "b", QUEUE, "dead") == [0, 0, 60, 0]
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()]
+    assert messages(house, "a", "b", QUEUE, "dead") == [PUBLISHED, PUBLISHED, 0, 60]
+    other.frames()
+    other.put(1, m.BasicConsume("a", "c", no_ack=True))
+    house.settle()
+    assert bodies(other) == list(range(PUBLISHED))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_a_commit_whose_connection_ends_before_it_is_written_never_was(house: House, turns: int) -> None:
+    """T4."""
+    wire, _ = large(house)
+    wire.put(2, m.TxCommit())
+    for _ in range(turns):
+        house.turn()
+    assert len(house.broker.jobs) == 1
+    wire.connection.lost()
+    house.settle()
+    assert messages(house, "a", "b", QUEUE, "dead") == [0, 0, 60, 0]
+    assert queue(house).ready == 60 and not house.hub.holding.total
+
+
+def test_a_commit_ends_with_its_channel(house: House) -> None:
+    """A consumer timeout closes the channel in the middle of it; the connection goes on."""
+    wire, _ = large(house)
+    wire.put(2, m.TxCommit())
+    channel = wire.connection.channels[2]
+    wire.connection.fail_channel(channel, ChannelError(406, "too late"))
+    house.settle()
+    assert [type(method) for method in wire.methods()] == [m.ChannelClose]
+    assert messages(house, "a", "b", QUEUE, "dead") == [0, 0, 60, 0]
+    wire.put(2, m.ChannelCloseOk())
+    wire.put(1, m.BasicQos(0, 1))
+    house.settle()
+    assert wire.methods() == [m.BasicQosOk()]
+
+
+def test_a_large_commit_that_no_queue_may_refuse_takes_nothing(house: House) -> None:
+    """T5: the refusal comes in a later turn."""
+    wire, _ = large(house)
+    refusing = {"x-max-length": PUBLISHED - 1, "x-overflow": "reject-publish"}
+    wire.put(1, m.QueueDeclare("small", durable=True, arguments=refusing))
+    house.settle()
+    wire.put(1, m.QueueBind("small", "amq.fanout", ""))
+    house.settle()
+    wire.frames()
+    wire.put(2, m.TxCommit())
+    assert wire.connection.stalled, "it was all done in one piece"
+    house.settle()
+    close = wire.methods()[0]
+    assert isinstance(close, m.ChannelClose)
+    assert (close.reply_code, close.class_id, close.method_id) == (406, 90, 20)
+    assert messages(house, "a", "small", QUEUE, "dead") == [0, 0, 60, 0]
+    assert not house.broker.vhosts["/"].queues["small"].coming
+
+
+def test_messages_with_and_without_a_time_to_live_keep_their_order_in_a_commit(house: House) -> None:
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("a", durable=True), m.TxSelect())
+    house.settle()
+    lives = Properties(expiration="60000").encode()
+    for number in range(500):
+        wire.feed(
+            content(1, m.BasicPublish("", "a"), lives if number == 250 else NO_PROPERTIES, b"%04d" % number * 1000)
+        )
+    wire.put(1, m.TxCommit())
+    house.settle()
+    wire.frames()
+    wire.put(1, m.BasicConsume("a", "c", no_ack=True))
+    house.settle()
+    came = [payload[:4] for kind, _, payload in wire.frames() if kind == FRAME_BODY]
+    assert came == [b"%04d" % number for number in range(500)]
+
+
+def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: the record is durable, some of its settlements are written, its messages are not."""
+    monkeypatch.setattr(tx, "FINISHED_PER_PIECE", 7)
+    wire, _ = large(house)
+    wire.put(2, m.TxCommit())
+    dead = house.broker.vhosts["/"].queues["dead"]
+    while not (queue(house).unacked < 60 and house.store.journal.sequence):
+        assert not dead.ready, "it was all applied in one piece"
+        if house.hub.unfinished:
+            house.turn()
+        else:
+            house.sync()
+    assert not dead.ready and messages(house, "a", "b") == [0, 0]
+    after = House(house.disk.kill())
+    after.settle()
+    assert messages(after, "a", "b", QUEUE, "dead") == [PUBLISHED, PUBLISHED, 0, 60]

@@ -89,8 +89,11 @@ class Broker:
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
-        self._to_apply: deque[tuple[int, Callable[[], None]]] = deque()
-        """Durable records of the journal that have not been applied, in their order: how many messages each has, and what applies it."""
+        self._to_apply: deque[tuple[int, Callable[[], object]]] = deque()
+        """Durable records of the journal that have not been applied, in their order: how many messages each has, and what applies it.
+
+        What that gives is true while there is more to be done for the record.
+        """
         self.turns = 0
         self.allowance = ALLOWANCE
         """What deliveries of this turn may still cost."""
@@ -407,8 +410,11 @@ class Broker:
         """Apply what the journal has made durable, in order: about as much as fits into a turn, everything where there is no other turn."""
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self._to_apply and left > 0:
-            count, apply = self._to_apply.popleft()
-            apply()
+            count, apply = self._to_apply[0]
+            if apply():  # it goes on in the next turn, and those behind it wait
+                left -= APPLIED_PER_TURN
+                continue
+            self._to_apply.popleft()
             left -= count
 
     def _note_applied(self) -> None:
@@ -522,7 +528,7 @@ class Broker:
 
     # -- journal ---------------------------------------------------------------------------------------------
 
-    def journal(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
+    def journal(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         """Write an atomic record and call `done` in a turn once it is durable; `done` applies it. Without room: `full`, and it never was.
 
         What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
@@ -534,7 +540,7 @@ class Broker:
         else:
             self._journal_now(record, done, full)
 
-    def _journal_held(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
+    def _journal_held(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         self._held -= 1
         if self._settles_durable(record):
             self._journal_now(record, done, full)
@@ -543,7 +549,7 @@ class Broker:
         else:  # the sync had begun before the messages were written
             self.journal(record, done, full)
 
-    def _journal_now(self, record: Record, done: Callable[[], None], full: Callable[[], None]) -> None:
+    def _journal_now(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         try:
             walls.essential("the journal", self.store.journal.write, record)
         except StoreFull:
@@ -553,9 +559,9 @@ class Broker:
         self.store.when_durable(lambda: self._to_apply.append((count, done)), messages=False)
 
     def _settles_durable(self, record: Record) -> bool:
-        queues = {s.queue_id: self.queues.get(s.queue_id) for s in record.settles}
-        ends = {queue_id: queue.log.durable_end for queue_id, queue in queues.items() if queue is not None}
-        return all(s.offset + s.count <= ends.get(s.queue_id, s.offset + s.count) for s in record.settles)
+        ends = record.ends
+        queues = [(self.queues.get(queue_id), end) for queue_id, end in ends.items()]
+        return all(queue is None or end <= queue.log.durable_end for queue, end in queues)
 
     def apply(self, record: Record, direct: Sequence[Direct] = (), recovering: bool = False) -> None:
         """Append a record's messages, and those that need none, to their queues: what goes to one queue is in one batch."""

@@ -38,7 +38,7 @@ RECORD_BYTES = 4 << 20
 IN_FLIGHT_BYTES = 32 << 20
 """Letters in records that wait for their sync; with more than that the others wait where they are."""
 REFUSED_PIECE = 500
-ADDRESS_COST, TARGET_COST = 50, 10
+ADDRESS_COST, TARGET_COST = 50, 25
 """What a refused message costs on its way, in units of about a microsecond."""
 LETTER_MAX = 2 << 30
 """All copies of one letter are in one record; nobody takes one that would be larger."""

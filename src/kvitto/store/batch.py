@@ -122,6 +122,10 @@ class Batch:
             )
         return total
 
+    def put(self, key: bytes, props: bytes, body: bytes) -> None:
+        """`add` for those who hold bytes objects, without a time to live and flags."""
+        self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), -1, 0)
+
     def copy_to(self, other: Batch, i: int, n: int) -> None:
         """Add the messages i .. i+n-1, which have no flags, to another tail."""
         for k in range(i, i + n):

@@ -31,6 +31,8 @@ _HEAD = struct.Struct("<4sIQQII")
 _APPEND = struct.Struct("<B16sHHIII")
 _SETTLE = struct.Struct("<B16sQIB")
 _RUN = struct.Struct("<B16sIII")
+PREPARED = 500
+"""Operations of a record that are prepared in one piece."""
 COPIED_MAX = 4096
 """Bytes of a body that are copied behind what comes before it: very many buffers cost more than their bytes."""
 
@@ -61,6 +63,37 @@ class Run:
     batch: Batch
 
 
+def _appended(appends: list[Append]) -> list[bytes | memoryview]:
+    """Messages as they stand in a record: small ones side by side in one buffer."""
+    parts: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    for a in appends:
+        flags, ttl = a.flags, 0
+        if a.ttl_ms >= 0:
+            flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
+        queue = bytes.fromhex(a.queue_id)
+        small += (_APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)), a.key, a.props)
+        if len(a.body) > COPIED_MAX:
+            parts += (b"".join(small), a.body)
+            small.clear()
+        else:
+            small.append(a.body)
+    return [*parts, b"".join(small)]
+
+
+def _settled(settles: list[Settle]) -> bytes:
+    pack, ids = _SETTLE.pack, {s.queue_id: b"" for s in settles}
+    for queue_id in ids:
+        ids[queue_id] = bytes.fromhex(queue_id)
+    return b"".join([pack(2, ids[s.queue_id], s.offset, s.count, s.outcome) for s in settles])
+
+
+def _end(settles: list[Settle], ends: dict[str, int]) -> None:
+    for s in settles:
+        if s.offset + s.count > ends.get(s.queue_id, 0):
+            ends[s.queue_id] = s.offset + s.count
+
+
 @dataclass
 class Record:
     sequence: int = 0
@@ -68,25 +101,43 @@ class Record:
     settles: list[Settle] = field(default_factory=list)
     durable: int = 0
     runs: list[Run] = field(default_factory=list)
+    _prepared: tuple[list[bytes | memoryview], list[bytes], dict[str, int]] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    def prepare(self) -> Iterator[None]:
+        """Do in pieces what `encode` and `ends` need of a record to which nothing is added any more."""
+        ends: dict[str, int] = {}
+        appends: list[bytes | memoryview] = []
+        settles: list[bytes] = []
+        for at in range(0, len(self.appends), PREPARED):
+            appends += _appended(self.appends[at : at + PREPARED])
+            yield
+        for at in range(0, len(self.settles), PREPARED):
+            part = self.settles[at : at + PREPARED]
+            settles.append(_settled(part))
+            _end(part, ends)
+            yield
+        self._prepared = appends, settles, ends
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """By queue: the end of what is settled of it."""
+        if self._prepared is not None:
+            return self._prepared[2]
+        ends: dict[str, int] = {}
+        _end(self.settles, ends)
+        return ends
 
     def encode(self, salt: int) -> list[bytes | memoryview]:
         parts: list[bytes | memoryview] = []
-        for a in self.appends:
-            flags, ttl = a.flags, 0
-            if a.ttl_ms >= 0:
-                flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
-            queue = bytes.fromhex(a.queue_id)
-            head = _APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)) + a.key + a.props
-            if len(a.body) > COPIED_MAX:
-                parts += (head, a.body)
-            else:
-                parts.append(head + a.body)
+        appends, settles, _ = self._prepared or (_appended(self.appends), [_settled(self.settles)], None)
+        parts += appends
         for r in self.runs:
             b = r.batch
             parts.append(_RUN.pack(3, bytes.fromhex(r.queue_id), b.count, b.meta.n, b.body.n))
             parts += (b.index.view(), b.meta.view(), b.body.view())
-        for s in self.settles:
-            parts.append(_SETTLE.pack(2, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome))
+        parts += settles
         operations = len(self.appends) + len(self.runs) + len(self.settles)
         rest = struct.pack("<QII", self.sequence, operations, self.durable)
         digest = xxhash.xxh3_64(rest, salt)

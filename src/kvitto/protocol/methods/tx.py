@@ -6,7 +6,7 @@ of that queue, all of it or nothing; like any publish they may be delivered befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -17,7 +17,8 @@ from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
 from kvitto.protocol.channel import ACK, FAILED, REJECT, REQUEUE, RETRY, STAGE, UNKNOWN
-from kvitto.store.journal import Append, Settle
+from kvitto.store.batch import Batch
+from kvitto.store.journal import Append, Run, Settle
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
@@ -32,6 +33,16 @@ if TYPE_CHECKING:
 COPIES_MAX = 4
 """How often all of the largest transaction may be copied to queues."""
 OFTEN = "commit more often"
+PIECE = 500
+"""What a commit does in one piece, in units of about a microsecond; a dead letter takes some."""
+LETTER = 80
+FINISHED_PER_PIECE = 200
+"""Settlements."""
+MANY, SMALL = 64, 16 * 1024
+"""So many messages of that many bytes, or fewer, go to a queue in batches."""
+NEAR = 200
+"""Tags: those in between cost less to be passed over than another look."""
+LAST = "that was all"
 MOVE = 5
 """A reject whose dead-letter move is in the transaction's own record."""
 
@@ -99,56 +110,67 @@ class Transaction:
         tags, self.tags = sorted(self.tags), []
         if tags and not held:
             self.chan.connection.hub.timeouts.look_again(self.chan, tags[0][0])
-        end = 0
+        begin, end = 0, -NEAR
         for first, last in tags:
-            if last > end:
-                self.chan.let_go(max(first, end + 1) if end else first, last, held)
-                end = last
+            if first > end + NEAR:
+                if begin:
+                    self.chan.let_go(begin, end, held)
+                begin = first
+            end = max(end, last)
+        if begin:
+            self.chan.let_go(begin, end, held)
 
     def rollback(self) -> None:
         """Publishes are gone, held deliveries are unacked as before (T6)."""
         self.clear()
         self._let_go(False)
 
-    def commit(self, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]) -> None:
+    def commit(
+        self, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]
+    ) -> Iterator[None]:
         """Make all of it durable, then apply it, then `done`. What goes to one queue alone needs no journal: one batch is all or nothing.
 
-        ChannelError 406 if a queue refuses; then nothing is applied (T5). If the disk is full: `full`, the settlements are undone.
+        In pieces, until the record is there to be written; nothing is applied if the channel ends before. ChannelError 406 if a queue
+        refuses; then nothing is applied either (T5). If the disk is full: `full`, the settlements are undone.
         `lost` gets a queue that has gone out of service before it had written what was published.
         """
-        chan, broker = self.chan, self.chan.connection.hub.broker
-        publishes = [(self._routed(p), *p[1:]) for p in self.publishes]
-        self._check_in_service([p[0] for p in publishes])
-        parcel = Parcel()
-        record = parcel.record
-        durable = self._check_refusals(publishes, parcel)
+        plan = Plan(self)
         try:
-            settles = self._settlements(parcel)
-        except Exception:
-            parcel.room.give_back()
+            for _ in plan.steps():
+                yield
+                if self.chan.closing:
+                    plan.parcel.room.give_back()
+                    return
+            plan.check_in_service()
+        except BaseException:
+            plan.parcel.room.give_back()
             raise
-        alone = len(durable) == 1 and not record.settles and parcel.size <= TAIL_BYTES and not broker.full
-        returned = []
-        for route, key, mandatory, props, body, ttl_ms in publishes:
-            if not route.count and not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
-                returned.append((route, props, body))
-            for queue in route.queues:
-                if queue.log.durable and not alone:
-                    record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
-                else:
-                    parcel.direct.append((queue, key, props, body, ttl_ms, 0))
-        held = self.settles
+        self._commit(plan, done, full, lost)
+
+    def _commit(
+        self, plan: Plan, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]
+    ) -> None:
+        """Write it, and have it applied."""
+        chan, broker, parcel = self.chan, self.chan.connection.hub.broker, plan.parcel
+        record, held = parcel.record, self.settles
         self.clear()
 
-        def apply() -> None:
-            parcel.apply(broker)
-            finish_all()
+        def finished() -> Iterator[None]:
+            for at in range(0, len(plan.settles), FINISHED_PER_PIECE):
+                if at:
+                    yield
+                for kind, consumer, offset, n, size, slot in plan.settles[at : at + FINISHED_PER_PIECE]:
+                    finish(chan, kind, consumer, offset, n, size, slot)
 
-        def finish_all() -> None:
-            for kind, consumer, offset, n, size, slot in settles:
-                finish(chan, kind, consumer, offset, n, size, slot)
-            for route, props, body in returned:
-                chan.give_back(route, props, body)
+        def applied() -> Iterator[None]:
+            yield from finished()  # the journal keeps the record until its messages have been applied, too
+            parcel.apply(broker)
+
+        def answered(steps: Iterator[None]) -> Iterator[None]:
+            yield from steps
+            for route, props, body in plan.returned:
+                if not chan.closing:
+                    chan.give_back(route, props, body)
             done()
 
         def undo() -> None:
@@ -158,70 +180,155 @@ class Transaction:
             full()
 
         self._let_go(True)
-        if record.appends or record.settles:
-            broker.journal(record, walls.guarded(chan, apply), walls.guarded(chan, undo))
-        elif alone:
+        for route, props, body, mandatory in plan.unrouted:
+            if not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
+                plan.returned.append((route, props, body))
+        if record.appends or record.runs or record.settles:
+            steps = answered(applied())
+            broker.journal(record, lambda: walls.run(chan, next, steps, LAST) is None, walls.guarded(chan, undo))
+        elif plan.alone:
             parcel.apply(broker)
-            chan.connection.hub.when_written(durable, walls.guarded(chan, finish_all), lost)
+
+            def written() -> None:
+                broker.jobs.start(answered(finished()), owner=chan)
+
+            chan.connection.hub.when_written(plan.durable, walls.guarded(chan, written), lost)
         else:
-            apply()
+            broker.jobs.start(answered(applied()), owner=chan)
 
-    def _routed(self, publish: tuple[Route, bytes, bool, bytes, bytes, int]) -> Route:
+
+class Plan:
+    """What a commit will do, as its queues are now. Made in pieces: there may be a million messages, and dead letters are read."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self.chan = tx.chan
+        self.publishes, self.held = tx.publishes, tx.settles
+        self.parcel = Parcel()
+        self.routed: list[Route] = []
+        self.room: dict[Queue, tuple[int, int]] = {}
+        self.timed: set[Queue] = set()
+        """Queues that get messages with a time to live."""
+        self.settles: list[Settlement] = []
+        """What is to be done with each once the record is durable."""
+        self.unrouted: list[tuple[Route, bytes, bytes, bool]] = []
+        self.returned: list[tuple[Route, bytes, bytes]] = []
+        self.durable: list[Queue] = []
+        self.alone = False
+        self._left = PIECE
+
+    def _spend(self, cost: int) -> bool:
+        """Whether the piece ends here."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = PIECE
+        return True
+
+    def steps(self) -> Iterator[None]:
+        """ChannelError 406 if it is too much, or a queue has no room for all of it (T5); else the room is kept."""
+        yield from self._route()
+        self.check_in_service()
+        self._keep_room()
+        yield from self._settle()
+        broker = self.chan.connection.hub.broker
+        small = self.parcel.size <= TAIL_BYTES
+        self.alone = len(self.durable) == 1 and not self.parcel.record.settles and small and not broker.full
+        yield from self._copy()
+        yield from self.parcel.record.prepare()
+
+    def _route(self) -> Iterator[None]:
         """Routing happens at commit (T3): a queue may have gone or come since the publish."""
-        route = publish[0]
-        if route.dynamic:
-            return route_to(
-                route.exchange,
-                route.routing_key,
-                [q for q in route.queues if q.fault is not None or not q.deleted],
-                True,
-            )
-        return self.chan.vhost.route(publish[1])
+        for published, key, _, props, body, ttl_ms in self.publishes:
+            if published.dynamic:
+                queues = [q for q in published.queues if q.fault is not None or not q.deleted]
+                route = route_to(published.exchange, published.routing_key, queues, True)
+            else:
+                vhost = self.chan.vhost
+                route = vhost.remembered(key) or (yield from passed(vhost.route_steps(key)))
+            self.routed.append(route)
+            self.parcel.size += weight(key, props, body) * route.count
+            for queue in route.queues:
+                n, size = self.room.get(queue, (0, 0))
+                self.room[queue] = (n + 1, size + len(body))
+                if ttl_ms >= 0:
+                    self.timed.add(queue)
+            if self._spend(1 + route.count):
+                check_copies(self.parcel.size)
+                yield
+        check_copies(self.parcel.size)
 
-    def _check_in_service(self, routes: list[Route]) -> None:
+    def check_in_service(self) -> None:
         """ChannelError 541 if a queue is out of service that takes part: nothing is applied then."""
-        queues = [route.out_of_service for route in routes] + [run[1].queue for run in self.settles]
+        gone = next((route.out_of_service for route in self.routed if route.out_of_service is not None), None)
+        queues = (gone, *self.room, *{run[1].queue for run in self.held})
         for queue in queues:
             if queue is not None and queue.fault is not None:
                 raise walls.out_of_service(queue)
 
-    def _settlements(self, parcel: Parcel) -> list[Settlement]:
-        """Put them into the record, rejects with their moves; return what is to be done with each once that is durable."""
-        settles: list[Settlement] = []
-        dead_letters = self.chan.connection.hub.broker.dead_letters
-        check_copies(parcel.size + sum(run[4] for run in self.settles if run[0] == REJECT and moves(run[1].queue)))
-        for kind, consumer, offset, n, size, slot in self.settles:
-            queue = consumer.queue
-            if kind in (RETRY, FAILED) or not queue.log.durable or queue.deleted or queue.stream:
-                settles.append((kind, consumer, offset, n, size, slot))
-            elif kind == ACK or not moves(queue):
-                outcome = ACKED if kind == ACK else REJECTED
-                parcel.record.settles.append(Settle(queue.log.queue_id, offset, n, outcome))
-                settles.append((kind, consumer, offset, n, size, slot))
-            else:
-                for o in range(offset, offset + n):
-                    joined = walls.within(queue, dead_letters.join, parcel, queue, o)
-                    settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
-                    check_copies(parcel.size)
-        return settles
-
-    def _check_refusals(self, publishes: list[Any], parcel: Parcel) -> list[Queue]:
-        """ChannelError 406 if a queue has no room for all of them (T5); else they have it. Returns the durable queues among theirs."""
-        room: dict[Queue, tuple[int, int]] = {}
-        for route, key, _, props, body, _ in publishes:
-            parcel.size += weight(key, props, body) * route.count
-            for queue in route.queues:
-                n, size = room.get(queue, (0, 0))
-                room[queue] = (n + 1, size + len(body))
-        check_copies(parcel.size)
-        for queue, (n, size) in room.items():
+    def _keep_room(self) -> None:
+        for queue, (n, size) in self.room.items():
             if queue.limited and queue.rejects and queue.refuses(n, size):
                 raise ChannelError(
                     PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed"
                 )
-        for queue, (n, size) in room.items():
-            parcel.room.keep(queue, n, size)
-        return [queue for queue in room if queue.log.durable]
+        for queue, (n, size) in self.room.items():
+            self.parcel.room.keep(queue, n, size)
+        self.durable = [queue for queue in self.room if queue.log.durable]
+
+    def _settle(self) -> Iterator[None]:
+        """Put settlements into the record, rejects with their moves."""
+        parcel, dead_letters = self.parcel, self.chan.connection.hub.broker.dead_letters
+        check_copies(parcel.size + sum(run[4] for run in self.held if run[0] == REJECT and moves(run[1].queue)))
+        for kind, consumer, offset, n, size, slot in self.held:
+            queue = consumer.queue
+            if kind in (RETRY, FAILED) or not queue.log.durable or queue.deleted or queue.stream:
+                self.settles.append((kind, consumer, offset, n, size, slot))
+            elif kind == ACK or not moves(queue):
+                outcome = ACKED if kind == ACK else REJECTED
+                parcel.record.settles.append(Settle(queue.log.queue_id, offset, n, outcome))
+                self.settles.append((kind, consumer, offset, n, size, slot))
+            else:
+                for o in range(offset, offset + n):
+                    joined = walls.within(queue, dead_letters.join, parcel, queue, o)
+                    self.settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
+                    check_copies(parcel.size)
+                    if self._spend(LETTER):
+                        yield
+            if self._spend(2):
+                yield
+
+    def _copy(self) -> Iterator[None]:
+        """Put messages into the record: where there are many small ones for a queue, side by side in batches."""
+        record, batches = self.parcel.record, dict[Queue, Batch]()
+        many = {queue for queue, (n, size) in self.room.items() if n >= MANY and size <= n * SMALL}
+        many -= self.timed
+        for (_, key, mandatory, props, body, ttl_ms), route in zip(self.publishes, self.routed, strict=True):
+            if not route.count:
+                self.unrouted.append((route, props, body, mandatory))
+            for queue in route.queues:
+                if not queue.log.durable or self.alone:
+                    self.parcel.direct.append((queue, key, props, body, ttl_ms, 0))
+                elif queue in many:
+                    batch = batches.get(queue)
+                    if batch is None or batch.size() > TAIL_BYTES:
+                        batch = batches[queue] = Batch()
+                        record.runs.append(Run(queue.log.queue_id, batch))
+                    batch.put(key, props, body)
+                else:
+                    record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
+            if self._spend(1 + route.count):
+                yield
+
+
+def passed(steps: Generator[bool, None, Route]) -> Generator[None, None, Route]:
+    """A search for a route, as steps of a commit."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            route: Route = end.value
+            return route
+        yield
 
 
 def moves(queue: Queue) -> bool:
@@ -264,14 +371,13 @@ def select(conn: Connection, chan: Channel, _method: TxSelect) -> None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if chan.tx is None:
         chan.tx = Transaction(chan)
-        chan.forget_route()
     conn.send(chan.number, TxSelectOk())
 
 
-def commit(conn: Connection, chan: Channel, _method: TxCommit) -> None:
+def commit(conn: Connection, chan: Channel, method: TxCommit) -> None:
     if chan.tx is None:
         raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
-    waiting = True
+    first = waiting = True
 
     def end() -> None:
         nonlocal waiting
@@ -281,20 +387,34 @@ def commit(conn: Connection, chan: Channel, _method: TxCommit) -> None:
             conn.unstall()
 
     def done() -> None:
-        if not chan.closing:  # its peer has been told of the end
+        if not chan.closing:
             conn.send(chan.number, TxCommitOk())
         end()
 
-    def full() -> None:
-        text = "the disk is full: the transaction was not committed"
-        conn.fail_channel(chan, ChannelError(PRECONDITION_FAILED, text, 90, 20))
+    def fail(error: ChannelError) -> None:
+        error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
+        conn.contain_in(chan, error)
         end()
+
+    def full() -> None:
+        fail(ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed"))
 
     def lost(queue: Queue) -> None:
         conn.fail_channel(chan, walls.out_of_service(queue))
         end()
 
-    chan.tx.commit(done, full, lost)
+    def steps() -> Iterator[None]:
+        try:
+            yield from chan.tx.commit(done, full, lost)
+        except ChannelError as error:
+            if first:
+                raise
+            fail(error)
+        if chan.closing:
+            end()
+
+    conn.hub.broker.jobs.start(steps(), owner=conn)
+    first = False
     if waiting:
         conn.answering = True
         conn.stall()
