@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,3 +131,58 @@ def test_it_is_an_asynchronous_context_manager_too() -> None:
             await asyncio.open_connection("127.0.0.1", broker.port)
 
     asyncio.run(use())
+
+
+def running() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kvitto-broker"]
+
+
+def test_a_broker_that_runs_is_not_started_again() -> None:
+    """The first one would have gone on for ever, and its directory with it."""
+    before = running()
+    with kvitto.Broker() as broker:
+        url = broker.url
+        with pytest.raises(RuntimeError, match="started already"):
+            broker.start()
+        assert broker.url == url
+    assert running() == before
+    with broker:  # but later
+        pass
+    assert running() == before
+
+
+def test_several_threads_may_stop_it() -> None:
+    broker, before = kvitto.Broker().start(), running()
+    failed: list[BaseException] = []
+
+    def stop() -> None:
+        try:
+            broker.stop()
+        except BaseException as error:  # noqa: BLE001 - told by the assertion
+            failed.append(error)
+
+    threads = [threading.Thread(target=stop) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(running()) == len(before) - 1
+
+
+def test_who_gives_up_while_it_starts_leaves_no_broker_behind() -> None:
+    before = running()
+
+    async def give_up() -> None:
+        async def enter() -> None:
+            async with kvitto.Broker():
+                raise AssertionError("it was to be cancelled")
+
+        entering = asyncio.create_task(enter())
+        while running() == before:
+            await asyncio.sleep(0)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+
+    asyncio.run(give_up())
+    assert running() == before

@@ -38,9 +38,17 @@ class Broker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._error: BaseException | None = None
+        self._turning = threading.RLock()
+        """Whoever starts or stops it; another thread that wants to waits."""
 
     def start(self) -> Broker:
-        """Start and wait until it accepts connections."""
+        """Start and wait until it accepts connections. RuntimeError if it runs already."""
+        with self._turning:
+            if self._thread is not None:
+                raise RuntimeError("the broker is started already: make another kvitto.Broker")
+            return self._start()
+
+    def _start(self) -> Broker:
         ready = threading.Event()
         self._server = None
         if self._temporary:
@@ -55,15 +63,18 @@ class Broker:
 
     def stop(self) -> None:
         """Stop in order. Raises what ended the broker, if that was an error."""
-        if self._thread is None:
-            return
+        with self._turning:
+            if self._thread is not None:
+                self._stop(self._thread)
+
+    def _stop(self, thread: threading.Thread) -> None:
         if self._loop is not None and self._server is not None:
             stopping = self._server.stop()
             try:
                 asyncio.run_coroutine_threadsafe(stopping, self._loop)
             except RuntimeError:  # the loop has ended by itself
                 stopping.close()
-        self._thread.join()
+        thread.join()
         self._thread = None
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
@@ -103,7 +114,14 @@ class Broker:
 
     async def __aenter__(self) -> Broker:
         """It has a thread and an event loop of its own; this one goes on while it starts."""
-        return await asyncio.to_thread(self.start)
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            if starting.exception() is None:  # nobody will leave what nobody has entered
+                await asyncio.to_thread(self.stop)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
