@@ -9,6 +9,8 @@ import pytest
 
 from kvitto.broker import waiting
 from kvitto.broker.hold import HOLD_MS
+from kvitto.broker.policies import policy
+from kvitto.broker.vhost import POLICY
 from kvitto.protocol.large import LARGE
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
@@ -393,3 +395,22 @@ def delayed(house: House) -> Wire:
     ask(wire, m.BasicNack(0, True, True), m.BasicCancel("c"))
     assert len(house.broker.vhosts["/"].queues["q"].delays) == 1000
     return wire
+
+
+@pytest.mark.parametrize("priority", [False, True])
+def test_a_limit_in_bytes_that_comes_later_counts_what_was_settled_by_range(priority: bool) -> None:
+    """Its bytes were estimated while no limit hung on them: a policy then dropped 99 messages of 10 bytes for a limit of 1 MB."""
+    house = House()
+    wire = opened(house, 0, **({"x-max-priority": 3} if priority else {}))
+    publish(wire, b"x" * 100_000, *(b"%010d" % n for n in range(99)))
+    ask(wire, m.LogSettle("q", "spark", "", 1), m.LogDetach("q", "spark"))
+    queue = house.broker.vhosts["/"].queues["q"]
+    vhost = house.broker.vhosts["/"]
+    vhost.set_policy(POLICY, policy("p", {"pattern": "q", "definition": {"max-length-bytes": 900}}, False))
+    publish(wire, b"%010d" % 99)
+    assert (queue.ready, queue.ready_bytes, queue.estimates) == (90, 900, 0)
+    vhost.clear_policy(POLICY, "p")
+    ask(wire, m.LogAttach("q", "spark"), m.LogSettle("q", "spark", "", 50), m.LogDetach("q", "spark"))
+    assert queue.estimates
+    ask(wire, m.QueuePurge("q"))
+    assert (queue.ready_bytes, queue.estimates) == (0, 0)

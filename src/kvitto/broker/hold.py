@@ -70,7 +70,7 @@ class Hold:
             queue.ready -= end - queue.cursor
             queue.cursor = end
         if not queue.ready:
-            queue.ready_bytes = 0
+            queue.ready_bytes = queue.estimates = 0
         self.bytes += before - queue.ready_bytes
         self.end = max(self.end, end)
         queue.mark_dirty()
@@ -99,6 +99,7 @@ class Hold:
             if queue.max_bytes >= 0:
                 size = queue.log.body_bytes(start, n, window)
             else:
+                queue.estimates += 1
                 size = self.bytes * n // max(self.count, 1)
             runs.remove(start, n)
             self.bytes -= size

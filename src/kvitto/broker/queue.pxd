@@ -16,7 +16,7 @@ cdef class Queue:
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, shown, late
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked, prioritises, archived
-    cdef public Py_ssize_t burst, returning, return_cost, ready, ready_bytes, unacked, moving, coming, coming_bytes, tail_settled
+    cdef public Py_ssize_t burst, returning, return_cost, ready, ready_bytes, estimates, unacked, moving, coming, coming_bytes, tail_settled
     cdef public unsigned long long serials, cursor, next, doubt, tail_first
     cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, consumer_timeout_ms, expiry_timer, leaving, leaving_turn
     cdef public unsigned long long published, delivered, redelivered, acked

@@ -15,7 +15,7 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import StoreFull
-from kvitto.broker import priorities, purging
+from kvitto.broker import priorities, purging, sizes
 from kvitto.broker.arguments import QUORUM_PRIORITY_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.delays import Delays
@@ -113,10 +113,10 @@ class Queue:
         self.hold: Hold | None = None
         self.used_ms = broker.timers.now_ms
 
-        self.cursor = 0
-        self.next = 0
+        self.cursor = self.next = 0
         self.ready = 0
-        self.ready_bytes = 0
+        self.ready_bytes = self.estimates = 0
+        """Bytes of what is ready, and how often that has been estimated since it was exact (broker/sizes.py)."""
         self.unacked = 0
         self.doubt = 0
         self.ranked = settings.max_priority > 0
@@ -173,6 +173,8 @@ class Queue:
             c.settings_changed()
         self.used_ms = self.broker.timers.now_ms
         self.broker.expire_unused(self)
+        if self.estimates and self.max_bytes >= 0:
+            self.broker.jobs.start(sizes.recount(self), owner=self)
         self.mark_dirty()
 
     # -- append ----------------------------------------------------------------------------------------------
@@ -288,7 +290,8 @@ class Queue:
     def _over(self, more: int, more_bytes: int) -> bool:
         """Whether a limit is exceeded by so many messages and bytes more, or fewer, than there are."""
         return (0 <= self.max_length < self.ready + len(self.delays) + self.coming + more) or (
-            0 <= self.max_bytes < self.ready_bytes + self.delays.bytes + self.coming_bytes + more_bytes
+            not self.estimates
+            and 0 <= self.max_bytes < self.ready_bytes + self.delays.bytes + self.coming_bytes + more_bytes
         )
 
     def enforce_limits(self) -> None:
@@ -865,7 +868,7 @@ class Queue:
         self._clear_ready(self.next, PURGED)
         self.redeliveries = counts
         self.ready = 0
-        self.ready_bytes = 0
+        self.ready_bytes = self.estimates = 0
         taken += ((kind.offsets, int(reason in AFTER_DELIVERY)) for (reason, _), kind in self.parked.kinds.items())
         self.parked.clear()
         return count, chain(purging.settled(self, taken), free)
@@ -892,13 +895,14 @@ class Queue:
             self.ready -= end - self.cursor
             self._clear_ready(end, RANGE_SETTLED)
         if not self.ready:
-            self.ready_bytes = 0
+            self.ready_bytes = self.estimates = 0
 
     def take_bytes_below(self, end: int) -> None:
         """Take the bodies of the ready messages below `end` out of `ready_bytes`."""
         if end >= self.next:
             return
         if self.max_bytes < 0:  # nothing hangs on it: an estimate
+            self.estimates += 1
             gone = self.requeued.count_in(0, end) + max(end - self.cursor, 0)
             self.ready_bytes -= self.ready_bytes * gone // max(self.ready, 1)
             return
@@ -947,7 +951,7 @@ class Queue:
             self.log.settle(self.settlements, mark)
             self.settlements.clear()
         if self.ready == 0:
-            self.ready_bytes = 0  # what was lost to damage is in it still
+            self.ready_bytes = self.estimates = 0  # what was lost to damage is in it still
             if self._ahead.segment is not None:
                 self._release_front()
                 self._ahead.release()

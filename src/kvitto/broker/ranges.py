@@ -37,6 +37,12 @@ class RangeSet:
         """The ranges as (start, count)."""
         return ((chunk[i], chunk[i + 1] - chunk[i]) for chunk in self._chunks for i in range(0, len(chunk), 2))
 
+    def copy(self) -> RangeSet:
+        """Its ranges as they are now."""
+        other = RangeSet()
+        other._chunks, other._lows, other.count = [chunk[:] for chunk in self._chunks], self._lows[:], self.count
+        return other
+
     def after(self, offset: int) -> Iterator[tuple[int, int]]:
         """The ranges as (start, count), beginning with the one that holds `offset`, or else the first above it."""
         k = max(bisect_right(self._lows, offset) - 1, 0)

@@ -31,6 +31,12 @@ class Ranks(RangeSet):
         """The ranges as (start, count), the highest priority first."""
         return (run for rank in sorted(self._levels, reverse=True) for run in self._levels[rank])
 
+    def copy(self) -> Ranks:
+        other = Ranks(self._rank_of)
+        other._levels = {rank: level.copy() for rank, level in self._levels.items()}
+        other.count = self.count
+        return other
+
     def after(self, offset: int) -> Iterator[tuple[int, int]]:
         """The ranges as (start, count), in the order of arrival, beginning with the first that ends above `offset`."""
         return heapq.merge(*(level.after(offset) for level in self._levels.values()))

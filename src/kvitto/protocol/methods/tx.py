@@ -371,6 +371,7 @@ def select(conn: Connection, chan: Channel, _method: TxSelect) -> None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if chan.tx is None:
         chan.tx = Transaction(chan)
+        chan.forget_route()
     conn.send(chan.number, TxSelectOk())
 
 
