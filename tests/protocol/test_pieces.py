@@ -324,3 +324,16 @@ def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(house: House, monkeyp
     after = House(house.disk.kill())
     after.settle()
     assert messages(after, "a", "b", QUEUE, "dead") == [PUBLISHED, PUBLISHED, 0, 60]
+
+
+def test_messages_with_priorities_come_back_in_small_pieces(house: House) -> None:
+    """Each is read to be sorted again: 10,000 of them took 70 ms in one piece."""
+    other, wire = house.wire(), house.wire()
+    other.put(1, m.QueueDeclare(QUEUE, arguments={"x-max-priority": 3}))
+    wire.put(1, m.BasicConsume(QUEUE, "a"))
+    fill(other, range(1000))
+    house.settle()
+    wire.connection.lost()
+    assert queue(house).unacked > 500, "it was all done in one piece"
+    house.settle()
+    assert queue(house).ready == 1000

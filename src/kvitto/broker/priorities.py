@@ -17,6 +17,10 @@ PRIORITISED = "prioritised"
 """What the definition of such a queue says, so that a start knows it."""
 
 
+RETURN_COST = 50
+"""Of a message that comes back and is sorted again, in units of 0.1 us."""
+
+
 def begin(queue: Queue) -> None:
     """A message with a priority comes: those that wait have none, and go on in the order of arrival.
 
@@ -41,4 +45,5 @@ def resume(queue: Queue, ranks: Ranks | None = None) -> None:
     queue.requeued = Ranks(queue._rank) if ranks is None else ranks
     queue.requeued_ready = queue.requeued.count > 0
     queue.ranked = True
+    queue.return_cost = RETURN_COST
     queue.prioritises = False

@@ -158,7 +158,8 @@ class Queue:
         self.rejects = settings.overflow != "drop-head"
         self.limited = settings.max_length >= 0 or settings.max_bytes >= 0
         self.delivery_limit = settings.delivery_limit
-        self.return_cost = RETRY_COST if settings.retry_min_ms >= 0 or settings.delivery_limit >= 0 else 0
+        looked_at = self.ranked or settings.retry_min_ms >= 0 or settings.delivery_limit >= 0
+        self.return_cost = RETRY_COST if looked_at else 0
         self.consumer_timeout_ms = settings.consumer_timeout_ms
         self.may_expire = self.may_expire or settings.ttl_ms >= 0
         self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
