@@ -104,6 +104,23 @@ def test_connections_end_before_descriptors_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_queues_leave_room_for_connections(tmp_path: Path) -> None:
+    """Limit of open files: who declares queues until he is refused shuts nobody out."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("needs prlimit (Debian: util-linux)")
+    with process(tmp_path, "prlimit", "--nofile=200:200") as (port, _), Raw(port) as greedy:
+        greedy.channel(1)
+        greedy.put(1, *[m.QueueDeclare(f"q{i}", durable=True, no_wait=True) for i in range(200)])
+        assert "ulimit" in greedy.channel_error(406).reply_text
+        with ExitStack() as doors:
+            others = [doors.enter_context(Raw(port)) for _ in range(8)]
+            for other in others:
+                other.channel(1)
+                other.put_in("q0", b"x")
+                assert other.get("q0", no_ack=True) is not None
+
+
+@pytest.mark.slow
 def test_who_has_not_logged_in_cannot_take_the_last_descriptor(tmp_path: Path) -> None:
     """Limit of open files, by TLS handshakes that are not made, AMQP and HTTP: queues are written all the same."""
     if shutil.which("prlimit") is None:

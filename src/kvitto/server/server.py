@@ -180,18 +180,23 @@ class Server:
         self.broker.refused["handshake"] += 1
 
     def _file_room(self) -> int:
-        """How many more files may be open for queues, beside connections, a reserve, and what the queues that there are may need."""
-        most = open_files_max()
-        connections = len(self.hub.connections) + sum(acceptor.beginning for acceptor in self._acceptors)
+        """How many more files may be open for queues. Some places are left to connections: whoever declares queues shuts nobody out."""
+        return self._files_left(max(self._peers(), files_reserve()))
+
+    def _files_left(self, peers: int) -> int:
+        """Beside so many peers, half of the reserve, and what the queues that there are may need."""
         needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
-        return most - files_reserve() // 2 - self._other_files - needed - connections
+        return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
+
+    def _peers(self) -> int:
+        return len(self.hub.connections) + sum(acceptor.beginning for acceptor in self._acceptors)
 
     def refusal(self) -> str | None:
         """Why there may be no further connection, "" if there may; None if not even one that is told so."""
         most = self.config.max_connections
         over = 0 if most is None else len(self.hub.connections) + 1 - most
         kept = files_reserve()
-        room = self._file_room() - kept // 2
+        room = self._files_left(self._peers()) - kept // 2
         if over <= 0 and room > 0:
             return ""
         if over > limits.REFUSED_MAX or room <= -kept // 4:
