@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,15 +88,15 @@ def test_a_message_that_its_consumer_has_acked_may_be_gone() -> None:
 
 def test_an_exception_in_a_turn_is_a_finding_and_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that needs a purge of a queue with a message in it."""
-    right = Queue.purge
+    right = Queue.purging
 
-    def wrong(queue: Queue) -> int:
+    def wrong(queue: Queue) -> tuple[int, Iterator[None]]:
         if queue.ready:
             raise ZeroDivisionError
         return right(queue)
 
     try:
-        monkeypatch.setattr(Queue, "purge", wrong)
+        monkeypatch.setattr(Queue, "purging", wrong)
     except TypeError:
         pytest.skip("a compiled class cannot be changed")
 
