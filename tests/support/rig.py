@@ -8,7 +8,7 @@ from typing import Any
 from kvitto.broker.broker import Broker
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
-from kvitto.store.batch import Batch
+from kvitto.store.batch import Batch, Stored
 from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.properties import Properties
@@ -166,8 +166,8 @@ class Taker(Consumer):
             self.got.append(Delivery(batch.first + k, body, bool(redelivered), props))
         return n
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
-        self.got.append(Delivery(offset, body, True, props))
+    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
+        self.got.append(Delivery(offset, body if isinstance(body, bytes) else body.read(), True, props))
 
     def queue_gone(self) -> None:
         self.gone = True

@@ -68,6 +68,15 @@ def give_back_memory() -> None:
         trim(0)
 
 
+def keep_large_memory_apart(size: int) -> None:
+    """Have the C library map each block of this size or more by itself, where it can (glibc): such a block grows without being copied."""
+    import ctypes
+
+    option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if option is not None:
+        option(-3, size)  # M_MMAP_THRESHOLD; once it is set it does not follow what has been freed
+
+
 def cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

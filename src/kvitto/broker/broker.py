@@ -36,6 +36,7 @@ from kvitto.store.batch import Batch
 from kvitto.store.journal import Record
 from kvitto.store.log import Log
 from kvitto.store.settlements import IN_DOUBT
+from kvitto.store.slices import WHOLE_BYTES
 from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.properties import edit_headers, join, split
@@ -44,6 +45,8 @@ log = logging.getLogger("kvitto.broker")
 
 Direct = tuple[Queue, bytes, bytes, bytes, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
+Targets = dict[Queue, int]
+"""Queues, and the end of the offsets that somebody waits for to be in their files."""
 ALLOWANCE = 20_000
 """What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
 QUEUE_COST = 25
@@ -54,7 +57,6 @@ APPLIED_PER_TURN = 40
 """Messages of the journal's records that one turn gives to their queues; a record that has more is applied in one piece."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
-LARGE = 64 << 20
 POOL_MAX = 64
 POOL_LARGE = 4
 """Batches in the pool that keep their large buffers; the others give them back."""
@@ -89,6 +91,8 @@ class Broker:
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
+        self._applied_to_slow: deque[tuple[Targets, int]] = deque()
+        """Those of them that wait for slow queues."""
         self._to_apply: deque[tuple[int, Callable[[], object]]] = deque()
         """Durable records of the journal that have not been applied, in their order: how many messages each has, and what applies it.
 
@@ -100,6 +104,9 @@ class Broker:
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
+        self.slow: dict[Queue, None] = {}
+        """Queues with batches that take several turns to be written: what came to them since is in no file yet, although they
+        count as `written`."""
         self.unmarked: dict[Queue, None] = {}
         """Queues that may have delivered since they were written: what tells so is not in their files yet."""
         self.full = False
@@ -384,6 +391,9 @@ class Broker:
         self.write_marks()
         if self.dead_letters.moves and not self.dead_letters.held_up:
             self.timers.after(0, nothing)  # there is another turn soon
+        for queue in [queue for queue in self.slow if queue.deleted]:
+            del self.slow[queue]
+            queue.backlog.clear()
         if not self.unwritten:
             self._note_applied()
         self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
@@ -398,7 +408,9 @@ class Broker:
                 queue.dirty = False
                 walls.run(queue, queue.pump)
             for queue in queues:
-                size = 0 if queue.tail is None else queue.tail.size()
+                size = 0 if queue.tail is None else min(queue.tail.size(), WHOLE_BYTES)
+                if queue in self.slow:
+                    size = WHOLE_BYTES
                 self.flush(queue)
                 most -= QUEUE_COST + (size >> 11)
                 self._queue_size += (size - self._queue_size) / 64
@@ -420,10 +432,25 @@ class Broker:
     def _note_applied(self) -> None:
         """Tell the journal which of its records have been applied by what is in files now."""
         applied = -1
+        late = self._applied_to_slow
         while self._applied and self._applied[0][0] <= self.written:
             applied = self._applied.popleft()[1]
+            if late or self.slow:
+                late.append((self.targets(self.slow), applied))
+                applied = -1
+        while late and self.reached(late[0][0]):
+            applied = late.popleft()[1]
         if applied >= 0:
             self.store.journal.turn_written(applied)
+
+    @staticmethod
+    def targets(queues: Iterable[Queue]) -> Targets:
+        """What `reached` is to be asked with, later: whether all that is in these queues now is in the files."""
+        return {queue: queue.next for queue in queues}
+
+    @staticmethod
+    def reached(targets: Targets) -> bool:
+        return all(queue.deleted or queue.unwritten_from >= end for queue, end in targets.items())
 
     def pump_later(self, queue: Queue) -> None:
         """The allowance of this turn is used up: it goes on delivering in the next one, after those that were late before."""
@@ -522,7 +549,7 @@ class Broker:
 
     def give_batch(self, batch: Batch) -> None:
         if len(self._pool) < POOL_MAX:
-            if len(self._pool) >= POOL_LARGE:
+            if len(self._pool) >= POOL_LARGE or batch.shared:
                 batch.release()
             self._pool.append(batch)
 
@@ -574,7 +601,7 @@ class Broker:
         finally:
             self.applying = False
         for queue in self._queues_of(record, direct):
-            if queue.tail is not None and queue.tail.size() > LARGE:
+            if queue.tail is not None and queue.tail.size() > WHOLE_BYTES:
                 self.flush(queue)  # a batch has to hold a whole record, not several large ones
         self.store.journal.applied_to(record.sequence)
 

@@ -12,4 +12,4 @@ cdef class Consumer:
     cdef public Py_ssize_t unacked, delivered
     cpdef Py_ssize_t credit(self) except? -1
     cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1
-    cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
+    cpdef deliver_again(self, bytes key, bytes props, object body, unsigned long long offset)

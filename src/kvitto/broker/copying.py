@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
 from kvitto.broker.broker import QUEUE_COST
+from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
@@ -18,21 +19,23 @@ PIECE_COST = 500
 
 
 def copies(
-    queues: list[Queue], key: bytes, props: bytes, body: bytes, ttl_ms: int, refused: list[Queue]
+    queues: list[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, refused: list[Queue]
 ) -> Iterator[bool]:
-    """Give it to those that are there when it is their turn; `refused` gets those that do not take it."""
+    """Give it to those that are there when it is their turn; `refused` gets those that do not take it. A body in a buffer is not copied."""
     cost = 0
+    large, size = (True, 0) if isinstance(body, Buf) else (len(body) > COPIES_BYTES, len(body))
     for queue in queues:
-        if not queue.deleted and not walls.within(queue, queue.append_bytes, key, props, body, ttl_ms, 0):
+        append = queue.append_whole if isinstance(body, Buf) else queue.append_bytes
+        if not queue.deleted and not walls.within(queue, append, key, props, body, ttl_ms, 0):
             refused.append(queue)
-        cost += QUEUE_COST + (len(body) >> 11)
+        cost += QUEUE_COST + (size >> 11)
         if cost >= PIECE_COST:
             cost = 0
             yield True
-        while len(body) > COPIES_BYTES and is_unwritten(queue):
+        while large and is_unwritten(queue):
             yield True
 
 
 def is_unwritten(queue: Queue) -> bool:
     """Whether a large message is still in memory: one copy at a time is enough."""
-    return queue.dirty and not queue.deleted and queue not in queue.broker.unwritten
+    return bool(queue.dirty or queue.backlog) and not queue.deleted and queue not in queue.broker.unwritten

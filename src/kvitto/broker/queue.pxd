@@ -10,12 +10,12 @@ cdef int _ACKED, _HAS_PRIORITY
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold, requeued, parked, delays, _ahead, _behind
+    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold, requeued, parked, delays, backlog, _ahead, _behind
     cdef public str name
     cdef public dict arguments, redeliveries
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, shown, late
-    cdef public bint rejects, limited, may_expire, requeued_ready, ranked, prioritises, archived
+    cdef public bint rejects, limited, may_expire, requeued_ready, ranked, prioritises, archived, checking, patient, held_back
     cdef public Py_ssize_t burst, returning, return_cost, ready, ready_bytes, estimates, unacked, moving, coming, coming_bytes, tail_settled
     cdef public unsigned long long serials, cursor, next, doubt, tail_first
     cdef public long long used_ms, ttl_ms, max_length, max_bytes, delivery_limit, consumer_timeout_ms, expiry_timer, leaving, leaving_turn

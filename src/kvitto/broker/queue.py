@@ -5,11 +5,12 @@ events (redelivery, expiry, overflow, dead-letter) are plain calls. A queue does
 
 Invariants: every offset below `cursor` is settled, unacked, moving, parked, held or in `requeued`; every one from `cursor` on is ready;
 an offset that is never written lies below the cursor, so ready = next - cursor + requeued. Offsets from `tail_first` on are in
-`tail`, not yet written.
+`tail`, not yet written; those from `unwritten_from` to there are in the batches of `backlog`, and while there are any nothing is delivered.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
 from kvitto.broker.rota import Rota, consumer_index, insert_consumer
+from kvitto.store import slices
 from kvitto.store.batch import ENTRY, TTL_MAX, Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
@@ -38,6 +40,7 @@ from kvitto.store.settlements import (
     Settlements,
 )
 from kvitto.wire import bits
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import priority_of
 
 if TYPE_CHECKING:
@@ -133,21 +136,21 @@ class Queue:
         self.tail: Batch | None = None
         self.tail_first = 0
         self.tail_settled = 0
+        self.backlog: deque[Batch] = deque()
+        """Batches that wait to be written before the tail; the first of them may be in the file in part."""
         self.front: Batch | None = None
         self.settlements = Settlements()
         self._ahead, self._behind = Window(), Window()
-        self.dirty = self.shown = False
-        self.late = False
+        self.dirty = self.shown = self.late = False
         self.returning = 0
+        self.patient = self.checking = self.held_back = False
+        """The next message is large, and is looked at in pieces before anybody gets it; who asks for it now can wait for that."""
 
         self.expiry_timer = -1
         self.leaving = 0
         self.leaving_turn = -1
 
-        self.published = 0
-        self.delivered = 0
-        self.redelivered = 0
-        self.acked = 0
+        self.published = self.delivered = self.redelivered = self.acked = 0
         self._set(settings)
 
     def _set(self, settings: QueueSettings) -> None:
@@ -217,6 +220,28 @@ class Queue:
         """`append` for those who hold bytes objects."""
         return self.append(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)  # type: ignore[no-any-return]
 
+    def append_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> int:
+        """`append` for a large body, which is not copied: nobody may change it any more."""
+        if self.limited and self.rejects and self.is_full(body.n):
+            return 0
+        if self.prioritises and len(props) > 2 and props[0] & _HAS_PRIORITY:
+            self.prioritise(props)
+        self._close_tail()
+        t = self.open_tail()
+        if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
+            ttl_ms = self.ttl_ms
+        self.may_expire = self.may_expire or ttl_ms >= 0
+        t.add_whole(key, props, body, ttl_ms, flags)
+        self.next += 1
+        self.ready += 1
+        self.ready_bytes += body.n
+        self.published += 1
+        self._close_tail()
+        self.mark_dirty()
+        if self.limited:
+            self.enforce_limits()
+        return 1
+
     def append_run(self, b):  # type: ignore[no-untyped-def]
         """Add all messages of another batch, which have no flags."""
         for k in range(b.count):
@@ -252,6 +277,38 @@ class Queue:
         self.tail_first = self.next
         self.tail_settled = 0
         return t
+
+    def _close_tail(self) -> None:
+        """No more comes into the tail: it is written in its turn, and until then nothing is delivered."""
+        tail = self.tail
+        if tail is None:
+            return
+        if not self.backlog:
+            self.broker.slow[self] = None
+            self._hold_back(not self.broker.full)
+        self.backlog.append(tail)
+        self.tail = None
+        self.tail_first = self.next
+        self.tail_settled = 0
+
+    def _hold_back(self, yes: bool) -> None:
+        """Whether nothing is delivered while there is a backlog: not where the disk is full, for what is acked may make room."""
+        if yes and not self.held_back:
+            self.begin_return()
+        elif self.held_back and not yes:
+            self.end_return()
+        self.held_back = yes
+
+    def _go_on_full(self) -> None:
+        """There is no room for the backlog: deliver, but do not try to write again for that alone."""
+        self.held_back = False
+        self.returning -= 1
+        self.broker.pump_later(self)
+
+    @property
+    def unwritten_from(self) -> int:
+        """The first offset that is not in the files yet."""
+        return self.backlog[0].first if self.backlog else self.tail_first
 
     def mark_dirty(self) -> None:
         """Have the next turn look at this queue."""
@@ -327,6 +384,7 @@ class Queue:
                 if c is None:
                     raise
                 self.serving = None
+                self.patient = False
                 c.undo()
                 self.remove_consumer(c)
                 self.broker.faults.consumer_failed(c, error)
@@ -334,6 +392,7 @@ class Queue:
     def deliver_ready(self) -> None:
         """What `pump` does, without the wall around consumers."""
         left = self.broker.allowance
+        self.patient = True
         while self.ready > 0:
             if left <= 0:
                 self.broker.pump_later(self)
@@ -350,6 +409,8 @@ class Queue:
                 continue
             w = self.window()
             if w is None:
+                if self.checking:
+                    break
                 continue
             i = self.cursor - w.first
             n = w.count - i
@@ -373,6 +434,7 @@ class Queue:
                 left -= k + (self.took(c, w, i, k) >> 10)
             else:
                 self.turn_away(c)
+        self.patient = False
         self.broker.allowance = left
 
     def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
@@ -442,17 +504,42 @@ class Queue:
 
     def load_front(self) -> Batch | None:
         self._release_front()
+        for b in self.backlog:
+            if b.first <= self.cursor < b.first + b.count:
+                return b
+        self._ahead.patient = self.patient
         found = self.log.load(self._ahead, self.cursor)
         self._write_off_lost()
+        if self._ahead.waits is not None:
+            self._check(self._ahead)
+            return None
         if found:
             self.front = self._ahead.batch
             if self.cursor >= self.front.first:
                 return self.front
             self.cursor = self.front.first
         else:
-            self.cursor = self.tail_first
+            self.cursor = self.unwritten_from
         self.ready = self.next - self.cursor + self.requeued.count
         return self.front
+
+    def _check(self, window: Window) -> None:
+        """What the window waits for is read in pieces; nothing is delivered meanwhile."""
+        waits, window.waits = window.waits, None
+        if not self.checking and waits is not None:
+            self.checking = True
+            self.begin_return()
+            self.broker.jobs.start(self._check_steps(*waits), self._checked, self)
+
+    def _check_steps(self, *what: Any) -> Iterator[None]:
+        for step in self.log.check_steps(*what):
+            if self.deleted:
+                return
+            yield step
+
+    def _checked(self) -> None:
+        self.checking = False
+        self.end_return()
 
     def _release_front(self) -> None:
         if self.front is not None and self.front is not self._ahead.batch:
@@ -492,9 +579,9 @@ class Queue:
                 self.requeued_ready = True
 
     def _rank(self, offset: int) -> int:
-        message = self.read(offset)
+        found = self._find(offset)
         most = self.settings.max_priority if self.settings.max_priority > 0 else QUORUM_PRIORITY_MAX
-        return 0 if message is None else min(priority_of(message[1]), most)
+        return 0 if found is None else min(priority_of(found[0].parts(found[1])[1]), most)
 
     def _earlier(self, offset: int) -> int:
         """How often a message that is in `requeued` was delivered before."""
@@ -506,11 +593,13 @@ class Queue:
         False if that has to wait for the next turn.
         """
         offset = self.requeued.first()
-        message = self.read(offset)
-        if message is None:
+        found = self._find(offset)
+        if found is None:
+            if self.checking:
+                return False
             self._forget_unreadable(offset)
             return True
-        key, props, body, _ = message
+        key, props, body, _ = found[0].parts(found[1])
         if self.may_expire and self._expired(offset):
             return self._leave_expired()
         if 0 <= self.delivery_limit < self.redeliveries.get(offset, 0):  # it was unacked when the broker went down
@@ -531,8 +620,6 @@ class Queue:
             self.serving = None
             self.redelivered += 1
         else:
-            found = self._find(offset)
-            assert found is not None  # it was read a moment ago
             self.serving = c
             taken = c.deliver(found[0], found[1], 1, 0)
             self.serving = None
@@ -577,7 +664,8 @@ class Queue:
         if self.late or self.returning:
             return False
         before = self.delivered
-        while self.ready > 0 and self.delivered == before:
+        self.patient = True
+        while self.ready > 0 and self.delivered == before and not self.checking:
             if self.ranked:
                 self.admit()
             if self.requeued_ready:
@@ -599,6 +687,7 @@ class Queue:
                 self.took(c, w, i, 1)
             else:
                 self.turn_away(c)
+        self.patient = False
         return self.delivered > before
 
     # -- settle ----------------------------------------------------------------------------------------------
@@ -684,13 +773,13 @@ class Queue:
             over = {o for o in range(offset, offset + n) if self.redeliveries.get(o, 1) > self.delivery_limit}
             if over:
                 for o in range(offset, offset + n):
-                    message = self.read(o)
-                    if message is None:
+                    found = self._find(o)
+                    if found is None:
                         self.settle(o, 1, DROPPED)
                     elif o in over:
                         self.dead_letter(o, 1, "delivery_limit", DROPPED, self.redeliveries.get(o, 1))
                     else:
-                        self._back(o, 1, len(message[2]))
+                        self._back(o, 1, found[0].body_bytes(found[1], 1))
                 return
         if later:
             self._delay(offset)
@@ -720,11 +809,15 @@ class Queue:
         return found[0].message(found[1]) if found else None
 
     def _find(self, offset: int) -> tuple[Batch, int] | None:
-        for b in (self.tail, self.front, self._behind.batch):
+        for b in (self.tail, self.front, self._behind.batch, *self.backlog):
             if b is not None and b.first <= offset < b.first + b.count:
                 return b, offset - b.first
+        self._behind.patient = self.patient
         found = self.log.load(self._behind, offset)
         self._write_off_lost()
+        if self._behind.waits is not None:
+            self._check(self._behind)
+            return None
         b = self._behind.batch
         if not found or b.first > offset:
             return None
@@ -912,17 +1005,22 @@ class Queue:
         ranges += [(self.cursor, end - self.cursor)] if end > self.cursor else []
         window = Window()  # the same batch may hold many of them
         for start, n in ranges:
-            written = min(n, max(self.tail_first - start, 0))
+            written = min(n, max(self.unwritten_from - start, 0))
             self.ready_bytes -= self.log.body_bytes(start, written, window)
-            if written < n and self.tail is not None:
-                self.ready_bytes -= self.tail.body_bytes(start + written - self.tail_first, n - written)
+            for b in (*self.backlog, self.tail):
+                if b is not None:
+                    first = max(start + written, b.first)
+                    self.ready_bytes -= b.body_bytes(first - b.first, min(start + n, b.first + b.count) - first)
         self._write_off_lost()
 
     # -- turn ------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
-        self.shown = False
+        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again.
+
+        What is large is written in slices, one in each call: the queue stays dirty until all of it is there.
+        """
+        delivered, self.shown = self.shown, False
         if self.may_expire:
             self.expire()
         if self.limited:
@@ -930,6 +1028,20 @@ class Queue:
         if self.ranked:
             self.admit()  # while it is in memory
         tail = self.tail
+        if self.backlog or (tail is not None and tail.size() > slices.WHOLE_BYTES):
+            self._close_tail()
+            self._hold_back(True)
+            try:
+                self._write_backlog(delivered)
+            except StoreFull:
+                self._go_on_full()
+                self._settle_written()
+                raise
+            if self.backlog:
+                self._settle_written()
+                self.mark_dirty()
+                return
+            tail = None
         if tail is not None:
             if self.tail_settled == tail.count and not tail.journal and not self.archived:
                 self.settlements.cut(tail.first)
@@ -943,10 +1055,7 @@ class Queue:
             self.tail = None
             self.tail_first = self.next
             self.tail_settled = 0
-            if self.front is None and tail.first <= self.cursor < self.next and self.consumers:
-                self.front = tail
-            else:
-                self.broker.give_batch(tail)
+            self._written(tail)
         mark = self.cursor if self.hold is None else self.hold.mark(self.cursor)
         if self.settlements.entries.n or (mark > self.log.mark and self.messages > self.next - mark):
             self.log.settle(self.settlements, mark)
@@ -959,13 +1068,40 @@ class Queue:
         if not self.requeued_ready and self._behind.segment is not None:
             self._behind.release()
 
+    def _write_backlog(self, delivered: bool) -> None:
+        """Write a slice of the first large batch, and those before it. `delivered`: something may have been since the last flush."""
+        left = slices.SLICE_BYTES
+        while self.backlog and left > 0:
+            batch = self.backlog[0]
+            # what is on its way to a peer must not be in memory alone (A9)
+            shown = delivered and batch.first < self.cursor
+            if not self.log.is_writing and (batch.size() <= slices.WHOLE_BYTES or shown):
+                self.log.write(batch)
+                left -= batch.size()
+            else:
+                left -= self.log.write_some(batch, left)
+                if self.log.is_writing:
+                    return
+            self.backlog.popleft()
+            self._written(batch)
+        if not self.backlog:
+            self.broker.slow.pop(self, None)
+            self._hold_back(False)
+
+    def _written(self, batch: Batch) -> None:
+        """A batch has been written: it stays in memory while it is the next to be delivered, and somebody is there."""
+        if self.front is None and batch.first <= self.cursor < batch.first + batch.count and self.consumers:
+            self.front = batch
+        else:
+            self.broker.give_batch(batch)
+
     def _settle_written(self) -> None:
-        """There is no room for the tail; what is settled of the messages before it is written all the same, and makes room (D4)."""
-        later = self.settlements.split(self.tail_first)
+        """Not all is written, yet; what is settled of the messages before it is, and makes room where there is none (D4)."""
+        later = self.settlements.split(self.unwritten_from)
         try:
             if self.settlements.entries.n:
                 mark = self.cursor if self.hold is None else self.hold.mark(self.cursor)
-                self.log.settle(self.settlements, min(mark, self.tail_first))
+                self.log.settle(self.settlements, min(mark, self.unwritten_from))
                 self.settlements.clear()
         finally:
             self.settlements.join(later)

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.base.errors import NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_, StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.broker import walls
 from kvitto.broker.argument_reader import age_ms
 from kvitto.broker.equivalence import describe
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
+from kvitto.store import slices
 from kvitto.store.log import Window
 from kvitto.store.stream import Retention, StreamLog
 from kvitto.wire.tables import Timestamp
@@ -221,6 +222,9 @@ class Stream(Queue):
                     self._keep(place.window)
                 return
             batch = self._batch(place)
+            if place.window.waits is not None:
+                self._check(place.window)
+                return
             if batch is None or batch.first > place.position:
                 place.skip(end if batch is None else min(batch.first, end))
                 continue
@@ -262,6 +266,7 @@ class Stream(Queue):
             recent = self._recent[bisect_right(self._recent, at, key=lambda kept: kept[0].first) - 1][0]
             if at < recent.first + recent.count:
                 return recent
+        place.window.patient = True
         found = self.log.load(place.window, at)
         self.log.lost.clear()  # the alarm has been raised by the store
         return place.window.batch if found else None
@@ -271,14 +276,25 @@ class Stream(Queue):
     def flush(self) -> None:
         """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
         tail = self.tail
-        if tail is not None:
+        if self.backlog or (tail is not None and tail.size() > slices.WHOLE_BYTES):
+            self._close_tail()
+            if not self.log.is_writing:
+                self.backlog[0].time_ms = self.broker.now_ms
+            self._hold_back(True)
+            try:
+                self._write_backlog(False)
+            except StoreFull:
+                self._go_on_full()
+                raise
+            if self.backlog:
+                self.mark_dirty()
+        elif tail is not None:
             # Not when it was begun: whoever asks for what came after a time must not miss what is in this batch.
             tail.time_ms = self.broker.now_ms
             self.log.write(tail)
             self.tail = None
             self.tail_first = self.next
-            self._recent.append((tail, tail.size()))
-            self._recent_bytes += tail.size()
+            self._written(tail)
         end = self.log.durable_end
         positions = [c.place.position for c in self.consumers if c.place is not None]
         self._drop_recent(positions, end)
@@ -288,6 +304,12 @@ class Stream(Queue):
             self._awaiting = True
             self.broker.store.when_durable(walls.guarded(self, self._arrived))
         self._watch_age()
+
+    def _written(self, batch: Batch) -> None:
+        self._recent.append((batch, batch.size()))
+        self._recent_bytes += batch.size()
+        if self.backlog:
+            self.backlog[0].time_ms = self.broker.now_ms
 
     def _arrived(self) -> None:
         """What was written is durable."""
@@ -325,8 +347,7 @@ class Stream(Queue):
         self.cursor = self.log.first
         self.ready = self.next - self.cursor
         self.ready_bytes = sum(part.body_bytes for part in self.log.segments)
-        if self.tail is not None:
-            self.ready_bytes += self.tail.body.n
+        self.ready_bytes += sum(batch.body.n for batch in (*self.backlog, self.tail) if batch is not None)
 
     def recover(self) -> None:
         self.log.recover()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import codecs
 import json
@@ -22,12 +23,14 @@ from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
-    from kvitto.store.batch import Batch
+    from kvitto.store.batch import Batch, Stored
 
 COUNT_MAX = 10_000
 BODIES_MAX = 8 << 20
 """Bytes of bodies that one request gets: all of them are held until they are sent. The first message comes whatever its size."""
 BODY_MAX = 1 << 40
+BACK_S = 0.002
+"""Between two looks at a queue that delivers nothing for some turns."""
 PIECE_BYTES = 48 << 10
 """Of a body that is rendered in one step; a multiple of 3, for base64."""
 
@@ -107,8 +110,8 @@ class Taker(Consumer):
         self._add(batch.first + i, Look(key, props, body, bool(redelivered)))
         return 1
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
-        self._add(offset, Look(key, props, body, True))
+    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
+        self._add(offset, Look(key, props, body if isinstance(body, bytes) else body.read(), True))
 
     def _add(self, offset: int, message: Look) -> None:
         self.offset = offset
@@ -120,12 +123,12 @@ async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
     taker, size = Taker(queue), 0
     back: list[tuple[int, int]] = []
     try:
-        while (
-            len(taker.taken) < wanted.count
-            and size < BODIES_MAX
-            and not queue.deleted
-            and walls.within(queue, queue.get, taker)
-        ):
+        while len(taker.taken) < wanted.count and size < BODIES_MAX and not queue.deleted:
+            if not walls.within(queue, queue.get, taker):
+                if not queue.returning:
+                    break
+                await asyncio.sleep(BACK_S)  # what is on its way back, or is large, comes before all others
+                continue
             body_bytes = len(taker.taken[-1].message.body)
             size += body_bytes
             if wanted.mode == "ack_requeue_false":

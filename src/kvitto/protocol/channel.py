@@ -221,7 +221,16 @@ class Channel:
             )
         return 0
 
-    def publish_later(self, key: bytes, options: int, props: bytes, body: bytes) -> None:
+    def publish_large(self, key: bytes, options: int, props: bytes, body: Buf) -> None:
+        """`publish` for a body that is not to be copied: nobody may change it any more."""
+        if self.find_route(key) is None:
+            self.publish_later(key, options, props, body)
+            return
+        self._count()
+        inside = check.check_properties(props, 0, len(props))
+        self.take_turns(self.publish_special(key, options, props, body, inside, self.tx))
+
+    def publish_later(self, key: bytes, options: int, props: bytes, body: bytes | Buf) -> None:
         """A message whose route is long: finding it, which has begun, takes several turns."""
         searching, self.searching = self.searching, None
         assert searching is not None
@@ -351,7 +360,7 @@ class Channel:
         self._allowed[exchange] = self._epoch.value
 
     def publish_special(
-        self, key: bytes, options: int, props: bytes, body: bytes, inside: int, tx: Transaction | None
+        self, key: bytes, options: int, props: bytes, body: bytes | Buf, inside: int, tx: Transaction | None
     ) -> Iterator[bool]:
         """A message that needs a look: its properties matter, it has no queue or very many, headers route it, or a transaction holds it.
 
@@ -386,11 +395,11 @@ class Channel:
                 raise ChannelError(PRECONDITION_FAILED, "direct reply-to cannot wait in a stage")
             self.unsynced = True
             queue = self.open_stage().queue
-            walls.within(queue, queue.append_bytes, key, published, body, -1, SPECIAL)
+            walls.within(queue, queue.append_bytes, key, published, whole(body), -1, SPECIAL)
             return
         if tx is not None:
             if not self.closing:
-                tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
+                tx.publish(route, key, bool(options & 1), props, whole(body), ttl_ms)
             return
         yield from self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
 
@@ -408,23 +417,24 @@ class Channel:
         return props
 
     def enqueue(
-        self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int
+        self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int
     ) -> Iterator[bool]:
         """Give the message to its queues, or back (C4, D4)."""
         if route.refused:
-            yield from self.refused([], key, props, body)
+            yield from self.refused([], key, props, whole(body))
             return
         if route.out_of_service is not None and not self.confirm and not route.count:
             raise walls.out_of_service(route.out_of_service)
         if not route.count and route.out_of_service is None:
-            if self.connection.hub.deliver_reply(route, props, body):
+            if self.connection.hub.deliver_reply(route, props, whole(body)):
                 return
             if mandatory:
-                self.give_back(route, props, body)
+                self.give_back(route, props, whole(body))
             return
         refused: list[Queue] = []
         lost = False
-        if route.count > MANY or (route.count > 1 and route.count * len(body) > COPIES_BYTES):
+        size = body.n if isinstance(body, Buf) else len(body)
+        if isinstance(body, Buf) or route.count > MANY or (route.count > 1 and route.count * size > COPIES_BYTES):
             self._uncount()
             yield from copies(route.queues, key, props, body, ttl_ms, refused)
             # one that has gone out of service meanwhile has no copy, or not written it
@@ -437,7 +447,7 @@ class Channel:
         if route.durable:
             self.unsynced = True
         if refused or lost or route.out_of_service is not None:
-            yield from self.refused(refused, key, props, body)
+            yield from self.refused(refused, key, props, whole(body))
 
     def give_back(self, route: Route, props: bytes, body: bytes) -> None:
         """basic.return 312, unless the channel has ended since the message came."""
@@ -833,6 +843,11 @@ class Channel:
         if self.settle_tags(0, True, REQUEUE) == MORE:
             yield
             yield from self.settle_rest(REQUEUE)
+
+
+def whole(body: bytes | Buf) -> bytes:
+    """A body as bytes: where it is not large, or rarely is."""
+    return body.tobytes() if isinstance(body, Buf) else body
 
 
 def blamed(steps: Iterator[bool]) -> Iterator[bool]:

@@ -34,6 +34,7 @@ from kvitto.broker.jobs import nothing
 from kvitto.broker.removal import delete_queues
 from kvitto.protocol import closing, handshake
 from kvitto.protocol.channel import ACK, MORE, UNKNOWN, Channel, Content
+from kvitto.protocol.holding import BUFFER_BYTES
 from kvitto.protocol.methods import dispatch
 from kvitto.protocol.output import Output
 from kvitto.protocol.states import CLOSED, CLOSING, HEADER, RUNNING, START
@@ -59,6 +60,8 @@ log = logging.getLogger("kvitto.amqp")
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 KEPT_BYTES = 4 << 20
 """What a buffer of a connection may keep for its next use; one that is quiet gives it back."""
+UNCOPIED = BUFFER_BYTES
+"""Bodies with more bytes go to their queues with the buffer that they are in."""
 READ_BUDGET = 2000
 """What the input of one connection may cost in one turn, in units of about a microsecond of compiled work (`Connection.spend`)."""
 METHOD_COST = 20
@@ -536,6 +539,9 @@ class Connection:
     def _publish_whole(self, c):  # type: ignore[no-untyped-def]
         content = self._take_content(c)
         key, props, body = content.key, content.props or b"", content.body
+        if body.n > UNCOPIED:
+            c.publish_large(key, content.options, props, body)
+            return
         c.publish(key, 0, len(key), content.options, props, 0, len(props), body.p, 0, body.n)
         self.hub.holding.keep(body)
 

@@ -24,7 +24,7 @@ cdef class ChannelConsumer(Consumer):
     @cython.locals(out=Output, c=Channel, k=Py_ssize_t, e=Py_ssize_t, p="const unsigned char*", m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, tag="unsigned long long")
     cpdef Py_ssize_t deliver(self, Batch batch, Py_ssize_t i, Py_ssize_t n, int redelivered) except? -1
     @cython.locals(out=Output, c=Channel, tag="unsigned long long")
-    cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
+    cpdef deliver_again(self, bytes key, bytes props, object body, unsigned long long offset)
 
 cdef class StreamConsumer(ChannelConsumer):
     cdef public Buf props
@@ -38,7 +38,7 @@ cdef class OffsetConsumer(StreamConsumer):
     cdef public bint awaiting
     @cython.locals(left=Py_ssize_t)
     cpdef Py_ssize_t credit(self) except? -1
-    cpdef deliver_again(self, bytes key, bytes props, bytes body, unsigned long long offset)
+    cpdef deliver_again(self, bytes key, bytes props, object body, unsigned long long offset)
 
 cdef class GetConsumer(Consumer):
     cdef public Channel channel

@@ -15,6 +15,7 @@ from kvitto.broker.consumer import Consumer
 from kvitto.protocol.channel import Channel
 from kvitto.protocol.large import LARGE, LargeBody
 from kvitto.protocol.output import LIMIT, Output
+from kvitto.store.batch import Stored
 from kvitto.wire import bits, tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicCancel, BasicGetOk, LogRead
@@ -155,7 +156,7 @@ class ChannelConsumer(Consumer):
         out.put_delivery(c.number, self.tag_bytes.p, self.tag_bytes.n, tag, 1, key, 0, len(key))
         if len(body) > _LARGE:
             self.lent = self.no_ack
-            out.put_large(c.number, props, LargeBody(c.number, self.queue, offset, memoryview(body), self.lent))
+            out.put_large(c.number, props, LargeBody(c.number, self.queue, offset, body, self.lent))
         else:
             out.put_content(c.number, props, 0, len(props), body, 0, len(body))
         self.delivered += 1
@@ -374,16 +375,16 @@ class GetConsumer(Consumer):
         raise ChannelError(PRECONDITION_FAILED, text)
 
     def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
-        key, props, body, _ = batch.message(i)
+        key, props, body, _ = batch.parts(i)
         if not self.takes(len(props)):
             return 0
         self._put(key, props, body, batch.first + i, bool(redelivered))
         return 1
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
+    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
         self._put(key, props, body, offset, True)
 
-    def _put(self, key: bytes, props: bytes, body: bytes, offset: int, redelivered: bool) -> None:
+    def _put(self, key: bytes, props: bytes, body: bytes | Stored, offset: int, redelivered: bool) -> None:
         channel = self.channel
         self.tag_before = channel.next_tag
         self.bytes_before = channel.output.buf.n
@@ -401,9 +402,9 @@ class GetConsumer(Consumer):
         routing_key = tables.read_shortstr(key, at)[0]
         left = max(self.queue.ready - 1, 0)
         channel.output.put_method(channel.number, BasicGetOk(tag, redelivered, exchange, routing_key, left).encode())
-        if len(body) > LARGE:
+        if isinstance(body, Stored) or len(body) > LARGE:
             self.lent = self.no_ack
-            large = LargeBody(channel.number, self.queue, offset, memoryview(body), self.lent)
+            large = LargeBody(channel.number, self.queue, offset, body, self.lent)
             channel.output.put_large(channel.number, props, large)
         else:
             channel.output.put_content_bytes(channel.number, props, body)
@@ -485,7 +486,8 @@ def put_large(
     settles: bool = False,
 ) -> None:
     """The content of a message of a batch whose body goes out in pieces."""
-    body = LargeBody(number, queue, offset, memoryview(batch.body.data)[at : at + size], settles)
+    data = memoryview(batch.body.data)[at : at + size] if batch.stored is None else batch.stored
+    body = LargeBody(number, queue, offset, data, settles)
     if batch is not queue.tail:
         body.keep()
     out.put_large(number, props, body)

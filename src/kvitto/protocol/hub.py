@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvitto.base import limits
 from kvitto.base.limits import SHORTSTR_MAX
 from kvitto.broker import walls
-from kvitto.broker.broker import Broker
+from kvitto.broker.broker import Broker, Targets
 from kvitto.broker.route import Route
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.holding import Holding
@@ -56,6 +56,15 @@ class Published:
         self.waiting = waiting
 
 
+class Late:
+    """Who waits until slow queues have written what they had at one moment: a channel for its confirms, or a call of `when_written`."""
+
+    def __init__(self, targets: Targets, sequence: int = 0, unsynced: bool = False) -> None:
+        self.targets = targets
+        self.sequence = sequence
+        self.unsynced = unsynced
+
+
 class Hub:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -67,6 +76,8 @@ class Hub:
         self._published: deque[Published] = deque()
         """What has been published, by the number of `Broker.changes` that have to be written before it is in the files."""
         self._unwritten: list[Waiting] = []
+        self._late: dict[Channel, Late] = {}
+        self._late_waiting: list[tuple[Late, Waiting]] = []
         self._crowds: deque[tuple[Connection, Crowd]] = deque()
         """Consumers for which there is room again, and whose they are."""
         self._yielded: deque[Connection] = deque()
@@ -165,19 +176,61 @@ class Hub:
             self._refuse_lost()
         if self.broker.unwritten:
             return
-        waiting = []
+        waiting: list[tuple[Channel, int]] = []
+        if self._late or self._late_waiting:
+            self._look_late(waiting)
         while self._published and self._published[0].changes <= self.broker.written:
             published = self._published.popleft()
+            if self.broker.slow or self._late:
+                self._part_late(published)
             for channel, sequence, unsynced, _ in published.channels:
-                if unsynced or channel.in_flight:
-                    channel.in_flight += 1
-                    waiting.append((channel, sequence))
-                else:
-                    walls.run(channel, self._answer, channel, sequence)
+                self._written(channel, sequence, unsynced, waiting)
             for _, done, _ in published.waiting:
                 self.broker.store.when_durable(done)
         if waiting:
             self.broker.store.when_durable(lambda: self._synced(waiting))
+
+    def _written(self, channel: Channel, sequence: int, unsynced: bool, waiting: list[tuple[Channel, int]]) -> None:
+        """What a channel has published is in the files."""
+        if unsynced or channel.in_flight:
+            channel.in_flight += 1
+            waiting.append((channel, sequence))
+        else:
+            walls.run(channel, self._answer, channel, sequence)
+
+    def _part_late(self, published: Published) -> None:
+        """Take out who has to wait for slow queues, and the channels that do so already: their confirms stay in order."""
+        slow, broker = self.broker.slow, self.broker
+        left = []
+        for entry in published.channels:
+            channel, sequence, unsynced, routes = entry
+            targets = broker.targets(q for q in slow if any(q in route.queues for route in routes))
+            before = self._late.get(channel)
+            if before is not None:
+                targets, unsynced = before.targets | targets, unsynced or before.unsynced
+            if targets:
+                self._late[channel] = Late(targets, sequence, unsynced)
+            else:
+                left.append(entry)
+        published.channels = left
+        kept = []
+        for wanted in published.waiting:
+            targets = broker.targets(q for q in slow if q in wanted[0])
+            if targets:
+                self._late_waiting.append((Late(targets), wanted))
+            else:
+                kept.append(wanted)
+        published.waiting = kept
+
+    def _look_late(self, waiting: list[tuple[Channel, int]]) -> None:
+        """Who need not wait for slow queues any more?"""
+        reached = self.broker.reached
+        for channel, late in [item for item in self._late.items() if reached(item[1].targets)]:
+            del self._late[channel]
+            self._written(channel, late.sequence, late.unsynced, waiting)
+        for item in [item for item in self._late_waiting if reached(item[0].targets)]:
+            self._late_waiting.remove(item)
+            self.broker.store.when_durable(item[1][1])
 
     def note_published(self) -> None:
         """What has been published until now is in the files once all the queues are written that are dirty now."""
@@ -208,6 +261,16 @@ class Hub:
                 if gone is not None:
                     published.waiting.remove(entry)
                     tell(gone)
+        for channel, late in list(self._late.items()):
+            gone = next((queue for queue in lost if queue in late.targets), None)
+            if gone is not None:
+                del self._late[channel]
+                refused.setdefault(channel, gone)
+        for item in self._late_waiting[:]:
+            gone = next((queue for queue in lost if queue in item[0].targets), None)
+            if gone is not None:
+                self._late_waiting.remove(item)
+                item[1][2](gone)
         for channel, queue in refused.items():
             channel.contain(walls.out_of_service(queue))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
+from kvitto.store.batch import Stored
 from kvitto.store.lease import Lease, lease_body
 from kvitto.wire.spec import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
 
@@ -26,7 +27,9 @@ _END = bytes([FRAME_END])
 class LargeBody:
     """The rest of one delivery. `settles`: nobody will acknowledge it, so it is settled when the socket has taken all of it."""
 
-    def __init__(self, channel: int, queue: Queue, offset: int, body: memoryview, settles: bool) -> None:
+    def __init__(
+        self, channel: int, queue: Queue, offset: int, body: memoryview | bytes | Stored, settles: bool
+    ) -> None:
         self.channel = channel
         self.size = len(body)
         self._queue = queue
@@ -34,8 +37,10 @@ class LargeBody:
         self._settles = settles
         self._at = 0
         self._lease: Lease | None = None
-        self._body = body
+        self._body = memoryview(b"" if isinstance(body, Stored) else body)
         self.find()
+        if self._lease is None and len(self._body) < self.size:
+            raise StoreError(f"the segment of message {offset} cannot be read any more")
 
     @property
     def is_out(self) -> bool:

@@ -12,14 +12,18 @@ from asyncio import selector_events
 from collections.abc import Callable
 from typing import Any
 
-from kvitto.base.process import give_back_memory
+from kvitto.base.process import give_back_memory, keep_large_memory_apart
 
 MIDDLE = 2
 """Looks at the youngest objects before those that outlived them are looked at once more: few at a time, each of them takes 2 us."""
 
 
+LARGE_BLOCK = 4 << 20
+
+
 def spare_the_loop() -> None:
-    """For a process that is a broker and nothing else: garbage is looked for among young objects only."""
+    """For a process that is a broker and nothing else: garbage is looked for among young objects only, large bodies grow in place."""
+    keep_large_memory_apart(LARGE_BLOCK)
     gc.collect()
     gc.freeze()
     gc.set_threshold(gc.get_threshold()[0], MIDDLE, 1 << 30)

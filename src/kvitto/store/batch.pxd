@@ -14,6 +14,8 @@ cdef class Batch:
     cdef public Py_ssize_t count
     cdef public long long time_ms
     cdef public unsigned long long journal
+    cdef public bint shared
+    cdef public object stored
     @cython.locals(index=Buf, meta=Buf, e=Py_ssize_t, m=Py_ssize_t, b=Py_ssize_t)
     cdef int add(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
     cdef put_ttl(self, Py_ssize_t e, long long ttl_ms, unsigned int flags)

@@ -6,10 +6,16 @@ three into one chunk of the file. `add` and the accessors are the data plane: no
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import xxhash
 
+from kvitto.base.errors import StoreError
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
+
+if TYPE_CHECKING:
+    from kvitto.store.disk import File
 
 HEADER = 64
 ENTRY = 24
@@ -26,7 +32,8 @@ MAGIC = int.from_bytes(b"KVB1", "little")
 _ENTRY = ENTRY  # C variables when compiled
 _HEADER = HEADER
 _EXPIRES = EXPIRES
-_PREFIX = 16  # magic, length and the checksum itself are not under the checksum
+PREFIX = 16
+"""Magic, length and the checksum itself are not under the checksum."""
 
 
 class Batch:
@@ -41,6 +48,10 @@ class Batch:
         self.count = 0
         self.time_ms = 0
         self.journal = 0
+        self.shared = False
+        """The bodies are in a buffer that other batches may have too."""
+        self.stored: Stored | None = None
+        """Where the body is if it is not here: that of the only message."""
 
     def start(self, first: int, time_ms: int) -> None:
         """Begin an empty tail at offset `first`."""
@@ -50,12 +61,16 @@ class Batch:
         self.journal = 0
         self.index.clear()
         self.meta.clear()
+        if self.shared:
+            self.body, self.shared = Buf(0), False
         self.body.clear()
 
     def release(self) -> None:
         """Give back what is large, before the batch waits for its next use."""
         self.index.clear(1 << 16)
         self.meta.clear(1 << 16)
+        if self.shared:
+            self.body, self.shared = Buf(0), False
         self.body.clear(1 << 16)
 
     def add(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
@@ -94,6 +109,19 @@ class Batch:
         bits.put_le16(self.index.p, e + 18, flags | _EXPIRES | (ttl_ms >> 32) << 8)
         bits.put_le32(self.index.p, e + 20, ttl_ms & 0xFFFFFFFF)
 
+    def add_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> None:
+        """Add the only message of this batch: its body is not copied, and may be in other batches too. Nobody may change it any more."""
+        self.add(key, 0, len(key), props, 0, len(props), key, 0, 0, ttl_ms, flags)
+        bits.put_le32(self.index.p, 8, body.n)
+        self.body, self.shared = body, True
+
+    def fetch(self) -> None:
+        """Have the body here."""
+        if self.stored is not None:
+            self.body, self.body_at = Buf(0), 0
+            self.body.add(self.stored.read())
+            self.stored = None
+
     def same_key(self, i: int, n: int) -> int:
         """How many of the messages i .. i+n-1 have the key of the first of them, and no flags."""
         e = self.index_at + _ENTRY * i
@@ -128,6 +156,7 @@ class Batch:
 
     def copy_to(self, other: Batch, i: int, n: int) -> None:
         """Add the messages i .. i+n-1, which have no flags, to another tail."""
+        self.fetch()
         for k in range(i, i + n):
             e = self.index_at + _ENTRY * k
             m = self.meta_at + bits.le32(self.index.p, e)
@@ -187,8 +216,21 @@ class Batch:
             total += bits.le32(self.index.p, self.index_at + _ENTRY * k + 8)
         return total
 
+    def parts(self, i: int) -> tuple[bytes, bytes, bytes | Stored, int]:
+        """`message`, with a body that is not here as what can be asked for it."""
+        if self.stored is None:
+            return self.message(i)
+        m, props_len, key_len = (
+            self.meta_at,
+            bits.le32(self.index.p, self.index_at + 12),
+            bits.le16(self.index.p, self.index_at + 16),
+        )
+        meta = self.meta.tobytes(m, m + key_len + props_len)
+        return meta[:key_len], meta[key_len:], self.stored, bits.le16(self.index.p, self.index_at + 18) & FLAGS
+
     def message(self, i: int) -> tuple[bytes, bytes, bytes, int]:
         """(key, props, body, flags) of message `i`, for the rare events."""
+        self.fetch()
         e = self.index_at + _ENTRY * i
         m = self.meta_at + bits.le32(self.index.p, e)
         b = self.body_at + bits.le32(self.index.p, e + 4)
@@ -202,8 +244,12 @@ class Batch:
             bits.le16(self.index.p, e + 18) & FLAGS,
         )
 
-    def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
-        """The tail as buffers to be written one behind the other; `durable` and `salt` as in docs/formats.md."""
+    def areas(self) -> list[memoryview]:
+        """What is written behind the header."""
+        return [self.index.view(), self.meta.view(), self.body.view()]
+
+    def head(self, durable: int) -> bytearray:
+        """The header but for the checksum; `durable` as in docs/formats.md."""
         head = bytearray(HEADER)
         total = self.size()
         head[0:4] = MAGIC.to_bytes(4, "little")
@@ -215,15 +261,20 @@ class Batch:
         head[40:44] = self.body.n.to_bytes(4, "little")
         head[48:56] = self.journal.to_bytes(8, "little")
         head[56:64] = durable.to_bytes(8, "little")
-        parts: list[bytes | memoryview] = [self.index.view(), self.meta.view(), self.body.view()]
-        digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:], salt)
+        return head
+
+    def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
+        """The tail as buffers to be written one behind the other; `durable` and `salt` as in docs/formats.md."""
+        head, parts = self.head(durable), self.areas()
+        digest = xxhash.xxh3_64(memoryview(head)[PREFIX:], salt)
         for part in parts:
             digest.update(part)
         head[8:16] = digest.intdigest().to_bytes(8, "little")
         return [bytes(head), *parts]
 
-    def open(self, chunk: Buf, at: int, header: BatchHeader) -> None:
-        """Make this batch a window on the batch that `header` describes at `at` in `chunk`."""
+    def open(self, chunk: Buf, at: int, header: BatchHeader, stored: Stored | None = None) -> None:
+        """Make this batch a window on the batch that `header` describes at `at` in `chunk`, the body of which may be elsewhere."""
+        self.stored = stored
         self.index = self.meta = self.body = chunk
         self.index_at = at + HEADER
         self.meta_at = self.index_at + ENTRY * header.count
@@ -232,6 +283,25 @@ class Batch:
         self.count = header.count
         self.time_ms = header.time_ms
         self.journal = header.journal
+
+
+class Stored:
+    """The body of a message that is on disk, and too large to be read at once."""
+
+    def __init__(self, file: File, position: int, size: int) -> None:
+        self._file = file
+        self._position = position
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self) -> bytes:
+        """All of it, at once nevertheless. StoreError if it has become shorter."""
+        data = self._file.read_at(self._position, self._size)
+        if len(data) != self._size:
+            raise StoreError(f"{self._file.path} is shorter than its index says")
+        return data
 
 
 class BatchHeader:
@@ -266,5 +336,5 @@ class BatchHeader:
 
 def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader, salt: int) -> bool:
     """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum that it has in the segment with this salt."""
-    view = memoryview(data)[at + _PREFIX : at + header.length]
+    view = memoryview(data)[at + PREFIX : at + header.length]
     return bool(xxhash.xxh3_64_intdigest(view, salt) == header.checksum)

@@ -11,19 +11,23 @@ from __future__ import annotations
 import logging
 import secrets
 from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
-from kvitto.store import paths, segment, settlements
+from kvitto.store import paths, segment, settlements, slices
 from kvitto.store.archive import Archive
+from kvitto.store.batch import ENTRY, PREFIX, Batch, BatchHeader, Stored, verify
 from kvitto.store.batch import HEADER as BATCH_HEADER
-from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.inventory import SEGMENT, Entry
 from kvitto.store.segment import DamagedSegment, Segment, find_batch, valid_at
 from kvitto.store.settlements import Settlements
+from kvitto.store.slices import Slices
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ ROLL_WHEN_SETTLED_BYTES = 8 << 20
 ROLL_WHEN_SETTLED_MS = 3_600_000
 """Where there is an archive, small segments go there too, but not more often than this."""
 CHUNK_BYTES = 256 * 1024
+STREAMED_BYTES = 2 << 20
+"""The body of a batch of one message that has more is not read into memory."""
 
 _AGAIN = "what it had settled comes again, flagged"
 
@@ -50,6 +56,10 @@ class Window:
         self.position = 0
         self.length = 0
         self.at = 0
+        self.patient = False
+        """Whoever uses it can wait for a large batch to be read in pieces, in which it is looked at."""
+        self.waits: tuple[Segment, int, BatchHeader] | None = None
+        """That has to be done before `load` can find what it was asked for: see `Log.check_steps`."""
 
     def holds(self, offset: int) -> bool:
         return self.batch.first <= offset < self.batch.first + self.batch.count
@@ -90,6 +100,7 @@ class Log:
         """Its queue's work has failed: nothing more is done with its files."""
         self._scratch = Buf(0)
         self._marked: Segment | None = None
+        self._slices: Slices | None = None
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -102,6 +113,39 @@ class Log:
         self.journal = max(self.journal, batch.journal)
         if self.durable:
             self.store.wrote(self, current, batch.size())
+
+    def write_some(self, batch: Batch, most: int) -> int:
+        """Append a large batch with about `most` bytes in each call, until `is_writing` says no more; then it is as if `write` had done it.
+
+        Returns how many bytes were written. Raises StoreFull or StoreError: then nothing was appended, and the next call begins again.
+        """
+        if self._slices is None:
+            self.store.take_room(batch.size(), self.directory)
+            self._slices = Slices(self._writable(batch), batch)
+        slices = self._slices
+        try:
+            size = slices.write(most)
+        except StoreFull:
+            self._slices = None
+            raise
+        if self.durable:
+            self.store.wrote(self, slices.part, size)
+        if slices.done:
+            self._slices = None
+            self.next = batch.first + batch.count
+            self.journal = max(self.journal, batch.journal)
+        return size
+
+    @property
+    def is_writing(self) -> bool:
+        """A batch has been begun by `write_some`."""
+        return self._slices is not None
+
+    def _stop_writing(self) -> None:
+        """The queue goes, and with it the batch that is being written."""
+        if self._slices is not None:
+            self._slices.undo()
+            self._slices = None
 
     def _writable(self, batch: Batch) -> Segment:
         current = self.segments[-1] if self.segments else None
@@ -205,7 +249,7 @@ class Log:
     def drop_settled(self) -> None:
         """Unlink what holds no unsettled message, once the archive has it, unless the journal needs it to know what it has applied."""
         current = self.segments[-1] if self.segments else None
-        if current and current.done and not current.full and self._is_due(current):
+        if current and current.done and not current.full and not current.ahead and self._is_due(current):
             self._fill(current)
         for part in [s for s in self.segments if s.full and s.done]:
             if self.durable and part.journal >= self.store.journal_needed and not self.leaving:
@@ -276,6 +320,7 @@ class Log:
 
     def delete(self) -> None:
         """Unlink everything; the queue's definition is gone already. Without room it is not, and the queue may come back."""
+        self._stop_writing()
         if self.archive is not None:
             self.trim()
             self.store.leaving[self] = None
@@ -352,6 +397,8 @@ class Log:
         for part in self.segments[max(bisect_right(bases, offset) - 1, 0) :]:
             if offset < part.end and self._load_from(window, part, max(offset, part.base)):
                 return True
+            if window.waits is not None:
+                return False
         return False
 
     def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
@@ -370,6 +417,8 @@ class Log:
                     return self._damaged(window, part, position + at, offset)
                 if head.end > offset:
                     if at + head.length > got:
+                        if head.count == 1 and head.body_len > STREAMED_BYTES:
+                            return self._load_large(window, part, start, position + at, head, offset)
                         break
                     if head.first > offset and not self._is_whole(part, start, position + at):
                         return self._damaged(window, part, start, offset)
@@ -390,6 +439,43 @@ class Log:
         if part.file is None:
             part.file = self.store.disk.open(paths.segment(self.directory, part.base))
         return part.file
+
+    def _load_large(
+        self, window: Window, part: Segment, start: int, position: int, head: BatchHeader, offset: int
+    ) -> bool:
+        """Point `window` at a batch of one large message, whose body is not read into memory."""
+        if head.first > offset and not self._is_whole(part, start, position):
+            return self._damaged(window, part, start, offset)
+        if position not in part.checked and window.patient:
+            window.waits = (part, position, head)
+            return False
+        if position not in part.checked:
+            for _ in self.check_steps(part, position, head):
+                pass
+        meta = BATCH_HEADER + ENTRY + head.meta_len
+        if not part.checked.pop(position, False) or self._read(window, part, position, meta) < meta:
+            return self._damaged(window, part, position, offset)
+        assert part.file is not None
+        window.batch.open(window.chunk, 0, head, Stored(part.file, position + meta, head.body_len))
+        window.at = meta
+        return True
+
+    def check_steps(self, part: Segment, position: int, head: BatchHeader) -> Iterator[None]:
+        """Read a large batch, a piece in each step, and note in `part.checked` whether it is unharmed."""
+        part.leases += 1
+        try:
+            digest, at, end = xxhash.xxh3_64(seed=part.salt), position + PREFIX, position + head.length
+            while at < end:
+                data = self.file_of(part).read_at(at, min(slices.SLICE_BYTES, end - at))
+                if not data:
+                    break
+                digest.update(data)
+                at += len(data)
+                yield
+            part.checked[position] = at == end and digest.intdigest() == head.checksum
+        finally:
+            part.leases -= 1
+            self.store.lease_ended(part)
 
     @staticmethod
     def _is_whole(part: Segment, start: int, end: int) -> bool:

@@ -107,6 +107,10 @@ class Segment:
         self.leases = 0
         """Of those who still read bodies from it; it may have been unlinked."""
         self.gone = False
+        self.checked: dict[int, bool] = {}
+        """Positions of large batches that have just been read in pieces: whether they are unharmed."""
+        self.ahead = 0
+        """Bytes behind `size` that are those of a batch which is being written in slices."""
 
     @property
     def done(self) -> bool:
@@ -125,8 +129,12 @@ class Segment:
             self.file.truncate(self.size)  # what found room of it is needed for settlements
             self.reserved = 0
             raise
+        self.written(batch, written)
+
+    def written(self, batch: Batch, size: int) -> None:
+        """Take a batch into the books whose bytes are in the file, behind the others."""
         self.note(batch.first, batch.count, batch.body.n, batch.journal, self.size)
-        self.size += written
+        self.size += size
         if batch.journal:
             self.journal_end = self.size
 
@@ -174,7 +182,7 @@ class Segment:
 
     def trim(self) -> bool:
         """End the file behind its last batch; whether it went on. To be synced before the directory is left in order."""
-        if not self.reserved:
+        if not self.reserved or self.ahead:
             return False
         assert self.file is not None
         self.file.truncate(self.size)

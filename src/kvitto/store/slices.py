@@ -1,0 +1,66 @@
+"""A large batch on its way into its segment, some of its bytes at a time.
+
+The header comes last: whatever ends the broker before, what is there is a torn tail, which the next start cuts. Until then the books
+of the segment do not know of it, and nothing else may be written to the segment.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from kvitto.base.errors import StoreFull
+from kvitto.store.batch import HEADER, PREFIX, Batch
+from kvitto.store.segment import Segment
+
+SLICE_BYTES = 1 << 20
+"""Written at once, in about a millisecond."""
+WHOLE_BYTES = 2 << 20
+"""Batches up to this size are written in one piece."""
+
+
+class Slices:
+    def __init__(self, part: Segment, batch: Batch) -> None:
+        self.part = part
+        self.batch = batch
+        self._head = batch.head(part.durable)
+        self._digest = xxhash.xxh3_64(memoryview(self._head)[PREFIX:], part.salt)
+        self._areas = batch.areas()
+        self._at = part.size + HEADER
+
+    @property
+    def done(self) -> bool:
+        return not self._areas
+
+    def write(self, most: int) -> int:
+        """Write about `most` bytes more, the header behind the last of them; returns how many. StoreFull: nothing of the batch is there."""
+        part, size, now = self.part, 0, []
+        assert part.file is not None
+        while self._areas and size < most:
+            area = self._areas.pop(0)
+            piece, rest = area[: most - size], area[most - size :]
+            if len(rest):
+                self._areas.insert(0, rest)
+            self._digest.update(piece)
+            now.append(piece)
+            size += len(piece)
+        try:
+            part.ahead += part.file.write_at(self._at, now)
+            self._at += size
+            part.reserved = max(part.reserved, self._at)
+            if self.done:
+                self._head[8:16] = self._digest.intdigest().to_bytes(8, "little")
+                size += part.file.write_at(part.size, [bytes(self._head)])
+        except StoreFull:
+            self.undo()
+            raise
+        if self.done:
+            part.ahead = 0
+            part.written(self.batch, self.batch.size())
+        return size
+
+    def undo(self) -> None:
+        """Cut off what is there: it will be written again from its beginning, or never."""
+        assert self.part.file is not None
+        self._areas = []
+        self.part.ahead = self.part.reserved = 0
+        self.part.file.truncate(self.part.size)

@@ -1,0 +1,300 @@
+"""Large batches are written in slices over several turns: all of one is there, or nothing, and nobody else waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+
+from kvitto.protocol import connection
+from kvitto.store import slices
+from kvitto.store.survey import Survey
+from kvitto.wire import methods as m
+from kvitto.wire.buf import Buf
+from tests.protocol import sessions
+from tests.protocol.sansio import House, Wire
+from tests.protocol.test_limits import ask
+from tests.support.clock import ManualClock
+from tests.support.rig import NO_PROPERTIES, Rig, address
+from tests.support.simdisk import SimDisk
+
+ONE_PIECE = 1
+"""What a turn may cost: one piece of one queue."""
+LARGE = bytes(range(256)) * 200
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_BYTES", 4000)
+    monkeypatch.setattr(slices, "WHOLE_BYTES", 8000)
+
+
+def put(rig: Rig, name: str, body: bytes) -> None:
+    """As a channel does with a large body."""
+    buf = Buf(0)
+    buf.add(body)
+    assert rig.queue(name).append_whole(address(name), NO_PROPERTIES, buf, -1, 0)
+
+
+def begun(rig: Rig | None = None, **arguments: object) -> Rig:
+    """A queue with a message, and a large one that has been written in part; another waits behind it."""
+    rig = rig or Rig()
+    rig.declare("q", **arguments)
+    rig.publish("q", b"first")
+    rig.settle_down()
+    put(rig, "q", LARGE)
+    for _ in range(3):
+        rig.broker.turn(ONE_PIECE)
+    rig.publish("q", b"behind")
+    assert rig.queue("q").log.is_writing
+    return rig
+
+
+def starts_from(disk: SimDisk) -> Rig:
+    """Without an alarm, and nothing is damaged."""
+    rig = Rig(disk, ManualClock())
+    assert not rig.store.alarms
+    return rig
+
+
+ENDS: list[Callable[[SimDisk, Random], SimDisk]] = [
+    lambda disk, _: disk.kill(),
+    lambda disk, rng: disk.crash(rng),
+    lambda disk, rng: disk.crash(rng, hostile=True),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["kill", "power cut", "hostile power cut"])
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_ends_the_broker_all_of_a_batch_is_there_or_nothing(
+    end: Callable[[SimDisk, Random], SimDisk], seed: int
+) -> None:
+    rig = begun()
+    rng, seen = Random(seed), set()
+    for turn in range(14):
+        rig.broker.turn(ONE_PIECE)
+        if turn % 3 == 2:
+            rig.sync(everything=True)
+        disk = end(rig.disk.copy(), rng)
+        assert not Survey(disk).findings
+        again = starts_from(disk)
+        found = again.peek("q")
+        assert found in ([b"first"], [b"first", LARGE], [b"first", LARGE, b"behind"])
+        seen.add(len(found))
+        again.publish("q", b"after")
+        again.settle_down()
+        again.restart()
+        assert again.peek("q") == [*found, b"after"] and not again.store.alarms
+    assert 1 in seen and 3 in seen
+
+
+def test_it_is_written_in_slices_behind_what_came_before_and_in_front_of_what_comes_later() -> None:
+    rig = begun()
+    queue, sizes = rig.queue("q"), []
+    while queue.backlog:
+        before = queue.log.segments[-1].ahead
+        rig.broker.turn(ONE_PIECE)
+        sizes.append(queue.log.segments[-1].ahead - before)
+    assert max(sizes) <= 4000 and len(sizes) > 3
+    assert rig.peek("q") == [b"first", LARGE, b"behind"]
+    rig.restart()
+    assert rig.drain("q") == [b"first", LARGE, b"behind"]
+
+
+def test_nothing_is_delivered_before_it_is_written() -> None:
+    """A9: it would be on its way to a peer although no file knows of it."""
+    rig = begun()
+    assert rig.drain("q") == []
+    rig.settle_down()
+    assert rig.drain("q") == [b"first", LARGE, b"behind"]
+
+
+def test_on_a_full_disk_it_is_cut_off_and_written_again_later() -> None:
+    """D4: and what was there before is delivered meanwhile, for that may make room."""
+    rig = begun()
+    size = rig.queue("q").log.segments[-1].size
+    rig.disk.full = True
+    rig.turn()
+    part = rig.queue("q").log.segments[-1]
+    assert rig.broker.full and (part.size, part.ahead) == (size, 0)
+    assert rig.queue("q").returning == 0
+    rig.disk.full = False
+    rig.broker.retry_writes()
+    rig.settle_down()
+    assert rig.peek("q") == [b"first", LARGE, b"behind"]
+    rig.kill()
+    assert rig.peek("q") == [b"first", LARGE, b"behind"] and not rig.store.alarms
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_the_queue_may_go_meanwhile(archive: bool) -> None:
+    rig = begun(**({"x_archive": True} if archive else {}))
+    rig.delete("q")
+    rig.settle_down()
+    assert not rig.broker.slow
+    rig.restart()
+    assert not rig.broker.queues and not rig.store.alarms
+
+
+def test_it_may_be_purged_meanwhile() -> None:
+    rig = begun()
+    assert rig.queue("q").purge() == 3
+    rig.settle_down()
+    assert rig.queue("q").messages == 0 and not rig.broker.slow
+    rig.publish("q", b"next")
+    rig.restart()
+    assert rig.peek("q") == [b"next"] and not rig.store.alarms
+
+
+def test_room_is_not_given_back_while_it_is_written() -> None:
+    """What lies behind the last whole batch is the beginning of one."""
+    rig = begun()
+    rig.broker.make_room(True)
+    rig.settle_down()
+    assert rig.peek("q") == [b"first", LARGE, b"behind"]
+
+
+def test_an_end_in_order_waits_for_it() -> None:
+    rig = begun()
+    rig.broker.finish()
+    rig.store.shut()
+    again = starts_from(rig.disk.kill())
+    assert again.peek("q") == [b"first", LARGE, b"behind"]
+
+
+def test_a_stream_keeps_its_order() -> None:
+    rig = Rig()
+    rig.declare("s", x_queue_type="stream")
+    rig.publish("s", b"first")
+    rig.settle_down()
+    put(rig, "s", LARGE)
+    rig.broker.turn(ONE_PIECE)
+    rig.publish("s", b"behind")
+    rig.settle_down()
+    rig.kill()
+    stream = rig.queue("s")
+    assert [stream.read(offset)[2] for offset in range(3)] == [b"first", LARGE, b"behind"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["kill", "power cut"])
+def test_a_large_dead_letter_is_in_one_place(cut: bool) -> None:
+    """X4: its record is applied by a batch that takes several turns, and the journal keeps it until that is written."""
+    rig = Rig()
+    rig.declare("dead")
+    queue = rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    rig.publish("q", LARGE)
+    rig.settle_down()
+    rig.take("q")
+    rig.settle_down()
+    queue.reject(0, 1)
+    rng = Random(7)
+    for turn in range(40):
+        rig.broker.turn(ONE_PIECE)
+        if turn % 4 == 3 and rig.store.dirty:
+            job = rig.store.begin_sync(everything=True)
+            job.run()
+            rig.store.end_sync(job)
+        again = starts_from(rig.disk.copy().crash(rng) if cut else rig.disk.copy().kill())
+        again.settle_down()
+        assert again.peek("q") + again.peek("dead") == [LARGE]
+    assert rig.peek("dead") == [LARGE]
+
+
+# -- confirms ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    """Where a turn writes one slice."""
+    monkeypatch.setattr("kvitto.protocol.hub.WRITE_COST", ONE_PIECE)
+    monkeypatch.setattr(connection, "UNCOPIED", 1000)
+    monkeypatch.setattr("kvitto.store.slices.SLICE_BYTES", 50_000)
+    return House()
+
+
+BODY = bytes(300_000)
+"""More than a frame."""
+
+
+def publisher(house: House, *queues: str) -> Wire:
+    wire = house.wire()
+    ask(wire, *[m.QueueDeclare(queue, durable=True) for queue in queues], m.ConfirmSelect())
+    house.settle()
+    wire.methods()
+    return wire
+
+
+def say(wire: Wire, queue: str, body: bytes) -> None:
+    wire.feed(sessions.content(1, m.BasicPublish("", queue), b"\0\0", body))
+
+
+def confirmed(wire: Wire) -> bool:
+    return any(isinstance(method, m.BasicAck) for method in wire.methods())
+
+
+def step(house: House) -> None:
+    house.turn()
+    if house.store.waiting:
+        house.sync()
+
+
+def test_who_publishes_to_the_same_queue_waits_and_who_does_not_goes_on(house: House) -> None:
+    large, same, other = publisher(house, "q"), publisher(house, "q"), publisher(house, "other")
+    say(large, "q", BODY)
+    say(same, "q", b"behind")
+    say(other, "other", b"elsewhere")
+    queue = house.broker.vhosts["/"].queues["q"]
+    first = 0
+    while queue.backlog:
+        assert not confirmed(large) and not confirmed(same)
+        if not first and confirmed(other):
+            first = queue.log.segments[-1].ahead
+        step(house)
+    assert 0 < first < len(BODY)
+    house.settle()
+    assert confirmed(large) and confirmed(same)
+    again = Rig(house.disk.crash(Random(1)), ManualClock())
+    assert again.peek("q") == [BODY, b"behind"]
+
+
+def test_its_publisher_may_go_meanwhile(house: House) -> None:
+    """The message is in the queue already; a second one that has not been read is not."""
+    wire = publisher(house, "q")
+    wire.feed(2 * sessions.content(1, m.BasicPublish("", "q"), b"\0\0", BODY))
+    step(house)
+    wire.connection.lost()
+    house.settle()
+    queue = house.broker.vhosts["/"].queues["q"]
+    assert queue.messages == 1 and not house.broker.slow and not queue.returning
+
+
+def test_one_body_for_many_queues_is_in_memory_once(house: House) -> None:
+    names = [f"q{number}" for number in range(5)]
+    wire = publisher(house, *names)
+    ask(wire, *[m.QueueBind(name, "amq.fanout") for name in names])
+    wire.feed(sessions.content(1, m.BasicPublish("amq.fanout", ""), b"\0\0", BODY))
+    house.settle()
+    assert confirmed(wire)
+    again = Rig(house.disk.crash(Random(1)), ManualClock())
+    assert [again.peek(name) for name in names] == [[BODY]] * 5
+
+
+def test_a_transaction_with_a_large_body(house: House) -> None:
+    """T4: it goes through the journal, and its batch takes several turns."""
+    wire = publisher(house, "a", "b")
+    tx = house.wire()
+    ask(tx, m.TxSelect())
+    say(tx, "a", BODY)
+    say(tx, "b", b"small")
+    tx.put(1, m.TxCommit())
+    rng = Random(3)
+    for _ in range(40):
+        disk = house.disk.copy().crash(rng)
+        again = Rig(disk, ManualClock())
+        assert not again.store.alarms
+        assert (again.peek("a"), again.peek("b")) in (([], []), ([BODY], [b"small"]))
+        step(house)
+    house.settle()
+    assert any(isinstance(method, m.TxCommitOk) for method in tx.methods())
+    assert not confirmed(wire)
