@@ -78,7 +78,7 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(deadletter, "RECORD_BYTES", 500)
     patch.setattr(definitions, "COMPACT_BYTES", rng.choice((1000, 1 << 20)))
     patch.setattr(slices, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
-    patch.setattr(slices, "SLICE_BYTES", rng.choice((30, 200, 1 << 20)))
+    patch.setattr(slices, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
     patch.setattr(hub, "WRITE_COST", rng.choice((1, 60, 3000)))
     patch.setattr(brokers, "QUEUES_AT_A_TIME", rng.choice((1, 20)))
     patch.setattr(secrets, "randbits", Dice.bits)
