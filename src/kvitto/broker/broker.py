@@ -53,8 +53,11 @@ QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
-APPLIED_PER_TURN = 40
-"""Messages of the journal's records that one turn gives to their queues; a record that has more is applied in one piece."""
+APPLIED_PER_TURN = 150
+"""Messages of the journal's records that one turn gives to their queues; a record that has more is applied in one piece.
+
+More than dead letters that one turn sends: else more and more of them would be in memory, and looked at for garbage at once.
+"""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
 POOL_MAX = 64
