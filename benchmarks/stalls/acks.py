@@ -222,3 +222,71 @@ def delayed(site: Site) -> Steps:
     peer.all([m.LogCount("delayed.attached", "", 0, count)] * 100, m.LogCountOk)
     peer.ask(m.LogAttach("delayed.attached", "group"), m.LogAttachOk)
     peer.ask(m.QueuePurge("delayed.purged"), m.QueuePurgeOk)
+
+
+@row("a transaction of 100,000 publishes to two queues is committed")
+def tx_commit_many_publishes(site: Site) -> Steps:
+    peer = site.peer()
+    names = ("tx_commit_many_publishes.a", "tx_commit_many_publishes.b")
+    peer.queues(names)
+    peer.ask(m.ExchangeDeclare("tx_commit_many_publishes", "fanout"), m.ExchangeDeclareOk)
+    peer.all((m.QueueBind(name, "tx_commit_many_publishes") for name in names), m.QueueBindOk)
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.send(message(bytes(100), "", "tx_commit_many_publishes") * site.count(100_000))
+    peer.ready(names[0])
+    yield
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+    peer.ready(names[1])
+
+
+@row("a transaction of 1,000 rejects whose dead letters go through 2,000 exchanges is committed")
+def tx_commit_rejects_through_exchanges(site: Site) -> Steps:
+    count, exchanges = site.count(1000), site.count(2000)
+    peer, name = site.peer(), "tx_commit_rejects"
+    peer.all((m.ExchangeDeclare(f"{name}.{n}", "fanout") for n in range(exchanges)), m.ExchangeDeclareOk)
+    peer.all((m.ExchangeBind(f"{name}.{n}", f"{name}.{n - 1}") for n in range(1, exchanges)), m.ExchangeBindOk)
+    peer.queue(f"{name}.dead")
+    peer.ask(m.QueueBind(f"{name}.dead", f"{name}.{exchanges - 1}"), m.QueueBindOk)
+    peer.queue(name, {"x-dead-letter-exchange": f"{name}.0"})
+    peer.fill(name, count)
+    peer = site.peer()
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.ask(m.BasicConsume(name), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver, count)
+    peer.say(m.BasicNack(0, True))
+    peer.ready(name)
+    yield
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+
+
+@row("a transaction of 1,000,000 settlements, no two of them in a row, is rolled back, and another one committed")
+def tx_commit_settles(site: Site) -> Steps:
+    count = site.count(1_000_000)
+    filler, peer = site.peer(), site.peer()
+    filler.queue("tx_commit_settles")
+    filler.fill("tx_commit_settles", count)
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.ask(m.BasicConsume("tx_commit_settles"), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver, count)
+    acks = b"".join(method(1, m.BasicAck(tag)) for tag in range(1, count, 2))
+    yield
+    for end, answer in ((m.TxRollback(), m.TxRollbackOk), (m.TxCommit(), m.TxCommitOk)):
+        peer.send(acks)
+        peer.say(m.BasicAck(0, True))
+        peer.ask(end, answer)
+    peer.ready("tx_commit_settles")
+
+
+@row("100,000 publishes into a transaction: plain, with expiration, to no queue; then the connection ends")
+def tx_publishes(site: Site) -> Steps:
+    peer, other, count = site.peer(), site.peer(), site.count(100_000)
+    peer.queue("tx_publishes")
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    plain = message(b"", "tx_publishes")
+    pages = [one * count for one in (plain, message(b"", "tx_publishes", expiration="60000"), message(b"", "nowhere"))]
+    yield
+    for page in pages:
+        peer.send(page)
+    peer.ready("tx_publishes")
+    peer.close()
+    other.queue("tx_publishes.other")

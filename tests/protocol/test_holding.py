@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from kvitto.base import limits
@@ -149,6 +151,31 @@ def test_a_look_at_many_connections_is_cut_into_pieces() -> None:
     assert 0 < at_once <= PIECE
     house.settle()
     assert all(wire.aborted for wire in wires) and house.broker.refused["handshake"] == len(wires)
+
+
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_an_error_in_a_look_at_the_connections_does_not_end_all_later_looks(
+    pieces: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """W8: who had stopped in the middle of the handshake stayed for ever then."""
+    house = House()
+    wire = house.wire(login=False)
+    house.clock.advance(limits.HANDSHAKE_S + 1)
+    house.broker.read_clock()
+    watching = ConnectionWatch(house.hub)
+
+    def look(_: ConnectionWatch, give_back: bool) -> Iterator[None]:
+        yield from [None] * pieces
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ConnectionWatch, "_look", look)
+        watching.begin(False)
+        house.settle()
+    assert "internal error in connectionwatch" in caplog.text and not wire.aborted
+    watching.begin(False)
+    house.settle()
+    assert wire.aborted
 
 
 def test_who_gives_way_needs_several_turns_for_its_end_and_its_memory_is_free_at_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvitto.base.errors import ChannelError
+from kvitto.broker import broker, bulk
 from kvitto.broker.queue import Queue
 from kvitto.protocol.methods import tx
 from kvitto.wire import methods as m
@@ -310,7 +311,7 @@ def test_messages_with_and_without_a_time_to_live_keep_their_order_in_a_commit(h
 
 def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """T4: the record is durable, some of its settlements are written, its messages are not."""
-    monkeypatch.setattr(tx, "FINISHED_PER_PIECE", 7)
+    monkeypatch.setattr(tx, "FINISH", bulk.PIECE // 7)
     wire, _ = large(house)
     wire.put(2, m.TxCommit())
     dead = house.broker.vhosts["/"].queues["dead"]
@@ -324,6 +325,191 @@ def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(house: House, monkeyp
     after = House(house.disk.kill())
     after.settle()
     assert messages(after, "a", "b", QUEUE, "dead") == [PUBLISHED, PUBLISHED, 0, 60]
+
+
+def step(house: House) -> None:
+    """A turn, or the sync that somebody waits for, without the turn behind it."""
+    if house.hub.unfinished:
+        house.turn()
+        return
+    assert house.store.waiting
+    job = house.store.begin_sync(everything=False)
+    job.run()
+    house.end_sync(job)
+
+
+def until_durable(house: House) -> None:
+    """A record of the journal is durable, and wants to be applied."""
+    while not house.broker._to_apply:
+        step(house)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_messages_of_a_commit_come_queue_by_queue_and_after_a_kill_all_of_them(
+    house: House, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """T4: those of 100,000 messages for two queues came in one piece of 0.5 s."""
+    monkeypatch.setattr(bulk, "QUEUE_COST", bulk.PIECE)
+    monkeypatch.setattr(broker, "APPLIED_PIECE", broker.APPLIED_PER_TURN)
+    wire, _ = large(house)
+    wire.feed(content(2, m.BasicPublish("", "b"), Properties(expiration="60000").encode(), b"late"))
+    house.settle()
+    wire.put(2, m.TxCommit())
+    until_durable(house)
+    assert messages(house, "a", "b", "dead") == [0, 0, 0], "it was applied before it was durable"
+    while not any(found := messages(house, "a", "b", "dead")):
+        step(house)
+    assert sorted(found)[0] == 0, "it was all applied in one piece"
+    assert set(found) <= {0, 60, PUBLISHED, PUBLISHED + 1} and not wire.methods()
+    if killed:
+        house = House(house.disk.kill(), house.clock)
+    house.settle()
+    assert messages(house, "a", "b", QUEUE, "dead") == [PUBLISHED, PUBLISHED + 1, 0, 60]
+    assert killed or wire.methods() == [m.TxCommitOk()]
+    house = House(house.disk.kill(), house.clock)
+    assert messages(house, "a", "b", QUEUE, "dead") == [PUBLISHED, PUBLISHED + 1, 0, 60]
+    wire = house.wire()
+    wire.put(1, m.BasicConsume("b", "c", no_ack=True))
+    house.settle()
+    assert bodies_of(wire)[-1] == b"late"
+    wire.put(1, m.BasicConsume("dead", "d", no_ack=True))
+    house.settle()
+    assert sorted(map(int, bodies_of(wire))) == list(range(60))
+
+
+def bodies_of(wire: Wire) -> list[bytes]:
+    return [payload for kind, _, payload in wire.frames() if kind == FRAME_BODY]
+
+
+def test_a_time_to_live_in_a_commit_is_still_known_after_a_kill(house: House) -> None:
+    wire = house.wire()
+    for name in ("a", "b"):
+        wire.put(1, m.QueueDeclare(name, durable=True))
+        house.settle()
+    wire.put(1, m.TxSelect())
+    for name in ("a", "b"):
+        for milliseconds in (1000, 5 << 32):
+            lives = Properties(expiration=str(milliseconds)).encode()
+            wire.feed(content(1, m.BasicPublish("", name), lives, b"x"))
+    wire.put(1, m.TxCommit())
+    until_durable(house)
+    house = House(house.disk.kill(), house.clock)
+    house.settle()
+    assert messages(house, "a", "b") == [2, 2]
+    house.clock.advance(2)
+    house.broker.tick()
+    house.settle()
+    assert messages(house, "a", "b") == [1, 1]
+
+
+def through(house: House, exchanges: int, rejects: int) -> Wire:
+    """A peer whose transaction holds rejects with dead letters that go through so many exchanges to "dead", or as well to "other"."""
+    vhost = house.broker.vhosts["/"]
+    for number in range(exchanges):
+        vhost.declare_exchange(f"x{number}", "fanout", True, False, False, {})
+        if number:
+            vhost.bind(f"x{number - 1}", vhost.exchanges[f"x{number}"], "", {})
+    for name in ("dead", "other"):
+        vhost.bind(f"x{exchanges - 1}", vhost.declare_queue(name, True, False, False, {}, None), "", {})
+    vhost.declare_queue(QUEUE, True, False, False, {"x-dead-letter-exchange": "x0"}, None)
+    wire = house.wire()
+    fill(wire, range(rejects))
+    house.settle()
+    wire.put(1, m.TxSelect(), *[m.BasicGet(QUEUE)] * rejects)
+    house.settle()
+    wire.put(1, m.BasicNack(0, True))
+    house.settle()
+    wire.frames()
+    return wire
+
+
+def test_dead_letters_of_a_commit_find_their_long_way_in_pieces(house: House) -> None:
+    """1,000 rejects through 2,000 exchanges took 3.1 s in one piece, and then 3 ms each."""
+    wire = through(house, 1500, 3)
+    wire.put(1, m.TxCommit())
+    turns = 0
+    while house.broker.jobs:
+        house.turn()
+        turns += 1
+    assert turns > 3, "a way was found in one piece"
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()]
+    assert messages(house, "dead", "other", QUEUE) == [3, 3, 0]
+
+
+def test_a_dead_letter_whose_queue_is_deleted_in_the_middle_of_the_commit_goes_another_way(house: House) -> None:
+    """X4: the record would have named a queue that is gone, and the message with it."""
+    wire, vhost = through(house, 300, 30), house.broker.vhosts["/"]
+    wire.put(1, m.TxCommit())
+    for name in ("dead", "other"):
+        house.turn()
+        vhost.delete_queue(vhost.queues[name])
+        assert house.broker.jobs and not house.store.journal.sequence
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()]
+    assert messages(house, QUEUE) == [30], "nobody takes them: they stay"
+    house.broker.vhosts["/"].bind(
+        "x0", house.broker.vhosts["/"].declare_queue("new", True, False, False, {}, None), "", {}
+    )
+    for _ in range(3):
+        house.clock.advance(1)
+        house.broker.tick()
+        house.settle()
+    assert messages(house, "new", QUEUE) == [30, 0]
+
+
+def test_a_commit_whose_queues_are_deleted_again_and_again_is_refused(house: House) -> None:
+    """Somebody else must not keep it busy for ever; nothing of it is applied."""
+    wire = through(house, 300, 30)
+    vhost = house.broker.vhosts["/"]
+    wire.put(1, m.TxCommit())
+    turns = 0
+    while house.broker.jobs and turns < 1000:
+        turns += 1
+        vhost.delete_queue(vhost.queues["dead"])
+        vhost.bind("x299", vhost.declare_queue("dead", True, False, False, {}, None), "", {})
+        house.turn()
+    house.settle()
+    close = wire.methods()[0]
+    assert isinstance(close, m.ChannelClose) and (close.reply_code, close.method_id) == (406, 20) and turns > 5
+    assert messages(house, "dead", "other", QUEUE) == [0, 0, 30] and queue(house).ready == 30
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_many_single_settlements_are_rolled_back_in_pieces(house: House, wire: Wire, lost: bool) -> None:
+    """T6: 250,000 took 89 ms."""
+    count = 600
+    wire.put(1, m.TxSelect(), *(m.BasicAck(tag) for tag in range(1, 2 * count, 2)))
+    house.settle()
+    channel = wire.connection.channels[1]
+    wire.put(1, m.TxRollback())
+    assert wire.connection.stalled and channel.tx.held, "it was all done in one piece"
+    if lost:
+        wire.connection.lost()
+        house.settle()
+        assert queue(house).ready == 2 * COUNT
+        return
+    house.settle()
+    assert wire.methods() == [m.TxSelectOk(), m.TxRollbackOk()] and channel.unacked == COUNT
+    wire.put(1, *(m.BasicAck(tag) for tag in range(1, 2 * count, 2)), m.BasicAck(0, True), m.TxCommit())
+    house.settle()
+    assert wire.methods() == [m.TxCommitOk()] and channel.unacked == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "properties"), [("a", NO_PROPERTIES), ("a", Properties(expiration="1").encode()), ("none", NO_PROPERTIES)]
+)
+def test_publishes_into_a_transaction_are_taken_a_turn_at_a_time(house: House, key: str, properties: bytes) -> None:
+    """A page of 512 KB of them took 40 ms."""
+    wire = house.wire()
+    wire.put(1, m.QueueDeclare("a"), m.TxSelect())
+    wire.feed(content(1, m.BasicPublish("", key), properties, b"") * 2000)
+    assert wire.connection.yielded and len(wire.connection.channels[1].tx.publishes) < 600
+    house.settle()
+    wire.put(1, m.TxCommit())
+    house.settle()
+    assert wire.methods()[-1] == m.TxCommitOk()
+    assert messages(house, "a") == [2000 if properties == NO_PROPERTIES and key == "a" else messages(house, "a")[0]]
 
 
 def test_messages_with_priorities_come_back_in_small_pieces(house: House) -> None:

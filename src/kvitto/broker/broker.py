@@ -54,10 +54,12 @@ QUEUE_COST = 25
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
 APPLIED_PER_TURN = 150
-"""Messages of the journal's records that one turn gives to their queues; a record that has more is applied in one piece.
+"""Messages of the journal's records that one turn gives to their queues. A transaction's are applied in pieces, others in one.
 
 More than dead letters that one turn sends: else more and more of them would be in memory, and looked at for garbage at once.
 """
+APPLIED_PIECE = 40
+"""What such a piece counts."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
 POOL_MAX = 64
@@ -427,7 +429,7 @@ class Broker:
         while self._to_apply and left > 0:
             count, apply = self._to_apply[0]
             if apply():  # it goes on in the next turn, and those behind it wait
-                left -= APPLIED_PER_TURN
+                left -= APPLIED_PIECE
                 continue
             self._to_apply.popleft()
             left -= count
@@ -586,6 +588,9 @@ class Broker:
             full()
             return
         count = len(record.appends) + sum(run.batch.count for run in record.runs)
+        if record.packed is not None:
+            count += record.packed.messages
+            record.packed = None  # it is written
         self.store.when_durable(lambda: self._to_apply.append((count, done)), messages=False)
 
     def _settles_durable(self, record: Record) -> bool:

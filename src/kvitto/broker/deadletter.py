@@ -16,7 +16,6 @@ from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker import walls
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
-from kvitto.broker.routing import at_once
 from kvitto.broker.topic import PIECE_STEPS
 from kvitto.store.batch import DEAD
 from kvitto.store.journal import Append, Record, Settle
@@ -214,17 +213,6 @@ class DeadLetters(walls.Routine):
             None,
         )
 
-    def join(self, parcel: Parcel, queue: Queue, offset: int) -> bool:
-        """Make the move of a rejected message part of a transaction's record. False if nobody takes it (or it was a cycle)."""
-        message = queue.read(offset)
-        if message is None:
-            return False
-        key, props, body, targets = self.address(queue, "rejected", message)
-        if targets is None or self._obstacle(targets, key, props, body) is not None:
-            return False
-        parcel.put(queue, offset, key, props, body, targets)
-        return True
-
     def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> Iterator[int]:
         """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one.
 
@@ -268,10 +256,6 @@ class DeadLetters(walls.Routine):
                     self.broker.parking.park(queue, offset, reason, DISK)
 
         self.broker.journal(parcel.record, apply, full)
-
-    def address(self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]) -> Addressed:
-        """`address_steps`, at once."""
-        return at_once(self.address_steps(queue, reason, message))
 
     def address_steps(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]

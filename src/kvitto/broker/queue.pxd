@@ -5,6 +5,7 @@ from kvitto.store.settlements cimport Settlements
 from kvitto.broker.consumer cimport Consumer
 from kvitto.broker.rota cimport Rota
 
+cdef unsigned int _EXPIRES, _FLAGS
 cdef Py_ssize_t _TAIL_BYTES, _ENTRY, _AGAIN_COST
 cdef int _ACKED, _HAS_PRIORITY
 
@@ -28,8 +29,10 @@ cdef class Queue:
     @cython.locals(t=Batch)
     cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
     cpdef int append_bytes(self, bytes key, bytes props, bytes body, long long ttl_ms, unsigned int flags) except? -1
-    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t)
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t, flags="long long", ttl_ms="long long")
     cpdef append_run(self, Batch b)
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, flags="long long", ttl_ms="long long")
+    cpdef adopt_run(self, Batch b)
     cpdef Batch open_tail(self)
     cpdef mark_dirty(self)
     cpdef show(self)

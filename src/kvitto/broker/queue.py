@@ -26,7 +26,7 @@ from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
 from kvitto.broker.rota import Rota, consumer_index, insert_consumer
 from kvitto.store import slices
-from kvitto.store.batch import ENTRY, TTL_MAX, Batch
+from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, TTL_MAX, Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
     ACKED,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 TAIL_BYTES = 1 << 20
+ADOPTED = 128 << 10
+"""Bytes of a batch that is not copied, but becomes one of the queue's own."""
 AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
@@ -70,6 +72,7 @@ _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
 _AGAIN_COST = AGAIN_COST
 _ENTRY = ENTRY
+_EXPIRES, _FLAGS = EXPIRES, FLAGS
 _HAS_PRIORITY = 8  # in the first byte of the property flags
 
 
@@ -243,7 +246,7 @@ class Queue:
         return 1
 
     def append_run(self, b):  # type: ignore[no-untyped-def]
-        """Add all messages of another batch, which have no flags."""
+        """Add all messages of another batch."""
         for k in range(b.count):
             e = b.index_at + _ENTRY * k
             m = b.meta_at + bits.le32(b.index.p, e)
@@ -251,14 +254,58 @@ class Queue:
             key_len = bits.le16(b.index.p, e + 16)
             body = b.body_at + bits.le32(b.index.p, e + 4)
             body_len = bits.le32(b.index.p, e + 8)
-            self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, -1, 0)
+            flags = bits.le16(b.index.p, e + 18)
+            ttl_ms = -1
+            if flags & _EXPIRES:
+                ttl_ms = ((flags >> 8) << 32) + bits.le32(b.index.p, e + 20)
+            flags &= _FLAGS & ~_EXPIRES
+            self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
+
+    def adopt_run(self, b):  # type: ignore[no-untyped-def]
+        """As `append_run` where there is no tail yet: a large batch becomes the tail, and its messages are not copied."""
+        for k in range(b.count):
+            e = _ENTRY * k
+            if self.prioritises:
+                m = bits.le32(b.index.p, e) + bits.le16(b.index.p, e + 16)
+                props_len = bits.le32(b.index.p, e + 12)
+                if props_len > 2 and b.meta.p[m] & _HAS_PRIORITY:
+                    self.prioritise(bytes(b.meta.p[m : m + props_len]))
+            flags = bits.le16(b.index.p, e + 18)
+            if flags & _EXPIRES:
+                self.may_expire = True
+                ttl_ms = ((flags >> 8) << 32) + bits.le32(b.index.p, e + 20)
+            else:
+                ttl_ms = -1
+            if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
+                self.may_expire = True
+                b.put_ttl(e, self.ttl_ms, flags & _FLAGS & ~_EXPIRES)
+        b.first = self.next
+        b.time_ms = self.broker.now_ms
+        self.tail = b
+        self.tail_first = self.next
+        self.tail_settled = 0
+        self.next += b.count
+        self.ready += b.count
+        self.ready_bytes += b.body.n
+        self.published += b.count
+        self.mark_dirty()
+        if self.limited:
+            self.enforce_limits()
 
     def append_journaled(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int, sequence: int) -> None:
         """Add a message of a journal record."""
         self._journaled(sequence, self.append_bytes, key, props, body, ttl_ms, flags)
 
     def append_journaled_run(self, batch: Batch, sequence: int) -> None:
-        """Add all messages of a batch of a journal record."""
+        """Add all messages of a batch of a journal record; it may become part of this queue."""
+        if batch.size() > ADOPTED and not self.stream:
+            if self.tail is not None:
+                self.broker.flush(self)
+            if self.deleted:
+                return
+            if self.tail is None:
+                self._journaled(sequence, self.adopt_run, batch)
+                return
         self._journaled(sequence, self.append_run, batch)
 
     def _journaled(self, sequence: int, append: Callable[..., Any], *what: object) -> None:

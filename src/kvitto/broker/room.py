@@ -24,9 +24,21 @@ class Room:
             queue.coming += count
             queue.coming_bytes += size
 
-    def give_back(self) -> None:
-        """They come now, or they never will."""
-        for queue, (count, size) in self._kept.items():
+    def release(self, queue: Queue, count: int, size: int) -> None:
+        """So many of those that it was kept for will not come."""
+        if queue in self._kept:
+            n, total = self._kept[queue]
+            self._kept[queue] = (n - count, total - size)
             queue.coming -= count
             queue.coming_bytes -= size
-        self._kept.clear()
+
+    def give_back_to(self, queue: Queue) -> None:
+        """What is for this queue comes now."""
+        count, size = self._kept.pop(queue, (0, 0))
+        queue.coming -= count
+        queue.coming_bytes -= size
+
+    def give_back(self) -> None:
+        """They come now, or they never will."""
+        for queue in list(self._kept):
+            self.give_back_to(queue)

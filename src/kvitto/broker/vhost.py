@@ -196,6 +196,7 @@ class VHost:
         if exchange is None:
             return []
         found = yield from walk(exchange, keys, headers, self.exchanges.get, whatever=True)
+        self.search_cost = found.cost
         return found.queues
 
     def changed(self) -> None:

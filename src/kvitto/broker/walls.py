@@ -7,8 +7,8 @@ what may not be contained: a failed sync, the journal and the definitions. docs/
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvitto.base.errors import INTERNAL_ERROR, ChannelError, PromiseError, ProtocolError, StoreError, StoreFull
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 log = logging.getLogger("kvitto.broker")
+
+T = TypeVar("T")
 
 
 def run(owner: Any, action: Callable[..., Any], *args: Any) -> Any:
@@ -54,6 +56,20 @@ def within(queue: Queue, action: Callable[..., Any], *args: Any) -> Any:
     """
     try:
         return action(*args)
+    except (ProtocolError, StoreFull):
+        forget_consumer(queue)
+        raise
+    except Exception as error:
+        if forget_consumer(queue):
+            raise
+        queue.contain(error)
+        raise out_of_service(queue) from error
+
+
+def steps_within(queue: Queue, steps: Generator[object, None, T]) -> Generator[object, None, T]:
+    """As `within`, for work that is done in pieces."""
+    try:
+        return (yield from steps)
     except (ProtocolError, StoreFull):
         forget_consumer(queue)
         raise

@@ -163,7 +163,7 @@ def channel(api: Api, channel: Any) -> dict[str, Any]:
         "messages_unacknowledged": channel.unacked,
         "messages_unconfirmed": channel.sequence - channel.confirmed if channel.confirm else 0,
         "messages_uncommitted": len(tx.publishes) if tx is not None else 0,
-        "acks_uncommitted": sum(run[3] for run in tx.settles) if tx is not None else 0,
+        "acks_uncommitted": tx.acks if tx is not None else 0,
     }
 
 

@@ -72,6 +72,8 @@ DIRTY_COST = 5
 """Of giving a queue something to be written, for the connection that does: the writing has a budget of its own."""
 SEARCH_COST = 10
 """Of looking for a route, without the steps, in units of about a microsecond."""
+SPECIAL_COST, DECODE_COST = 4, 10
+"""Of a message that needs a look, and of its properties if they matter."""
 ENTRY = 24
 HELD = 0x80000000
 
@@ -369,6 +371,7 @@ class Channel:
         """
         assert self.route is not None
         route, ttl_ms, published = self.route, -1, props
+        self.connection.spend(SPECIAL_COST)
         if options & 2:
             raise ConnectionError_(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         if inside == check.MALFORMED:
@@ -376,7 +379,7 @@ class Channel:
             raise ConnectionError_(502, "malformed properties", 60, 40)
         if inside or route.dynamic:
             properties = Properties.decode(props)
-            self.connection.spend(len(props) >> 5)
+            self.connection.spend(DECODE_COST + (len(props) >> 5))
             if inside & check.USER_ID:
                 check_user(properties.user_id, self.connection.user)
             if inside & check.EXPIRATION:

@@ -66,7 +66,7 @@ def give_back(c: Channel) -> Iterator[None]:
     while True:
         try:
             if c.tx is not None:
-                c.tx.rollback()
+                yield from c.tx.rollback()
             yield from c.requeue_all()
             return
         except ChannelError:  # a queue has failed in a later piece

@@ -27,7 +27,7 @@ ABORT_COST = 10
 """To end a connection takes as long as a look at so many."""
 
 
-class ConnectionWatch:
+class ConnectionWatch(walls.Routine):
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._looking = False
@@ -37,10 +37,15 @@ class ConnectionWatch:
         """A second has passed; `give_back`: quiet connections are to return memory. A look that is not over yet goes on instead."""
         if not self._looking:
             self._looking = True
-            self._hub.broker.jobs.start(self._look(give_back), self._end)
+            walls.run(self, self._hub.broker.jobs.start, self._look(give_back), self._end, self)
 
     def _end(self) -> None:
         self._looking = False
+
+    def contain(self, error: Exception) -> None:
+        """This look is not done to its end; the next one is."""
+        self._looking = False
+        super().contain(error)
 
     def _look(self, give_back: bool) -> Iterator[None]:
         cost = 0

@@ -27,6 +27,8 @@ FLAGS = 0xFF
 """The flags in the 16 bits that a time to live above 32 bits shares with them: its highest 8 bits are above these."""
 TTL_MAX = (1 << 40) - 1
 """In ms, some 34 years."""
+WIDENED = 1 << 20
+"""Bytes of a buffer that grows by an eighth from then on."""
 MAGIC = int.from_bytes(b"KVB1", "little")
 
 _ENTRY = ENTRY  # C variables when compiled
@@ -150,9 +152,12 @@ class Batch:
             )
         return total
 
-    def put(self, key: bytes, props: bytes, body: bytes) -> None:
-        """`add` for those who hold bytes objects, without a time to live and flags."""
-        self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), -1, 0)
+    def put(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> None:
+        """`add` for those who hold bytes objects. Buffers that are large grow in place."""
+        widen(self.index, _ENTRY)
+        widen(self.meta, len(key) + len(props))
+        widen(self.body, len(body))
+        self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)
 
     def copy_to(self, other: Batch, i: int, n: int) -> None:
         """Add the messages i .. i+n-1, which have no flags, to another tail."""
@@ -302,6 +307,12 @@ class Stored:
         if len(data) != self._size:
             raise StoreError(f"{self._file.path} is shorter than its index says")
         return data
+
+
+def widen(buf: Buf, more: int) -> None:
+    """Make room in a buffer that is large already: it is neither copied nor cleared again."""
+    if buf.n > WIDENED and buf.n + more > buf.cap:
+        buf.widen(buf.n + more)
 
 
 class BatchHeader:

@@ -31,10 +31,12 @@ _HEAD = struct.Struct("<4sIQQII")
 _APPEND = struct.Struct("<B16sHHIII")
 _SETTLE = struct.Struct("<B16sQIB")
 _RUN = struct.Struct("<B16sIII")
-PREPARED = 500
-"""Operations of a record that are prepared in one piece."""
 COPIED_MAX = 4096
 """Bytes of a body that are copied behind what comes before it: very many buffers cost more than their bytes."""
+PART_BYTES = 64 << 10
+"""The same for what a very large record consists of."""
+
+Part = bytes | bytearray | memoryview
 
 
 @dataclass
@@ -63,35 +65,83 @@ class Run:
     batch: Batch
 
 
-def _appended(appends: list[Append]) -> list[bytes | memoryview]:
-    """Messages as they stand in a record: small ones side by side in one buffer."""
-    parts: list[bytes | memoryview] = []
-    small: list[bytes] = []
-    for a in appends:
-        flags, ttl = a.flags, 0
-        if a.ttl_ms >= 0:
-            flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
-        queue = bytes.fromhex(a.queue_id)
-        small += (_APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)), a.key, a.props)
-        if len(a.body) > COPIED_MAX:
-            parts += (b"".join(small), a.body)
-            small.clear()
+class Packed:
+    """Operations of a record, encoded one after the other into few buffers: a record that has very many is made in pieces."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.operations = self.messages = 0
+        self.ends: dict[str, int] = {}
+        """By queue: the end of what is settled of it."""
+        self._open = bytearray()
+        self._settle: Settle | None = None
+
+    def append(self, queue_id: str, message: tuple[bytes, bytes, bytes], ttl_ms: int, flags: int) -> None:
+        """A message (key, props, body) for a queue."""
+        key, props, body = message
+        self.messages += 1
+        self._add(_append_head(Append(queue_id, key, props, body, ttl_ms, flags)), body)
+
+    def run(self, queue_id: str, batch: Batch) -> None:
+        """All messages of a batch, which have neither flags nor a time to live. It stays as it is until the record is written."""
+        head = _RUN.pack(3, bytes.fromhex(queue_id), batch.count, batch.meta.n, batch.body.n)
+        self.messages += batch.count
+        self._add(head, batch.index.view(), batch.meta.view(), batch.body.view())
+
+    def settle(self, queue_id: str, offset: int, count: int, outcome: int) -> None:
+        """What follows on the settlement before it becomes part of that."""
+        s = self._settle
+        if s is not None and s.offset + s.count == offset and s.outcome == outcome and s.queue_id == queue_id:
+            s.count += count
         else:
-            small.append(a.body)
-    return [*parts, b"".join(small)]
+            self._end_settle()
+            self._settle = Settle(queue_id, offset, count, outcome)
+
+    def close(self) -> None:
+        """Nothing more is added."""
+        self._end_settle()
+        self._end_part()
+
+    def _end_settle(self) -> None:
+        s, self._settle = self._settle, None
+        if s is not None:
+            _end(s, self.ends)
+            self._add(_settled(s))
+
+    def _add(self, *buffers: Part) -> None:
+        """One operation. Small ones are copied behind each other."""
+        self.operations += 1
+        if sum(map(len, buffers)) <= PART_BYTES:
+            for buffer in buffers:
+                self._open += buffer
+            if len(self._open) > PART_BYTES:
+                self._end_part()
+        else:
+            self._end_part()
+            self.parts += buffers
+
+    def _end_part(self) -> None:
+        if self._open:
+            self.parts.append(self._open)
+            self._open = bytearray()
 
 
-def _settled(settles: list[Settle]) -> bytes:
-    pack, ids = _SETTLE.pack, {s.queue_id: b"" for s in settles}
-    for queue_id in ids:
-        ids[queue_id] = bytes.fromhex(queue_id)
-    return b"".join([pack(2, ids[s.queue_id], s.offset, s.count, s.outcome) for s in settles])
+def _append_head(a: Append) -> bytes:
+    """What comes before the body of a message."""
+    flags, ttl = a.flags, 0
+    if a.ttl_ms >= 0:
+        flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
+    queue = bytes.fromhex(a.queue_id)
+    return _APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)) + a.key + a.props
 
 
-def _end(settles: list[Settle], ends: dict[str, int]) -> None:
-    for s in settles:
-        if s.offset + s.count > ends.get(s.queue_id, 0):
-            ends[s.queue_id] = s.offset + s.count
+def _settled(s: Settle) -> bytes:
+    return _SETTLE.pack(2, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome)
+
+
+def _end(s: Settle, ends: dict[str, int]) -> None:
+    if s.offset + s.count > ends.get(s.queue_id, 0):
+        ends[s.queue_id] = s.offset + s.count
 
 
 @dataclass
@@ -101,44 +151,32 @@ class Record:
     settles: list[Settle] = field(default_factory=list)
     durable: int = 0
     runs: list[Run] = field(default_factory=list)
-    _prepared: tuple[list[bytes | memoryview], list[bytes], dict[str, int]] | None = field(
-        default=None, repr=False, compare=False
-    )
-
-    def prepare(self) -> Iterator[None]:
-        """Do in pieces what `encode` and `ends` need of a record to which nothing is added any more."""
-        ends: dict[str, int] = {}
-        appends: list[bytes | memoryview] = []
-        settles: list[bytes] = []
-        for at in range(0, len(self.appends), PREPARED):
-            appends += _appended(self.appends[at : at + PREPARED])
-            yield
-        for at in range(0, len(self.settles), PREPARED):
-            part = self.settles[at : at + PREPARED]
-            settles.append(_settled(part))
-            _end(part, ends)
-            yield
-        self._prepared = appends, settles, ends
+    packed: Packed | None = field(default=None, repr=False, compare=False)
+    """Operations that are encoded already, before those above."""
 
     @property
     def ends(self) -> dict[str, int]:
         """By queue: the end of what is settled of it."""
-        if self._prepared is not None:
-            return self._prepared[2]
-        ends: dict[str, int] = {}
-        _end(self.settles, ends)
+        ends: dict[str, int] = {} if self.packed is None else self.packed.ends
+        for s in self.settles:
+            _end(s, ends)
         return ends
 
-    def encode(self, salt: int) -> list[bytes | memoryview]:
-        parts: list[bytes | memoryview] = []
-        appends, settles, _ = self._prepared or (_appended(self.appends), [_settled(self.settles)], None)
-        parts += appends
+    def encode(self, salt: int) -> list[Part]:
+        packed = self.packed or Packed()
+        parts = list(packed.parts)
+        for a in self.appends:
+            head = _append_head(a)
+            if len(a.body) > COPIED_MAX:
+                parts += (head, a.body)
+            else:
+                parts.append(head + a.body)
         for r in self.runs:
             b = r.batch
             parts.append(_RUN.pack(3, bytes.fromhex(r.queue_id), b.count, b.meta.n, b.body.n))
             parts += (b.index.view(), b.meta.view(), b.body.view())
-        parts += settles
-        operations = len(self.appends) + len(self.runs) + len(self.settles)
+        parts += map(_settled, self.settles)
+        operations = packed.operations + len(self.appends) + len(self.runs) + len(self.settles)
         rest = struct.pack("<QII", self.sequence, operations, self.durable)
         digest = xxhash.xxh3_64(rest, salt)
         for part in parts:

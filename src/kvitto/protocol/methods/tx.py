@@ -6,23 +6,24 @@ of that queue, all of it or nothing; like any publish they may be delivered befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.deadletter import Parcel, weight
+from kvitto.broker.bulk import BYTES_SHIFT, PIECE, Bulk
 from kvitto.broker.queue import TAIL_BYTES, Queue
+from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
-from kvitto.protocol.channel import ACK, FAILED, REJECT, REQUEUE, RETRY, STAGE, UNKNOWN
-from kvitto.store.batch import Batch
-from kvitto.store.journal import Append, Run, Settle
+from kvitto.protocol.channel import ACK, FAILED, REJECT, RETRY, SEARCH_COST, STAGE, UNKNOWN
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
 if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
     from kvitto.broker.consumer import Consumer
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
@@ -30,18 +31,19 @@ if TYPE_CHECKING:
     Settlement = tuple[int, Consumer, int, int, int, int]
     """Kind, consumer, first offset, how many, bytes of their bodies, slot."""
 
-COPIES_MAX = 4
-"""How often all of the largest transaction may be copied to queues."""
 OFTEN = "commit more often"
-PIECE = 500
-"""What a commit does in one piece, in units of about a microsecond; a dead letter takes some."""
-LETTER = 80
-FINISHED_PER_PIECE = 200
-"""Settlements."""
-MANY, SMALL = 64, 16 * 1024
-"""So many messages of that many bytes, or fewer, go to a queue in batches."""
+PUBLISH, SETTLE, FINISH, RETURN = 4, 4, 5, 10
+"""What each takes in a commit, in units of about a microsecond."""
+FEW = 100
+"""Queues."""
 NEAR = 200
 """Tags: those in between cost less to be passed over than another look."""
+LOOKS, LOOK = 100_000, 500
+"""Tags that are looked at in one piece; what finding one of them, or a range, counts."""
+RANGES = 100
+FREED, FREED_SHIFT = 300, 14
+"""Objects whose memory is given back in one piece; 16 KiB count as one more."""
+ATTEMPTS = 10
 LAST = "that was all"
 MOVE = 5
 """A reject whose dead-letter move is in the transaction's own record."""
@@ -52,8 +54,9 @@ class Transaction:
         self.chan = chan
         self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
         self.settles: list[Settlement] = []
-        self.tags: list[tuple[int, int]] = []
-        """Deliveries among which those of `settles` are, from one tag to another."""
+        self.acks = 0
+        """Deliveries that it holds."""
+        self.held = Held()
         self.size = 0
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
@@ -65,7 +68,7 @@ class Transaction:
         first, last = (self.chan.first_tag() if multiple else tag), tag or self.chan.next_tag - 1
         found: int = self.chan.settle_tags(tag, multiple, STAGE)
         if found != UNKNOWN:
-            self.tags.append((first, last))
+            self.held.add(first, last, multiple)
             self._take_held(kind)
         return found
 
@@ -81,6 +84,7 @@ class Transaction:
         for consumer, offset, n, size, slot in held:
             self._hold(limits.STAGED_BYTES * (n if kind == REJECT and moves(consumer.queue) else 1))
             self.settles.append((kind, consumer, offset, n, size, slot))
+            self.acks += n
 
     def _hold(self, size: int) -> None:
         """Count what is held now; ChannelError 406 if it is too much (W8)."""
@@ -99,31 +103,20 @@ class Transaction:
 
     def clear(self) -> None:
         """Forget what it holds: the memory counts no more."""
-        self.publishes, self.settles = [], []
         conn = self.chan.connection
+        held: list[list[Any]] = [self.publishes, self.settles]
+        self.publishes, self.settles, self.acks = [], [], 0
         conn.staged -= self.size
         conn.hub.holding.add(conn, -self.size)
         self.size = 0
+        free(conn.hub.broker, *held)
 
-    def _let_go(self, held: bool) -> None:
-        """The deliveries that it holds are settled, or unacked as before."""
-        tags, self.tags = sorted(self.tags), []
-        if tags and not held:
-            self.chan.connection.hub.timeouts.look_again(self.chan, tags[0][0])
-        begin, end = 0, -NEAR
-        for first, last in tags:
-            if first > end + NEAR:
-                if begin:
-                    self.chan.let_go(begin, end, held)
-                begin = first
-            end = max(end, last)
-        if begin:
-            self.chan.let_go(begin, end, held)
-
-    def rollback(self) -> None:
-        """Publishes are gone, held deliveries are unacked as before (T6)."""
+    def rollback(self) -> Iterator[None]:
+        """Publishes are gone, held deliveries are unacked as before (T6). In pieces; whoever begins anew goes on with what is left."""
         self.clear()
-        self._let_go(False)
+        if self.held:
+            self.chan.connection.hub.timeouts.look_again(self.chan, self.held.first)
+        yield from self.held.let_go(self.chan, False)
 
     def commit(
         self, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]
@@ -134,60 +127,66 @@ class Transaction:
         refuses; then nothing is applied either (T5). If the disk is full: `full`, the settlements are undone.
         `lost` gets a queue that has gone out of service before it had written what was published.
         """
-        plan = Plan(self)
-        try:
-            for _ in plan.steps():
-                yield
-                if self.chan.closing:
-                    plan.parcel.room.give_back()
-                    return
-            plan.check_in_service()
-        except BaseException:
-            plan.parcel.room.give_back()
-            raise
-        self._commit(plan, done, full, lost)
+        for _ in range(ATTEMPTS):
+            plan = Plan(self)
+            try:
+                for _ in plan.steps():
+                    yield
+                    if self.chan.closing:
+                        plan.bulk.room.give_back()
+                        return
+                plan.check_in_service()
+            except BaseException:
+                plan.bulk.room.give_back()
+                raise
+            if not plan.bulk.changed:
+                self._commit(plan, done, full, lost)
+                return
+            # a queue has been deleted meanwhile: a dead letter for it must find another one, or stay
+            plan.bulk.room.give_back()
+            yield
+            if self.chan.closing:
+                return
+        raise ChannelError(PRECONDITION_FAILED, "the queues of the transaction change too often: it was not committed")
 
     def _commit(
         self, plan: Plan, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]
     ) -> None:
         """Write it, and have it applied."""
-        chan, broker, parcel = self.chan, self.chan.connection.hub.broker, plan.parcel
-        record, held = parcel.record, self.settles
+        chan, broker, bulk = self.chan, self.chan.connection.hub.broker, plan.bulk
+        held, self.held = self.held, Held()
         self.clear()
 
         def finished() -> Iterator[None]:
-            for at in range(0, len(plan.settles), FINISHED_PER_PIECE):
-                if at:
-                    yield
-                for kind, consumer, offset, n, size, slot in plan.settles[at : at + FINISHED_PER_PIECE]:
-                    finish(chan, kind, consumer, offset, n, size, slot)
+            yield from held.let_go(chan, True)
+            yield from plan.finish()
 
         def applied() -> Iterator[None]:
-            yield from finished()  # the journal keeps the record until its messages have been applied, too
-            parcel.apply(broker)
+            try:
+                yield from finished()  # the journal keeps the record until its messages have been applied, too
+            except Exception as error:  # noqa: BLE001 - the end of this channel; what was committed comes to its queues
+                chan.contain(error)
+            yield from bulk.apply()
 
         def answered(steps: Iterator[None]) -> Iterator[None]:
             yield from steps
-            for route, props, body in plan.returned:
-                if not chan.closing:
-                    chan.give_back(route, props, body)
+            yield from plan.give_back()
             done()
 
         def undo() -> None:
-            parcel.room.give_back()
-            for _, consumer, offset, n, size, slot in held:
-                finish(chan, REQUEUE, consumer, offset, n, size, slot)
-            full()
+            bulk.room.give_back()
+            bulk.record.packed = None
+            if chan.closing:
+                broker.jobs.start(given_back(chan, held), owner=chan)
+            self.held = held
+            full()  # the channel ends, and all that it held comes back
 
-        self._let_go(True)
-        for route, props, body, mandatory in plan.unrouted:
-            if not chan.connection.hub.deliver_reply(route, props, body) and mandatory:
-                plan.returned.append((route, props, body))
-        if record.appends or record.runs or record.settles:
+        if bulk.packed.operations:
             steps = answered(applied())
-            broker.journal(record, lambda: walls.run(chan, next, steps, LAST) is None, walls.guarded(chan, undo))
+            broker.journal(bulk.record, lambda: walls.run(chan, next, steps, LAST) is None, walls.guarded(chan, undo))
         elif plan.alone:
-            parcel.apply(broker)
+            for _ in bulk.apply():
+                pass
 
             def written() -> None:
                 broker.jobs.start(answered(finished()), owner=chan)
@@ -197,150 +196,192 @@ class Transaction:
             broker.jobs.start(answered(applied()), owner=chan)
 
 
+class Held:
+    """Tags among which the deliveries are that a transaction holds, and no other transaction."""
+
+    def __init__(self) -> None:
+        self._single = RangeSet()
+        self._first = self._last = 0
+        """What `multiple` has named."""
+
+    def __bool__(self) -> bool:
+        return bool(self._last or self._single.count)
+
+    @property
+    def first(self) -> int:
+        """The lowest of them."""
+        lowest = [self._first] if self._last else []
+        return min([*lowest, *(start for start, _ in islice(self._single, 1))])
+
+    def add(self, first: int, last: int, multiple: bool) -> None:
+        if multiple:
+            self._first = min(self._first, first) if self._last else first
+            self._last = max(self._last, last)
+        else:
+            self._single.add(first, 1)
+
+    def let_go(self, chan: Channel, settled: bool) -> Iterator[None]:
+        """They are settled, or unacked as before. In pieces; who begins anew goes on with what is left."""
+        left = LOOKS
+        while self:
+            first, last, ranges = self._next()
+            chan.let_go(first, last, settled)
+            left -= ranges * LOOK + last - first
+            if left <= 0:
+                left = LOOKS
+                yield
+
+    def _next(self) -> tuple[int, int, int]:
+        """Some of them, as (first, last) tag, and of how many ranges; they are no longer held. What is near is taken with it."""
+        if self._last:
+            first = self._first
+            last = min(first + LOOKS, self._last)
+            self._first = last + 1
+            if last == self._last:
+                self._first = self._last = 0
+            return first, last, 1
+        first = last = self.first
+        for start, n in islice(self._single, RANGES):
+            if start > last + NEAR:
+                break
+            last = start + n - 1
+        last = min(last, first + LOOKS)
+        return first, last, len(self._single.remove_below(last + 1))
+
+
+def free(broker: Broker, *lists: list[Any]) -> None:
+    """Give back the memory of what nobody asks for any more: in pieces, since a million objects take some time."""
+    if sum(map(len, lists)) > FREED:
+        broker.jobs.start(freed(*lists))
+
+
+def freed(*lists: list[Any]) -> Iterator[None]:
+    for each in lists:
+        while each:
+            left = FREED
+            while each and left > 0:
+                left -= 1 + (sum(len(value) for value in each.pop() if isinstance(value, bytes)) >> FREED_SHIFT)
+            yield
+
+
+def given_back(chan: Channel, held: Held) -> Iterator[None]:
+    """What a transaction held goes back to its queues: the channel has ended meanwhile."""
+    with chan.returning():
+        yield from held.let_go(chan, False)
+        yield from chan.requeue_all()
+
+
 class Plan:
     """What a commit will do, as its queues are now. Made in pieces: there may be a million messages, and dead letters are read."""
 
     def __init__(self, tx: Transaction) -> None:
         self.chan = tx.chan
         self.publishes, self.held = tx.publishes, tx.settles
-        self.parcel = Parcel()
-        self.routed: list[Route] = []
-        self.room: dict[Queue, tuple[int, int]] = {}
-        self.timed: set[Queue] = set()
-        """Queues that get messages with a time to live."""
+        self.bulk = Bulk(tx.chan.connection.hub.broker)
+        self.sources: dict[Queue, None] = {}
+        """Queues whose messages it settles."""
+        self.returning: dict[Queue, None] = {}
+        """Those to which messages come back."""
         self.settles: list[Settlement] = []
         """What is to be done with each once the record is durable."""
         self.unrouted: list[tuple[Route, bytes, bytes, bool]] = []
-        self.returned: list[tuple[Route, bytes, bytes]] = []
         self.durable: list[Queue] = []
         self.alone = False
-        self._left = PIECE
 
-    def _spend(self, cost: int) -> bool:
-        """Whether the piece ends here."""
-        self._left -= cost
-        if self._left > 0:
-            return False
-        self._left = PIECE
-        return True
-
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Iterator[object]:
         """ChannelError 406 if it is too much, or a queue has no room for all of it (T5); else the room is kept."""
+        bulk = self.bulk
         yield from self._route()
-        self.check_in_service()
-        self._keep_room()
+        yield from bulk.keep_room()
         yield from self._settle()
-        broker = self.chan.connection.hub.broker
-        small = self.parcel.size <= TAIL_BYTES
-        self.alone = len(self.durable) == 1 and not self.parcel.record.settles and small and not broker.full
-        yield from self._copy()
-        yield from self.parcel.record.prepare()
+        bulk.packed.close()
+        self.durable = [queue for queue in islice(bulk.batches, FEW) if queue.log.durable]
+        few = len(bulk.batches) < FEW and len(self.durable) == 1
+        small = bulk.size <= TAIL_BYTES and not bulk.packed.operations
+        self.alone = few and small and not self.chan.connection.hub.broker.full
+        if not self.alone:
+            yield from bulk.encode()
 
-    def _route(self) -> Iterator[None]:
+    def _route(self) -> Iterator[object]:
         """Routing happens at commit (T3): a queue may have gone or come since the publish."""
-        for published, key, _, props, body, ttl_ms in self.publishes:
+        bulk, vhost = self.bulk, self.chan.vhost
+        for published, key, mandatory, props, body, ttl_ms in self.publishes:
             if published.dynamic:
                 queues = [q for q in published.queues if q.fault is not None or not q.deleted]
                 route = route_to(published.exchange, published.routing_key, queues, True)
             else:
-                vhost = self.chan.vhost
-                route = vhost.remembered(key) or (yield from passed(vhost.route_steps(key)))
-            self.routed.append(route)
-            self.parcel.size += weight(key, props, body) * route.count
-            for queue in route.queues:
-                n, size = self.room.get(queue, (0, 0))
-                self.room[queue] = (n + 1, size + len(body))
-                if ttl_ms >= 0:
-                    self.timed.add(queue)
-            if self._spend(1 + route.count):
-                check_copies(self.parcel.size)
-                yield
-        check_copies(self.parcel.size)
+                found = vhost.remembered(key)
+                route = found or (yield from vhost.route_steps(key))
+                if found is None and bulk.spend(SEARCH_COST + bulk.way(vhost)):
+                    yield None
+            if route.out_of_service is not None:
+                raise walls.out_of_service(route.out_of_service)
+            if not route.count:
+                self.unrouted.append((route, props, body, mandatory))
+            yield from bulk.put(route.queues, key, props, body, ttl_ms)
+            if bulk.spend(PUBLISH + (len(published.queues) >> 3 if published.dynamic else 0)):
+                yield None
 
     def check_in_service(self) -> None:
         """ChannelError 541 if a queue is out of service that takes part: nothing is applied then."""
-        gone = next((route.out_of_service for route in self.routed if route.out_of_service is not None), None)
-        queues = (gone, *self.room, *{run[1].queue for run in self.held})
-        for queue in queues:
-            if queue is not None and queue.fault is not None:
+        for queue in chain(self.bulk.batches, self.sources):
+            if queue.fault is not None:
                 raise walls.out_of_service(queue)
 
-    def _keep_room(self) -> None:
-        for queue, (n, size) in self.room.items():
-            if queue.limited and queue.rejects and queue.refuses(n, size):
-                raise ChannelError(
-                    PRECONDITION_FAILED, f"queue '{queue.name}' is full: the transaction was not committed"
-                )
-        for queue, (n, size) in self.room.items():
-            self.parcel.room.keep(queue, n, size)
-        self.durable = [queue for queue in self.room if queue.log.durable]
-
-    def _settle(self) -> Iterator[None]:
+    def _settle(self) -> Iterator[object]:
         """Put settlements into the record, rejects with their moves."""
-        parcel, dead_letters = self.parcel, self.chan.connection.hub.broker.dead_letters
-        check_copies(parcel.size + sum(run[4] for run in self.held if run[0] == REJECT and moves(run[1].queue)))
-        for kind, consumer, offset, n, size, slot in self.held:
+        bulk = self.bulk
+        for run in self.held:
+            kind, consumer, offset, n, _, slot = run
             queue = consumer.queue
+            if queue.fault is not None:
+                raise walls.out_of_service(queue)
+            self.sources[queue] = None
+            if kind in (RETRY, FAILED):
+                self.returning[queue] = None
             if kind in (RETRY, FAILED) or not queue.log.durable or queue.deleted or queue.stream:
-                self.settles.append((kind, consumer, offset, n, size, slot))
+                self.settles.append(run)
             elif kind == ACK or not moves(queue):
-                outcome = ACKED if kind == ACK else REJECTED
-                parcel.record.settles.append(Settle(queue.log.queue_id, offset, n, outcome))
-                self.settles.append((kind, consumer, offset, n, size, slot))
+                bulk.settle(queue, offset, n, ACKED if kind == ACK else REJECTED)
+                self.settles.append(run)
             else:
                 for o in range(offset, offset + n):
-                    joined = walls.within(queue, dead_letters.join, parcel, queue, o)
+                    joined = yield from walls.steps_within(queue, bulk.move(queue, o))
                     self.settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
-                    check_copies(parcel.size)
-                    if self._spend(LETTER):
-                        yield
-            if self._spend(2):
-                yield
+            if bulk.spend(SETTLE):
+                yield None
 
-    def _copy(self) -> Iterator[None]:
-        """Put messages into the record: where there are many small ones for a queue, side by side in batches."""
-        record, batches = self.parcel.record, dict[Queue, Batch]()
-        many = {queue for queue, (n, size) in self.room.items() if n >= MANY and size <= n * SMALL}
-        many -= self.timed
-        for (_, key, mandatory, props, body, ttl_ms), route in zip(self.publishes, self.routed, strict=True):
-            if not route.count:
-                self.unrouted.append((route, props, body, mandatory))
-            for queue in route.queues:
-                if not queue.log.durable or self.alone:
-                    self.parcel.direct.append((queue, key, props, body, ttl_ms, 0))
-                elif queue in many:
-                    batch = batches.get(queue)
-                    if batch is None or batch.size() > TAIL_BYTES:
-                        batch = batches[queue] = Batch()
-                        record.runs.append(Run(queue.log.queue_id, batch))
-                    batch.put(key, props, body)
-                else:
-                    record.appends.append(Append(queue.log.queue_id, key, props, body, ttl_ms))
-            if self._spend(1 + route.count):
-                yield
+    # -- once it is durable ----------------------------------------------------------------------------------
 
-
-def passed(steps: Generator[bool, None, Route]) -> Generator[None, None, Route]:
-    """A search for a route, as steps of a commit."""
-    while True:
+    def finish(self) -> Iterator[None]:
+        """Settle it in the queues. While messages come back these deliver nothing: what is newer must not overtake them (A5)."""
+        bulk = self.bulk
+        for queue in self.returning:
+            queue.begin_return()
         try:
-            next(steps)
-        except StopIteration as end:
-            route: Route = end.value
-            return route
-        yield
+            for kind, consumer, offset, n, size, slot in self.settles:
+                finish(self.chan, kind, consumer, offset, n, size, slot)
+                if bulk.spend(FINISH + (n * consumer.queue.return_cost // 10 if kind in (RETRY, FAILED) else 0)):
+                    yield
+        finally:
+            for queue in self.returning:
+                queue.end_return()
+        free(self.chan.connection.hub.broker, self.settles)
+
+    def give_back(self) -> Iterator[None]:
+        """What no queue takes is a direct reply, or returned if that was asked for."""
+        hub = self.chan.connection.hub
+        for route, props, body, mandatory in self.unrouted:
+            if not hub.deliver_reply(route, props, body) and mandatory:
+                self.chan.give_back(route, props, body)
+            if self.bulk.spend(RETURN + (len(body) >> BYTES_SHIFT)):
+                yield
+        free(hub.broker, self.unrouted)
 
 
 def moves(queue: Queue) -> bool:
     """Whether a reject is a dead-letter move that becomes part of the record."""
     return queue.log.durable and not queue.deleted and queue.settings.dead_letter_exchange is not None
-
-
-def check_copies(size: int) -> None:
-    """ChannelError 406 if that is too much for one record."""
-    if size > COPIES_MAX * limits.TX_MAX:
-        text = f"the copies of this transaction's messages are more than {COPIES_MAX * limits.TX_MAX} bytes: {OFTEN}"
-        raise ChannelError(PRECONDITION_FAILED, text, limit="transaction")
 
 
 def finish(chan: Channel, kind: int, consumer: Consumer, offset: int, n: int, size: int, slot: int) -> None:
@@ -414,6 +455,7 @@ def commit(conn: Connection, chan: Channel, method: TxCommit) -> None:
         if chan.closing:
             end()
 
+    conn.spend(min(PUBLISH * len(chan.tx.publishes) + FINISH * len(chan.tx.settles), PIECE))
     conn.hub.broker.jobs.start(steps(), owner=conn)
     first = False
     if waiting:
@@ -421,11 +463,12 @@ def commit(conn: Connection, chan: Channel, method: TxCommit) -> None:
         conn.stall()
 
 
-def rollback(conn: Connection, chan: Channel, _method: TxRollback) -> None:
+def rollback(conn: Connection, chan: Channel, method: TxRollback) -> None:
     if chan.tx is None:
         raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
-    chan.tx.rollback()
-    conn.send(chan.number, TxRollbackOk())
+    conn.perform(
+        chan.tx.rollback(), lambda: conn.send(chan.number, TxRollbackOk()), channel=chan, method=method, defines=False
+    )
 
 
 HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {

@@ -1,0 +1,191 @@
+"""What a transaction brings to queues, very much perhaps: gathered, encoded and applied in pieces.
+
+Each queue gets all of it in one batch, which is made before the record is written: what a queue has of a record must be in its files
+as a whole or not at all, since a batch says which record it applied last. A large one becomes the queue's own, and is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterator
+from typing import TYPE_CHECKING
+
+from kvitto.base import limits
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker import walls
+from kvitto.broker.deadletter import LETTER_MAX, weight
+from kvitto.broker.room import Room
+from kvitto.broker.topic import PIECE_STEPS
+from kvitto.store.batch import DEAD, EXPIRES, FLAGS, Batch
+from kvitto.store.journal import Packed, Record
+from kvitto.store.settlements import DEAD_LETTERED
+from kvitto.store.slices import WHOLE_BYTES
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
+    from kvitto.broker.queue import Queue
+    from kvitto.broker.vhost import VHost
+
+COPIES_MAX = 4
+"""How often all of the largest transaction may be copied to queues."""
+PIECE = 500
+"""What is done in one piece, in units of about a microsecond."""
+LETTER_COST = 60
+"""Of a dead letter, without its way."""
+QUEUE_COST, COPY_COST = 10, 4
+"""Of giving a queue its batch; of putting a message into it."""
+BYTES_SHIFT = 11
+"""About 2 GB are copied in a second."""
+SMALL = 16 << 10
+"""Bytes that are looked at in no time."""
+
+
+class Bulk:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.batches: dict[Queue, Batch] = {}
+        self._flagged: set[Queue] = set()
+        """Queues that get messages with a time to live, or dead letters: a run of the journal can say neither."""
+        self.room = Room()
+        self.size = 0
+        self.packed = Packed()
+        self.record = Record(packed=self.packed)
+        self._left = PIECE
+
+    def spend(self, cost: int) -> bool:
+        """Whether the piece ends here."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = PIECE
+        return True
+
+    def grow(self, size: int) -> None:
+        """So many bytes more. ChannelError 406 if that is too much for one record."""
+        self.size += size
+        most = COPIES_MAX * limits.TX_MAX
+        if self.size > most:
+            text = f"the copies of this transaction's messages are more than {most} bytes: commit more often"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="transaction")
+
+    # -- gather ----------------------------------------------------------------------------------------------
+
+    def put(
+        self, queues: Collection[Queue], key: bytes, props: bytes, body: bytes, ttl_ms: int = -1, flags: int = 0
+    ) -> Iterator[None]:
+        """A message for some queues."""
+        self.grow(weight(key, props, body) * len(queues))
+        cost = COPY_COST + (len(body) >> BYTES_SHIFT)
+        for queue in queues:
+            batch = self.batches.get(queue)
+            if batch is None:
+                batch = self.batches[queue] = Batch()
+                self._left -= QUEUE_COST
+            batch.put(key, props, body, ttl_ms, flags)
+            if ttl_ms >= 0 or flags:
+                self._flagged.add(queue)
+            if self.spend(cost):
+                yield
+
+    def keep_room(self) -> Iterator[None]:
+        """Have the queues keep room for what they get. ChannelError 406 if one has none for all of it."""
+        for queue, batch in self.batches.items():
+            n, size = batch.count, batch.body.n
+            if queue.limited and queue.rejects and queue.refuses(n, size):
+                text = f"queue '{queue.name}' is full: the transaction was not committed"
+                raise ChannelError(PRECONDITION_FAILED, text)
+            self.room.keep(queue, n, size)
+            if self.spend(1):
+                yield
+
+    @staticmethod
+    def way(vhost: VHost) -> int:
+        """The cost of the last piece of a search for a route."""
+        return min(vhost.search_cost, PIECE_STEPS) >> 3
+
+    def settle(self, queue: Queue, offset: int, count: int, outcome: int) -> None:
+        """Messages of a durable queue are settled."""
+        self.packed.settle(queue.log.queue_id, offset, count, outcome)
+
+    def move(self, queue: Queue, offset: int) -> Generator[object, None, bool]:
+        """The move of a rejected message. False if nobody takes it (or it was a cycle): then it is no part of this."""
+        message = queue.read(offset)
+        if message is None:
+            return False
+        steps = self._broker.dead_letters.address_steps(queue, "rejected", message)
+        key, props, body, targets = yield from steps
+        if self.spend(LETTER_COST + self.way(queue.vhost)):
+            yield None
+        if not targets or weight(key, props, body) * len(targets) > LETTER_MAX or queue.deleted:
+            return False
+        for number, target in enumerate(targets):
+            if target.deleted or (target.rejects and walls.run(target, target.is_full, len(body)) is not False):
+                for kept in targets[:number]:
+                    self.room.release(kept, 1, len(body))
+                return False
+            self.room.keep(target, 1, len(body))
+            if self.spend(1):
+                yield None
+        yield from self.put(targets, key, props, body, flags=DEAD)
+        self.settle(queue, offset, 1, DEAD_LETTERED)
+        return True
+
+    @property
+    def changed(self) -> bool:
+        """Whether one of the queues has gone since it was found, or is out of service."""
+        return any(queue.deleted for queue in self.batches)
+
+    def encode(self) -> Iterator[None]:
+        """What durable queues get becomes part of the record."""
+        for queue, batch in self.batches.items():
+            if not queue.log.durable:
+                continue
+            if queue in self._flagged:
+                yield from self._encode_each(queue.log.queue_id, batch)
+            else:
+                self.packed.run(queue.log.queue_id, batch)
+                if self.spend(QUEUE_COST + (min(batch.size(), SMALL) >> BYTES_SHIFT)):
+                    yield
+        self.packed.close()
+
+    def _encode_each(self, queue_id: str, batch: Batch) -> Iterator[None]:
+        for i in range(batch.count):
+            key, props, body, flags = batch.message(i)
+            # the batch has no time yet, so that is how long the message may wait
+            self.packed.append(queue_id, (key, props, body), batch.expires_at(i), flags & FLAGS & ~EXPIRES)
+            if self.spend(COPY_COST + (len(body) >> BYTES_SHIFT)):
+                yield
+
+    # -- apply -----------------------------------------------------------------------------------------------
+
+    def apply(self) -> Iterator[None]:
+        """The record is durable: give the queues what is theirs, one after the other.
+
+        A crash in between leaves none of it undone: the journal keeps the record until all of them have it in their files.
+        """
+        broker, sequence = self._broker, self.record.sequence
+        queues = list(self.batches)
+        try:
+            for queue in queues:
+                batch = self.batches.pop(queue)
+                self._give(queue, batch, sequence if queue.log.durable else 0)
+                if self.spend(QUEUE_COST + (batch.count >> 6) + (min(batch.size(), WHOLE_BYTES) >> BYTES_SHIFT)):
+                    yield
+        except Exception as error:  # noqa: BLE001 - none of these queues may write half of it: the next start applies the whole record
+            for queue in queues:
+                queue.contain(error)
+        self.room.give_back()
+        if sequence:
+            broker.store.journal.applied_to(sequence)
+
+    def _give(self, queue: Queue, batch: Batch, sequence: int) -> None:
+        broker = self._broker
+        self.room.give_back_to(queue)
+        if queue.deleted:
+            return
+        broker.applying = True
+        try:
+            walls.run(queue, queue.append_journaled_run, batch, sequence)
+        finally:
+            broker.applying = False
+        if queue.tail is not None and queue.tail.size() > WHOLE_BYTES:
+            broker.flush(queue)  # a batch has to hold a whole record, not several large ones
