@@ -1143,12 +1143,15 @@ class Queue:
             self.broker.give_batch(batch)
 
     def _settle_written(self) -> None:
-        """Not all is written, yet; what is settled of the messages before it is, and makes room where there is none (D4)."""
+        """Not all is written, yet; what is settled of the messages before it is, and makes room where there is none (D4).
+
+        So is how far they have been delivered: that is on its way to a peer (A9).
+        """
         later = self.settlements.split(self.unwritten_from)
+        mark = min(self.cursor if self.hold is None else self.hold.mark(self.cursor), self.unwritten_from)
         try:
-            if self.settlements.entries.n:
-                mark = self.cursor if self.hold is None else self.hold.mark(self.cursor)
-                self.log.settle(self.settlements, min(mark, self.unwritten_from))
+            if self.settlements.entries.n or (mark > self.log.mark and self.messages > self.next - mark):
+                self.log.settle(self.settlements, mark)
                 self.settlements.clear()
         finally:
             self.settlements.join(later)
