@@ -59,6 +59,8 @@ class Archive:
         self.held_up = False
         """There was no room: no segment comes until somebody says that it may be tried again."""
         self._coming: set[Segment] = set()
+        self._described: set[str] = set()
+        """Directories whose queue.json is right, and durable with the next sync."""
         self._find()
 
     def _find(self) -> None:
@@ -115,9 +117,15 @@ class Archive:
         return size
 
     def _describe(self, directory: str) -> None:
-        path = paths.about(directory)
-        if not self.store.disk.exists(path) or self.store.disk.read_file(path) != self.about:
-            self.store.put_file(path, self.about)
+        path, store = paths.about(directory), self.store
+        right = store.disk.exists(path) and store.disk.read_file(path) == self.about
+        if not right:
+            store.put_file(path, self.about)
+        elif not (store.in_order or directory in self._described):
+            file = store.disk.open(path)
+            file.sync()  # a killed process may have written it, and no sync has covered that
+            file.close()
+        self._described.add(directory)
 
     def announce(self, directory: str) -> None:
         """Put queue.json into the queue's own directory, so that its live segments can be named."""

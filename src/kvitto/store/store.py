@@ -208,6 +208,10 @@ class Store:
             disk.makedirs(path)
         disk.rmtree(paths.TRANSIENT)
         disk.sync_dir("")
+        if not self.in_order and disk.exists(
+            paths.ARCHIVE
+        ):  # a killed process may have made one that no sync has covered
+            disk.sync_dir(paths.ARCHIVE)
         if fault:
             self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
         if not self.upgrading:
