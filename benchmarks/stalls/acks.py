@@ -17,6 +17,15 @@ def holding(site: Site, queue: str, count: int, **arguments: object) -> Peer:
     return peer
 
 
+def transacting(site: Site, queue: str, count: int) -> Peer:
+    """A peer in whose transaction so many messages of a queue, which has them, are unacked."""
+    peer = site.peer()
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    peer.ask(m.BasicConsume(queue), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver, count)
+    return peer
+
+
 @row("two consumers without prefetch have 400,000 out alternately, both connections end")
 def alternating_ends(site: Site) -> Steps:
     count = site.count(400_000)
@@ -86,10 +95,7 @@ def commits_with_unacked(site: Site) -> Steps:
     peer = site.peer()
     peer.queue("commits_with_unacked")
     peer.fill("commits_with_unacked", count)
-    peer = site.peer()
-    peer.ask(m.TxSelect(), m.TxSelectOk)
-    peer.ask(m.BasicConsume("commits_with_unacked"), m.BasicConsumeOk)
-    peer.wait(m.BasicDeliver, count)
+    peer = transacting(site, "commits_with_unacked", count)
     yield
     for tag in range(count, count - 50, -1):
         peer.say(m.BasicAck(max(tag, 1)), m.TxCommit())
@@ -178,12 +184,10 @@ def large_commit(site: Site) -> Steps:
 @row("a transaction of 250,000 single acks, every second message, is committed, and another one rolled back")
 def commit_of_acks(site: Site) -> Steps:
     count = site.count(500_000)
-    filler, peer = site.peer(), site.peer()
+    filler = site.peer()
     filler.queue("commit_of_acks")
     filler.fill("commit_of_acks", count)
-    peer.ask(m.TxSelect(), m.TxSelectOk)
-    peer.ask(m.BasicConsume("commit_of_acks"), m.BasicConsumeOk)
-    peer.wait(m.BasicDeliver, count)
+    peer = transacting(site, "commit_of_acks", count)
     acks = b"".join(method(1, m.BasicAck(tag)) for tag in range(1, count, 2))
     peer.send(acks)
     peer.ready("commit_of_acks")
@@ -196,14 +200,12 @@ def commit_of_acks(site: Site) -> Steps:
 @row("a transaction of 100,000 rejects with dead letters is committed")
 def commit_of_rejects(site: Site) -> Steps:
     count = site.count(100_000)
-    filler, peer = site.peer(), site.peer()
+    filler = site.peer()
     filler.queue("commit_of_rejects.dead")
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "commit_of_rejects.dead"}
     filler.queue("commit_of_rejects", dead)
     filler.fill("commit_of_rejects", count)
-    peer.ask(m.TxSelect(), m.TxSelectOk)
-    peer.ask(m.BasicConsume("commit_of_rejects"), m.BasicConsumeOk)
-    peer.wait(m.BasicDeliver, count)
+    peer = transacting(site, "commit_of_rejects", count)
     peer.say(m.BasicNack(0, True))
     peer.ready("commit_of_rejects")
     yield
@@ -249,10 +251,7 @@ def tx_commit_rejects_through_exchanges(site: Site) -> Steps:
     peer.ask(m.QueueBind(f"{name}.dead", f"{name}.{exchanges - 1}"), m.QueueBindOk)
     peer.queue(name, {"x-dead-letter-exchange": f"{name}.0"})
     peer.fill(name, count)
-    peer = site.peer()
-    peer.ask(m.TxSelect(), m.TxSelectOk)
-    peer.ask(m.BasicConsume(name), m.BasicConsumeOk)
-    peer.wait(m.BasicDeliver, count)
+    peer = transacting(site, name, count)
     peer.say(m.BasicNack(0, True))
     peer.ready(name)
     yield
@@ -262,12 +261,10 @@ def tx_commit_rejects_through_exchanges(site: Site) -> Steps:
 @row("a transaction of 1,000,000 settlements, no two of them in a row, is rolled back, and another one committed")
 def tx_commit_settles(site: Site) -> Steps:
     count = site.count(1_000_000)
-    filler, peer = site.peer(), site.peer()
+    filler = site.peer()
     filler.queue("tx_commit_settles")
     filler.fill("tx_commit_settles", count)
-    peer.ask(m.TxSelect(), m.TxSelectOk)
-    peer.ask(m.BasicConsume("tx_commit_settles"), m.BasicConsumeOk)
-    peer.wait(m.BasicDeliver, count)
+    peer = transacting(site, "tx_commit_settles", count)
     acks = b"".join(method(1, m.BasicAck(tag)) for tag in range(1, count, 2))
     yield
     for end, answer in ((m.TxRollback(), m.TxRollbackOk), (m.TxCommit(), m.TxCommitOk)):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import removal
+from kvitto.broker import jobs, removal
 from kvitto.broker.vhost import VHost
 from tests.support.rig import Rig, Taker
 
-PER_PIECE = removal.PIECE // removal.BINDING
+PER_PIECE = jobs.PIECE // removal.BINDING
 """Bindings that go in one piece."""
 
 
@@ -122,7 +122,7 @@ def test_many_exclusive_queues_of_a_connection_go_in_pieces(monkeypatch: pytest.
     for _ in steps:
         gone.append(len(queues) - len(vhost.queues))
     most = max(b - a for a, b in zip([0, *gone], gone, strict=False))
-    assert most <= removal.PIECE // removal.QUEUE + 1 and not vhost.queues and not vhost.going
+    assert most <= jobs.PIECE // removal.QUEUE + 1 and not vhost.queues and not vhost.going
 
 
 def test_a_queue_that_is_to_go_can_be_declared_again_at_once() -> None:
@@ -172,7 +172,7 @@ def test_queues_that_expire_at_one_moment_go_in_pieces() -> None:
         before = len(vhost.queues)
         rig.turn()
         left.append(len(vhost.queues))
-        assert before - left[-1] <= 4 * (removal.PIECE // removal.QUEUE + 1)
+        assert before - left[-1] <= 4 * (jobs.PIECE // removal.QUEUE + 1)
     assert len(left) > 5
 
 

@@ -35,6 +35,8 @@ from tests.support.wait import wait_until
 IDLE = int(os.environ.get("KVITTO_CONNECTIONS", "200"))
 PROBES = 200
 
+needs_prlimit = pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit (Debian: util-linux)")
+
 
 @contextmanager
 def broker(**settings: Any) -> Iterator[kvitto.Broker]:
@@ -82,11 +84,10 @@ def test_a_flood_of_refused_connections_is_dropped_without_a_word(monkeypatch: p
             each.drop()
 
 
+@needs_prlimit
 @pytest.mark.slow
 def test_connections_end_before_descriptors_do(tmp_path: Path) -> None:
     """Limit of open files: connections are refused while queues can still be written."""
-    if shutil.which("prlimit") is None:
-        pytest.skip("needs prlimit (Debian: util-linux)")
     with process(tmp_path, "prlimit", "--nofile=200:200") as (port, http), Raw(port) as working:
         working.channel(1)
         queues = [working.declare(durable=True) for _ in range(20)]
@@ -103,11 +104,10 @@ def test_connections_end_before_descriptors_do(tmp_path: Path) -> None:
         working.put_in(queues[0], b"x")
 
 
+@needs_prlimit
 @pytest.mark.slow
 def test_queues_leave_room_for_connections(tmp_path: Path) -> None:
     """Limit of open files: who declares queues until he is refused shuts nobody out."""
-    if shutil.which("prlimit") is None:
-        pytest.skip("needs prlimit (Debian: util-linux)")
     with process(tmp_path, "prlimit", "--nofile=200:200") as (port, _), Raw(port) as greedy:
         greedy.channel(1)
         greedy.put(1, *[m.QueueDeclare(f"q{i}", durable=True, no_wait=True) for i in range(200)])
@@ -120,11 +120,10 @@ def test_queues_leave_room_for_connections(tmp_path: Path) -> None:
                 assert other.get("q0", no_ack=True) is not None
 
 
+@needs_prlimit
 @pytest.mark.slow
 def test_who_has_not_logged_in_cannot_take_the_last_descriptor(tmp_path: Path) -> None:
     """Limit of open files, by TLS handshakes that are not made, AMQP and HTTP: queues are written all the same."""
-    if shutil.which("prlimit") is None:
-        pytest.skip("needs prlimit (Debian: util-linux)")
     pair = Authority(tmp_path / "tls").sign("server", "/CN=localhost")
     options = ("--tls-port", "0", "--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
     with started(tmp_path / "data", "prlimit", "--nofile=200:200", options=options) as ready, ExitStack() as doors:

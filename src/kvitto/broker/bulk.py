@@ -13,6 +13,7 @@ from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.deadletter import LETTER_MAX, weight
+from kvitto.broker.jobs import Cost
 from kvitto.broker.room import Room
 from kvitto.broker.topic import PIECE_STEPS
 from kvitto.store.batch import DEAD, EXPIRES, FLAGS, Batch
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 COPIES_MAX = 4
 """How often all of the largest transaction may be copied to queues."""
-PIECE = 500
-"""What is done in one piece, in units of about a microsecond."""
 LETTER_COST = 60
 """Of a dead letter, without its way."""
 QUEUE_COST, COPY_COST = 10, 4
@@ -49,15 +48,7 @@ class Bulk:
         self.size = 0
         self.packed = Packed()
         self.record = Record(packed=self.packed)
-        self._left = PIECE
-
-    def spend(self, cost: int) -> bool:
-        """Whether the piece ends here."""
-        self._left -= cost
-        if self._left > 0:
-            return False
-        self._left = PIECE
-        return True
+        self.cost = Cost()
 
     def grow(self, size: int) -> None:
         """So many bytes more. ChannelError 406 if that is too much for one record."""
@@ -74,16 +65,17 @@ class Bulk:
     ) -> Iterator[None]:
         """A message for some queues."""
         self.grow(weight(key, props, body) * len(queues))
-        cost = COPY_COST + (len(body) >> BYTES_SHIFT)
+        copy_cost = COPY_COST + (len(body) >> BYTES_SHIFT)
         for queue in queues:
+            cost = copy_cost
             batch = self.batches.get(queue)
             if batch is None:
                 batch = self.batches[queue] = Batch()
-                self._left -= QUEUE_COST
+                cost += QUEUE_COST
             batch.put(key, props, body, ttl_ms, flags)
             if ttl_ms >= 0 or flags:
                 self._flagged.add(queue)
-            if self.spend(cost):
+            if self.cost.spend(cost):
                 yield
 
     def keep_room(self) -> Iterator[None]:
@@ -94,7 +86,7 @@ class Bulk:
                 text = f"queue '{queue.name}' is full: the transaction was not committed"
                 raise ChannelError(PRECONDITION_FAILED, text)
             self.room.keep(queue, n, size)
-            if self.spend(1):
+            if self.cost.spend(1):
                 yield
 
     @staticmethod
@@ -113,7 +105,7 @@ class Bulk:
             return False
         steps = self._broker.dead_letters.address_steps(queue, "rejected", message)
         key, props, body, targets = yield from steps
-        if self.spend(LETTER_COST + self.way(queue.vhost)):
+        if self.cost.spend(LETTER_COST + self.way(queue.vhost)):
             yield None
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX or queue.deleted:
             return False
@@ -123,7 +115,7 @@ class Bulk:
                     self.room.release(kept, 1, len(body))
                 return False
             self.room.keep(target, 1, len(body))
-            if self.spend(1):
+            if self.cost.spend(1):
                 yield None
         yield from self.put(targets, key, props, body, flags=DEAD)
         self.settle(queue, offset, 1, DEAD_LETTERED)
@@ -143,16 +135,15 @@ class Bulk:
                 yield from self._encode_each(queue.log.queue_id, batch)
             else:
                 self.packed.run(queue.log.queue_id, batch)
-                if self.spend(QUEUE_COST + (min(batch.size(), SMALL) >> BYTES_SHIFT)):
+                if self.cost.spend(QUEUE_COST + (min(batch.size(), SMALL) >> BYTES_SHIFT)):
                     yield
         self.packed.close()
 
     def _encode_each(self, queue_id: str, batch: Batch) -> Iterator[None]:
         for i in range(batch.count):
             key, props, body, flags = batch.message(i)
-            # the batch has no time yet, so that is how long the message may wait
-            self.packed.append(queue_id, (key, props, body), batch.expires_at(i), flags & FLAGS & ~EXPIRES)
-            if self.spend(COPY_COST + (len(body) >> BYTES_SHIFT)):
+            self.packed.append(queue_id, (key, props, body), batch.ttl_of(i), flags & FLAGS & ~EXPIRES)
+            if self.cost.spend(COPY_COST + (len(body) >> BYTES_SHIFT)):
                 yield
 
     # -- apply -----------------------------------------------------------------------------------------------
@@ -168,7 +159,7 @@ class Bulk:
             for queue in queues:
                 batch = self.batches.pop(queue)
                 self._give(queue, batch, sequence if queue.log.durable else 0)
-                if self.spend(QUEUE_COST + (batch.count >> 6) + (min(batch.size(), WHOLE_BYTES) >> BYTES_SHIFT)):
+                if self.cost.spend(QUEUE_COST + (batch.count >> 6) + (min(batch.size(), WHOLE_BYTES) >> BYTES_SHIFT)):
                     yield
         except Exception as error:  # noqa: BLE001 - none of these queues may write half of it: the next start applies the whole record
             for queue in queues:

@@ -16,6 +16,23 @@ from kvitto.broker import walls
 
 PIECES_PER_TURN = 4
 """Pieces of all jobs that run in one turn: about 2 ms."""
+PIECE = 500
+"""The cost of one piece, in units of about a microsecond."""
+
+
+class Cost:
+    """What a job has done of its present piece, in the units of PIECE. The job says what each of its steps costs."""
+
+    def __init__(self) -> None:
+        self._left = PIECE
+
+    def spend(self, cost: int) -> bool:
+        """Add the cost of a step. Returns whether the piece ends with it."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = PIECE
+        return True
 
 
 def nothing() -> None:

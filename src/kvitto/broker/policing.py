@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from kvitto.broker import policies
 from kvitto.broker.arguments import read_settings, usable
 from kvitto.broker.equivalence import describe
-from kvitto.broker.removal import Cost, Steps
+from kvitto.broker.jobs import Cost
+from kvitto.broker.removal import Steps
 
 if TYPE_CHECKING:
     from kvitto.broker.policies import Policy

@@ -31,7 +31,7 @@ cdef class Queue:
     cpdef int append_bytes(self, bytes key, bytes props, bytes body, long long ttl_ms, unsigned int flags) except? -1
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t, flags="long long", ttl_ms="long long")
     cpdef append_run(self, Batch b)
-    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, flags="long long", ttl_ms="long long")
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, ttl_ms="long long")
     cpdef adopt_run(self, Batch b)
     cpdef Batch open_tail(self)
     cpdef mark_dirty(self)

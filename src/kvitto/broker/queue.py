@@ -254,11 +254,8 @@ class Queue:
             key_len = bits.le16(b.index.p, e + 16)
             body = b.body_at + bits.le32(b.index.p, e + 4)
             body_len = bits.le32(b.index.p, e + 8)
-            flags = bits.le16(b.index.p, e + 18)
-            ttl_ms = -1
-            if flags & _EXPIRES:
-                ttl_ms = ((flags >> 8) << 32) + bits.le32(b.index.p, e + 20)
-            flags &= _FLAGS & ~_EXPIRES
+            ttl_ms = b.ttl_of(k)
+            flags = bits.le16(b.index.p, e + 18) & _FLAGS & ~_EXPIRES
             self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
 
     def adopt_run(self, b):  # type: ignore[no-untyped-def]
@@ -270,15 +267,11 @@ class Queue:
                 props_len = bits.le32(b.index.p, e + 12)
                 if props_len > 2 and b.meta.p[m] & _HAS_PRIORITY:
                     self.prioritise(bytes(b.meta.p[m : m + props_len]))
-            flags = bits.le16(b.index.p, e + 18)
-            if flags & _EXPIRES:
-                self.may_expire = True
-                ttl_ms = ((flags >> 8) << 32) + bits.le32(b.index.p, e + 20)
-            else:
-                ttl_ms = -1
+            ttl_ms = b.ttl_of(k)
             if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
-                self.may_expire = True
-                b.put_ttl(e, self.ttl_ms, flags & _FLAGS & ~_EXPIRES)
+                ttl_ms = self.ttl_ms
+                b.put_ttl(e, ttl_ms, bits.le16(b.index.p, e + 18) & _FLAGS & ~_EXPIRES)
+            self.may_expire = self.may_expire or ttl_ms >= 0
         b.first = self.next
         b.time_ms = self.broker.now_ms
         self.tail = b

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
 from kvitto.broker.exchange import Exchange
+from kvitto.broker.jobs import Cost
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -19,29 +20,13 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
     from kvitto.broker.vhost import VHost
 
-PIECE = 500
-"""Cost of one piece, in units of about a microsecond; those of the things below were measured."""
 BINDING = 20
+"""The costs of deleting one thing of each kind, in the units of jobs.PIECE; they were measured."""
 EXCHANGE = 40
 QUEUE = 60
 CONSUMER = 15
 
 Steps = Iterator[bool]
-
-
-class Cost:
-    """Says when a piece of a job is large enough."""
-
-    def __init__(self) -> None:
-        self._left = PIECE
-
-    def spend(self, cost: int) -> bool:
-        """Whether the piece ends here."""
-        self._left -= cost
-        if self._left > 0:
-            return False
-        self._left = PIECE
-        return True
 
 
 def delete_queue(queue: Queue, cost: Cost) -> Steps:

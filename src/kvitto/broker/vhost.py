@@ -22,6 +22,7 @@ from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Binding, Exchange
+from kvitto.broker.jobs import Cost
 from kvitto.broker.policies import Policy
 from kvitto.broker.priorities import PRIORITISED
 from kvitto.broker.queue import Queue
@@ -257,7 +258,7 @@ class VHost:
             return iter(())
         if if_unused and not found.unused:
             raise ChannelError(PRECONDITION_FAILED, f"{describe('exchange', name, self.name)} in use")
-        return removal.delete_exchange(self, found, removal.Cost())
+        return removal.delete_exchange(self, found, Cost())
 
     def _default_or(self, name: str) -> str:
         return "the default exchange" if name == "" else describe("exchange", name, self.name)
@@ -347,7 +348,7 @@ class VHost:
 
     def _auto_delete(self, exchange: Exchange) -> None:
         if exchange.auto_delete and exchange.unused:
-            self.broker.jobs.start(removal.delete_exchange(self, exchange, removal.Cost()), owner=self)
+            self.broker.jobs.start(removal.delete_exchange(self, exchange, Cost()), owner=self)
 
     def contain(self, error: Exception) -> None:
         """A job of this virtual host has failed. What the disk has refused is no matter of one virtual host: StoreError is raised again."""
@@ -371,7 +372,7 @@ class VHost:
         if steps is None:
             assert not isinstance(thing, Exchange)
             del self.going[thing]
-            steps = removal.delete_queue(thing, removal.Cost())
+            steps = removal.delete_queue(thing, Cost())
             self.broker.jobs.start(steps, owner=self)
         for _ in islice(steps, FINISH_PIECES):
             pass
@@ -502,7 +503,7 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
         if if_empty and queue.messages > queue.unacked:  # what consumers hold does not count, as with RabbitMQ
             raise ChannelError(PRECONDITION_FAILED, f"{thing} not empty")
-        return removal.delete_queue(queue, removal.Cost())
+        return removal.delete_queue(queue, Cost())
 
     def _remove_queue(self, queue: Queue) -> None:
         if queue.archived and queue.fault is None:
@@ -535,4 +536,4 @@ class VHost:
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with its last consumer."""
         if queue.auto_delete and queue.had_consumer and not queue.consumers and not queue.deleted:
-            self.broker.jobs.start(removal.delete_queue(queue, removal.Cost()), owner=self)
+            self.broker.jobs.start(removal.delete_queue(queue, Cost()), owner=self)

@@ -56,28 +56,26 @@ def within(queue: Queue, action: Callable[..., Any], *args: Any) -> Any:
     """
     try:
         return action(*args)
-    except (ProtocolError, StoreFull):
-        forget_consumer(queue)
-        raise
     except Exception as error:
-        if forget_consumer(queue):
-            raise
-        queue.contain(error)
-        raise out_of_service(queue) from error
+        _judge(queue, error)
+        raise
 
 
 def steps_within(queue: Queue, steps: Generator[object, None, T]) -> Generator[object, None, T]:
     """As `within`, for work that is done in pieces."""
     try:
         return (yield from steps)
-    except (ProtocolError, StoreFull):
-        forget_consumer(queue)
-        raise
     except Exception as error:
-        if forget_consumer(queue):
-            raise
-        queue.contain(error)
-        raise out_of_service(queue) from error
+        _judge(queue, error)
+        raise
+
+
+def _judge(queue: Queue, error: Exception) -> None:
+    """Take the queue out of service, and raise ChannelError 541, if it is the queue's work that has failed unexpectedly."""
+    if forget_consumer(queue) or isinstance(error, (ProtocolError, StoreFull)):
+        return
+    queue.contain(error)
+    raise out_of_service(queue) from error
 
 
 def forget_consumer(queue: Queue) -> bool:

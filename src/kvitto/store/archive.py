@@ -59,8 +59,6 @@ class Archive:
         self.held_up = False
         """There was no room: no segment comes until somebody says that it may be tried again."""
         self._coming: set[Segment] = set()
-        self._described: set[str] = set()
-        """Directories whose queue.json is right, and durable with the next sync."""
         self._find()
 
     def _find(self) -> None:
@@ -84,6 +82,10 @@ class Archive:
         if names:
             with suppress(StoreFull):  # the next segment asks again
                 self._describe(self.directory)
+            if not self.store.in_order and disk.exists(paths.about(self.directory)):
+                file = disk.open(paths.about(self.directory))
+                file.sync()  # a killed process may have written it, and no sync has covered that
+                file.close()
 
     def _found(self, base: int, entry: Entry | None) -> Kept:
         path = paths.settlements(self.directory, base)
@@ -117,15 +119,9 @@ class Archive:
         return size
 
     def _describe(self, directory: str) -> None:
-        path, store = paths.about(directory), self.store
-        right = store.disk.exists(path) and store.disk.read_file(path) == self.about
-        if not right:
-            store.put_file(path, self.about)
-        elif not (store.in_order or directory in self._described):
-            file = store.disk.open(path)
-            file.sync()  # a killed process may have written it, and no sync has covered that
-            file.close()
-        self._described.add(directory)
+        path, disk = paths.about(directory), self.store.disk
+        if not disk.exists(path) or disk.read_file(path) != self.about:
+            self.store.put_file(path, self.about)
 
     def announce(self, directory: str) -> None:
         """Put queue.json into the queue's own directory, so that its live segments can be named."""

@@ -28,6 +28,8 @@ cdef class Batch:
     cpdef Py_ssize_t size(self)
     cpdef Py_ssize_t body_len(self, Py_ssize_t i)
     @cython.locals(e=Py_ssize_t, flags="long long")
+    cpdef long long ttl_of(self, Py_ssize_t i)
+    @cython.locals(ttl_ms="long long")
     cpdef long long expires_at(self, Py_ssize_t i)
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, flags="long long")
     cpdef Py_ssize_t live_run(self, Py_ssize_t i, Py_ssize_t n, long long now_ms)

@@ -195,13 +195,18 @@ class Batch:
     def body_len(self, i: int) -> int:
         return bits.le32(self.index.p, self.index_at + _ENTRY * i + 8)
 
-    def expires_at(self, i: int) -> int:
-        """Wall time in ms at which message `i` expires, -1 for never."""
+    def ttl_of(self, i: int) -> int:
+        """Time to live of message `i` in ms, from the time of the batch on; -1 if it has none."""
         e = self.index_at + _ENTRY * i
         flags = bits.le16(self.index.p, e + 18)
         if flags & _EXPIRES:
-            return self.time_ms + ((flags >> 8) << 32) + bits.le32(self.index.p, e + 20)
+            return ((flags >> 8) << 32) + bits.le32(self.index.p, e + 20)
         return -1
+
+    def expires_at(self, i: int) -> int:
+        """Wall time in ms at which message `i` expires, -1 for never."""
+        ttl_ms = self.ttl_of(i)
+        return -1 if ttl_ms < 0 else self.time_ms + ttl_ms
 
     def live_run(self, i: int, n: int, now_ms: int) -> int:
         """How many of the messages i .. i+n-1 come before the first one that has expired."""

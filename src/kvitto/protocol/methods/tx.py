@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker import walls
-from kvitto.broker.bulk import BYTES_SHIFT, PIECE, Bulk
+from kvitto.broker import jobs, walls
+from kvitto.broker.bulk import BYTES_SHIFT, Bulk
 from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
@@ -312,14 +312,14 @@ class Plan:
             else:
                 found = vhost.remembered(key)
                 route = found or (yield from vhost.route_steps(key))
-                if found is None and bulk.spend(SEARCH_COST + bulk.way(vhost)):
+                if found is None and bulk.cost.spend(SEARCH_COST + bulk.way(vhost)):
                     yield None
             if route.out_of_service is not None:
                 raise walls.out_of_service(route.out_of_service)
             if not route.count:
                 self.unrouted.append((route, props, body, mandatory))
             yield from bulk.put(route.queues, key, props, body, ttl_ms)
-            if bulk.spend(PUBLISH + (len(published.queues) >> 3 if published.dynamic else 0)):
+            if bulk.cost.spend(PUBLISH + (len(published.queues) >> 3 if published.dynamic else 0)):
                 yield None
 
     def check_in_service(self) -> None:
@@ -348,7 +348,7 @@ class Plan:
                 for o in range(offset, offset + n):
                     joined = yield from walls.steps_within(queue, bulk.move(queue, o))
                     self.settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
-            if bulk.spend(SETTLE):
+            if bulk.cost.spend(SETTLE):
                 yield None
 
     # -- once it is durable ----------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class Plan:
         try:
             for kind, consumer, offset, n, size, slot in self.settles:
                 finish(self.chan, kind, consumer, offset, n, size, slot)
-                if bulk.spend(FINISH + (n * consumer.queue.return_cost // 10 if kind in (RETRY, FAILED) else 0)):
+                if bulk.cost.spend(FINISH + (n * consumer.queue.return_cost // 10 if kind in (RETRY, FAILED) else 0)):
                     yield
         finally:
             for queue in self.returning:
@@ -374,7 +374,7 @@ class Plan:
         for route, props, body, mandatory in self.unrouted:
             if not hub.deliver_reply(route, props, body) and mandatory:
                 self.chan.give_back(route, props, body)
-            if self.bulk.spend(RETURN + (len(body) >> BYTES_SHIFT)):
+            if self.bulk.cost.spend(RETURN + (len(body) >> BYTES_SHIFT)):
                 yield
         free(hub.broker, self.unrouted)
 
@@ -455,7 +455,7 @@ def commit(conn: Connection, chan: Channel, method: TxCommit) -> None:
         if chan.closing:
             end()
 
-    conn.spend(min(PUBLISH * len(chan.tx.publishes) + FINISH * len(chan.tx.settles), PIECE))
+    conn.spend(min(PUBLISH * len(chan.tx.publishes) + FINISH * len(chan.tx.settles), jobs.PIECE))
     conn.hub.broker.jobs.start(steps(), owner=conn)
     first = False
     if waiting:
