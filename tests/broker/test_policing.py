@@ -52,7 +52,7 @@ def test_what_is_declared_while_a_policy_is_given_out_has_it_at_once(rig: Rig) -
     made_now = vhost(rig).declare_queue("q-new", True, False, False, {}, None)
     assert made_now.max_length == 7
     vhost(rig).delete_queue(vhost(rig).queue(f"q{QUEUES - 1}"))
-    while len(rig.broker.jobs):
+    while rig.broker.jobs.waiting:
         rig.broker.jobs.run()
     assert lengths(rig) == {7}
 

@@ -353,7 +353,7 @@ def test_a_hold_ends_with_its_connection_and_consumers_get_the_rest(monkeypatch:
     other = house.wire()
     wire = opened(house, 300, **{"x-max-length-bytes": 1 << 20})
     wire.put(1, m.LogHold("q", "spark", "", 0, 300))
-    assert len(house.broker.jobs) == 1
+    assert len(house.broker.jobs.waiting) == 1
     wire.connection.lost()
     other.put(1, m.BasicConsume("q", "c"))
     house.settle()

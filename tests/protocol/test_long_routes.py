@@ -124,7 +124,7 @@ def test_a_connection_that_is_lost_in_the_middle_leaves_the_broker_in_order(hous
     house.settle()
     publish(other, "", "b")
     house.settle()
-    assert other.methods() == [m.BasicAck(1, False)] and len(house.broker.jobs) == 0
+    assert other.methods() == [m.BasicAck(1, False)] and len(house.broker.jobs.waiting) == 0
 
 
 @pytest.mark.parametrize("props", [COPIES, NO_PROPERTIES], ids=["special", "plain"])

@@ -231,7 +231,7 @@ def test_a_large_commit_takes_several_turns_and_looks_as_if_it_took_none(house: 
     """T2, T4: one of 300,000 publishes held everybody for 23 s, one of 200,000 rejects with dead letters for 33 s."""
     wire, other = large(house)
     wire.put(2, m.TxCommit())
-    assert wire.connection.stalled and len(house.broker.jobs) == 1, "it was all done in one piece"
+    assert wire.connection.stalled and len(house.broker.jobs.waiting) == 1, "it was all done in one piece"
     other.put(1, m.QueueDeclare("a", passive=True))
     assert not wire.methods() and messages(house, "a", "b", QUEUE, "dead") == [0, 0, 60, 0]
     house.settle()
@@ -250,7 +250,7 @@ def test_a_commit_whose_connection_ends_before_it_is_written_never_was(house: Ho
     wire.put(2, m.TxCommit())
     for _ in range(turns):
         house.turn()
-    assert len(house.broker.jobs) == 1
+    assert len(house.broker.jobs.waiting) == 1
     wire.connection.lost()
     house.settle()
     assert messages(house, "a", "b", QUEUE, "dead") == [0, 0, 60, 0]
@@ -428,7 +428,7 @@ def test_dead_letters_of_a_commit_find_their_long_way_in_pieces(house: House) ->
     wire = through(house, 1500, 3)
     wire.put(1, m.TxCommit())
     turns = 0
-    while house.broker.jobs:
+    while house.broker.jobs.waiting:
         house.turn()
         turns += 1
     assert turns > 3, "a way was found in one piece"

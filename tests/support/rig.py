@@ -53,7 +53,7 @@ class Rig:
         for _ in range(2000):
             if self.store.dirty:
                 self.sync()
-            elif self.broker.dead_letters.moves or len(self.broker.jobs):
+            elif self.broker.dead_letters.moves or self.broker.jobs.waiting:
                 self.turn()
             else:
                 return

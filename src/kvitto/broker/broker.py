@@ -96,6 +96,8 @@ class Broker:
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
+        self._noted = 0
+        """The last of them."""
         self._applied_to_slow: deque[tuple[Targets, int]] = deque()
         """Those of them that wait for slow queues."""
         self._to_apply: deque[tuple[int, Callable[[], object]]] = deque()
@@ -359,13 +361,18 @@ class Broker:
     def idle(self) -> bool:
         """Nothing has changed since the last turn."""
         return not (
-            self.dirty or self.late or self.readers or self._to_apply or self.dead_letters.moves or self.stages.due
+            self.dirty
+            or self.late
+            or self.readers.ready
+            or self._to_apply
+            or self.dead_letters.moves
+            or self.stages.due
         )
 
     @property
     def unfinished(self) -> bool:
         """Whether a turn has left what the next one can do at once."""
-        return bool(self.dirty or self.late or self._to_apply or self.jobs or self.readers)
+        return bool(self.dirty or self.late or self._to_apply or self.jobs.waiting or self.readers.ready)
 
     @property
     def changes(self) -> int:
@@ -380,10 +387,15 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
-        self._apply_durable(most)
-        self._applied.append((self.changes, self.store.journal.applied))
-        self._pump_late()
-        walls.run(self.readers, self.readers.pump)
+        if self._to_apply:
+            self._apply_durable(most)
+        if self.store.journal.applied > self._noted:
+            self._noted = self.store.journal.applied
+            self._applied.append((self.changes, self._noted))
+        if self.late:
+            self._pump_late()
+        if self.readers.ready:
+            walls.run(self.readers, self.readers.pump)
         while True:
             most = self._write_dirty(most)
             self.faults.end_failed()
@@ -396,10 +408,11 @@ class Broker:
         self.write_marks()
         if self.dead_letters.moves and not self.dead_letters.held_up:
             self.timers.after(0, nothing)  # there is another turn soon
-        for queue in [queue for queue in self.slow if queue.deleted]:
-            del self.slow[queue]
-            queue.backlog.clear()
-        if not self.unwritten:
+        if self.slow:
+            for queue in [queue for queue in self.slow if queue.deleted]:
+                del self.slow[queue]
+                queue.backlog.clear()
+        if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
         self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
         self.allowance = ALLOWANCE
@@ -411,7 +424,10 @@ class Broker:
             queues = [self.dirty.popleft() for _ in range(min(left, QUEUES_AT_A_TIME))]
             for queue in queues:
                 queue.dirty = False
-                walls.run(queue, queue.pump)
+                try:
+                    queue.pump()
+                except Exception as error:  # noqa: BLE001 - the wall around this queue
+                    queue.contain(error)
             for queue in queues:
                 size = 0 if queue.tail is None else min(queue.tail.size(), WHOLE_BYTES)
                 if queue in self.slow:
@@ -487,6 +503,8 @@ class Broker:
 
     def write_marks(self) -> None:
         """Output goes to a socket: a kill must not find deliveries in it that no file knows of (A9)."""
+        if not self.unmarked:
+            return
         unmarked, self.unmarked = self.unmarked, {}
         for queue in unmarked:
             if queue.shown:

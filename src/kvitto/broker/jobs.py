@@ -43,11 +43,8 @@ class Jobs(walls.Routine):
     """The jobs of a broker, served in rotation, one piece of each."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Job] = deque()
-
-    def __len__(self) -> int:
-        """How many jobs have not ended."""
-        return len(self._waiting)
+        self.waiting: deque[_Job] = deque()
+        """The jobs that have not ended."""
 
     def start(self, steps: Iterator[object], done: Callable[[], None] = nothing, owner: object = None) -> None:
         """Run the first piece now, and the others in later turns; then call `done`.
@@ -58,16 +55,16 @@ class Jobs(walls.Routine):
         """
         job = _Job(steps, done, owner)
         if not job.step():
-            self._waiting.append(job)
+            self.waiting.append(job)
 
     def run(self) -> None:
         """Run the pieces of one turn."""
         for _ in range(PIECES_PER_TURN):
-            if not self._waiting:
+            if not self.waiting:
                 return
-            job = self._waiting.popleft()
+            job = self.waiting.popleft()
             if walls.run(job.owner, job.step) is False:
-                self._waiting.append(job)
+                self.waiting.append(job)
 
 
 class _Job:

@@ -103,38 +103,35 @@ class Readers(walls.Routine):
     """Who reads, by channel, each one range at a time. Those whose peer takes no more for now wait until they are woken."""
 
     def __init__(self) -> None:
-        self._ready: dict[Any, Reader] = {}
+        self.ready: dict[Any, Reader] = {}
+        """Those that have work to do."""
         self._blocked: dict[Any, dict[Any, Reader]] = {}
         """By connection."""
 
-    def __len__(self) -> int:
-        """Those that have work to do."""
-        return len(self._ready)
-
     def add(self, channel: object, reader: Reader) -> None:
-        self._ready[channel] = reader
+        self.ready[channel] = reader
 
     def remove(self, connection: object, channel: object) -> None:
         """A channel of that connection is closed; one that does not read is fine."""
-        self._ready.pop(channel, None)
+        self.ready.pop(channel, None)
         blocked = self._blocked.get(connection, {})
         if blocked.pop(channel, None) is not None and not blocked:
             del self._blocked[connection]
 
     def wake(self, connection: object) -> None:
         """Its peer takes more again."""
-        self._ready.update(self._blocked.pop(connection, {}))
+        self.ready.update(self._blocked.pop(connection, {}))
 
     def pump(self) -> None:
         """One turn: those that had none in the last one come first."""
         steps = STEPS
-        for channel, reader in list(self._ready.items()):
+        for channel, reader in list(self.ready.items()):
             if steps <= 0:
                 return
             left = walls.run(reader.consumer, reader.pump, steps - 1)
-            unfinished = self._ready.pop(channel, None) is not None and left is not None and not reader.finished
+            unfinished = self.ready.pop(channel, None) is not None and left is not None and not reader.finished
             if unfinished and reader.blocked:
                 self._blocked.setdefault(reader.connection, {})[channel] = reader
             elif unfinished:
-                self._ready[channel] = reader
+                self.ready[channel] = reader
             steps = left or 0

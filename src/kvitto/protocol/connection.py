@@ -175,7 +175,8 @@ class Connection:
             self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
             if self.output.buf.n > INPUT_PAUSE:
                 self._choke()
-            self.hub.note_published()
+            if self.hub.touched:
+                self.hub.note_published()
             self.hub.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)

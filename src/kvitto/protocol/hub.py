@@ -104,11 +104,15 @@ class Hub:
 
     def turn(self) -> None:
         """Go on with what the last turn has left, deliver and write what has come in, note who waits for which sync, flush outputs."""
-        self._go_on()
-        walls.run(self.broker.jobs, self.broker.jobs.run)
-        self._serve_crowds()
+        broker = self.broker
+        if self._yielded:
+            self._go_on()
+        if broker.jobs.waiting:
+            walls.run(broker.jobs, broker.jobs.run)
+        if self._crowds:
+            self._serve_crowds()
         self.note_published()
-        self.broker.turn(WRITE_COST)
+        broker.turn(WRITE_COST)
         self.confirm()
         self.flush()
         if self.unfinished:
@@ -171,7 +175,7 @@ class Hub:
         if self._durable:
             safe, self._durable = self._durable, {}
             for channel, sequence in safe.items():
-                walls.run(channel, self._answer, channel, sequence)
+                self._answer(channel, sequence)
         if self.broker.faults.fresh:
             self._refuse_lost()
         if self.broker.unwritten:
@@ -196,7 +200,7 @@ class Hub:
             channel.in_flight += 1
             waiting.append((channel, sequence))
         else:
-            walls.run(channel, self._answer, channel, sequence)
+            self._answer(channel, sequence)
 
     def _part_late(self, published: Published) -> None:
         """Take out who has to wait for slow queues, and the channels that do so already: their confirms stay in order."""
@@ -282,15 +286,22 @@ class Hub:
 
     def _answer(self, channel: Channel, sequence: int) -> None:
         before = channel.confirmed
-        channel.confirm_to(sequence)
+        try:
+            channel.confirm_to(sequence)
+        except Exception as error:  # noqa: BLE001 - the wall around this channel
+            channel.contain(error)
         self.answered += channel.confirmed - before
 
     def flush(self) -> None:
         outputs, self.outputs = self.outputs, []
         for output in outputs:
             output.dirty = False
-            if output.owner is not None:
-                walls.run(output.owner, output.owner.flush)
+            owner = output.owner
+            if owner is not None:
+                try:
+                    owner.flush()
+                except Exception as error:  # noqa: BLE001 - the wall around this connection
+                    owner.contain(error)
 
     # -- blocking --------------------------------------------------------------------------------------------
 

@@ -159,16 +159,19 @@ class RealFile:
         self._open_fds.add(fd)
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
-        total = 0
+        size, total, at = sum(map(len, buffers)), 0, 0
         try:
-            for at in range(0, len(buffers), MAX_BUFFERS):
-                views = [v for v in (memoryview(b).cast("B") for b in buffers[at : at + MAX_BUFFERS]) if v.nbytes]
-                while views:
-                    n = os.pwritev(self._fd, views, pos + total)
-                    if n <= 0:
-                        raise OSError(errno.EIO, "the file takes no more bytes")
-                    total += n
-                    views = _rest(views, n)
+            while total < size:
+                n = os.pwritev(self._fd, buffers[at : at + MAX_BUFFERS], pos + total)
+                if n <= 0:
+                    raise OSError(errno.EIO, "the file takes no more bytes")
+                total += n
+                if total < size:
+                    while n >= len(buffers[at]):
+                        n -= len(buffers[at])
+                        at += 1
+                    if n:
+                        buffers, at = [memoryview(buffers[at])[n:], *buffers[at + 1 :]], 0
         except OSError as error:
             fail("write to", self.path, error)
         return total
@@ -227,15 +230,6 @@ class RealFile:
         if fd >= 0:
             self._open_fds.discard(fd)
             os.close(fd)
-
-
-def _rest(views: list[memoryview], n: int) -> list[memoryview]:
-    """What is left of the views after n bytes."""
-    for i, view in enumerate(views):
-        if n < view.nbytes:
-            return [view[n:], *views[i + 1 :]]
-        n -= view.nbytes
-    return []
 
 
 class RealDisk:

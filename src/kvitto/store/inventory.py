@@ -35,6 +35,7 @@ FREE = bytes(SLOT)
 
 _NAME = struct.Struct("<I4x16sQ24x")
 _SIZES = struct.Struct("<QQQ32x")
+_CHECK = struct.Struct("<Q")
 
 Key = tuple[int, str, int]
 """Kind, queue id, number: the base offset of a segment, the number of a journal file, else 0."""
@@ -75,7 +76,7 @@ def _name(key: Key) -> bytes:
 def _sizes(seed: int, sizes: Sizes) -> bytes:
     """`seed`: the checksum of the name. A slot that is used again must not have the sizes of the file before."""
     body = _SIZES.pack(*sizes)
-    return body + xxhash.xxh3_64_intdigest(body, seed).to_bytes(8, "little")
+    return body + _CHECK.pack(xxhash.xxh3_64_intdigest(body, seed))
 
 
 def _header(slots: int) -> bytes:
@@ -157,7 +158,7 @@ class Inventory:
         self._seeds: dict[int, int] = {}
         self._unclaimed: dict[tuple[int, str], dict[int, Entry]] = {}
         self._twice: list[int] = []
-        self._owed: dict[int, bytes] = {}
+        self.owed: dict[int, bytes] = {}
         """What a full disk has refused, by position."""
         self.is_open = False
         self.file: File
@@ -235,7 +236,7 @@ class Inventory:
     def put(self, slot: int, key: Key, sizes: Sizes) -> bool:
         """Say how much of a file is durable; True if the inventory did not name it before."""
         seed = self._seeds.get(slot)
-        if seed is not None and slot * SLOT not in self._owed:
+        if seed is not None and slot * SLOT not in self.owed:
             self._write(slot * SLOT + HALF, _sizes(seed, sizes))
             return False
         name = _name(key)
@@ -245,18 +246,18 @@ class Inventory:
 
     def _write(self, at: int, data: bytes) -> None:
         """There should always be room: it is where something is already. If there is none all the same, it is tried again."""
-        self._owed.pop(at, None)
+        self.owed.pop(at, None)
         try:
             self.file.write_at(at, [data])
         except StoreFull:
-            self._owed[at] = data
+            self.owed[at] = data
 
     def write_owed(self) -> None:
         """StoreFull if there still is no room."""
-        while self._owed:
-            at, data = next(iter(self._owed.items()))
+        while self.owed:
+            at, data = next(iter(self.owed.items()))
             self.file.write_at(at, [data])
-            del self._owed[at]
+            del self.owed[at]
 
     def drop(self, slot: int) -> bool:
         """The file is about to go, or never came; True if it had been entered: then not before this is durable.
@@ -269,7 +270,7 @@ class Inventory:
         if entered:
             self.file.write_at(slot * SLOT, [FREE])
             del self._seeds[slot]
-            self._owed.pop(slot * SLOT, None)
-            self._owed.pop(slot * SLOT + HALF, None)
+            self.owed.pop(slot * SLOT, None)
+            self.owed.pop(slot * SLOT + HALF, None)
         heappush(self._free, slot)
         return entered

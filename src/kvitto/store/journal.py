@@ -333,6 +333,8 @@ class Journal:
     def durable_to(self, written: tuple[int, int]) -> bool:
         """A sync has covered this much, and all files before; True if a file is new to the inventory."""
         number, size = written
+        if number == self._number and size <= self._durable and not self._ends:
+            return False
         covered = {n: self._ends.pop(n) for n in list(self._ends) if n < number}
         if number != self._number or size > self._durable:
             covered[number] = size

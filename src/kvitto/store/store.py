@@ -658,7 +658,13 @@ class Store:
             changed[part] = log_
             if fresh and len(log_.segments) > 1:
                 self._for_log(log_, log_.drop_settled)
-        entered |= self._enter(changed)
+        if self.inventory.owed:
+            with suppress(StoreFull):
+                self.inventory.write_owed()
+        self._enter_definitions()
+        for part, log_ in changed.items():
+            if part.durable and part in log_.segments:
+                entered |= self.enter(log_, part)
         for log_, part in job.seals:
             self._for_log(log_, partial(self._seal, log_, part))
         for directory, path in job.unlinks:
@@ -691,17 +697,6 @@ class Store:
             work()
         except Exception as error:  # noqa: BLE001 - the wall around each queue
             self.on_fault(log_, error)
-
-    def _enter(self, changed: dict[Segment, Log]) -> bool:
-        """Have the inventory know what is durable now. True if a file is new to it."""
-        self._enter_definitions()
-        with suppress(StoreFull):
-            self.inventory.write_owed()
-        entered = False
-        for part, log_ in changed.items():
-            if part.durable and part in log_.segments:
-                entered |= self.enter(log_, part)
-        return entered
 
     def _enter_definitions(self) -> None:
         slot, size = self._defined
