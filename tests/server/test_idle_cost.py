@@ -43,7 +43,9 @@ def no_garbage_collection() -> Iterator[None]:
 @pytest.fixture
 def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `kvitto serve` has it, for this test."""
-    monkeypatch.setattr(selector_events._SelectorSocketTransport, "_read_ready_cb", None, raising=False)
+    kind = selector_events._SelectorSocketTransport
+    monkeypatch.setattr(kind, "_read_ready_cb", None, raising=False)
+    monkeypatch.setattr(kind, "_read_ready", kind._read_ready)
     garbage.unbind_transports()
 
 

@@ -111,7 +111,8 @@ class Hub:
             walls.run(broker.jobs, broker.jobs.run)
         if self._crowds:
             self._serve_crowds()
-        self.note_published()
+        if self.touched or self._unwritten:
+            self.note_published()
         broker.turn(WRITE_COST)
         self.confirm()
         self.flush()

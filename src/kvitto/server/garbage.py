@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import traceback
 from asyncio import selector_events
-from collections.abc import Callable
 from typing import Any
 
 from kvitto.base.process import give_back_memory, keep_large_memory_apart
@@ -44,10 +43,12 @@ def forget_frames(error: BaseException) -> None:
 def unbind_transports() -> None:
     """Have asyncio's socket transports keep the function that reads, not a method bound to themselves."""
 
-    def get(transport: Any) -> Callable[[], None]:
-        return transport._reads.__get__(transport)  # type: ignore[no-any-return]
-
     def keep(transport: Any, method: Any) -> None:
         transport._reads = getattr(method, "__func__", method)
 
-    selector_events._SelectorSocketTransport._read_ready_cb = property(get, keep)  # type: ignore[attr-defined]
+    def read(transport: Any) -> None:
+        transport._reads(transport)
+
+    kind: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    kind._read_ready_cb = property(None, keep)
+    kind._read_ready = read

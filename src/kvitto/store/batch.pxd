@@ -3,7 +3,7 @@ from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
 cdef Py_ssize_t _ENTRY, _HEADER
-cdef unsigned int _EXPIRES
+cdef unsigned int _EXPIRES, _MAGIC
 
 cdef class Batch:
     cdef public Buf index
@@ -26,6 +26,8 @@ cdef class Batch:
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t)
     cpdef copy_to(self, Batch other, Py_ssize_t i, Py_ssize_t n)
     cpdef Py_ssize_t size(self)
+    @cython.locals(head=bytearray, p="unsigned char*")
+    cpdef bytearray head(self, unsigned long long durable)
     cpdef Py_ssize_t body_len(self, Py_ssize_t i)
     @cython.locals(e=Py_ssize_t, flags="long long")
     cpdef long long ttl_of(self, Py_ssize_t i)

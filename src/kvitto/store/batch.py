@@ -34,6 +34,7 @@ MAGIC = int.from_bytes(b"KVB1", "little")
 _ENTRY = ENTRY  # C variables when compiled
 _HEADER = HEADER
 _EXPIRES = EXPIRES
+_MAGIC = MAGIC
 PREFIX = 16
 """Magic, length and the checksum itself are not under the checksum."""
 
@@ -261,16 +262,16 @@ class Batch:
     def head(self, durable: int) -> bytearray:
         """The header but for the checksum; `durable` as in docs/formats.md."""
         head = bytearray(HEADER)
-        total = self.size()
-        head[0:4] = MAGIC.to_bytes(4, "little")
-        head[4:8] = total.to_bytes(4, "little")
-        head[16:24] = self.first.to_bytes(8, "little")
-        head[24:32] = self.time_ms.to_bytes(8, "little")
-        head[32:36] = self.count.to_bytes(4, "little")
-        head[36:40] = self.meta.n.to_bytes(4, "little")
-        head[40:44] = self.body.n.to_bytes(4, "little")
-        head[48:56] = self.journal.to_bytes(8, "little")
-        head[56:64] = durable.to_bytes(8, "little")
+        p = head
+        bits.put_le32(p, 0, _MAGIC)
+        bits.put_le32(p, 4, self.size())
+        bits.put_le64(p, 16, self.first)
+        bits.put_le64(p, 24, self.time_ms)
+        bits.put_le32(p, 32, self.count)
+        bits.put_le32(p, 36, self.meta.n)
+        bits.put_le32(p, 40, self.body.n)
+        bits.put_le64(p, 48, self.journal)
+        bits.put_le64(p, 56, durable)
         return head
 
     def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
