@@ -35,7 +35,7 @@ from kvitto.protocol.output import Output
 from kvitto.store.batch import SPECIAL
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
-from kvitto.wire.methods import BasicAck, BasicNack, BasicReturn
+from kvitto.wire.methods import BasicNack, BasicReturn
 from kvitto.wire.properties import Properties, edit_headers, join, split
 from kvitto.wire.tables import encode_shortstr
 
@@ -512,7 +512,7 @@ class Channel:
                     last = start - 1
         self.confirmed = sequence
         if count:
-            self.output.put_method(self.number, BasicAck(last, count > 1).encode())
+            self.output.put_ack(self.number, last, count > 1)
 
     # -- deliveries ------------------------------------------------------------------------------------------
 

@@ -181,6 +181,8 @@ class Hub:
             self._refuse_lost()
         if self.broker.unwritten:
             return
+        if not self._published and not self._late and not self._late_waiting:
+            return
         waiting: list[tuple[Channel, int]] = []
         if self._late or self._late_waiting:
             self._look_late(waiting)

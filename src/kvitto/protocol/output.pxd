@@ -11,6 +11,10 @@ cdef class Output:
     cdef public object parts
     cdef public Py_ssize_t frame_max, properties_max
     cpdef mark(self)
+    @cython.locals(n=Py_ssize_t, buf=Buf, q="unsigned char*", o=Py_ssize_t)
+    cpdef put_method(self, unsigned int channel, bytes payload)
+    @cython.locals(buf=Buf, q="unsigned char*", o=Py_ssize_t)
+    cpdef put_ack(self, unsigned int channel, unsigned long long tag, bint multiple)
     @cython.locals(size=Py_ssize_t, buf=Buf, q="unsigned char*", o=Py_ssize_t)
     cdef int put_delivery(self, unsigned int channel, const unsigned char* tag_p, Py_ssize_t tag_len, unsigned long long delivery_tag, int redelivered, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len) except? -1
     @cython.locals(buf=Buf, most=Py_ssize_t, need=Py_ssize_t, q="unsigned char*", o=Py_ssize_t, at=Py_ssize_t, part=Py_ssize_t)

@@ -67,14 +67,34 @@ class Output:
         """One method frame."""
         n = len(payload)
         buf = self.buf
-        buf.reserve(n + 8)
+        if buf.n + n + 8 > buf.cap:
+            buf.grow(buf.n + n + 8)
+        q = buf.p
         o = buf.n
-        buf.data[o] = 1
-        buf.data[o + 1 : o + 3] = channel.to_bytes(2, "big")
-        buf.data[o + 3 : o + 7] = n.to_bytes(4, "big")
-        buf.data[o + 7 : o + 7 + n] = payload
-        buf.data[o + 7 + n] = 0xCE
+        q[o] = 1
+        bits.put16(q, o + 1, channel)
+        bits.put32(q, o + 3, n)
+        bits.copy(q, o + 7, payload, 0, n)
+        q[o + 7 + n] = 0xCE
         buf.n = o + n + 8
+        if not self.dirty:
+            self.mark()
+
+    def put_ack(self, channel: int, tag: int, multiple: bool) -> None:
+        """The basic.ack frame of a confirm."""
+        buf = self.buf
+        if buf.n + 21 > buf.cap:
+            buf.grow(buf.n + 21)
+        q = buf.p
+        o = buf.n
+        q[o] = 1
+        bits.put16(q, o + 1, channel)
+        bits.put32(q, o + 3, 13)
+        bits.put32(q, o + 7, 0x003C0050)
+        bits.put64(q, o + 11, tag)
+        q[o + 19] = multiple
+        q[o + 20] = 0xCE
+        buf.n = o + 21
         if not self.dirty:
             self.mark()
 

@@ -304,17 +304,16 @@ class Server:
         store = self.store
         self._heard += self.received
         idle, self.received = self.received < IDLE_BYTES, 0
+        now = self._loop.time()
         if store.waiting:
-            self.pacing.waited(self._loop.time())
+            self.pacing.waited(now)
         while store.waiting and not store.busy and store.failed is None:
-            now = self._loop.time()
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
             if not self._begin(everything, idle):
                 return
         if store.syncing and store.failed is None:
-            now = self._loop.time()
             if self.pacing.is_too_much(store.unsynced, now) and not store.busy:
                 store.when_durable(nothing)
                 self._begin(False, False)

@@ -246,7 +246,8 @@ class Inventory:
 
     def _write(self, at: int, data: bytes) -> None:
         """There should always be room: it is where something is already. If there is none all the same, it is tried again."""
-        self.owed.pop(at, None)
+        if self.owed:
+            self.owed.pop(at, None)
         try:
             self.file.write_at(at, [data])
         except StoreFull:

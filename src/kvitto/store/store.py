@@ -679,9 +679,10 @@ class Store:
         else:
             for callback in job.callbacks:
                 callback()
-        for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
-            if part in self._clean:  # the one before may have dropped it
-                self._clean.pop(part)()
+        if self._clean:
+            for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
+                if part in self._clean:  # the one before may have dropped it
+                    self._clean.pop(part)()
         if self.definitions.bloated:  # the loop waits for it, once in some megabytes of definitions that came and went
             try:
                 self.compact_definitions()
