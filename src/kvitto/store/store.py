@@ -680,15 +680,19 @@ class Store:
             for callback in job.callbacks:
                 callback()
         if self._clean:
-            for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
-                if part in self._clean:  # the one before may have dropped it
-                    self._clean.pop(part)()
+            self._call_for_clean()
         if self.definitions.bloated:  # the loop waits for it, once in some megabytes of definitions that came and went
             try:
                 self.compact_definitions()
             except StoreError as error:
                 self.failed = error
                 self.distrust()
+
+    def _call_for_clean(self) -> None:
+        """Call back for the segments in whose files all is durable now (`when_clean`)."""
+        for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
+            if part in self._clean:  # the one before may have dropped it
+                self._clean.pop(part)()
 
     def _for_log(self, log_: Log, work: Callable[[], None]) -> None:
         """Do something for one queue's files; if that fails, the others' work goes on."""
