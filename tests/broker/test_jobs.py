@@ -34,7 +34,7 @@ def failing(error: Exception, after: int) -> Iterator[None]:
 def test_the_first_piece_runs_at_once_and_a_job_of_one_piece_is_done() -> None:
     jobs, seen = Jobs(), []
     jobs.start(iter([]), lambda: seen.append("done"))
-    assert seen == ["done"] and not len(jobs)
+    assert seen == ["done"] and not jobs.waiting
 
 
 def test_a_turn_runs_a_few_pieces() -> None:
@@ -43,7 +43,7 @@ def test_a_turn_runs_a_few_pieces() -> None:
     assert seen == ["a"]
     jobs.run()
     assert len(seen) == 1 + PIECES_PER_TURN
-    while len(jobs):
+    while jobs.waiting:
         jobs.run()
     assert seen == ["a"] * 10 + ["done"]
 
@@ -65,7 +65,7 @@ def test_a_later_error_reaches_the_owner_alone() -> None:
     jobs, owner, seen, error = Jobs(), Contained(), [], RuntimeError()
     jobs.start(failing(error, 1), lambda: seen.append("done"), owner)
     jobs.start(counting(seen, "b", 3))
-    while len(jobs):
+    while jobs.waiting:
         jobs.run()
     assert owner.errors == [error]
     assert seen == ["b"] * 3

@@ -63,11 +63,11 @@ def test_changes_of_policies_side_by_side_come_to_the_same_end(rig: Rig) -> None
     jobs.start(policing.set_policy(vhost(rig), POLICY, made(9, "higher", "^q[0-9]$", 1)))
     jobs.start(policing.set_policy(vhost(rig), POLICY, made(8)))
     jobs.start(policing.clear_policy(vhost(rig), POLICY, "higher"))
-    while len(jobs):
+    while jobs.waiting:
         jobs.run()
     assert lengths(rig) == {8}
     jobs.start(policing.clear_policy(vhost(rig), POLICY, "p"))
-    while len(jobs):
+    while jobs.waiting:
         jobs.run()
     assert lengths(rig) == {-1}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import broker, bulk
+from kvitto.broker import broker, bulk, jobs
 from kvitto.broker.queue import Queue
 from kvitto.protocol.methods import tx
 from kvitto.wire import methods as m
@@ -311,7 +311,7 @@ def test_messages_with_and_without_a_time_to_live_keep_their_order_in_a_commit(h
 
 def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """T4: the record is durable, some of its settlements are written, its messages are not."""
-    monkeypatch.setattr(tx, "FINISH", bulk.PIECE // 7)
+    monkeypatch.setattr(tx, "FINISH", jobs.PIECE // 7)
     wire, _ = large(house)
     wire.put(2, m.TxCommit())
     dead = house.broker.vhosts["/"].queues["dead"]
@@ -349,7 +349,7 @@ def test_the_messages_of_a_commit_come_queue_by_queue_and_after_a_kill_all_of_th
     house: House, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     """T4: those of 100,000 messages for two queues came in one piece of 0.5 s."""
-    monkeypatch.setattr(bulk, "QUEUE_COST", bulk.PIECE)
+    monkeypatch.setattr(bulk, "QUEUE_COST", jobs.PIECE)
     monkeypatch.setattr(broker, "APPLIED_PIECE", broker.APPLIED_PER_TURN)
     wire, _ = large(house)
     wire.feed(content(2, m.BasicPublish("", "b"), Properties(expiration="60000").encode(), b"late"))
