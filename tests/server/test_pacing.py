@@ -31,13 +31,13 @@ class Peer:
 def test_a_fast_publisher_is_paused_until_the_next_sync_begins() -> None:
     pace, peer, other = Pacing(), Peer(), Peer()
     pace.waited(100.0)
-    pace.pouring.add(peer)
+    pace.fast.add(peer)
     pace.look(pace.budget, 100.0)
     assert not peer.held
-    pace.pouring.add(peer)
+    pace.fast.add(peer)
     pace.look(pace.budget + 1, 100.0)
     assert peer.held and not other.held
-    pace.pouring.add(other)
+    pace.fast.add(other)
     pace.look(pace.budget + 1, 100.1)
     assert peer.held and other.held
     pace.look(0, 100.2)
@@ -49,7 +49,7 @@ def test_nobody_is_held_where_nobody_waits() -> None:
     pace.waited(100.0)
     later = 100.0 + pacing.LATELY_S
     assert pace.is_too_much(pacing.MOST + 1, later - 0.1) and not pace.is_too_much(1 << 40, later)
-    pace.pouring.add(peer)
+    pace.fast.add(peer)
     pace.look(1 << 40, later)
     assert not peer.held
 
@@ -112,18 +112,18 @@ async def _flood(server: Server, disk: StuckDisk) -> None:
         await asyncio.to_thread(other.call, 1, m.ConfirmSelect(), m.ConfirmSelectOk)
         disk.free.clear()
         other.publish(1, "", "q", b"waits")
-        pouring = threading.Thread(target=lambda: [flood.send(burst) for _ in range(COUNT // 100)])
-        pouring.start()
+        flooding = threading.Thread(target=lambda: [flood.send(burst) for _ in range(COUNT // 100)])
+        flooding.start()
         while not server.pacing._held:
             await asyncio.sleep(0.01)
         for _ in range(20):
             other.put(1, m.QueueDeclare("q", passive=True))
             await asyncio.to_thread(other.expect, m.QueueDeclareOk)
         assert server.store.unsynced < pacing.FIRST + 2 * MIB
-        assert pouring.is_alive()
+        assert flooding.is_alive()
         disk.free.set()
         await asyncio.to_thread(other.expect, m.BasicAck)
-        await asyncio.to_thread(pouring.join)
+        await asyncio.to_thread(flooding.join)
         await asyncio.to_thread(flood.call, 1, m.BasicQos(), m.BasicQosOk)
         assert await asyncio.to_thread(other.count, "q") == COUNT + 1
     finally:

@@ -46,7 +46,7 @@ log = logging.getLogger("kvitto.broker")
 Direct = tuple[Queue, bytes, bytes, bytes, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
 Targets = dict[Queue, int]
-"""Queues, and the end of the offsets that somebody waits for to be in their files."""
+"""By queue, the offset up to which somebody waits for its messages to be in the files."""
 ALLOWANCE = 20_000
 """What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
 QUEUE_COST = 25
@@ -54,12 +54,12 @@ QUEUE_COST = 25
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
 APPLIED_PER_TURN = 150
-"""Messages of the journal's records that one turn gives to their queues. A transaction's are applied in pieces, others in one.
+"""How many messages of journal records one turn gives to their queues. Transactions are applied in pieces, other records at once.
 
 More than dead letters that one turn sends: else more and more of them would be in memory, and looked at for garbage at once.
 """
 APPLIED_PIECE = 40
-"""What such a piece counts."""
+"""A piece of a transaction counts as this many messages."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
 POOL_MAX = 64
@@ -97,11 +97,11 @@ class Broker:
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
         self._noted = 0
-        """The last of them."""
+        """The last record that has been put into `_applied`."""
         self._applied_to_slow: deque[tuple[Targets, int]] = deque()
-        """Those of them that wait for slow queues."""
+        """Applied records that still wait until slow queues have written their batches."""
         self._to_apply: deque[tuple[int, Callable[[], object]]] = deque()
-        """Durable records of the journal that have not been applied, in their order: how many messages each has, and what applies it.
+        """Durable journal records that have not been applied yet, in order: (number of messages, function that applies the record).
 
         What that gives is true while there is more to be done for the record.
         """
@@ -371,7 +371,7 @@ class Broker:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a turn has left what the next one can do at once."""
+        """Whether the last turn has left work that the next turn can do at once."""
         return bool(self.dirty or self.late or self._to_apply or self.jobs.waiting or self.readers.ready)
 
     @property
@@ -440,7 +440,7 @@ class Broker:
         return most
 
     def _apply_durable(self, most: int) -> None:
-        """Apply what the journal has made durable, in order: about as much as fits into a turn, everything where there is no other turn."""
+        """Apply durable journal records in order: as many as fit into a turn, or all of them if no other turn follows."""
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self._to_apply and left > 0:
             count, apply = self._to_apply[0]
@@ -466,7 +466,7 @@ class Broker:
 
     @staticmethod
     def targets(queues: Iterable[Queue]) -> Targets:
-        """What `reached` is to be asked with, later: whether all that is in these queues now is in the files."""
+        """Note the present end of each queue. `reached` tells later whether everything up to there is in the files."""
         return {queue: queue.next for queue in queues}
 
     @staticmethod

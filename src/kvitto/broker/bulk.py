@@ -1,4 +1,4 @@
-"""What a transaction brings to queues, very much perhaps: gathered, encoded and applied in pieces.
+"""The messages that a transaction brings to its queues. They may be very many, so they are gathered, encoded and applied in pieces.
 
 Each queue gets all of it in one batch, which is made before the record is written: what a queue has of a record must be in its files
 as a whole or not at all, since a batch says which record it applied last. A large one becomes the queue's own, and is not copied.
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 COPIES_MAX = 4
-"""How often all of the largest transaction may be copied to queues."""
+"""The copies of all messages of one transaction may take this many times the memory of the largest transaction."""
 LETTER_COST = 60
-"""Of a dead letter, without its way."""
+"""The cost of one dead letter, without the search for its route."""
 QUEUE_COST, COPY_COST = 10, 4
-"""Of giving a queue its batch; of putting a message into it."""
+"""The costs of giving a queue its batch, and of putting one message into the batch."""
 BYTES_SHIFT = 11
-"""About 2 GB are copied in a second."""
+"""2 ** 11 bytes cost one unit: about 2 GB are copied in a second."""
 SMALL = 16 << 10
-"""Bytes that are looked at in no time."""
+"""At most this many bytes of a batch are copied when it is encoded: the buffers of a larger one become part of the record."""
 
 
 class Bulk:
@@ -43,7 +43,7 @@ class Bulk:
         self._broker = broker
         self.batches: dict[Queue, Batch] = {}
         self._flagged: set[Queue] = set()
-        """Queues that get messages with a time to live, or dead letters: a run of the journal can say neither."""
+        """Queues that get messages with a time to live or dead letters. A run in the journal has no place for these."""
         self.room = Room()
         self.size = 0
         self.packed = Packed()
@@ -51,7 +51,7 @@ class Bulk:
         self.cost = Cost()
 
     def grow(self, size: int) -> None:
-        """So many bytes more. ChannelError 406 if that is too much for one record."""
+        """Count `size` bytes more. Raises ChannelError 406 if that is too much for one record."""
         self.size += size
         most = COPIES_MAX * limits.TX_MAX
         if self.size > most:
@@ -63,7 +63,7 @@ class Bulk:
     def put(
         self, queues: Collection[Queue], key: bytes, props: bytes, body: bytes, ttl_ms: int = -1, flags: int = 0
     ) -> Iterator[None]:
-        """A message for some queues."""
+        """Put a message into the batch of each of these queues."""
         self.grow(weight(key, props, body) * len(queues))
         copy_cost = COPY_COST + (len(body) >> BYTES_SHIFT)
         for queue in queues:
@@ -79,7 +79,7 @@ class Bulk:
                 yield
 
     def keep_room(self) -> Iterator[None]:
-        """Have the queues keep room for what they get. ChannelError 406 if one has none for all of it."""
+        """Have each queue keep room for its batch. Raises ChannelError 406 if a queue has no room for all of its batch."""
         for queue, batch in self.batches.items():
             n, size = batch.count, batch.body.n
             if queue.limited and queue.rejects and queue.refuses(n, size):
@@ -91,15 +91,15 @@ class Bulk:
 
     @staticmethod
     def way(vhost: VHost) -> int:
-        """The cost of the last piece of a search for a route."""
+        """Return the cost of the last piece of a search for a route."""
         return min(vhost.search_cost, PIECE_STEPS) >> 3
 
     def settle(self, queue: Queue, offset: int, count: int, outcome: int) -> None:
-        """Messages of a durable queue are settled."""
+        """Add a settlement of `count` messages of a durable queue to the record."""
         self.packed.settle(queue.log.queue_id, offset, count, outcome)
 
     def move(self, queue: Queue, offset: int) -> Generator[object, None, bool]:
-        """The move of a rejected message. False if nobody takes it (or it was a cycle): then it is no part of this."""
+        """Add the move of a rejected message to its dead-letter queues. Returns False if no queue takes it, or if it was a cycle."""
         message = queue.read(offset)
         if message is None:
             return False
@@ -123,11 +123,11 @@ class Bulk:
 
     @property
     def changed(self) -> bool:
-        """Whether one of the queues has gone since it was found, or is out of service."""
+        """Whether one of the queues has been deleted since it was found, or is out of service."""
         return any(queue.deleted for queue in self.batches)
 
     def encode(self) -> Iterator[None]:
-        """What durable queues get becomes part of the record."""
+        """Add the batches of durable queues to the record."""
         for queue, batch in self.batches.items():
             if not queue.log.durable:
                 continue
@@ -149,7 +149,7 @@ class Bulk:
     # -- apply -----------------------------------------------------------------------------------------------
 
     def apply(self) -> Iterator[None]:
-        """The record is durable: give the queues what is theirs, one after the other.
+        """Give each queue its batch, one after the other. The record is durable.
 
         A crash in between leaves none of it undone: the journal keeps the record until all of them have it in their files.
         """

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 COPIES_BYTES = 1 << 20
-"""Copies of a message that are larger together are made one by one."""
+"""If all copies of a message together have more bytes than this, they are made one by one."""
 PIECE_COST = 500
-"""Of what is appended in one piece, in units of about a microsecond."""
+"""The cost of what is appended in one piece, in units of about a microsecond."""
 
 
 def copies(
     queues: list[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, refused: list[Queue]
 ) -> Iterator[bool]:
-    """Give it to those that are there when it is their turn; `refused` gets those that do not take it. A body in a buffer is not copied."""
+    """Append the message to each queue that still exists. Queues that refuse it are added to `refused`. A body in a Buf is shared."""
     cost = 0
     large, size = (True, 0) if isinstance(body, Buf) else (len(body) > COPIES_BYTES, len(body))
     for queue in queues:
@@ -37,5 +37,5 @@ def copies(
 
 
 def is_unwritten(queue: Queue) -> bool:
-    """Whether a large message is still in memory: one copy at a time is enough."""
+    """Whether a large copy waits to be written: the next copy is made after that."""
     return bool(queue.dirty or queue.backlog) and not queue.deleted and queue not in queue.broker.unwritten

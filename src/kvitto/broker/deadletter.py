@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 LETTERS_PER_TURN = 100
-"""About 5 ms of work. What waits for a later turn comes back after a kill, although what its consumer did behind it may be kept."""
+"""The dead letters of one turn take about 5 ms. After kill -9, rejects that waited for a later turn are redelivered."""
 STEPS_PER_TURN = 10_000
 """Of routing, for all letters."""
 SLICE = 25
@@ -38,7 +38,7 @@ IN_FLIGHT_BYTES = 32 << 20
 """Letters in records that wait for their sync; with more than that the others wait where they are."""
 REFUSED_PIECE = 500
 ADDRESS_COST, TARGET_COST = 50, 25
-"""What a refused message costs on its way, in units of about a microsecond."""
+"""The cost of dead-lettering one refused message, in units of about a microsecond."""
 LETTER_MAX = 2 << 30
 """All copies of one letter are in one record; nobody takes one that would be larger."""
 COPY = 64

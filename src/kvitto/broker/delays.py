@@ -60,7 +60,7 @@ class Delays:
         return self._heap[0][0]
 
     def take(self, now_ms: int, most: int) -> list[tuple[int, int]]:
-        """(offset, size) of the first `most` that are due by then; in order."""
+        """Return (offset, size) of the first `most` messages that are due by that time, in order."""
         taken: list[tuple[int, int, int]] = []
         while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
             taken.append(heapq.heappop(self._heap))
@@ -70,7 +70,7 @@ class Delays:
         return found
 
     def take_all(self) -> tuple[RangeSet, Iterator[None]]:
-        """Every offset, none of which comes back, and the steps that free the memory."""
+        """Forget all delayed messages. Returns their offsets, and the steps that free the memory."""
         taken, self.offsets = self.offsets, RangeSet()
         heap, self._heap = self._heap, []
         self.bytes = 0

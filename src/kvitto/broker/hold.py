@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.broker")
 
 RANKED_PER_PIECE = 100
-"""Messages with a priority that are given back in one piece: each is read."""
+"""How many messages of a queue with priorities are given back in one piece. Each one is read for its priority."""
 HOLD_MS = 86_400_000
 """A group that has gone may come back for what it has planned: the messages are held for it so long."""
 
@@ -92,7 +92,7 @@ class Hold:
                 self.queue.settle(offset, n, DROPPED)
 
     def give_back(self) -> None:
-        """Some of it goes back to its place, flagged: the group may have read it."""
+        """Return some of the held messages to their places, flagged as redelivered, since the group may have read them."""
         queue, window = self.queue, Window()
         runs = self.again if self.again.count else self.fresh
         for start, n in self._first(runs):
@@ -109,7 +109,7 @@ class Hold:
         queue.requeued_ready = queue.requeued.count > 0
 
     def _first(self, runs: RangeSet) -> list[tuple[int, int]]:
-        """As many of them as one piece may give back: some are read for it."""
+        """Take as many of the held messages as one piece may give back."""
         left = RANKED_PER_PIECE if self.queue.ranked else waiting.OFFSETS_PER_PIECE
         few = self.queue.ranked or self.queue.max_bytes >= 0
         found = []

@@ -18,7 +18,7 @@ PRIORITISED = "prioritised"
 
 
 RETURN_COST = 50
-"""Of a message that comes back and is sorted again, in units of 0.1 us."""
+"""The cost of sorting in a message that comes back, in units of 0.1 us."""
 
 
 def begin(queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""Emptying a queue: what waits is out of reach at once, and settled in pieces (broker/jobs.py), for it may be in a million runs.
+"""Emptying a queue: from the first piece on nobody can reach its messages, and they are settled in pieces (broker/jobs.py).
 
 A crash meanwhile brings back what had not been settled, flagged; the answer to whoever asked has not gone out then.
 """
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 PIECE = 1000
-"""Runs that are settled in one piece, or redelivered messages, whose counts are forgotten one by one."""
+"""How many runs are settled in one piece, or redelivered messages: their delivery counts are dropped one by one."""
 
 
 def settled(queue: Queue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:
-    """Settle runs of messages that nobody can reach any more, with the number of their deliveries."""
+    """Settle runs of messages that nobody can reach any more, and drop their delivery counts."""
     left = PIECE
     for runs, deliveries in taken:
         for start, count in runs:

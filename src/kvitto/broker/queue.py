@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 TAIL_BYTES = 1 << 20
 ADOPTED = 128 << 10
-"""Bytes of a batch that is not copied, but becomes one of the queue's own."""
+"""A batch with at least this many bytes is adopted as the tail instead of being copied."""
 AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons to dead-letter that only a message can have that has been delivered."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
 AGAIN_LEAVES = 15
-"""Of one that had come back, as many as of those that leave side by side."""
+"""The cost of a message that had come back: as much as this many messages that leave side by side."""
 AGAIN_COST = 120
 """Of a message that is delivered again, as `Broker.allowance` counts."""
 RETRY_COST = 50
@@ -122,7 +122,7 @@ class Queue:
         self.cursor = self.next = 0
         self.ready = 0
         self.ready_bytes = self.estimates = 0
-        """Bytes of what is ready, and how often that has been estimated since it was exact (broker/sizes.py)."""
+        """The bytes of the ready messages, and how many times they were estimated since they were last exact (broker/sizes.py)."""
         self.unacked = 0
         self.doubt = 0
         self.ranked = settings.max_priority > 0
@@ -147,7 +147,7 @@ class Queue:
         self.dirty = self.shown = self.late = False
         self.returning = 0
         self.patient = self.checking = self.held_back = False
-        """The next message is large, and is looked at in pieces before anybody gets it; who asks for it now can wait for that."""
+        """The next message is large: it is read and checked in pieces before anybody gets it, and a caller may wait for that."""
 
         self.expiry_timer = -1
         self.leaving = 0
@@ -319,7 +319,7 @@ class Queue:
         return t
 
     def _close_tail(self) -> None:
-        """No more comes into the tail: it is written in its turn, and until then nothing is delivered."""
+        """Put the tail behind the batches that wait to be written. Nothing is delivered until they are."""
         tail = self.tail
         if tail is None:
             return
@@ -332,7 +332,7 @@ class Queue:
         self.tail_settled = 0
 
     def _hold_back(self, yes: bool) -> None:
-        """Whether nothing is delivered while there is a backlog: not where the disk is full, for what is acked may make room."""
+        """Whether deliveries wait for the backlog to be written. They do not wait on a full disk, as acks may make room."""
         if yes and not self.held_back:
             self.begin_return()
         elif self.held_back and not yes:
@@ -340,14 +340,14 @@ class Queue:
         self.held_back = yes
 
     def _go_on_full(self) -> None:
-        """There is no room for the backlog: deliver, but do not try to write again for that alone."""
+        """There is no room for the backlog: deliveries go on, but they alone are no reason to try the write again."""
         self.held_back = False
         self.returning -= 1
         self.broker.pump_later(self)
 
     @property
     def unwritten_from(self) -> int:
-        """The first offset that is not in the files yet."""
+        """The first offset whose message is not in the files yet."""
         return self.backlog[0].first if self.backlog else self.tail_first
 
     def mark_dirty(self) -> None:
@@ -564,7 +564,7 @@ class Queue:
         return self.front
 
     def _check(self, window: Window) -> None:
-        """What the window waits for is read in pieces; nothing is delivered meanwhile."""
+        """Read in pieces what the window waits for. Nothing is delivered meanwhile."""
         waits, window.waits = window.waits, None
         if not self.checking and waits is not None:
             self.checking = True
@@ -798,7 +798,7 @@ class Queue:
         self._wake_retries()
 
     def end_delays(self) -> Iterator[None]:
-        """Whoever is delayed is due now; in pieces."""
+        """Make all delayed messages due now, in pieces."""
         while len(self.delays):
             for offset, size in self.delays.take(EVER_MS, RETRIES_PER_PIECE):
                 self._back(offset, 1, size)
@@ -980,14 +980,14 @@ class Queue:
         self.mark_dirty()
 
     def purge(self) -> int:
-        """`purging`, at once; return how many messages were ready or held."""
+        """Do all of `purging` at once. Returns how many messages were ready or held."""
         count, steps = self.purging()
         for _ in steps:
             pass
         return count
 
     def purging(self) -> tuple[int, Iterator[None]]:
-        """Remove all ready messages, and those that wait to be tried again: how many were ready or held, and the steps that settle them."""
+        """Remove all ready and delayed messages. Returns how many were ready or held, and the steps that settle them."""
         count = self.ready + self.held
         again = 0 if self.ranked else 1
         taken: list[tuple[Iterable[tuple[int, int]], int]] = []
@@ -1056,9 +1056,9 @@ class Queue:
     # -- turn ------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again.
+        """Write the messages and settlements of this turn. Raises StoreFull or StoreError; then it may be called again.
 
-        What is large is written in slices, one in each call: the queue stays dirty until all of it is there.
+        A large batch is written in slices, one in each call. The queue stays dirty until the whole batch is in the file.
         """
         delivered, self.shown = self.shown, False
         if self.may_expire:
@@ -1109,7 +1109,7 @@ class Queue:
             self._behind.release()
 
     def _write_backlog(self, delivered: bool) -> None:
-        """Write a slice of the first large batch, and those before it. `delivered`: something may have been since the last flush."""
+        """Write a slice of the first large batch, and the batches before it. `delivered`: there may be deliveries since the last flush."""
         left = slices.SLICE_BYTES
         while self.backlog and left > 0:
             batch = self.backlog[0]
@@ -1129,7 +1129,7 @@ class Queue:
             self._hold_back(False)
 
     def _written(self, batch: Batch) -> None:
-        """A batch has been written: it stays in memory while it is the next to be delivered, and somebody is there."""
+        """A batch has been written. It stays in memory if it is the next to be delivered and there is a consumer."""
         if self.front is None and batch.first <= self.cursor < batch.first + batch.count and self.consumers:
             self.front = batch
         else:

@@ -26,7 +26,7 @@ class RangeSet:
 
     @property
     def chunks(self) -> int:
-        """How many pieces of memory there are: what looking at all of it costs."""
+        """The number of chunks: looking at all of the set costs so much."""
         return len(self._chunks)
 
     def __contains__(self, offset: int) -> bool:
@@ -38,7 +38,7 @@ class RangeSet:
         return ((chunk[i], chunk[i + 1] - chunk[i]) for chunk in self._chunks for i in range(0, len(chunk), 2))
 
     def copy(self) -> RangeSet:
-        """Its ranges as they are now."""
+        """Return the ranges as they are now."""
         other = RangeSet()
         other._chunks, other._lows, other.count = [chunk[:] for chunk in self._chunks], self._lows[:], self.count
         return other

@@ -104,7 +104,7 @@ class Readers(walls.Routine):
 
     def __init__(self) -> None:
         self.ready: dict[Any, Reader] = {}
-        """Those that have work to do."""
+        """The readers that have work to do, by channel."""
         self._blocked: dict[Any, dict[Any, Reader]] = {}
         """By connection."""
 

@@ -25,7 +25,7 @@ class Room:
             queue.coming_bytes += size
 
     def release(self, queue: Queue, count: int, size: int) -> None:
-        """So many of those that it was kept for will not come."""
+        """Give back the room of `count` messages that will not come."""
         if queue in self._kept:
             n, total = self._kept[queue]
             self._kept[queue] = (n - count, total - size)
@@ -33,12 +33,12 @@ class Room:
             queue.coming_bytes -= size
 
     def give_back_to(self, queue: Queue) -> None:
-        """What is for this queue comes now."""
+        """Give back the room that was kept in this queue: its messages come now."""
         count, size = self._kept.pop(queue, (0, 0))
         queue.coming -= count
         queue.coming_bytes -= size
 
     def give_back(self) -> None:
-        """They come now, or they never will."""
+        """Give back all room: the messages come now, or never."""
         for queue in list(self._kept):
             self.give_back_to(queue)

@@ -16,7 +16,7 @@ from kvitto.broker.exchange import Exchange, Headers
 from kvitto.broker.topic import PIECE_STEPS, Dest
 
 KEY_STEPS = 12
-"""What it takes to ask an exchange for one key, beside what its index has to look at."""
+"""The cost of asking one exchange for one key, without the steps in its index."""
 
 T = TypeVar("T")
 Lookup = Callable[[str], Exchange | None]

@@ -1,4 +1,4 @@
-"""The bytes of a queue's ready messages, counted again: where no limit hung on them they have been estimated.
+"""Counts the bytes of a queue's ready messages again. They are estimated while no limit depends on them.
 
 Reading a queue by range settles messages that nobody looks at, and to add up their sizes all of them would have to be read again.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def recount(queue: Queue) -> Iterator[None]:
-    """Count in pieces; until that is done no limit in bytes applies.
+    """Count the bytes in pieces. Until that is done, no limit in bytes applies.
 
     What comes and goes meanwhile is counted as ever, so it is known in the end by how much the estimate was wrong.
     """
@@ -34,7 +34,7 @@ def recount(queue: Queue) -> Iterator[None]:
 
 
 def _sizes(queue: Queue) -> Iterator[int]:
-    """The bodies of the messages that are ready now, some with each batch that has to be read."""
+    """Yield the bytes of the messages that are ready now: one number before each batch that has to be read."""
     window, written, size = Window(), max(queue.tail_first, queue.cursor), 0
     if queue.tail is not None and queue.next > written:
         size = queue.tail.body_bytes(written - queue.tail_first, queue.next - written)

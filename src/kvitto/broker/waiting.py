@@ -19,7 +19,7 @@ RUNS_PER_PIECE = 200
 OFFSETS_PER_PIECE = 30_000
 """What takes about half a millisecond (broker/jobs.py)."""
 CHUNK_COST = 8
-"""Of counting what is in a chunk of a RangeSet, in units of about a microsecond."""
+"""The cost of counting one chunk of a RangeSet, in units of about a microsecond."""
 
 
 def lowest(queue: Queue) -> int:
@@ -61,7 +61,7 @@ def count(queue: Queue, start: int, end: int) -> int:
 
 
 def cost(queue: Queue) -> int:
-    """Of `count`, in units of about a microsecond."""
+    """The cost of `count`, in units of about a microsecond."""
     return sum(runs.chunks for runs in (queue.delays.offsets, *(runs for runs, _ in _sets(queue)))) * CHUNK_COST
 
 

@@ -38,7 +38,7 @@ class Door:
         return user
 
     def check(self, user: User | None, access: Access) -> None:
-        """Problem 401 if the user may not, or not any more: a body may take half a minute to come."""
+        """Raise Problem 401 if the user has no access, or has lost it: the body of a request may take half a minute to come."""
         if user is None:
             return
         if self._api.broker.users.get(user.name) is not user:

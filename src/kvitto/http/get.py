@@ -30,7 +30,7 @@ BODIES_MAX = 8 << 20
 """Bytes of bodies that one request gets: all of them are held until they are sent. The first message comes whatever its size."""
 BODY_MAX = 1 << 40
 BACK_S = 0.002
-"""Between two looks at a queue that delivers nothing for some turns."""
+"""Seconds between two looks at a queue that delivers nothing for some turns."""
 PIECE_BYTES = 48 << 10
 """Of a body that is rendered in one step; a multiple of 3, for base64."""
 

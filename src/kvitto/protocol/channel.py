@@ -73,7 +73,7 @@ DIRTY_COST = 5
 SEARCH_COST = 10
 """Of looking for a route, without the steps, in units of about a microsecond."""
 SPECIAL_COST, DECODE_COST = 4, 10
-"""Of a message that needs a look, and of its properties if they matter."""
+"""The cost of a message whose properties are read, and of decoding them if they matter."""
 ENTRY = 24
 HELD = 0x80000000
 
@@ -141,7 +141,7 @@ class Channel:
         self.used: list[Route] = []
         """The routes of what has been published and not confirmed, but for the last one."""
         self.plain = -1
-        """A body of so many bytes goes to all queues of the route in one step, if nothing in its properties asks for more."""
+        """A body of up to this many bytes is appended to all queues of the route in one step, unless its properties need a look."""
         self.dirtied = 0
         """Queues that had something to be written when the last message for several queues came."""
         self.searching: Generator[bool, None, Route] | None = None
@@ -662,7 +662,7 @@ class Channel:
                 yield
 
     def _settle_next(self, at: int, until: int, kind: int) -> int:
-        """The next piece, from the tag `at` on. ChannelError if a queue fails in it: then it is out of service."""
+        """Settle the next piece, from the tag `at` on. Raises ChannelError if a queue fails in it: that queue is then out of service."""
         try:
             return self.settle_from(at, until, kind)  # type: ignore[no-any-return]
         except Exception as error:
@@ -763,7 +763,7 @@ class Channel:
             c.queue.resume(c)
 
     def forget_consumer(self, tag: str) -> Consumer | None:
-        """Nothing more is delivered to the consumer with this tag, which is returned; None if there is none."""
+        """End deliveries to the consumer with this tag. Returns the consumer, or None if there is none."""
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             self.connection.consumers -= 1
@@ -787,7 +787,7 @@ class Channel:
 
     @staticmethod
     def timeout_of(c: Consumer) -> int:
-        """How long in ms this consumer may hold a delivery; 0 or less for as long as it likes."""
+        """How long in ms this consumer may leave a delivery unacked; 0 or less: without limit."""
         timeout_ms: int = c.timeout_ms if c.timeout_ms >= 0 else c.queue.consumer_timeout_ms
         return timeout_ms
 
@@ -849,7 +849,7 @@ class Channel:
 
 
 def whole(body: bytes | Buf) -> bytes:
-    """A body as bytes: where it is not large, or rarely is."""
+    """Return a body as bytes, for callers that get large bodies rarely or never."""
     return body.tobytes() if isinstance(body, Buf) else body
 
 

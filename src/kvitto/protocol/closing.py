@@ -25,7 +25,7 @@ CHANNEL = 20
 
 
 def all_steps(ending: list[tuple[Channel, Iterator[None]]]) -> Iterator[None]:
-    """Those of the channels of a connection. What one of them gives back must not be overtaken before the others have done it, too."""
+    """End the channels of a connection. No queue delivers before all of them have given their messages back, so that the order holds."""
     left = PIECE
     queues = {consumer.queue for c, _ in ending for consumer in c.slots if consumer is not None}
     for queue in queues:

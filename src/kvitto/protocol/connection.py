@@ -61,7 +61,7 @@ HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 KEPT_BYTES = 4 << 20
 """What a buffer of a connection may keep for its next use; one that is quiet gives it back."""
 UNCOPIED = BUFFER_BYTES
-"""Bodies with more bytes go to their queues with the buffer that they are in."""
+"""A body with more bytes than this is not copied: the queue gets the buffer that it is in."""
 READ_BUDGET = 2000
 """What the input of one connection may cost in one turn, in units of about a microsecond of compiled work (`Connection.spend`)."""
 METHOD_COST = 20
@@ -121,7 +121,7 @@ class Connection:
         self.wants_offsets = False
         self.channels: dict[int, Channel] = {}
         self.consumers = 0
-        """Of all its channels."""
+        """The number of consumers of all its channels."""
         self.queues: dict[Any, None] = {}
         """Its exclusive queues."""
         self.groups: dict[Any, None] = {}

@@ -57,7 +57,7 @@ class Published:
 
 
 class Late:
-    """Who waits until slow queues have written what they had at one moment: a channel for its confirms, or a call of `when_written`."""
+    """Confirms of a channel, or a call of `when_written`, that wait until slow queues have written what they had at one moment."""
 
     def __init__(self, targets: Targets, sequence: int = 0, unsynced: bool = False) -> None:
         self.targets = targets
@@ -198,7 +198,7 @@ class Hub:
             self.broker.store.when_durable(lambda: self._synced(waiting))
 
     def _written(self, channel: Channel, sequence: int, unsynced: bool, waiting: list[tuple[Channel, int]]) -> None:
-        """What a channel has published is in the files."""
+        """Handle a channel whose published messages are in the files: it waits for the next sync, or is answered."""
         if unsynced or channel.in_flight:
             channel.in_flight += 1
             waiting.append((channel, sequence))
@@ -206,7 +206,7 @@ class Hub:
             self._answer(channel, sequence)
 
     def _part_late(self, published: Published) -> None:
-        """Take out who has to wait for slow queues, and the channels that do so already: their confirms stay in order."""
+        """Move entries that have to wait for slow queues to `_late`, and all entries of channels that are in it: confirms stay in order."""
         slow, broker = self.broker.slow, self.broker
         left = []
         for entry in published.channels:
@@ -230,7 +230,7 @@ class Hub:
         published.waiting = kept
 
     def _look_late(self, waiting: list[tuple[Channel, int]]) -> None:
-        """Who need not wait for slow queues any more?"""
+        """Handle those who no longer have to wait for slow queues."""
         reached = self.broker.reached
         for channel, late in [item for item in self._late.items() if reached(item[1].targets)]:
             del self._late[channel]

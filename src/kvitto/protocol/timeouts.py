@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.amqp")
 
 LOOKS = 20
-"""In the time of a timeout."""
+"""A channel is looked at so many times in the time of a timeout."""
 INTERVAL_MS_MIN = 50
-"""Between two looks."""
+"""The least time between two looks, in ms."""
 CHANNELS_PER_PIECE = 100
 
 
@@ -40,7 +40,7 @@ class Timeouts(Service):
         super().__init__(broker.store)
         self._broker = broker
         self._channels: dict[int, dict[Channel, Watch]] = {}
-        """By the longest timeout in ms of those that are looked at together."""
+        """Timeouts of similar length are checked together: the watched channels, by the longest of such timeouts in ms."""
         self._watches: dict[Channel, dict[int, Watch]] = {}
         """The same by channel."""
 
@@ -56,7 +56,7 @@ class Timeouts(Service):
             self._watches.setdefault(channel, {})[longest_ms] = watch
 
     def forget(self, channel: Channel) -> None:
-        """It is closed."""
+        """Stop watching a channel that is closed."""
         for longest_ms in self._watches.pop(channel, ()):
             self._channels[longest_ms].pop(channel, None)
 
@@ -89,7 +89,7 @@ class Timeouts(Service):
             del self._channels[longest_ms]
 
     def _forget_one(self, channel: Channel, longest_ms: int) -> None:
-        """Nothing on the channel can be late any more."""
+        """Stop watching the channel for these timeouts: it has no consumers and nothing unacked."""
         del self._channels[longest_ms][channel]
         watches = self._watches[channel]
         del watches[longest_ms]

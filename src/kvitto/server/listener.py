@@ -82,7 +82,7 @@ class Peer(asyncio.BufferedProtocol):
         self.connection.received_bytes += nbytes
         self.server.received += nbytes
         if nbytes >= MUCH:
-            self.server.pacing.pouring.add(self)
+            self.server.pacing.fast.add(self)
         paused = self._paused
         try:
             self.connection.receive(self._box, self._at + nbytes)

@@ -1,4 +1,4 @@
-"""Keeps syncs short. A confirm waits for all that was written before it, by whomever:
+"""Keeps syncs short. A confirm waits for everything that was written before it, by any connection:
 so a connection that publishes faster than the disk can sync is paused.
 
 While more bytes wait for the next sync than the disk takes in a moment, peers that have just sent much are not read from. They go on
@@ -26,8 +26,8 @@ MUCH = 4096
 """Bytes in one read from which on a connection counts as a fast publisher."""
 
 
-class Pours(Protocol):
-    """A peer."""
+class Publisher(Protocol):
+    """A connection that publishes."""
 
     def hold(self) -> None: ...
     def go_on(self) -> None: ...
@@ -38,9 +38,9 @@ class Pacing:
         self.budget = FIRST
         self._rate = FIRST / PACE_S
         self._waited_at = -LATELY_S
-        self.pouring: set[Pours] = set()
-        """Those that have sent much since the last look."""
-        self._held: list[Pours] = []
+        self.fast: set[Publisher] = set()
+        """The connections that have sent much since the last look."""
+        self._held: list[Publisher] = []
 
     def measured(self, size: int, seconds: float) -> None:
         """A sync of so many bytes has taken so long."""
@@ -60,11 +60,11 @@ class Pacing:
     def look(self, unsynced: int, now: float) -> None:
         """After each turn: so many bytes wait for the next sync."""
         if self.is_too_much(unsynced, now):
-            for peer in self.pouring:
+            for peer in self.fast:
                 peer.hold()
-            self._held += self.pouring
+            self._held += self.fast
         elif self._held:
             held, self._held = self._held, []
             for peer in held:
                 peer.go_on()
-        self.pouring.clear()
+        self.fast.clear()

@@ -180,11 +180,11 @@ class Server:
         self.broker.refused["handshake"] += 1
 
     def _file_room(self) -> int:
-        """How many more files may be open for queues. Some places are left to connections: whoever declares queues shuts nobody out."""
+        """How many more files queues may open. Some descriptors are left to connections, so that declaring queues locks nobody out."""
         return self._files_left(max(self._peers(), files_reserve()))
 
     def _files_left(self, peers: int) -> int:
-        """Beside so many peers, half of the reserve, and what the queues that there are may need."""
+        """How many descriptors are left beside `peers` connections, half of the reserve, and the files that present queues may need."""
         needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
         return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
 

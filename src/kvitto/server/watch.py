@@ -43,7 +43,7 @@ class ConnectionWatch(walls.Routine):
         self._looking = False
 
     def contain(self, error: Exception) -> None:
-        """This look is not done to its end; the next one is."""
+        """A look has failed. The next one starts anew."""
         self._looking = False
         super().contain(error)
 

@@ -28,7 +28,7 @@ FLAGS = 0xFF
 TTL_MAX = (1 << 40) - 1
 """In ms, some 34 years."""
 WIDENED = 1 << 20
-"""Bytes of a buffer that grows by an eighth from then on."""
+"""A buffer with more bytes than this grows by an eighth at a time."""
 MAGIC = int.from_bytes(b"KVB1", "little")
 
 _ENTRY = ENTRY  # C variables when compiled
@@ -36,7 +36,7 @@ _HEADER = HEADER
 _EXPIRES = EXPIRES
 _MAGIC = MAGIC
 PREFIX = 16
-"""Magic, length and the checksum itself are not under the checksum."""
+"""The checksum does not cover the first 16 bytes: magic, length, and the checksum itself."""
 
 
 class Batch:
@@ -119,7 +119,7 @@ class Batch:
         self.body, self.shared = body, True
 
     def fetch(self) -> None:
-        """Have the body here."""
+        """Read the body into memory if it is only on disk."""
         if self.stored is not None:
             self.body, self.body_at = Buf(0), 0
             self.body.add(self.stored.read())
@@ -228,7 +228,7 @@ class Batch:
         return total
 
     def parts(self, i: int) -> tuple[bytes, bytes, bytes | Stored, int]:
-        """`message`, with a body that is not here as what can be asked for it."""
+        """As `message`, but a body that is only on disk is returned as a `Stored`, which can read it."""
         if self.stored is None:
             return self.message(i)
         m, props_len, key_len = (
@@ -256,7 +256,7 @@ class Batch:
         )
 
     def areas(self) -> list[memoryview]:
-        """What is written behind the header."""
+        """The buffers that are written behind the header."""
         return [self.index.view(), self.meta.view(), self.body.view()]
 
     def head(self, durable: int) -> bytearray:
@@ -308,7 +308,7 @@ class Stored:
         return self._size
 
     def read(self) -> bytes:
-        """All of it, at once nevertheless. StoreError if it has become shorter."""
+        """Read all of it at once. Raises StoreError if the file has become shorter."""
         data = self._file.read_at(self._position, self._size)
         if len(data) != self._size:
             raise StoreError(f"{self._file.path} is shorter than its index says")
@@ -316,7 +316,7 @@ class Stored:
 
 
 def widen(buf: Buf, more: int) -> None:
-    """Make room in a buffer that is large already: it is neither copied nor cleared again."""
+    """Make room for `more` bytes in a large buffer, in place: it is neither copied nor cleared again."""
     if buf.n > WIDENED and buf.n + more > buf.cap:
         buf.widen(buf.n + more)
 

@@ -32,9 +32,9 @@ _APPEND = struct.Struct("<B16sHHIII")
 _SETTLE = struct.Struct("<B16sQIB")
 _RUN = struct.Struct("<B16sIII")
 COPIED_MAX = 4096
-"""Bytes of a body that are copied behind what comes before it: very many buffers cost more than their bytes."""
+"""A body up to this many bytes is copied behind the fields before it: a further buffer costs more than a short copy."""
 PART_BYTES = 64 << 10
-"""The same for what a very large record consists of."""
+"""The same limit for the operations of a very large record."""
 
 Part = bytes | bytearray | memoryview
 
@@ -66,30 +66,30 @@ class Run:
 
 
 class Packed:
-    """Operations of a record, encoded one after the other into few buffers: a record that has very many is made in pieces."""
+    """Encodes the operations of a very large record one after the other into few buffers, so that it can be made in pieces."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.operations = self.messages = 0
         self.ends: dict[str, int] = {}
-        """By queue: the end of what is settled of it."""
+        """By queue, the end of its settled offsets."""
         self._open = bytearray()
         self._settle: Settle | None = None
 
     def append(self, queue_id: str, message: tuple[bytes, bytes, bytes], ttl_ms: int, flags: int) -> None:
-        """A message (key, props, body) for a queue."""
+        """Add a message (key, props, body) for a queue."""
         key, props, body = message
         self.messages += 1
         self._add(_append_head(Append(queue_id, key, props, body, ttl_ms, flags)), body)
 
     def run(self, queue_id: str, batch: Batch) -> None:
-        """All messages of a batch, which have neither flags nor a time to live. It stays as it is until the record is written."""
+        """Add all messages of a batch, which have no flags and no time to live. The batch must not change until it is written."""
         head = _RUN.pack(3, bytes.fromhex(queue_id), batch.count, batch.meta.n, batch.body.n)
         self.messages += batch.count
         self._add(head, batch.index.view(), batch.meta.view(), batch.body.view())
 
     def settle(self, queue_id: str, offset: int, count: int, outcome: int) -> None:
-        """What follows on the settlement before it becomes part of that."""
+        """Add a settlement. One that follows directly on the settlement before it is joined to it."""
         s = self._settle
         if s is not None and s.offset + s.count == offset and s.outcome == outcome and s.queue_id == queue_id:
             s.count += count
@@ -98,7 +98,7 @@ class Packed:
             self._settle = Settle(queue_id, offset, count, outcome)
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """Complete the record: nothing more is added."""
         self._end_settle()
         self._end_part()
 
@@ -109,7 +109,7 @@ class Packed:
             self._add(_settled(s))
 
     def _add(self, *buffers: Part) -> None:
-        """One operation. Small ones are copied behind each other."""
+        """Add one encoded operation. Small ones are copied into one buffer."""
         self.operations += 1
         if sum(map(len, buffers)) <= PART_BYTES:
             for buffer in buffers:
@@ -127,7 +127,7 @@ class Packed:
 
 
 def _append_head(a: Append) -> bytes:
-    """What comes before the body of a message."""
+    """Encode the fields before the body of a message."""
     flags, ttl = a.flags, 0
     if a.ttl_ms >= 0:
         flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
@@ -152,11 +152,11 @@ class Record:
     durable: int = 0
     runs: list[Run] = field(default_factory=list)
     packed: Packed | None = field(default=None, repr=False, compare=False)
-    """Operations that are encoded already, before those above."""
+    """Operations that are encoded already. They come before `appends`, `settles` and `runs`."""
 
     @property
     def ends(self) -> dict[str, int]:
-        """By queue: the end of what is settled of it."""
+        """By queue, the end of its settled offsets."""
         ends: dict[str, int] = {} if self.packed is None else self.packed.ends
         for s in self.settles:
             _end(s, ends)
@@ -256,7 +256,7 @@ class Journal:
         self._slots: dict[int, int] = {}
         """Where the inventory has them."""
         self._ends: dict[int, int] = {}
-        """Sizes of the files that are written no more and that no sync has covered to their end."""
+        """Sizes of files that nothing more is written to, and that no sync has covered to their end."""
 
     def replay(self, floor: int) -> Iterator[Record]:
         """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""

@@ -39,7 +39,7 @@ ROLL_WHEN_SETTLED_MS = 3_600_000
 """Where there is an archive, small segments go there too, but not more often than this."""
 CHUNK_BYTES = 256 * 1024
 STREAMED_BYTES = 2 << 20
-"""The body of a batch of one message that has more is not read into memory."""
+"""If the only message of a batch has a body of more bytes than this, the body is not read into memory."""
 
 _AGAIN = "what it had settled comes again, flagged"
 
@@ -57,9 +57,9 @@ class Window:
         self.length = 0
         self.at = 0
         self.patient = False
-        """Whoever uses it can wait for a large batch to be read in pieces, in which it is looked at."""
+        """The user of this window can wait until a large batch has been read and checked in pieces."""
         self.waits: tuple[Segment, int, BatchHeader] | None = None
-        """That has to be done before `load` can find what it was asked for: see `Log.check_steps`."""
+        """The large batch that has to be checked before `load` can find the message that it was asked for (`Log.check_steps`)."""
 
     def holds(self, offset: int) -> bool:
         return self.batch.first <= offset < self.batch.first + self.batch.count
@@ -138,11 +138,11 @@ class Log:
 
     @property
     def is_writing(self) -> bool:
-        """A batch has been begun by `write_some`."""
+        """Whether `write_some` has begun a batch that is not complete."""
         return self._slices is not None
 
     def _stop_writing(self) -> None:
-        """The queue goes, and with it the batch that is being written."""
+        """Cut off the batch that is being written, since the queue is deleted."""
         if self._slices is not None:
             self._slices.undo()
             self._slices = None

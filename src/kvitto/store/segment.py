@@ -108,9 +108,9 @@ class Segment:
         """Of those who still read bodies from it; it may have been unlinked."""
         self.gone = False
         self.checked: dict[int, bool] = {}
-        """Positions of large batches that have just been read in pieces: whether they are unharmed."""
+        """By position: whether a large batch that has just been read in pieces is undamaged."""
         self.ahead = 0
-        """Bytes behind `size` that are those of a batch which is being written in slices."""
+        """How many bytes behind `size` belong to a batch that is being written in slices."""
 
     @property
     def done(self) -> bool:
@@ -132,7 +132,7 @@ class Segment:
         self.written(batch, written)
 
     def written(self, batch: Batch, size: int) -> None:
-        """Take a batch into the books whose bytes are in the file, behind the others."""
+        """Note a batch whose bytes are in the file, behind the others."""
         self.note(batch.first, batch.count, batch.body.n, batch.journal, self.size)
         self.size += size
         if batch.journal:

@@ -1,4 +1,4 @@
-"""A large batch on its way into its segment, some of its bytes at a time.
+"""Writes a large batch into its segment, some of its bytes at a time.
 
 The header comes last: whatever ends the broker before, what is there is a torn tail, which the next start cuts. Until then the books
 of the segment do not know of it, and nothing else may be written to the segment.
@@ -13,7 +13,7 @@ from kvitto.store.batch import HEADER, PREFIX, Batch
 from kvitto.store.segment import Segment
 
 SLICE_BYTES = 1 << 20
-"""Written at once, in about a millisecond."""
+"""Bytes that are written at once, in about a millisecond."""
 WHOLE_BYTES = 2 << 20
 """Batches up to this size are written in one piece."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 WOKEN_PER_US = 8
-"""Consumers that are woken in a microsecond."""
+"""So many consumers are woken in a microsecond."""
 
 
 def open_(conn: Connection, number: int, chan: Channel | None) -> None:

@@ -73,7 +73,7 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
 
 
 def _count(queue: Queue) -> None:
-    """Have `ready` say what a consumer could get: after those who are there took theirs, without what has expired."""
+    """Deliver to the present consumers and drop expired messages, so that `ready` counts what a new consumer could get."""
     queue.pump()
     if queue.may_expire:
         queue.expire()

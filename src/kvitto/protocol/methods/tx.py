@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 OFTEN = "commit more often"
 PUBLISH, SETTLE, FINISH, RETURN = 4, 4, 5, 10
-"""What each takes in a commit, in units of about a microsecond."""
+"""The cost of each operation in a commit, in units of about a microsecond."""
 FEW = 100
 """Queues."""
 NEAR = 200
-"""Tags: those in between cost less to be passed over than another look."""
+"""Tags at most this far apart are taken together: passing over the tags in between costs less than another search."""
 LOOKS, LOOK = 100_000, 500
-"""Tags that are looked at in one piece; what finding one of them, or a range, counts."""
+"""How many tags are looked at in one piece, and as how many of them each range counts."""
 RANGES = 100
 FREED, FREED_SHIFT = 300, 14
-"""Objects whose memory is given back in one piece; 16 KiB count as one more."""
+"""How many objects are freed in one piece. Each 16 KiB count as one object more."""
 ATTEMPTS = 10
 LAST = "that was all"
 MOVE = 5
@@ -55,7 +55,7 @@ class Transaction:
         self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
         self.settles: list[Settlement] = []
         self.acks = 0
-        """Deliveries that it holds."""
+        """The deliveries whose settlement waits for the commit."""
         self.held = Held()
         self.size = 0
 
@@ -112,7 +112,7 @@ class Transaction:
         free(conn.hub.broker, *held)
 
     def rollback(self) -> Iterator[None]:
-        """Publishes are gone, held deliveries are unacked as before (T6). In pieces; whoever begins anew goes on with what is left."""
+        """Drop the publishes, and make held deliveries unacked as before (T6), in pieces. A second call goes on with what is left."""
         self.clear()
         if self.held:
             self.chan.connection.hub.timeouts.look_again(self.chan, self.held.first)
@@ -152,7 +152,7 @@ class Transaction:
     def _commit(
         self, plan: Plan, done: Callable[[], None], full: Callable[[], None], lost: Callable[[Queue], None]
     ) -> None:
-        """Write it, and have it applied."""
+        """Write the record, and apply it once it is durable."""
         chan, broker, bulk = self.chan, self.chan.connection.hub.broker, plan.bulk
         held, self.held = self.held, Held()
         self.clear()
@@ -197,19 +197,19 @@ class Transaction:
 
 
 class Held:
-    """Tags among which the deliveries are that a transaction holds, and no other transaction."""
+    """Ranges of delivery tags in which one transaction holds deliveries, and no other transaction does."""
 
     def __init__(self) -> None:
         self._single = RangeSet()
         self._first = self._last = 0
-        """What `multiple` has named."""
+        """Add the tags that a settlement with `multiple` has named."""
 
     def __bool__(self) -> bool:
         return bool(self._last or self._single.count)
 
     @property
     def first(self) -> int:
-        """The lowest of them."""
+        """The lowest tag of all ranges."""
         lowest = [self._first] if self._last else []
         return min([*lowest, *(start for start, _ in islice(self._single, 1))])
 
@@ -221,7 +221,7 @@ class Held:
             self._single.add(first, 1)
 
     def let_go(self, chan: Channel, settled: bool) -> Iterator[None]:
-        """They are settled, or unacked as before. In pieces; who begins anew goes on with what is left."""
+        """Forget the ranges in pieces, since their deliveries are settled or unacked again. A second call goes on with what is left."""
         left = LOOKS
         while self:
             first, last, ranges = self._next()
@@ -232,7 +232,7 @@ class Held:
                 yield
 
     def _next(self) -> tuple[int, int, int]:
-        """Some of them, as (first, last) tag, and of how many ranges; they are no longer held. What is near is taken with it."""
+        """Take some tags out. Returns (first tag, last tag, number of ranges); ranges that are near are taken together."""
         if self._last:
             first = self._first
             last = min(first + LOOKS, self._last)
@@ -250,7 +250,7 @@ class Held:
 
 
 def free(broker: Broker, *lists: list[Any]) -> None:
-    """Give back the memory of what nobody asks for any more: in pieces, since a million objects take some time."""
+    """Free lists in pieces, since freeing a million objects takes some time."""
     if sum(map(len, lists)) > FREED:
         broker.jobs.start(freed(*lists))
 
@@ -265,31 +265,31 @@ def freed(*lists: list[Any]) -> Iterator[None]:
 
 
 def given_back(chan: Channel, held: Held) -> Iterator[None]:
-    """What a transaction held goes back to its queues: the channel has ended meanwhile."""
+    """Return what a transaction held to its queues, after its channel has ended."""
     with chan.returning():
         yield from held.let_go(chan, False)
         yield from chan.requeue_all()
 
 
 class Plan:
-    """What a commit will do, as its queues are now. Made in pieces: there may be a million messages, and dead letters are read."""
+    """What a commit will do to its queues. It is made in pieces: there may be a million messages, and dead letters have to be read."""
 
     def __init__(self, tx: Transaction) -> None:
         self.chan = tx.chan
         self.publishes, self.held = tx.publishes, tx.settles
         self.bulk = Bulk(tx.chan.connection.hub.broker)
         self.sources: dict[Queue, None] = {}
-        """Queues whose messages it settles."""
+        """The queues whose messages are settled."""
         self.returning: dict[Queue, None] = {}
-        """Those to which messages come back."""
+        """The queues to which messages come back."""
         self.settles: list[Settlement] = []
-        """What is to be done with each once the record is durable."""
+        """The settlements to be carried out once the record is durable."""
         self.unrouted: list[tuple[Route, bytes, bytes, bool]] = []
         self.durable: list[Queue] = []
         self.alone = False
 
     def steps(self) -> Iterator[object]:
-        """ChannelError 406 if it is too much, or a queue has no room for all of it (T5); else the room is kept."""
+        """Keep room in the queues. Raises ChannelError 406 if the transaction is too large, or a queue has no room for all of it (T5)."""
         bulk = self.bulk
         yield from self._route()
         yield from bulk.keep_room()
@@ -329,7 +329,7 @@ class Plan:
                 raise walls.out_of_service(queue)
 
     def _settle(self) -> Iterator[object]:
-        """Put settlements into the record, rejects with their moves."""
+        """Add the settlements to the record, and the moves of rejected messages to dead-letter queues."""
         bulk = self.bulk
         for run in self.held:
             kind, consumer, offset, n, _, slot = run
@@ -354,7 +354,7 @@ class Plan:
     # -- once it is durable ----------------------------------------------------------------------------------
 
     def finish(self) -> Iterator[None]:
-        """Settle it in the queues. While messages come back these deliver nothing: what is newer must not overtake them (A5)."""
+        """Carry out the settlements. While messages come back to a queue it delivers nothing, so that none overtakes them (A5)."""
         bulk = self.bulk
         for queue in self.returning:
             queue.begin_return()
@@ -369,7 +369,7 @@ class Plan:
         free(self.chan.connection.hub.broker, self.settles)
 
     def give_back(self) -> Iterator[None]:
-        """What no queue takes is a direct reply, or returned if that was asked for."""
+        """Handle messages that no queue takes: direct replies are sent, mandatory messages are returned."""
         hub = self.chan.connection.hub
         for route, props, body, mandatory in self.unrouted:
             if not hub.deliver_reply(route, props, body) and mandatory:
