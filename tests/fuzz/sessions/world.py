@@ -26,7 +26,7 @@ from tests.protocol.sansio import House
 from tests.support.clock import ManualClock
 from tests.support.simdisk import SimDisk
 
-SETTLE_MAX = 500
+SETTLE_MAX = 10_000
 """Turns and syncs after which a broker that is left alone must have nothing more to do."""
 USERS = {
     "u1": ("", ".*", ".*", ".*"),
