@@ -53,7 +53,7 @@ class Rig:
         for _ in range(2000):
             if self.store.dirty:
                 self.sync()
-            elif self.broker.dead_letters.moves or self.broker.jobs.waiting:
+            elif self.broker.dead_letters.moves or self.broker.jobs.waiting or self.store.removals:
                 self.turn()
             else:
                 return

@@ -367,12 +367,15 @@ class Broker:
             or self._to_apply
             or self.dead_letters.moves
             or self.stages.due
+            or self.store.removals
         )
 
     @property
     def unfinished(self) -> bool:
         """Whether the last turn has left work that the next turn can do at once."""
-        return bool(self.dirty or self.late or self._to_apply or self.jobs.waiting or self.readers.ready)
+        return bool(
+            self.dirty or self.late or self._to_apply or self.jobs.waiting or self.readers.ready or self.store.removals
+        )
 
     @property
     def changes(self) -> int:
@@ -387,6 +390,8 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
+        if self.store.removals:
+            self.store.remove_some()
         if self._to_apply:
             self._apply_durable(most)
         if self.store.journal.applied > self._noted:
@@ -545,6 +550,7 @@ class Broker:
         self.turn()
         # a sync may seal segments, bring them to an archive or retire the journal, which writes again
         for _ in range(STEPS):
+            self.store.remove_all()
             for queue in self.queues.values():
                 if queue.fault is None:
                     queue.log.trim()

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
+from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.store import paths, segment, settlements
 from kvitto.store.inventory import ARCHIVED, UNKNOWN
 
@@ -201,7 +202,8 @@ class Archive:
                 return True
             left -= kept.size
             self.kept.remove(kept)
-            self.store.when_durable(partial(self._remove, kept.base), messages=False)
+            remove = partial(self.store.remove, SEGMENT_BYTES, partial(self._remove, kept.base))
+            self.store.when_durable(remove, messages=False)
         return bool(self.kept)
 
     def _remove(self, base: int) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from kvitto.store.disk import File
     from kvitto.store.store import Store
 
+LARGE_BYTES = 4 << 20
+"""A larger segment of a deleted queue is unlinked by itself."""
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
 ROLL_WHEN_SETTLED_MS = 3_600_000
 """Where there is an archive, small segments go there too, but not more often than this."""
@@ -300,14 +302,21 @@ class Log:
         acks = part.acks
         self.store.going(part)
         if not self.durable:
-            self.store.disk.unlink(paths.segment(self.directory, part.base))
-            if acks is not None:
-                self.store.disk.unlink(paths.settlements(self.directory, part.base))
+            self.store.remove(part.size, partial(self._remove_transient, part.base, acks is not None))
         elif part.evidence:
             self.store.set_aside(self.directory, part.base)
             self._remove_files(part.base)
         else:  # not before the inventory has forgotten it
-            self.store.when_durable(partial(self._remove_files, part.base), messages=False)
+            remove = partial(self.store.remove, part.size, partial(self._remove_files, part.base))
+            self.store.when_durable(remove, messages=False)
+
+    def _remove_transient(self, base: int, settled: bool) -> None:
+        """`settled`: there is a settlement log, too."""
+        disk = self.store.disk
+        if disk.exists(paths.segment(self.directory, base)):  # the queue may have been deleted meanwhile
+            disk.unlink(paths.segment(self.directory, base))
+            if settled:
+                disk.unlink(paths.settlements(self.directory, base))
 
     def _remove_files(self, base: int) -> None:
         path, acks = paths.segment(self.directory, base), paths.settlements(self.directory, base)
@@ -331,10 +340,10 @@ class Log:
             self.store.dropped(part)
         if self.segments and self.durable:
             # Not before the definition is durably gone: the queue must not come back empty after a power cut.
-            self.store.when_defined(lambda: self.store.remove_queue(self.directory))
+            self.store.when_defined(partial(self._remove_directory, self.segments))
         elif self.segments:
-            self.store.disk.rmtree(self.directory)
-        self.segments.clear()
+            self._remove_directory(self.segments)
+        self.segments = []
         self.store.forget(self)
 
     def leave(self) -> None:
@@ -351,7 +360,17 @@ class Log:
 
     def _remove(self) -> None:
         self.store.forget(self)
-        self.store.remove_queue(self.directory)
+        self.store.remove(0, partial(self.store.remove_queue, self.directory))
+
+    def _remove_directory(self, parts: list[Segment]) -> None:
+        """Unlink all files of a queue that is gone, the large ones one by one."""
+        for part in parts:
+            if part.size > LARGE_BYTES:
+                self.store.remove(part.size, partial(self.store.disk.unlink, paths.segment(self.directory, part.base)))
+        if self.durable:
+            self.store.remove(0, partial(self.store.remove_queue, self.directory))
+        else:
+            self.store.remove(0, partial(self.store.disk.rmtree, self.directory))
 
     def trim(self) -> None:
         """Give back the room ahead: the log is about to be left in order, and what follows its last batch would be damage."""

@@ -8,6 +8,7 @@ A failed job is final (semantics C8): the store refuses to begin another one.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -43,6 +44,10 @@ SPARE_BYTES = 1 << 20
 """Bytes kept in a file of their own and given up when others have taken the last ones: for what frees space again."""
 ROOM_STEP = 16 << 20
 """After so many bytes of messages the disk is asked again."""
+REMOVED_PER_TURN = 64 << 20
+"""Bytes of files that are unlinked in one turn: a file system needs some milliseconds to free them."""
+FILE_COST = 256 << 10
+"""Each file counts as this many bytes more."""
 
 
 class SyncJob:
@@ -173,6 +178,10 @@ class Store:
         self.leaving: dict[Log, None] = {}
         """Of deleted queues that have an archive, until all that is settled is in there."""
         self._closing: list[File] = []
+        self.removals: deque[tuple[int, Callable[[], None]]] = deque()
+        """Files that are unlinked in later turns, in order: their bytes, and what unlinks them."""
+        self._removed = 0
+        """Bytes of files that have been unlinked since the last sync or turn."""
         self._callbacks: list[Callable[[], None]] = []
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
@@ -406,6 +415,30 @@ class Store:
     def seal_when_durable(self, log_: Log, part: Segment) -> None:
         self._seals.append((log_, part))
         self._segments[part] = log_
+
+    def remove(self, size: int, unlink: Callable[[], None]) -> None:
+        """Call `unlink`, which frees `size` bytes: at once if little has been freed since the last sync, else in a later turn.
+
+        What is left when the process is killed, a start removes.
+        """
+        if self.removals or self._removed >= REMOVED_PER_TURN:
+            self.removals.append((size, unlink))
+        else:
+            self._removed += size + FILE_COST
+            unlink()
+
+    def remove_some(self) -> None:
+        """Unlink as many files as one turn may."""
+        self._removed = 0
+        while self.removals and self._removed < REMOVED_PER_TURN:
+            size, unlink = self.removals.popleft()
+            self._removed += size + FILE_COST
+            unlink()
+
+    def remove_all(self) -> None:
+        """Unlink all files at once: there is no further turn."""
+        while self.removals:
+            self.remove_some()
 
     def unlink_later(self, directory: str, path: str) -> None:
         """Unlink `path` once the names removed from `directory` so far are durably gone."""
@@ -645,6 +678,7 @@ class Store:
             self.distrust()
             return
         self.syncs += 1
+        self._removed = 0
         entered = False
         if self.syncing:
             entered = self.journal.durable_to(job.journal_written)
