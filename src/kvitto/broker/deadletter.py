@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvitto.broker.broker import Broker, Direct
     from kvitto.broker.queue import Queue
 
-LETTERS_PER_TURN = 100
+LETTERS_PER_TURN = 50
 """The dead letters of one turn take about 5 ms. After kill -9, rejects that waited for a later turn are redelivered."""
 STEPS_PER_TURN = 10_000
 """Of routing, for all letters."""

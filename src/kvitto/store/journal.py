@@ -428,7 +428,10 @@ class Journal:
 
     def _unlink(self, names: list[str], oldest: int) -> None:
         for name in names:
-            self.store.disk.unlink(name)
+            self.store.remove(SEGMENT_BYTES, partial(self.store.disk.unlink, name))
+        self.store.remove(0, partial(self._unlinked, oldest))
+
+    def _unlinked(self, oldest: int) -> None:
         self.store.renamed(paths.JOURNALS)
         self.store.when_durable(lambda: self._retired(oldest), messages=False)
 

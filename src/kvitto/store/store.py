@@ -181,7 +181,7 @@ class Store:
         self.removals: deque[tuple[int, Callable[[], None]]] = deque()
         """Files that are unlinked in later turns, in order: their bytes, and what unlinks them."""
         self._removed = 0
-        """Bytes of files that have been unlinked since the last sync or turn."""
+        """Bytes of files that have been unlinked since the last turn with removals."""
         self._callbacks: list[Callable[[], None]] = []
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
@@ -417,7 +417,7 @@ class Store:
         self._segments[part] = log_
 
     def remove(self, size: int, unlink: Callable[[], None]) -> None:
-        """Call `unlink`, which frees `size` bytes: at once if little has been freed since the last sync, else in a later turn.
+        """Call `unlink`, which frees `size` bytes: at once if little has been freed since the last turn, else in a later turn.
 
         What is left when the process is killed, a start removes.
         """
@@ -428,7 +428,10 @@ class Store:
             unlink()
 
     def remove_some(self) -> None:
-        """Unlink as many files as one turn may."""
+        """Unlink as many files as one turn may, beside those that have been unlinked since the last turn."""
+        if self._removed >= REMOVED_PER_TURN:
+            self._removed = 0
+            return
         self._removed = 0
         while self.removals and self._removed < REMOVED_PER_TURN:
             size, unlink = self.removals.popleft()
@@ -678,7 +681,6 @@ class Store:
             self.distrust()
             return
         self.syncs += 1
-        self._removed = 0
         entered = False
         if self.syncing:
             entered = self.journal.durable_to(job.journal_written)
