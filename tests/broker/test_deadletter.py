@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvitto.broker import broker as brokers
-from kvitto.broker import deadletter, topic
+from kvitto.broker import deadletter, records, topic
 from kvitto.broker.queue import Queue
 from kvitto.protocol.hub import WRITE_COST
 from kvitto.wire.properties import Properties
@@ -90,7 +89,7 @@ def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_sync_has_made_durable_is_applied_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of many turns wait for one sync; nothing of a turn's budget is left for others if all are applied behind it."""
     monkeypatch.setattr(deadletter, "LETTERS_PER_TURN", 10)
-    monkeypatch.setattr(brokers, "APPLIED_PER_TURN", 10)
+    monkeypatch.setattr(records, "APPLIED_PER_TURN", 10)
     rig = Rig()
     dead = rig.declare("dead")
     rejected(rig, "q", 60, 10)
@@ -111,7 +110,7 @@ def test_what_one_sync_has_made_durable_is_applied_in_several_turns(monkeypatch:
 
 def test_letters_are_applied_faster_than_they_are_sent() -> None:
     """Those that waited grew to 40,000 objects, which a look for garbage took 30 ms for."""
-    assert brokers.APPLIED_PER_TURN > deadletter.LETTERS_PER_TURN
+    assert records.APPLIED_PER_TURN > deadletter.LETTERS_PER_TURN
 
 
 def test_letters_too_large_for_the_limit_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

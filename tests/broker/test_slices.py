@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from kvitto.protocol import connection
-from kvitto.store import slices
+from kvitto.store import pieces
 from kvitto.store.survey import Survey
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
@@ -26,8 +26,8 @@ LARGE = bytes(range(256)) * 200
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_BYTES", 4000)
-    monkeypatch.setattr(slices, "WHOLE_BYTES", 8000)
+    monkeypatch.setattr(pieces, "SLICE_BYTES", 4000)
+    monkeypatch.setattr(pieces, "WHOLE_BYTES", 8000)
 
 
 def put(rig: Rig, name: str, body: bytes) -> None:
@@ -209,7 +209,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     """Where a turn writes one slice."""
     monkeypatch.setattr("kvitto.protocol.hub.WRITE_COST", ONE_PIECE)
     monkeypatch.setattr(connection, "UNCOPIED", 1000)
-    monkeypatch.setattr("kvitto.store.slices.SLICE_BYTES", 50_000)
+    monkeypatch.setattr("kvitto.store.pieces.SLICE_BYTES", 50_000)
     return House()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import broker, bulk, jobs
+from kvitto.broker import bulk, jobs, records
 from kvitto.broker.queue import Queue
 from kvitto.protocol.methods import tx
 from kvitto.wire import methods as m
@@ -350,7 +350,7 @@ def test_the_messages_of_a_commit_come_queue_by_queue_and_after_a_kill_all_of_th
 ) -> None:
     """T4: those of 100,000 messages for two queues came in one piece of 0.5 s."""
     monkeypatch.setattr(bulk, "QUEUE_COST", jobs.PIECE)
-    monkeypatch.setattr(broker, "APPLIED_PIECE", broker.APPLIED_PER_TURN)
+    monkeypatch.setattr(records, "APPLIED_PIECE", records.APPLIED_PER_TURN)
     wire, _ = large(house)
     wire.feed(content(2, m.BasicPublish("", "b"), Properties(expiration="60000").encode(), b"late"))
     house.settle()

@@ -18,7 +18,7 @@ from kvitto.broker import deadletter, stages
 from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue
 from kvitto.protocol import hub
-from kvitto.store import definitions, journal, log, paths, segment, slices, stream
+from kvitto.store import definitions, journal, log, paths, pieces, segment, stream
 from kvitto.store.survey import Survey
 from tests.protocol.sansio import House
 from tests.sim.actor import Actor, Plan, plan
@@ -77,8 +77,8 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(stages, "RECORD_BYTES", 400)
     patch.setattr(deadletter, "RECORD_BYTES", 500)
     patch.setattr(definitions, "COMPACT_BYTES", rng.choice((1000, 1 << 20)))
-    patch.setattr(slices, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
-    patch.setattr(slices, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
+    patch.setattr(pieces, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
+    patch.setattr(pieces, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
     patch.setattr(hub, "WRITE_COST", rng.choice((1, 60, 3000)))
     patch.setattr(brokers, "QUEUES_AT_A_TIME", rng.choice((1, 20)))
     patch.setattr(secrets, "randbits", Dice.bits)

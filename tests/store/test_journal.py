@@ -14,7 +14,7 @@ from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import journal as journals
 from kvitto.store import log
 from kvitto.store.batch import TTL_MAX, Batch
-from kvitto.store.journal import Append, Record, Run, Settle
+from kvitto.store.journal import Append, Packed, Record, Run, Settle
 from kvitto.store.salvage import Salvage
 from kvitto.store.store import Store
 from kvitto.store.survey import Survey
@@ -406,3 +406,80 @@ def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytes
     disk._names[FILE].live[-1:] = b""
     assert replayed(disk.kill()) == []
     assert len(decoded) < 20
+
+
+# -- large records, in slices ----------------------------------------------------------------------------------
+
+
+def large(*bodies: bytes) -> tuple[Record, Record]:
+    """A record as a transaction makes it, and as a start finds it."""
+    packed, found = Packed(), Record()
+    for body in bodies:
+        packed.append("ab" * 16, (b"key", b"\0\0", body), -1, 0)
+        found.appends.append(Append("ab" * 16, b"key", b"\0\0", body))
+    packed.close()
+    return Record(packed=packed), found
+
+
+def expect(found: Record, written: Record) -> Record:
+    found.sequence, found.durable = written.sequence, written.durable
+    return found
+
+
+@given(st.lists(st.tuples(st.lists(st.binary(max_size=200), min_size=1, max_size=5), st.integers(0, 90)), min_size=1))
+def test_records_in_slices_come_back(written: list[tuple[list[bytes], int]]) -> None:
+    """T4; 0: in one piece."""
+    disk = SimDisk(reserving=False)
+    store = open_store(disk)
+    expected = []
+    for bodies, most in written:
+        record, found = large(*bodies)
+        if most:
+            while not store.journal.write_some(record, most):
+                pass
+        else:
+            store.journal.write(record)
+        expected.append(expect(found, record))
+    assert replayed(disk.kill()) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_large_record_that_is_cut_short_never_happened(seed: int) -> None:
+    """T4: by a kill or a power cut after any slice, whether a sync has covered those before or not."""
+    disk, store, first = one_synced()
+    record, found = large(*(bytes([n]) * 300 for n in range(10)))
+    complete, rng = False, Random(seed)
+    while not complete:
+        complete = store.journal.write_some(record, 250)
+        expected = [first, *([expect(found, record)] if complete else [])]
+        assert replayed(disk.copy().kill()) == expected
+        after_cut = replayed(disk.copy().crash(rng, hostile=True))
+        assert after_cut == expected[: len(after_cut)] and after_cut
+        if rng.random() < 0.5:
+            sync(store)
+
+
+def test_a_large_record_for_which_the_room_ends_never_happened() -> None:
+    """D4."""
+    disk, store, first = one_synced()
+    record, _ = large(bytes(2000))
+    store.journal.write_some(record, 500)
+    disk.full = True
+    with pytest.raises(StoreFull):
+        store.journal.write_some(record, 500)
+    disk.full = False
+    small = Record(settles=[Settle("ab" * 16, 1, 1, 1)])
+    store.journal.write(small)
+    assert small.sequence == 2 and replayed(disk.kill()) == [first, small]
+
+
+def test_an_end_in_order_leaves_nothing_of_a_large_record() -> None:
+    disk, store, first = one_synced()
+    record, _ = large(bytes(2000))
+    store.journal.write_some(record, 500)
+    size = len(disk.files()[store.journal._names[store.journal._number]])
+    store.journal.stop_writing()
+    sync(store)
+    assert len(disk.files()[store.journal._names[store.journal._number]]) < size
+    store.shut()
+    assert replayed(disk.kill()) == [first]

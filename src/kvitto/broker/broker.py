@@ -27,16 +27,16 @@ from kvitto.broker.parked import Parking
 from kvitto.broker.patterns import Pattern
 from kvitto.broker.queue import Queue
 from kvitto.broker.reader import Readers
+from kvitto.broker.records import Records
 from kvitto.broker.stages import Stages
 from kvitto.broker.timers import Timers
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from kvitto.broker.vhost_settings import VHostSettings
-from kvitto.store import paths
+from kvitto.store import paths, pieces
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Record
 from kvitto.store.log import Log
 from kvitto.store.settlements import IN_DOUBT
-from kvitto.store.slices import WHOLE_BYTES
 from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.properties import edit_headers, join, split
@@ -53,13 +53,6 @@ QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
-APPLIED_PER_TURN = 150
-"""How many messages of journal records one turn gives to their queues. Transactions are applied in pieces, other records at once.
-
-More than dead letters that one turn sends: else more and more of them would be in memory, and looked at for garbage at once.
-"""
-APPLIED_PIECE = 40
-"""A piece of a transaction counts as this many messages."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
 POOL_MAX = 64
@@ -87,6 +80,7 @@ class Broker:
         self.stages = Stages(self)
         self.archives = Archives(self)
         self.readers = Readers()
+        self.records = Records(self)
         self.dirty: deque[Queue] = deque()
         """Queues that have changed, in that order, until a turn has delivered and written what they have."""
         self.written = 0
@@ -100,11 +94,6 @@ class Broker:
         """The last record that has been put into `_applied`."""
         self._applied_to_slow: deque[tuple[Targets, int]] = deque()
         """Applied records that still wait until slow queues have written their batches."""
-        self._to_apply: deque[tuple[int, Callable[[], object]]] = deque()
-        """Durable journal records that have not been applied yet, in order: (number of messages, function that applies the record).
-
-        What that gives is true while there is more to be done for the record.
-        """
         self.turns = 0
         self.allowance = ALLOWANCE
         """What deliveries of this turn may still cost."""
@@ -124,7 +113,6 @@ class Broker:
         self.file_room: Callable[[], int] = lambda: limits.FILES_PER_QUEUE
         """How many more files may be open, those of new queues counted as open."""
         self.applying = False
-        self._held = 0
         self.definitions_pending = False
         self.cluster_name = ""
         """As people have called it; "" for the name of the node."""
@@ -364,7 +352,7 @@ class Broker:
             self.dirty
             or self.late
             or self.readers.ready
-            or self._to_apply
+            or self.records.due
             or self.dead_letters.moves
             or self.stages.due
             or self.store.removals
@@ -374,7 +362,12 @@ class Broker:
     def unfinished(self) -> bool:
         """Whether the last turn has left work that the next turn can do at once."""
         return bool(
-            self.dirty or self.late or self._to_apply or self.jobs.waiting or self.readers.ready or self.store.removals
+            self.dirty
+            or self.late
+            or self.records.due
+            or self.jobs.waiting
+            or self.readers.ready
+            or self.store.removals
         )
 
     @property
@@ -392,8 +385,8 @@ class Broker:
         self.dead_letters.new_turn()
         if self.store.removals:
             self.store.remove_some()
-        if self._to_apply:
-            self._apply_durable(most)
+        if self.records.due:
+            self.records.apply(most)
         if self.store.journal.applied > self._noted:
             self._noted = self.store.journal.applied
             self._applied.append((self.changes, self._noted))
@@ -434,26 +427,15 @@ class Broker:
                 except Exception as error:  # noqa: BLE001 - the wall around this queue
                     queue.contain(error)
             for queue in queues:
-                size = 0 if queue.tail is None else min(queue.tail.size(), WHOLE_BYTES)
+                size = 0 if queue.tail is None else min(queue.tail.size(), pieces.WHOLE_BYTES)
                 if queue in self.slow:
-                    size = WHOLE_BYTES
+                    size = pieces.WHOLE_BYTES
                 self.flush(queue)
                 most -= QUEUE_COST + (size >> 11)
                 self._queue_size += (size - self._queue_size) / 64
             left -= len(queues)
             self.written += len(queues)
         return most
-
-    def _apply_durable(self, most: int) -> None:
-        """Apply durable journal records in order: as many as fit into a turn, or all of them if no other turn follows."""
-        left = APPLIED_PER_TURN if most < sys.maxsize else most
-        while self._to_apply and left > 0:
-            count, apply = self._to_apply[0]
-            if apply():  # it goes on in the next turn, and those behind it wait
-                left -= APPLIED_PIECE
-                continue
-            self._to_apply.popleft()
-            left -= count
 
     def _note_applied(self) -> None:
         """Tell the journal which of its records have been applied by what is in files now."""
@@ -547,6 +529,7 @@ class Broker:
         """Write and sync everything: the end in order. StoreError if that cannot be."""
         if self.full:
             self.retry_writes()
+        self.records.stop()
         self.turn()
         # a sync may seal segments, bring them to an archive or retire the journal, which writes again
         for _ in range(STEPS):
@@ -584,44 +567,6 @@ class Broker:
 
     # -- journal ---------------------------------------------------------------------------------------------
 
-    def journal(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
-        """Write an atomic record and call `done` in a turn once it is durable; `done` applies it. Without room: `full`, and it never was.
-
-        What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
-        power cut took give theirs to others. Records stay in order.
-        """
-        if self._held or not self._settles_durable(record):
-            self._held += 1
-            self.store.when_durable(lambda: self._journal_held(record, done, full))
-        else:
-            self._journal_now(record, done, full)
-
-    def _journal_held(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
-        self._held -= 1
-        if self._settles_durable(record):
-            self._journal_now(record, done, full)
-        elif self.unwritten:
-            full()
-        else:  # the sync had begun before the messages were written
-            self.journal(record, done, full)
-
-    def _journal_now(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
-        try:
-            walls.essential("the journal", self.store.journal.write, record)
-        except StoreFull:
-            full()
-            return
-        count = len(record.appends) + sum(run.batch.count for run in record.runs)
-        if record.packed is not None:
-            count += record.packed.messages
-            record.packed = None  # it is written
-        self.store.when_durable(lambda: self._to_apply.append((count, done)), messages=False)
-
-    def _settles_durable(self, record: Record) -> bool:
-        ends = record.ends
-        queues = [(self.queues.get(queue_id), end) for queue_id, end in ends.items()]
-        return all(queue is None or end <= queue.log.durable_end for queue, end in queues)
-
     def apply(self, record: Record, direct: Sequence[Direct] = (), recovering: bool = False) -> None:
         """Append a record's messages, and those that need none, to their queues: what goes to one queue is in one batch."""
         self.applying = True
@@ -633,7 +578,7 @@ class Broker:
         finally:
             self.applying = False
         for queue in self._queues_of(record, direct):
-            if queue.tail is not None and queue.tail.size() > WHOLE_BYTES:
+            if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
                 self.flush(queue)  # a batch has to hold a whole record, not several large ones
         self.store.journal.applied_to(record.sequence)
 

@@ -16,10 +16,10 @@ from kvitto.broker.deadletter import LETTER_MAX, weight
 from kvitto.broker.jobs import Cost
 from kvitto.broker.room import Room
 from kvitto.broker.topic import PIECE_STEPS
+from kvitto.store import pieces
 from kvitto.store.batch import DEAD, EXPIRES, FLAGS, Batch
 from kvitto.store.journal import Packed, Record
 from kvitto.store.settlements import DEAD_LETTERED
-from kvitto.store.slices import WHOLE_BYTES
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -159,7 +159,9 @@ class Bulk:
             for queue in queues:
                 batch = self.batches.pop(queue)
                 self._give(queue, batch, sequence if queue.log.durable else 0)
-                if self.cost.spend(QUEUE_COST + (batch.count >> 6) + (min(batch.size(), WHOLE_BYTES) >> BYTES_SHIFT)):
+                if self.cost.spend(
+                    QUEUE_COST + (batch.count >> 6) + (min(batch.size(), pieces.WHOLE_BYTES) >> BYTES_SHIFT)
+                ):
                     yield
         except Exception as error:  # noqa: BLE001 - none of these queues may write half of it: the next start applies the whole record
             for queue in queues:
@@ -178,5 +180,5 @@ class Bulk:
             walls.run(queue, queue.append_journaled_run, batch, sequence)
         finally:
             broker.applying = False
-        if queue.tail is not None and queue.tail.size() > WHOLE_BYTES:
+        if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
             broker.flush(queue)  # a batch has to hold a whole record, not several large ones

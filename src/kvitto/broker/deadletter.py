@@ -255,7 +255,7 @@ class DeadLetters(walls.Routine):
                 if not queue.deleted:
                     self.broker.parking.park(queue, offset, reason, DISK)
 
-        self.broker.journal(parcel.record, apply, full)
+        self.broker.records.write(parcel.record, apply, full)
 
     def address_steps(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]

@@ -25,7 +25,7 @@ from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
 from kvitto.broker.rota import Rota, consumer_index, insert_consumer
-from kvitto.store import slices
+from kvitto.store import pieces
 from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, TTL_MAX, Batch
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
@@ -1068,7 +1068,7 @@ class Queue:
         if self.ranked:
             self.admit()  # while it is in memory
         tail = self.tail
-        if self.backlog or (tail is not None and tail.size() > slices.WHOLE_BYTES):
+        if self.backlog or (tail is not None and tail.size() > pieces.WHOLE_BYTES):
             self._close_tail()
             self._hold_back(True)
             try:
@@ -1110,12 +1110,12 @@ class Queue:
 
     def _write_backlog(self, delivered: bool) -> None:
         """Write a slice of the first large batch, and the batches before it. `delivered`: there may be deliveries since the last flush."""
-        left = slices.SLICE_BYTES
+        left = pieces.SLICE_BYTES
         while self.backlog and left > 0:
             batch = self.backlog[0]
             # what is on its way to a peer must not be in memory alone (A9)
             shown = delivered and batch.first < self.cursor
-            if not self.log.is_writing and (batch.size() <= slices.WHOLE_BYTES or shown):
+            if not self.log.is_writing and (batch.size() <= pieces.WHOLE_BYTES or shown):
                 self.log.write(batch)
                 left -= batch.size()
             else:

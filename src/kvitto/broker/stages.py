@@ -511,7 +511,7 @@ class Stages(Service):
             parcel.room.give_back()
             self.broker.timers.after(FULL_MS, self._again, writer.name)
 
-        self.broker.journal(parcel.record, apply, full)
+        self.broker.records.write(parcel.record, apply, full)
 
     # -- stages that nobody wants ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from kvitto.broker.argument_reader import age_ms
 from kvitto.broker.equivalence import describe
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
-from kvitto.store import slices
+from kvitto.store import pieces
 from kvitto.store.log import Window
 from kvitto.store.stream import Retention, StreamLog
 from kvitto.wire.tables import Timestamp
@@ -276,7 +276,7 @@ class Stream(Queue):
     def flush(self) -> None:
         """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
         tail = self.tail
-        if self.backlog or (tail is not None and tail.size() > slices.WHOLE_BYTES):
+        if self.backlog or (tail is not None and tail.size() > pieces.WHOLE_BYTES):
             self._close_tail()
             if not self.log.is_writing:
                 self.backlog[0].time_ms = self.broker.now_ms

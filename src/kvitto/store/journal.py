@@ -10,14 +10,17 @@ import secrets
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.store import paths
+from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.store import paths, pieces
 from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, Batch
 from kvitto.store.inventory import JOURNAL, NOBODY, Entry
+from kvitto.store.pieces import Pieces
 from kvitto.store.segment import RESYNC_BYTES
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ class Packed:
         self.operations = self.messages = 0
         self.ends: dict[str, int] = {}
         """By queue, the end of its settled offsets."""
+        self.size = 0
+        """Bytes of all operations."""
         self._open = bytearray()
         self._settle: Settle | None = None
 
@@ -111,7 +116,9 @@ class Packed:
     def _add(self, *buffers: Part) -> None:
         """Add one encoded operation. Small ones are copied into one buffer."""
         self.operations += 1
-        if sum(map(len, buffers)) <= PART_BYTES:
+        size = sum(map(len, buffers))
+        self.size += size
+        if size <= PART_BYTES:
             for buffer in buffers:
                 self._open += buffer
             if len(self._open) > PART_BYTES:
@@ -162,9 +169,14 @@ class Record:
             _end(s, ends)
         return ends
 
-    def encode(self, salt: int) -> list[Part]:
-        packed = self.packed or Packed()
-        parts = list(packed.parts)
+    @property
+    def large(self) -> bool:
+        """Whether the record is too large to be written in one piece."""
+        return self.packed is not None and self.packed.size > pieces.WHOLE_BYTES
+
+    def parts(self) -> list[Part]:
+        """The operations, encoded."""
+        parts = [] if self.packed is None else list(self.packed.parts)
         for a in self.appends:
             head = _append_head(a)
             if len(a.body) > COPIED_MAX:
@@ -176,13 +188,20 @@ class Record:
             parts.append(_RUN.pack(3, bytes.fromhex(r.queue_id), b.count, b.meta.n, b.body.n))
             parts += (b.index.view(), b.meta.view(), b.body.view())
         parts += map(_settled, self.settles)
-        operations = packed.operations + len(self.appends) + len(self.runs) + len(self.settles)
-        rest = struct.pack("<QII", self.sequence, operations, self.durable)
-        digest = xxhash.xxh3_64(rest, salt)
+        return parts
+
+    def counts(self) -> bytes:
+        """The end of the header: sequence, number of operations, durable."""
+        operations = 0 if self.packed is None else self.packed.operations
+        operations += len(self.appends) + len(self.runs) + len(self.settles)
+        return struct.pack("<QII", self.sequence, operations, self.durable)
+
+    def encode(self, salt: int) -> list[Part]:
+        parts, counts = self.parts(), self.counts()
+        digest = xxhash.xxh3_64(counts, salt)
         for part in parts:
             digest.update(part)
-        length = _HEAD.size + sum(map(len, parts))
-        return [MAGIC + struct.pack("<IQ", length, digest.intdigest()) + rest, *parts]
+        return [_head(sum(map(len, parts)), digest.intdigest()) + counts, *parts]
 
     @classmethod
     def decode(cls, data: bytes, at: int, salt: int) -> tuple[Record, int] | None:
@@ -234,6 +253,39 @@ class Record:
         return at == len(data)
 
 
+def _head(size: int, checksum: int) -> bytes:
+    """The begin of the header of a record whose operations have `size` bytes."""
+    return MAGIC + struct.pack("<IQ", _HEAD.size + size, checksum)
+
+
+class RecordSlices:
+    """A large record on its way into a file. Its header comes last: until then there is no record for a start."""
+
+    def __init__(self, record: Record, salt: int) -> None:
+        parts = record.parts()
+        self._counts = record.counts()
+        self._operations = sum(map(len, parts))
+        self._pieces = Pieces(parts, xxhash.xxh3_64(self._counts, salt))
+        self._at = _HEAD.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole record."""
+        return _HEAD.size + self._operations
+
+    @property
+    def done(self) -> bool:
+        return self._pieces.done
+
+    def write(self, file: File, position: int, most: int) -> None:
+        """Write about `most` bytes more of the record at `position`, and the header behind the last of them."""
+        now, size = self._pieces.take(most)
+        file.write_at(position + self._at, now)
+        self._at += size
+        if self.done:
+            file.write_at(position, [_head(self._operations, self._pieces.checksum) + self._counts])
+
+
 class Journal:
     """`oldest`: records from this sequence on may be replayed after a crash. `_last` has the last sequence of each file on disk."""
 
@@ -251,6 +303,7 @@ class Journal:
         self._size = 0
         self._reserved = 0
         self._durable = 0
+        self._slices: RecordSlices | None = None
         self._files: dict[int, File] = {}
         self._last: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -348,24 +401,75 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Append a record; raises StoreFull or StoreError, then it never happened."""
+        assert self._slices is None
+        file = self._prepare(record)
+        data = record.encode(self._salt)
+        size = sum(map(len, data))
+        self._take_room(file, size)
+        try:
+            file.write_at(self._size, data)
+        except StoreFull:
+            self._cut(file)
+            raise
+        self._wrote(record, file, size)
+
+    def write_some(self, record: Record, most: int) -> bool:
+        """Append a large record with about `most` bytes in each call. Returns whether it is complete: then it is as if `write` had done it.
+
+        No other record may be written before. Raises StoreFull or StoreError; then it never happened.
+        """
+        if self._slices is None:
+            file = self._prepare(record)
+            slices = RecordSlices(record, self._salt)
+            self._take_room(file, slices.size)
+            self._slices = slices
+        assert self._file is not None
+        file, slices = self._file, self._slices
+        try:
+            slices.write(file, self._size, most)
+        except StoreFull:
+            self._slices = None
+            self._cut(file)
+            raise
+        if slices.done:
+            self._slices = None
+            self._wrote(record, file, slices.size)
+        else:
+            self.store.wrote_file(file)
+        return slices.done
+
+    def stop_writing(self) -> None:
+        """The end in order: a record that is not complete was never promised to anybody."""
+        if self._slices is not None:
+            assert self._file is not None
+            self._slices = None
+            self._cut(self._file)
+            self.store.wrote_file(self._file)
+
+    def _prepare(self, record: Record) -> File:
+        """Give the record its sequence. Returns the file that it will be in."""
         record.sequence = self.sequence + 1
         if self._file is None or self._size >= ROTATE_BYTES:
             self._file = self._next_file()
         record.durable = min(self._durable, 0xFFFFFFFF)
-        data = record.encode(self._salt)
-        size = sum(map(len, data))
+        return self._file
+
+    def _take_room(self, file: File, size: int) -> None:
         self.store.take_room(size, paths.JOURNALS)
         if self.store.syncing and self._size + size > self._reserved:
             self._reserved = self._size + size + RESERVE_BYTES
-            self._file.reserve(self._size, self._reserved)
-        try:
-            self._size += self._file.write_at(self._size, data)
-        except StoreFull:
-            self._file.truncate(self._size)
-            self._reserved = 0
-            raise
+            file.reserve(self._size, self._reserved)
+
+    def _cut(self, file: File) -> None:
+        """There was no room for all of a record: nothing of it stays."""
+        file.truncate(self._size)
+        self._reserved = 0
+
+    def _wrote(self, record: Record, file: File, size: int) -> None:
+        """All of a record is in the file."""
+        self._size += size
         self.sequence = self._last[self._number] = record.sequence
-        self.store.wrote_file(self._file)
+        self.store.wrote_file(file)
 
     def _next_file(self) -> File:
         salt = secrets.randbits(64)
@@ -405,7 +509,7 @@ class Journal:
         """
         if self._keeps_all:
             return
-        small = self._size < ROTATE_BYTES and not self.store.blocked_drops
+        small = self._slices is not None or (self._size < ROTATE_BYTES and not self.store.blocked_drops)
         gone = [
             n for n, last in self._last.items() if last <= applied and not (n == self._number and self._file and small)
         ]

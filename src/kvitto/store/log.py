@@ -20,7 +20,7 @@ import xxhash
 
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
-from kvitto.store import paths, segment, settlements, slices
+from kvitto.store import paths, pieces, segment, settlements
 from kvitto.store.archive import Archive
 from kvitto.store.batch import ENTRY, PREFIX, Batch, BatchHeader, Stored, verify
 from kvitto.store.batch import HEADER as BATCH_HEADER
@@ -485,7 +485,7 @@ class Log:
         try:
             digest, at, end = xxhash.xxh3_64(seed=part.salt), position + PREFIX, position + head.length
             while at < end:
-                data = self.file_of(part).read_at(at, min(slices.SLICE_BYTES, end - at))
+                data = self.file_of(part).read_at(at, min(pieces.SLICE_BYTES, end - at))
                 if not data:
                     break
                 digest.update(data)

@@ -10,12 +10,8 @@ import xxhash
 
 from kvitto.base.errors import StoreFull
 from kvitto.store.batch import HEADER, PREFIX, Batch
+from kvitto.store.pieces import Pieces
 from kvitto.store.segment import Segment
-
-SLICE_BYTES = 1 << 20
-"""Bytes that are written at once, in about a millisecond."""
-WHOLE_BYTES = 2 << 20
-"""Batches up to this size are written in one piece."""
 
 
 class Slices:
@@ -23,32 +19,24 @@ class Slices:
         self.part = part
         self.batch = batch
         self._head = batch.head(part.durable)
-        self._digest = xxhash.xxh3_64(memoryview(self._head)[PREFIX:], part.salt)
-        self._areas = batch.areas()
+        self._pieces = Pieces(batch.areas(), xxhash.xxh3_64(memoryview(self._head)[PREFIX:], part.salt))
         self._at = part.size + HEADER
 
     @property
     def done(self) -> bool:
-        return not self._areas
+        return self._pieces.done
 
     def write(self, most: int) -> int:
         """Write about `most` bytes more, the header behind the last of them; returns how many. StoreFull: nothing of the batch is there."""
-        part, size, now = self.part, 0, []
+        part = self.part
         assert part.file is not None
-        while self._areas and size < most:
-            area = self._areas.pop(0)
-            piece, rest = area[: most - size], area[most - size :]
-            if len(rest):
-                self._areas.insert(0, rest)
-            self._digest.update(piece)
-            now.append(piece)
-            size += len(piece)
+        now, size = self._pieces.take(most)
         try:
             part.ahead += part.file.write_at(self._at, now)
             self._at += size
             part.reserved = max(part.reserved, self._at)
             if self.done:
-                self._head[8:16] = self._digest.intdigest().to_bytes(8, "little")
+                self._head[8:16] = self._pieces.checksum.to_bytes(8, "little")
                 size += part.file.write_at(part.size, [bytes(self._head)])
         except StoreFull:
             self.undo()
@@ -61,6 +49,5 @@ class Slices:
     def undo(self) -> None:
         """Cut off what is there: it will be written again from its beginning, or never."""
         assert self.part.file is not None
-        self._areas = []
         self.part.ahead = self.part.reserved = 0
         self.part.file.truncate(self.part.size)

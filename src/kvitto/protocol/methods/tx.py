@@ -183,7 +183,9 @@ class Transaction:
 
         if bulk.packed.operations:
             steps = answered(applied())
-            broker.journal(bulk.record, lambda: walls.run(chan, next, steps, LAST) is None, walls.guarded(chan, undo))
+            broker.records.write(
+                bulk.record, lambda: walls.run(chan, next, steps, LAST) is None, walls.guarded(chan, undo)
+            )
         elif plan.alone:
             for _ in bulk.apply():
                 pass

@@ -1,0 +1,119 @@
+"""Records of the journal: what becomes durable as a whole, over several queues. Each is written, synced, and then applied, in order.
+
+A large record is written in slices, one in each piece of a job, and the records behind it wait for its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import StoreFull
+from kvitto.broker import walls
+from kvitto.store import pieces
+from kvitto.store.journal import Record
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
+
+Waiting = tuple[Record, Callable[[], object], Callable[[], None]]
+
+APPLIED_PER_TURN = 150
+"""How many messages of journal records one turn gives to their queues. Transactions are applied in pieces, other records at once.
+
+More than dead letters that one turn sends: else more and more of them would be in memory, and looked at for garbage at once.
+"""
+APPLIED_PIECE = 40
+"""A piece of a transaction counts as this many messages."""
+
+
+class Records:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._held = 0
+        """How many records wait until what they settle is durable."""
+        self._unwritten: deque[Waiting] = deque()
+        """A large record that is being written in slices, and the records behind it."""
+        self.due: deque[tuple[int, Callable[[], object]]] = deque()
+        """Durable records that have not been applied yet, in order: (number of messages, function that applies the record).
+
+        The function returns something true while there is more to be done for the record.
+        """
+
+    def write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
+        """Write an atomic record and call `done` in a turn once it is durable; `done` applies it. Without room: `full`, and it never was.
+
+        What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
+        power cut took give theirs to others. Records stay in order.
+        """
+        if self._held or not self._settles_durable(record):
+            self._held += 1
+            self._broker.store.when_durable(lambda: self._go_on(record, done, full))
+        else:
+            self._write(record, done, full)
+
+    def _go_on(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
+        self._held -= 1
+        if self._settles_durable(record):
+            self._write(record, done, full)
+        elif self._broker.unwritten:
+            full()
+        else:  # the sync had begun before the messages were written
+            self.write(record, done, full)
+
+    def _settles_durable(self, record: Record) -> bool:
+        queues = [(self._broker.queues.get(queue_id), end) for queue_id, end in record.ends.items()]
+        return all(queue is None or end <= queue.log.durable_end for queue, end in queues)
+
+    def _write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
+        if self._unwritten or record.large:
+            self._unwritten.append((record, done, full))
+            if len(self._unwritten) == 1:
+                self._broker.jobs.start(self._write_slices())
+            return
+        try:
+            walls.essential("the journal", self._broker.store.journal.write, record)
+        except StoreFull:
+            full()
+        else:
+            self._wrote(record, done)
+
+    def _write_slices(self) -> Iterator[None]:
+        """Write a large record, a slice in each piece, and then the records that have come meanwhile."""
+        write_some = self._broker.store.journal.write_some
+        while self._unwritten:
+            record, done, full = self._unwritten[0]
+            try:
+                while not walls.essential("the journal", write_some, record, pieces.SLICE_BYTES):
+                    yield
+            except StoreFull:
+                walls.run(self._broker.jobs, full)
+            else:
+                self._wrote(record, done)
+            self._unwritten.popleft()
+
+    def _wrote(self, record: Record, done: Callable[[], object]) -> None:
+        """A record is in the file."""
+        count = len(record.appends) + sum(run.batch.count for run in record.runs)
+        if record.packed is not None:
+            count += record.packed.messages
+            record.packed = None  # its memory is not needed any more
+        self._broker.store.when_durable(lambda: self.due.append((count, done)), messages=False)
+
+    def apply(self, most: int) -> None:
+        """Apply durable records in order: as many as fit into a turn, or all of them if no other turn follows."""
+        left = APPLIED_PER_TURN if most < sys.maxsize else most
+        while self.due and left > 0:
+            count, apply = self.due[0]
+            if apply():  # it goes on in the next turn, and those behind it wait
+                left -= APPLIED_PIECE
+                continue
+            self.due.popleft()
+            left -= count
+
+    def stop(self) -> None:
+        """The end in order: nobody has been told of a record that is not complete."""
+        self._unwritten.clear()
+        self._broker.store.journal.stop_writing()
