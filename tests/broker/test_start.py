@@ -142,7 +142,7 @@ def test_what_the_journal_brings_back_after_a_power_cut_is_flagged() -> None:
             rig.declare(name)
         rig.settle_down()
         record = Record(appends=[Append(rig.queue(n).log.queue_id, address(n), b"\0\0", b"m") for n in ("q", "other")])
-        rig.broker.journal(record, lambda r=record, b=rig.broker: b.apply(r), lambda: None)  # type: ignore[misc]
+        rig.broker.records.write(record, lambda r=record, b=rig.broker: b.apply(r), lambda: None)  # type: ignore[misc]
         rig.turn()
         rig.sync()  # the journal's new file
         rig.sync()  # the inventory, which knows it then

@@ -340,7 +340,7 @@ def step(house: House) -> None:
 
 def until_durable(house: House) -> None:
     """A record of the journal is durable, and wants to be applied."""
-    while not house.broker._to_apply:
+    while not house.broker.records.due:
         step(house)
 
 

@@ -105,7 +105,7 @@ def transact(rig: Rig, queue: Stream, told: Told) -> None:
         rig.broker.apply(record)
         told.confirmed = len(told.sent)
 
-    rig.broker.journal(record, done, lambda: None)
+    rig.broker.records.write(record, done, lambda: None)
     while told.confirmed < len(told.sent):  # a journal file that is new waits for the inventory, too
         rig.sync(everything=False)
 

@@ -93,7 +93,7 @@ def move(home: Home, apply: bool = True) -> None:
     ids = [home.queue(name).log.queue_id for name in "ab"]
     record = Record(appends=[Append(i, address(n), b"\0\0", b"moved" * 20) for i, n in zip(ids, "ab", strict=True)])
     if apply:
-        home.broker.journal(record, lambda: home.broker.apply(record), lambda: None)
+        home.broker.records.write(record, lambda: home.broker.apply(record), lambda: None)
         home.settle_down()
     else:
         home.store.journal.write(record)
