@@ -97,3 +97,13 @@ def test_a_full_queue_that_is_declared_again_while_its_files_go_is_empty(rig: Ri
     rig.settle_down()
     assert rig.queue("q").ready == FILES and segments(rig) >= FILES
     assert rig.drain("q") == [b"%d" % number for number in range(FILES)]
+
+
+def test_a_file_that_somebody_has_removed_by_hand_is_not_missed(rig: Rig) -> None:
+    """The deletion of a queue went through that before, and goes on doing so."""
+    fill(rig, "q", True)
+    path = next(path for path in rig.disk.files() if path.endswith("2.log"))
+    rig.delete("q")
+    rig.disk.unlink(path)
+    rig.settle_down()
+    assert segments(rig) == 0

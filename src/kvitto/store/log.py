@@ -362,11 +362,17 @@ class Log:
         self.store.forget(self)
         self.store.remove(0, partial(self.store.remove_queue, self.directory))
 
+    def _remove_messages(self, base: int) -> None:
+        """Unlink a segment, unless somebody has done so by hand."""
+        path = paths.segment(self.directory, base)
+        if self.store.disk.exists(path):
+            self.store.disk.unlink(path)
+
     def _remove_directory(self, parts: list[Segment]) -> None:
         """Unlink all files of a queue that is gone, the large ones one by one."""
         for part in parts:
             if part.size > LARGE_BYTES:
-                self.store.remove(part.size, partial(self.store.disk.unlink, paths.segment(self.directory, part.base)))
+                self.store.remove(part.size, partial(self._remove_messages, part.base))
         if self.durable:
             self.store.remove(0, partial(self.store.remove_queue, self.directory))
         else:
