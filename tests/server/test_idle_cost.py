@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import ssl
+import sys
 import weakref
 from asyncio import selector_events, sslproto
 from collections.abc import Iterator
@@ -192,7 +193,7 @@ def alive(kind: type) -> int:
 
 def test_the_process_looks_for_all_garbage_only_when_it_is_idle(monkeypatch: pytest.MonkeyPatch, unbound: None) -> None:
     """A look at all objects while others wait took 80 ms with ten thousand connections; at 7,700 that are not young any more, 14 ms."""
-    before = gc.get_threshold()
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
     monkeypatch.setattr(gc, "collect", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     try:
@@ -201,3 +202,17 @@ def test_the_process_looks_for_all_garbage_only_when_it_is_idle(monkeypatch: pyt
         assert young == before[0] and young * (middle + 1) <= 2500 and old > 1_000_000
     finally:
         gc.set_threshold(*before)
+        sys.setswitchinterval(interval)
+
+
+def test_the_thread_that_syncs_asks_for_the_interpreter_soon(monkeypatch: pytest.MonkeyPatch, unbound: None) -> None:
+    """A loop with work kept it waiting for up to a second, and all confirms with it."""
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
+    monkeypatch.setattr(gc, "collect", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    try:
+        garbage.spare_the_loop()
+        assert sys.getswitchinterval() <= 0.0005
+    finally:
+        gc.set_threshold(*before)
+        sys.setswitchinterval(interval)
