@@ -42,6 +42,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     flag("--repeats", type=int, metavar="N", help="runs more in place of disturbed ones, at most (3; quick: 0)")
     flag("--seconds", type=float, metavar="S", help="length of a timed run (10; quick: 1)")
     flag("--peer", type=peer, action="append", default=[], metavar="NAME=amqp://...,pid=N", help="one more broker")
+    flag("--against", type=against, metavar="CHECKOUT", help="measure the Kvitto of another checkout, too")
     flag("--no-rabbitmq", action="store_true", help="measure without it")
     flag(
         "--place",
@@ -64,6 +65,13 @@ def letters(text: str) -> str:
 def peer(text: str) -> Peer:
     try:
         return brokers.parse_peer(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def against(text: str) -> type[Kvitto]:
+    try:
+        return brokers.kvitto_of(Path(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -121,7 +129,7 @@ class Bench:
     def standing(self, scenario: Standing) -> None:
         turns: dict[str, Callable[[], Run]] = {}
         for kind in self.kinds:
-            if kind is Kvitto or not scenario.only_kvitto:
+            if issubclass(kind, Kvitto) or not scenario.only_kvitto:
                 turns[kind.name] = partial(self.stand, scenario, kind)
         self.keep(scenario, f"{scenario.kind} {scenario.count}", turns)
 
@@ -150,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "Run `make build` (or `make bench`, which does it) and start again."
         )
         return 2
-    kinds: list[type[Started]] = [Kvitto]
+    kinds: list[type[Started]] = [Kvitto, args.against] if args.against else [Kvitto]
     if not args.no_rabbitmq and brokers.rabbitmq_script() is None:
         say(f"RabbitMQ is not installed, measuring without it; install it with: {brokers.INSTALL_RABBITMQ}")
     elif not args.no_rabbitmq:

@@ -77,6 +77,21 @@ class Kvitto(Started, nodes.Kvitto):
         return [str(word) for option in given.items() for word in option]
 
 
+def kvitto_of(checkout: Path) -> type[Kvitto]:
+    """`kvitto serve` of another checkout, started in the same way. ValueError if nothing is installed there."""
+    command = checkout.resolve() / ".venv" / "bin" / "kvitto"
+    if not command.exists():
+        raise ValueError(f"there is no {command}: run `make build` in {checkout}")
+
+    class Other(Kvitto):
+        name = "other"
+
+        def _kvitto(self) -> list[str]:
+            return [str(command)]
+
+    return Other
+
+
 class RabbitMQ(Started, nodes.RabbitMQ):
     """Debian's RabbitMQ as a node of its own."""
 

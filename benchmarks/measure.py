@@ -78,7 +78,7 @@ def alternate(
 
 def able(broker: Broker, scenario: Scenario) -> bool:
     """Whether the scenario can be run with that broker."""
-    if scenario.only_kvitto and broker.name != Kvitto.name:
+    if scenario.only_kvitto and not isinstance(broker, Kvitto):
         return False
     if isinstance(scenario, Load):
         return not scenario.tls or broker.tls_uri is not None

@@ -1,6 +1,8 @@
 """The loads that `kvitto perf` has no flags for, and one bench from end to end, both tiny."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from benchmarks.results import load as load_results
 
 import kvitto
-from benchmarks import load
+from benchmarks import brokers, load
 from kvitto.client import ChannelClosed, Connection
 from kvitto.perf.workers import Options
 
@@ -77,3 +79,18 @@ def test_a_bench_from_end_to_end(tmp_path: Path) -> None:
     assert waiting.most == 0
     assert "(i) What waits" in (tmp_path / "out" / "results.md").read_text()
     assert not any((tmp_path / "data").glob("*-kvitto"))
+
+
+def test_the_kvitto_of_another_checkout_is_started_as_ours_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="make build"):
+        brokers.kvitto_of(tmp_path)
+    command = tmp_path / ".venv" / "bin" / "kvitto"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(brokers.kvitto_command())} "$@"\n')
+    command.chmod(0o755)
+    broker = brokers.kvitto_of(tmp_path)(tmp_path / "place", frozenset(os.sched_getaffinity(0)), None)
+    try:
+        broker.start()
+        assert broker.name == "other" and brokers.version(broker) == f"Kvitto {kvitto.__version__}"
+    finally:
+        broker.stop()

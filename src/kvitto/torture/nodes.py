@@ -202,8 +202,12 @@ class Kvitto(Node):
         """More options of `kvitto serve`."""
         return []
 
+    def _kvitto(self) -> list[str]:
+        """The command `kvitto`."""
+        return kvitto_command()
+
     def begin(self) -> None:
-        command = [*kvitto_command(), "serve", "--data-dir", str(self.data), "--port", "0", "--http-port", "0"]
+        command = [*self._kvitto(), "serve", "--data-dir", str(self.data), "--port", "0", "--http-port", "0"]
         self._process = self._spawn([*command, *self._options()], {}, listen=True)
 
     def _wait_ready(self) -> None:
