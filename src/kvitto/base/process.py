@@ -75,9 +75,8 @@ def keep_large_memory_apart(size: int) -> None:
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
         option(-3, size)  # M_MMAP_THRESHOLD; once it is set it does not follow what has been freed
-        option(
-            -1, 2 * size
-        )  # M_TRIM_THRESHOLD, which does not follow either: a buffer would be returned and faulted in each turn
+        # M_TRIM_THRESHOLD does not follow either then: a buffer would be returned, and faulted in again, in each turn
+        option(-1, 2 * size)
 
 
 def cpu_seconds() -> float:

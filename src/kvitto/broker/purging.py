@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 PIECE = 1000
-"""How many runs are settled in one piece, or redelivered messages: their delivery counts are dropped one by one."""
+"""How many runs, or messages with a delivery count, are settled in one piece."""
 
 
 def settled(queue: Queue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:

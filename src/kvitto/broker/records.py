@@ -1,6 +1,6 @@
-"""Records of the journal: what becomes durable as a whole, over several queues. Each is written, synced, and then applied, in order.
+"""Writes records of the journal and applies them. A record changes several queues as a whole: it is written, synced, and then applied.
 
-A large record is written in slices, one in each piece of a job, and the records behind it wait for its end.
+Records keep their order. A large record is written in slices, one in each piece of a job, and the records behind it wait for its end.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class Log:
             self.store.when_durable(remove, messages=False)
 
     def _remove_transient(self, base: int, settled: bool) -> None:
-        """`settled`: there is a settlement log, too."""
+        """Unlink a segment that no restart will ask for. `settled`: the segment has a settlement log, which goes too."""
         disk = self.store.disk
         if disk.exists(paths.segment(self.directory, base)):  # the queue may have been deleted meanwhile
             disk.unlink(paths.segment(self.directory, base))

@@ -45,9 +45,9 @@ SPARE_BYTES = 1 << 20
 ROOM_STEP = 16 << 20
 """After so many bytes of messages the disk is asked again."""
 REMOVED_PER_TURN = 64 << 20
-"""Bytes of files that are unlinked in one turn: a file system needs some milliseconds to free them."""
+"""How many bytes of files are unlinked in one turn: a file system needs some milliseconds to free so many."""
 FILE_COST = 256 << 10
-"""Each file counts as this many bytes more."""
+"""To unlink a file takes as long as to free this many bytes, whatever its size: they are added to its size."""
 
 
 class SyncJob:
