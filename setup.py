@@ -27,6 +27,7 @@ HOT = [
     "kvitto/protocol/delivery.py",
     "kvitto/protocol/channel.py",
     "kvitto/protocol/connection.py",
+    "kvitto/server/syncer.py",
     "kvitto/client/codec.py",
     "kvitto/client/columns.py",
 ]

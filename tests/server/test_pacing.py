@@ -88,6 +88,7 @@ class StuckDisk(RealDisk):
                 sync()
 
             file.sync = when_free  # type: ignore[method-assign]
+            file.fileno = lambda: -1  # type: ignore[method-assign]
         return file
 
 

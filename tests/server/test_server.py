@@ -10,7 +10,7 @@ import pytest
 
 from kvitto.base.config import Config
 from kvitto.base.errors import StoreError
-from kvitto.server.server import Server
+from kvitto.server.server import IDLE_BYTES, Server
 from kvitto.store.disk import RealDisk
 from tests.support.rig import Rig
 from tests.support.wait import TIMEOUT_S
@@ -37,6 +37,65 @@ def test_what_fails_beside_a_turn_ends_the_broker(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="free space"):
         asyncio.run(main())
     assert (tmp_path / "boot").read_bytes(), "it is not left in order"
+
+
+def test_a_busy_broker_has_one_turn_in_each_round_of_the_loop(tmp_path: Path) -> None:
+    """Each sync that ended had one turn more run in every round, while there was work: others waited for all of them."""
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        turn, turns, synced = server.hub.turn, 0, 0
+
+        def busy() -> None:
+            nonlocal turns
+            turns += 1
+            turn()
+            server.schedule()
+
+        def again() -> None:
+            nonlocal synced
+            synced += 1
+            server.store.wrote_file(server.store.definitions.file)
+            server.store.when_durable(again)
+
+        server.hub.turn = busy  # type: ignore[method-assign]
+        server.received = IDLE_BYTES  # a sync is run by the thread
+        again()
+        rounds = 0
+        while synced < 10:
+            server.received = IDLE_BYTES
+            await asyncio.sleep(0)
+            rounds += 1
+        server.store.when_durable = lambda *_: None  # type: ignore[method-assign,assignment]
+        assert turns <= rounds + synced + 1
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_turn_syncs_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a short sync may ask for the next one when it has ended, without end."""
+    monkeypatch.setattr("kvitto.server.server.SYNCS_S", 0.0)
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        synced: list[int] = []
+
+        def again() -> None:
+            synced.append(1)
+            if len(synced) < 5:
+                server.store.when_durable(again)
+
+        server.store.when_durable(again)
+        server._do_turn()
+        assert len(synced) == 1
+        while len(synced) < 5:
+            await asyncio.sleep(0)
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:

@@ -1,19 +1,21 @@
-"""Which sync runs where (adr/0009)."""
+"""Which sync runs where (adr/0009, 0010, 0019)."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from kvitto.base.errors import StoreError
+from kvitto.base.errors import SyncError
 from kvitto.client import Connection
+from kvitto.server import datasync
 from kvitto.server.embedded import Broker
 from kvitto.server.syncer import SHORT_S, Syncer
 from kvitto.store.disk import File, RealDisk
-from kvitto.store.store import LANES, MANY_FILES, SyncJob, Together
+from kvitto.store.store import SyncJob
 
 
 class Job:
@@ -23,7 +25,7 @@ class Job:
         self.small = small
         self.ran_in: int | None = None
 
-    def run(self, together: Together | None = None) -> None:
+    def run(self) -> None:
         self.ran_in = threading.get_ident()
 
 
@@ -58,50 +60,107 @@ def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPat
     loop.close()
 
 
-def test_many_files_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C2, C8: all of them before anybody is told, and one that fails fails the sync, once nothing syncs any more (adr/0010)."""
+@pytest.fixture(params=["as built", "in Python"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the threads run: the C twin where it has been compiled, and the one in Python."""
+    if request.param == "in Python":
+        monkeypatch.setattr(Syncer, "_serve", lambda self: datasync.serve(self._taken, self._told))
+
+
+class Many(SyncJob):
+    """Names its files that many times."""
+
+    times = 1
+
+    def descriptors(self) -> list[int]:
+        return super().descriptors() * self.times
+
+
+def run(job: SyncJob) -> None:
+    """In the threads."""
+
+    async def main() -> None:
+        ended = asyncio.get_running_loop().create_future()
+        syncer = Syncer(asyncio.get_running_loop(), ended.set_result)
+        syncer.submit(job)
+        assert await asyncio.wait_for(ended, 60) is job
+        syncer.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("times", [1, datasync.MOST, datasync.MOST + 1, 20_000])
+def test_all_of_a_job_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """C2: so many files that one request holds them, or several do, or the pipe does not hold all requests."""
     disk = RealDisk(str(tmp_path))
-    files: list[File] = [disk.open(f"f{n}", create=True) for n in range(MANY_FILES + 3)]
-    synced: dict[str, str] = {}
-    bad = ""
+    file = disk.open("f", create=True)
+    opened, closed, open_dir, close = set(), set(), disk.open_dir, os.close
 
-    def sync(file: File) -> None:
-        if file.path == bad:
-            raise StoreError(f"cannot sync {bad}")
-        synced[file.path] = threading.current_thread().name
+    def open_it(path: str) -> int:
+        fd = open_dir(path)
+        opened.add(fd)
+        return fd
 
-    monkeypatch.setattr("kvitto.store.disk.RealFile.sync", sync)
-    loop = asyncio.new_event_loop()
-    syncer = Syncer(loop, lambda job: None)
-    job = SyncJob(disk, files, [])
-    syncer.run(job)
-    assert job.error is None and set(synced) == {f.path for f in files}
-    assert threading.current_thread().name not in synced.values()
-    synced.clear()
-    bad = files[0].path
+    def close_it(fd: int) -> None:
+        closed.add(fd)
+        close(fd)
+
+    monkeypatch.setattr(disk, "open_dir", open_it)
+    monkeypatch.setattr(os, "close", close_it)
+    job = Many(disk, [file], ["", "gone"])
+    job.times = times
+    run(job)
+    assert job.error is None and job.seconds > 0
+    assert opened - closed == {-1}, "of the directory that is gone"
+    file.close()
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_sync_that_fails_fails_the_job(tmp_path: Path) -> None:
+    """C8: it is told once nothing syncs any more."""
+    disk = RealDisk(str(tmp_path))
+    files: list[File] = [disk.open(f"f{n}", create=True) for n in range(datasync.MOST + 1)]
+    pipe = os.pipe()
+    files[3].fileno = lambda: pipe[0]  # type: ignore[method-assign]
     job = SyncJob(disk, files, [""])
-    syncer.run(job)
-    assert str(job.error) == f"cannot sync {bad}"
-    assert {f.path for f in files} - set(synced) == {f.path for f in files[::LANES]}, "the other lanes have ended"
-    few = SyncJob(disk, files[1:MANY_FILES], [])
-    syncer.run(few)
-    assert set(synced.values()) >= {threading.current_thread().name}
-    syncer.stop()
-    loop.close()
+    run(job)
+    assert isinstance(job.error, SyncError)
+    assert str(job.error) == f"cannot sync {files[3].path}: [Errno 22] Invalid argument"
     for file in files:
         file.close()
+    for end in pipe:
+        os.close(end)
+
+
+def test_what_has_no_descriptor_is_synced_by_python(tmp_path: Path) -> None:
+    """A copy that has to be made, a file that is none of the system's."""
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("f", create=True)
+    synced_in: list[str] = []
+    file.fileno = lambda: -1  # type: ignore[method-assign]
+    file.sync = lambda: synced_in.append(threading.current_thread().name)  # type: ignore[method-assign]
+    job = SyncJob(disk, [file], [""])
+    run(job)
+    assert job.error is None and synced_in == ["kvitto-sync"]
+    file.close()
 
 
 def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C2: one message at a time, until syncs run in the loop."""
     places: set[str] = set()
-    original = SyncJob.run
+    run, descriptors = SyncJob.run, SyncJob.descriptors
 
-    def run(job: SyncJob, together: Together | None = None) -> None:
-        places.add(threading.current_thread().name)
-        original(job, together)
+    def run_here(job: SyncJob) -> None:
+        places.add("loop")
+        run(job)
 
-    monkeypatch.setattr(SyncJob, "run", run)
+    def run_there(job: SyncJob) -> list[int]:
+        places.add("thread")
+        return descriptors(job)
+
+    monkeypatch.setattr(SyncJob, "run", run_here)
+    monkeypatch.setattr(SyncJob, "descriptors", run_there)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         channel = connection.channel()
@@ -110,6 +169,6 @@ def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for n in range(200):
             channel.publish(b"%d" % n, "", "q")
             assert channel.wait_for_confirms(10)
-    assert places == {"kvitto-sync", "kvitto-broker"}
+    assert places == {"loop", "thread"}
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         assert connection.channel().queue_declare("q", passive=True).message_count == 200

@@ -55,7 +55,7 @@ class Shelf:
         self.store.open()
         if not self.store.load_definitions():
             self.store.definitions.put("queue", ("/", "shelf"), {"id": QUEUE, "auto_delete": False, "arguments": ""})
-            self.store.definitions.file.sync()
+            self.store.definitions.sync()
         self.log = Log(self.store, QUEUE, True)
         self.found: Recovered = self.log.recover()
         for _ in self.store.journal.replay(self.log.journal):

@@ -102,7 +102,7 @@ def test_dirty_until_the_file_is_synced(disk: RealDisk) -> None:
     seen.append(definitions.dirty)
     definitions.put("vhost", ("/",), {})
     seen.append(definitions.dirty)
-    definitions.file.sync()
+    definitions.sync()
     seen.append(definitions.dirty)
     definitions.put("vhost", ("v",), {})
     definitions.compact()
@@ -129,7 +129,7 @@ def three_synced_two_not(disk: RealDisk) -> tuple[bytes, int]:
     definitions = opened(disk)
     for name in "ab":
         definitions.put("queue", ("/", name), 1)
-    definitions.file.sync()
+    definitions.sync()
     durable = len(raw(disk))
     for name in "cde":
         definitions.put("queue", ("/", name), 1)
@@ -227,7 +227,7 @@ def test_p2_a_power_cut_at_any_operation_leaves_what_was_synced(
             legal.append(after(legal[-1], change))
             apply(definitions, change)
             if i in syncs:
-                definitions.file.sync()
+                definitions.sync()
             if not definitions.dirty:
                 legal = legal[-1:]
     except PowerCut:

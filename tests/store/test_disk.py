@@ -120,7 +120,7 @@ def test_other_failures_name_the_file(disk: RealDisk, monkeypatch: pytest.Monkey
 
 def test_a_failed_sync_is_never_store_full(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     file = disk.open("a", create=True)
-    monkeypatch.setattr(disk_module, "_datasync", failing(errno.ENOSPC))
+    monkeypatch.setattr(disk_module, "datasync", failing(errno.ENOSPC))
     with pytest.raises(StoreError, match="cannot sync") as caught:
         file.sync()
     assert not isinstance(caught.value, StoreFull)

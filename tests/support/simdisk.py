@@ -146,6 +146,9 @@ class SimFile:
             room = Write(len(inode.live), bytes(end - len(inode.live)))
             self._disk.change(f"reserve {self.path} {end}", lambda: inode.change(room))
 
+    def fileno(self) -> int:
+        return -1
+
     def sync(self) -> None:
         inode = self._open()
 
@@ -273,6 +276,9 @@ class SimDisk:
         below = sorted(name for name in self._names if name == path or name.startswith(path + "/"))
         for name in reversed(below):
             self._rename(NameChange(name, None, made=False))
+
+    def open_dir(self, path: str) -> int:
+        raise NotImplementedError
 
     def sync_dir(self, path: str) -> None:
         self.alive()

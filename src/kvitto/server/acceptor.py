@@ -51,7 +51,8 @@ class Acceptor:
         self._too_slow = too_slow
         self._tls = tls
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop
+        self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         self._beginning: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
         """Those of them whose peers have begun to speak, the oldest first."""
@@ -63,7 +64,7 @@ class Acceptor:
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """The port, which is the same on all hosts. OSError if it cannot."""
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._sockets = await bind(hosts, port)
         try:
             for sock in self._sockets:
@@ -71,37 +72,45 @@ class Acceptor:
         except OSError:
             self.close()
             raise
-        self._accepting = [loop.create_task(self._accept(sock)) for sock in self._sockets]
+        for sock in self._sockets:
+            self._watch(sock)
         return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        for task in (*self._accepting, *self._beginning):
+        for task in self._beginning:
             task.cancel()
+        for retry in self._retries.values():
+            retry.cancel()
         for sock in self._sockets:
+            self._loop.remove_reader(sock)
             sock.close()
+        self._sockets = []
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        accepted = 0
-        while True:
+    def _watch(self, listening: socket.socket) -> None:
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Some of those that wait; if there are more, the listener is readable in the next turn as well."""
+        for _ in range(AT_ONCE):
             try:
-                sock, address = await loop.sock_accept(listening)
+                sock, address = listening.accept()
                 self._accepted(sock, address)
+            except BlockingIOError:
+                return
             except ConnectionError:  # gone again
                 continue
             except Exception as error:  # whatever it is, the next one may be accepted
                 log.error("cannot accept a connection: %s", error, exc_info=not isinstance(error, OSError))
-                await asyncio.sleep(RETRY_S)
-                continue
-            accepted += 1
-            if accepted % AT_ONCE == 0:
-                await asyncio.sleep(0)
+                self._loop.remove_reader(listening)
+                self._retries[listening] = self._loop.call_later(RETRY_S, self._watch, listening)
+                return
 
     def _accepted(self, sock: socket.socket, address: Any) -> None:
         begun = False
         try:
+            sock.setblocking(False)
             if self._room():
-                task = asyncio.get_running_loop().create_task(self._begin(sock, address))
+                task = self._loop.create_task(self._begin(sock, address))
                 self._beginning.add(task)
                 task.add_done_callback(partial(self._begun, sock))
                 begun = True

@@ -45,6 +45,8 @@ LAZY_SYNC_S = 0.2
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
+SYNCS_S = 0.002
+"""How long a turn may sync in the loop, one sync after the other."""
 QUIET_BYTES = 512
 IDLE_S = 10
 """So many seconds in a row with less input than this are a pause in which long work disturbs nobody."""
@@ -77,7 +79,8 @@ class Server:
         self._other_files = 0
         """Open when the broker has just started: what is neither the store's nor a connection's."""
         self._tls: TlsFiles | None = None
-        self._turn_due = False
+        self._due: asyncio.Handle | None = None
+        """The turn that the loop will run."""
         self._lazy: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -279,9 +282,8 @@ class Server:
 
     def schedule(self) -> None:
         """Have a turn run after all sockets that are readable now."""
-        if not self._turn_due:
-            self._turn_due = True
-            self._loop.call_soon(self._turn)
+        if self._due is None:
+            self._due = self._loop.call_soon(self._turn)
 
     def guard(self, action: Callable[[], None]) -> None:
         """What the loop calls: a broker that cannot end what it has begun must not confirm (C8)."""
@@ -295,7 +297,9 @@ class Server:
         self.guard(self._do_turn)
 
     def _do_turn(self) -> None:
-        self._turn_due = False
+        if self._due is not None:  # this one serves: with two under way each would have the loop run another one behind it
+            self._due.cancel()
+            self._due = None
         self.hub.turn()
         self._drive_sync()
         self._arm_timer()
@@ -313,6 +317,9 @@ class Server:
                 self._full_sync_at = now
             if not self._begin(everything, idle):
                 return
+            if self._loop.time() - now > SYNCS_S:  # what waited has asked for another sync again and again
+                self.schedule()
+                break
         if store.syncing and store.failed is None:
             if self.pacing.is_too_much(store.unsynced, now) and not store.busy:
                 store.when_durable(nothing)

@@ -1,58 +1,125 @@
-"""Runs sync jobs, one at a time: in a thread of its own, or at once when that is sooner done (docs/adr/0009, 0010)."""
+"""Runs sync jobs, one at a time: in threads of their own, or at once when that is sooner done (docs/adr/0009, 0010, 0019)."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from queue import SimpleQueue
+from select import PIPE_BUF
 
-from kvitto.store.store import LANES, SyncJob
+from kvitto.server import datasync
+from kvitto.server.datasync import MOST, OUTCOME, REQUEST
+from kvitto.store.store import SyncJob
 
 SHORT_S = 0.0005
-"""A sync that takes longer goes to the thread: waking it and being woken costs about 0.1 ms."""
+"""A sync that takes longer goes to a thread: waking it and being woken costs about 0.1 ms."""
 WEIGHT = 1 / 8
 """Of the latest sync in the usual time of one."""
+LANES = 8
+"""Threads that sync the files of one job if a request cannot hold them all."""
+WRITTEN = PIPE_BUF - PIPE_BUF % REQUEST.size
+"""Bytes of requests that are written at a time: a pipe takes so many as a whole or not at all."""
 
 
 class Syncer:
+    """The loop writes descriptors into one pipe and watches another, in which the threads say what became of them."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, done: Callable[[SyncJob], None]) -> None:
         self._loop = loop
         self._done = done
-        self._jobs: SimpleQueue[SyncJob | None] = SimpleQueue()
         self._usual = 1.0
-        self._pool = ThreadPoolExecutor(LANES, "kvitto-sync")
-        self._thread = threading.Thread(target=self._work, name="kvitto-sync", daemon=True)
-        self._thread.start()
+        self._taken, self._requests = os.pipe()
+        self._outcomes, self._told = os.pipe()
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._outcomes, False)
+        self._threads: list[threading.Thread] = []
+        self._apart: threading.Thread | None = None
+        self._job: SyncJob | None = None
+        self._waiting = memoryview(b"")
+        """Requests for which the pipe had no room yet."""
+        self._left = 0
+        """Requests whose outcomes are not known yet."""
+        self._begin = self._end = 0.0
+        loop.add_reader(self._outcomes, self._read)
+        self._start(1)
 
     def is_short(self, job: SyncJob) -> bool:
         """Whether the job is small and this disk has been quick lately."""
         return job.small and self._usual < SHORT_S
 
     def submit(self, job: SyncJob) -> None:
-        """Have the thread run the job, and `done` called in the loop."""
-        self._jobs.put(job)
+        """Have a thread run the job, and `done` called in the loop."""
+        descriptors = job.descriptors()
+        if not descriptors:
+            self._apart = threading.Thread(target=self._run_apart, args=(job,), name="kvitto-sync", daemon=True)
+            self._apart.start()
+            return
+        each = MOST
+        if len(descriptors) > MOST:
+            self._start(LANES)
+            each = min(-(-len(descriptors) // LANES), MOST)
+        parts = [descriptors[at : at + each] for at in range(0, len(descriptors), each)]
+        self._job, self._left, self._begin, self._end = job, len(parts), float("inf"), 0.0
+        self._waiting = memoryview(b"".join(REQUEST.pack(len(p), *p, *[-1] * (MOST - len(p))) for p in parts))
+        self._write()
 
     def run(self, job: SyncJob) -> None:
+        """Run the job here and now."""
         begin = time.perf_counter()
-        job.run(self._together)
-        job.seconds = time.perf_counter() - begin
-        self._usual += (job.seconds - self._usual) * WEIGHT
+        job.run()
+        self._measure(job, time.perf_counter() - begin)
 
     def stop(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-        self._pool.shutdown()
+        """The threads end what they have been given, and nobody is told."""
+        os.close(self._requests)
+        for thread in self._threads:
+            thread.join()
+        if self._apart is not None:
+            self._apart.join()
+        self._loop.remove_reader(self._outcomes)
+        for end in (self._taken, self._outcomes, self._told):
+            os.close(end)
 
-    def _together(self, calls: list[Callable[[], None]]) -> None:
-        running = [self._pool.submit(call) for call in calls]
-        wait(running)
-        for call in running:
-            call.result()
+    def _start(self, threads: int) -> None:
+        while len(self._threads) < threads:
+            thread = threading.Thread(target=self._serve, name="kvitto-sync", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self.run(job)
-            self._loop.call_soon_threadsafe(self._done, job)
+    def _serve(self) -> None:
+        datasync.serve(self._taken, self._told)
+
+    def _write(self) -> None:
+        """A pipe that is full has room again before the outcomes of what is in it have all been read."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._requests, self._waiting[:WRITTEN]) :]
+        except BlockingIOError:
+            pass
+
+    def _read(self) -> None:
+        data = os.read(self._outcomes, OUTCOME.size * MOST)
+        job = self._job
+        assert job is not None
+        for fd, code, begin, end in OUTCOME.iter_unpack(data):
+            self._left -= 1
+            self._begin, self._end = min(self._begin, begin), max(self._end, end)
+            if code:
+                job.failed(fd, code)
+        if self._left:
+            self._write()
+            return
+        self._job = None
+        job.synced()
+        self._measure(job, self._end - self._begin)
+        self._done(job)
+
+    def _measure(self, job: SyncJob, seconds: float) -> None:
+        job.seconds = seconds
+        self._usual += (seconds - self._usual) * WEIGHT
+
+    def _run_apart(self, job: SyncJob) -> None:
+        self.run(job)
+        self._loop.call_soon_threadsafe(self._done, job)

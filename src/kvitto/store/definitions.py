@@ -28,7 +28,7 @@ COMPACT_BYTES = 4 << 20
 
 
 class Tracked:
-    """The log's file; remembers how much of it a sync has covered. `sync` may run in another thread."""
+    """The log's file; remembers how much of it a sync has covered."""
 
     def __init__(self, file: File) -> None:
         self.path = file.path
@@ -46,9 +46,10 @@ class Tracked:
         self.end += len(data)
 
     def sync(self) -> None:
-        covered = self.end
         self._file.sync()
-        self.durable = max(self.durable, covered)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
         return self._file.write_at(pos, buffers)
@@ -94,6 +95,15 @@ class Definitions:
         """There are lines that no sync has covered."""
         return self._file is not None and self._file.end > self._file.durable
 
+    def sync(self) -> None:
+        """Here and now."""
+        self.file.sync()
+        self.synced(self.file.end)
+
+    def synced(self, end: int) -> None:
+        """A sync has covered so many bytes of the file."""
+        self.file.durable = max(self.file.durable, end)
+
     @property
     def bloated(self) -> bool:
         """So much of the log means nothing any more that `compact` is worth its time, spread over what has been written since."""
@@ -128,7 +138,7 @@ class Definitions:
             file.truncate(end)
         # What is on disk but was never synced counts from here on, so it must not be lost after all.
         file.end = end
-        file.sync()
+        self.sync()
         return self._list()
 
     def put(self, kind: str, key: Key, value: Any) -> None:
@@ -179,6 +189,7 @@ class Definitions:
             self._disk.unlink(name)
             raise
         fresh.sync()
+        fresh.durable = fresh.end
         self._disk.rename(name, paths.DEFINITIONS)
         self._disk.sync_dir("")
         self.file.close()

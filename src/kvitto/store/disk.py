@@ -29,7 +29,6 @@ MAX_IO_BYTES = 1 << 30
 
 LOCK_BYTES_MAX = 256
 
-_datasync = getattr(os, "fdatasync", os.fsync)
 _fallocate = getattr(os, "posix_fallocate", None)
 
 _ADVICE = {
@@ -81,6 +80,10 @@ class File(Protocol):
         """Make the contents (and the size) durable. After a failure nothing may be assumed: never call it again. Raises SyncError."""
         ...
 
+    def fileno(self) -> int:
+        """The descriptor, for a thread that syncs without the interpreter (server/datasync.py); -1 where only `sync` will do."""
+        ...
+
     def close(self) -> None:
         """Does nothing the second time. Not while another thread may still call `sync`."""
         ...
@@ -121,6 +124,10 @@ class Disk(Protocol):
         """Make the names in the directory durable. One that is gone is fine: it may be removed while a sync runs."""
         ...
 
+    def open_dir(self, path: str) -> int:
+        """A descriptor, for a thread that does what `sync_dir` does; -1 if the directory is gone. Raises SyncError."""
+        ...
+
     def free_bytes(self) -> int: ...
 
     def open_files(self) -> int:
@@ -147,6 +154,14 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
     if code in (errno.ENOSPC, errno.EDQUOT):
         raise StoreFull(text) from error
     raise StoreError(text) from error
+
+
+def datasync(fd: int) -> None:
+    """Make what has been written to a file durable, and no more of what is known of the file than that takes. OSError if it fails."""
+    if full := getattr(fcntl, "F_FULLFSYNC", None):  # macOS: fsync leaves the bytes in the device's cache
+        fcntl.fcntl(fd, full)
+    else:
+        os.fdatasync(fd)
 
 
 class RealFile:
@@ -220,10 +235,13 @@ class RealFile:
 
     def sync(self) -> None:
         try:
-            _datasync(self._fd)
+            datasync(self._fd)
         except (OSError, ValueError) as error:  # ValueError: closed
             # A sync that fails for want of room is no less final than any other: the pages may be gone.
             raise SyncError(f"cannot sync {self.path}: {error}") from error
+
+    def fileno(self) -> int:
+        return self._fd
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -308,6 +326,14 @@ class RealDisk:
             _sync_dir(self._full(path))
         except FileNotFoundError:
             pass  # its names went with it; that it is gone is for the directory above to say
+        except OSError as error:
+            raise SyncError(f"cannot sync {self._full(path)}: {error}") from error
+
+    def open_dir(self, path: str) -> int:
+        try:
+            return os.open(self._full(path), os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return -1
         except OSError as error:
             raise SyncError(f"cannot sync {self._full(path)}: {error}") from error
 

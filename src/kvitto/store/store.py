@@ -8,6 +8,7 @@ A failed job is final (semantics C8): the store refuses to begin another one.
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,10 +35,6 @@ UNKNOWN_BOOT = b"unknown"
 log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
-MANY_FILES = 16
-LANES = 8
-Together = Callable[[list[Callable[[], None]]], None]
-"""Makes the calls, in other threads perhaps; returns when all have ended, or raises what one of them has raised."""
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 SPARE_BYTES = 1 << 20
@@ -51,7 +48,10 @@ FILE_COST = 256 << 10
 
 
 class SyncJob:
-    """One group commit. `run` touches only files, so it may run in another thread."""
+    """One group commit.
+
+    `run` touches only files, so it may run in another thread. Or somebody else syncs what `descriptors` names (server/syncer.py).
+    """
 
     def __init__(self, disk: Disk, files: list[File], dirs: list[str]) -> None:
         self.disk = disk
@@ -65,6 +65,9 @@ class SyncJob:
         self.callbacks: list[Callable[[], None]] = []
         self.journal_applied = 0
         self.journal_written = (0, 0)
+        self.defined = 0
+        """Bytes of the definitions log."""
+        self._paths: dict[int, str] = {}
         self.size = 0
         """Bytes of messages."""
         self.seconds = 0.0
@@ -77,13 +80,11 @@ class SyncJob:
         waiting = sum(size - part.durable + part.ahead for _, part, size, _ in self.segments)
         return len(self.files) <= SMALL_FILES and not self.dirs and waiting <= SMALL_BYTES
 
-    def run(self, together: Together | None = None) -> None:
-        """Sync all of it; many files by LANES calls that `together` makes side by side (docs/adr/0010)."""
+    def run(self) -> None:
+        """Sync all of it."""
         try:
-            if together is None or len(self.files) < MANY_FILES:
-                self._sync_files()
-            else:
-                together([partial(self._sync_files, lane, LANES) for lane in range(LANES)])
+            for file in self.files:
+                file.sync()
             for path, name in self.copies:
                 file = self.disk.open(path)
                 copied(self.disk, file, name)
@@ -93,9 +94,37 @@ class SyncJob:
         except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
             self.error = error
 
-    def _sync_files(self, first: int = 0, step: int = 1) -> None:
-        for file in self.files[first::step]:
-            file.sync()
+    def descriptors(self) -> list[int]:
+        """What somebody else may sync: descriptors of files, inverted ones of directories; none if only `run` can do it.
+
+        `synced` has to follow.
+        """
+        found = {file.fileno(): file.path for file in self.files}
+        if self.copies or -1 in found:
+            return []
+        self._paths = found
+        try:
+            for path in self.dirs:
+                fd = self.disk.open_dir(path)
+                if fd >= 0:
+                    found[~fd] = path
+        except SyncError:  # `run` will say what it is
+            self.synced()
+            return []
+        return list(found)
+
+    def failed(self, descriptor: int, code: int) -> None:
+        """The sync of one of the descriptors has ended with this errno."""
+        self.error = self.error or SyncError(
+            f"cannot sync {self._paths[descriptor]}: {OSError(code, os.strerror(code))}"
+        )
+
+    def synced(self) -> None:
+        """Nobody uses the descriptors any more."""
+        for descriptor in self._paths:
+            if descriptor < 0:
+                os.close(~descriptor)
+        self._paths = {}
 
 
 def raise_it(_log: Log, error: Exception) -> None:
@@ -647,8 +676,10 @@ class Store:
         """What somebody waits for, as a job; with `everything` also what nobody waits for: settlements are written behind (A11)."""
         assert self._job is None and self.failed is None
         files, dirs = list(self._others), list(self._dirs)
-        self._others, self._dirs = {}, {}
         job = self._job = SyncJob(self.disk, files, dirs)
+        if self.definitions.dirty and self.definitions.file in self._others:
+            job.defined = self.definitions.file.end
+        self._others, self._dirs = {}, {}
         if everything or self._messages_wanted:
             files += [part.file for part in self._segments if part.file is not None]
             job.segments = [(log_, part, part.size, part.end) for part, log_ in self._segments.items()]
@@ -681,6 +712,7 @@ class Store:
             self.distrust()
             return
         self.syncs += 1
+        self.definitions.synced(job.defined)
         entered = False
         if self.syncing:
             entered = self.journal.durable_to(job.journal_written)

@@ -1,0 +1,36 @@
+"""What a thread that syncs does: `datasync.pxd` holds the C twin, which needs no interpreter; keep both in step (docs/adr/0019).
+
+A request is the number of descriptors and the descriptors; an outcome is (descriptor, errno, begin, end), the times in seconds as
+`time.perf_counter` has them. A descriptor that is inverted (~fd) is a directory's, of which the names are made durable. Several threads
+may read from one pipe: each takes whole requests, which are written as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from kvitto.store.disk import datasync
+
+MOST = 15
+"""Descriptors in one request."""
+REQUEST = struct.Struct(f"={1 + MOST}i")
+OUTCOME = struct.Struct("=iidd")
+
+
+def serve(requests: int, outcomes: int) -> None:
+    """Take requests from one pipe and write their outcomes into another, until the first is closed.
+
+    The rest of a request is left when one of its descriptors fails; if none does, the outcome's errno is 0.
+    """
+    while len(request := os.read(requests, REQUEST.size)) == REQUEST.size:
+        count, *descriptors = REQUEST.unpack(request)
+        begin, fd, code = time.perf_counter(), -1, 0
+        for fd in descriptors[:count]:
+            try:
+                datasync(fd) if fd >= 0 else os.fsync(~fd)
+            except OSError as error:
+                code = error.errno or 0
+                break
+        os.write(outcomes, OUTCOME.pack(fd, code, begin, time.perf_counter()))

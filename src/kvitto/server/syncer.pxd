@@ -1,0 +1,1 @@
+from kvitto.server cimport datasync
