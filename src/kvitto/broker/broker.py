@@ -51,6 +51,8 @@ ALLOWANCE = 20_000
 """What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
 QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
+SLICE_COST = 1200
+"""Of writing a slice of a large batch (store/pieces.py): mostly less, more where the system has to find memory for it."""
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
 BEHIND_BYTES = 64 << 20
@@ -428,10 +430,11 @@ class Broker:
                     queue.contain(error)
             for queue in queues:
                 size = 0 if queue.tail is None else min(queue.tail.size(), pieces.WHOLE_BYTES)
+                cost = QUEUE_COST + (size >> 11)
                 if queue in self.slow:
-                    size = pieces.WHOLE_BYTES
+                    size, cost = pieces.WHOLE_BYTES, SLICE_COST
                 self.flush(queue)
-                most -= QUEUE_COST + (size >> 11)
+                most -= cost
                 self._queue_size += (size - self._queue_size) / 64
             left -= len(queues)
             self.written += len(queues)
@@ -530,6 +533,7 @@ class Broker:
         if self.full:
             self.retry_writes()
         self.records.stop()
+        self.store.pressed = False
         self.turn()
         # a sync may seal segments, bring them to an archive or retire the journal, which writes again
         for _ in range(STEPS):

@@ -1118,6 +1118,8 @@ class Queue:
             if not self.log.is_writing and (batch.size() <= pieces.WHOLE_BYTES or shown):
                 self.log.write(batch)
                 left -= batch.size()
+            elif self.broker.store.pressed:
+                return
             else:
                 left -= self.log.write_some(batch, left)
                 if self.log.is_writing:

@@ -316,7 +316,7 @@ class Server:
             if everything:
                 self._full_sync_at = now
             if not self._begin(everything, idle):
-                return
+                break
             if self._loop.time() - now > SYNCS_S:  # what waited has asked for another sync again and again
                 self.schedule()
                 break
@@ -325,6 +325,7 @@ class Server:
                 store.when_durable(nothing)
                 self._begin(False, False)
             self.pacing.look(store.unsynced, now)
+            store.pressed = self.pacing.is_too_much(store.unsynced, now)
         if store.dirty and not store.busy and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 

@@ -216,6 +216,8 @@ class Store:
         self._messages_wanted = False
         self.unsynced = 0
         """Bytes of messages that no sync has begun for."""
+        self.pressed = False
+        """So many that what is large waits until the next sync begins: it makes the sync of others longer (server/pacing.py)."""
         self.doubt = False
         """The last owner did not stop in order, and the machine has been started since: its page cache is gone."""
         self.in_order = True
