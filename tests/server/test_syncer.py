@@ -12,10 +12,12 @@ import pytest
 from kvitto.base.errors import SyncError
 from kvitto.client import Connection
 from kvitto.server import datasync
+from kvitto.server import syncer as syncer_module
 from kvitto.server.embedded import Broker
 from kvitto.server.syncer import SHORT_S, Syncer
 from kvitto.store.disk import File, RealDisk
 from kvitto.store.store import SyncJob
+from tests.support.wait import wait_until
 
 
 class Job:
@@ -64,6 +66,7 @@ def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPat
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the threads run: the C twin where it has been compiled, and the one in Python."""
     if request.param == "in Python":
+        monkeypatch.setattr(Syncer, "_free", lambda self: datasync.free(self._gone, self._freed))
         monkeypatch.setattr(Syncer, "_serve", lambda self: datasync.serve(self._taken, self._told))
 
 
@@ -144,6 +147,25 @@ def test_what_has_no_descriptor_is_synced_by_python(tmp_path: Path) -> None:
     run(job)
     assert job.error is None and synced_in == ["kvitto-sync"]
     file.close()
+
+
+@pytest.mark.usefixtures("threads")
+def test_descriptors_are_closed_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than may wait, too."""
+    monkeypatch.setattr(syncer_module, "FREEING_MAX", 3)
+    loop = asyncio.new_event_loop()
+    syncer = Syncer(loop, lambda job: None)
+    ends = [os.pipe() for _ in range(20)]
+    for end, _ in ends:
+        syncer.free(end)
+        assert syncer.freeing <= 3
+    wait_until(lambda: syncer.freeing == 0)
+    for _, end in ends:
+        with pytest.raises(BrokenPipeError):
+            os.write(end, b"x")
+        os.close(end)
+    syncer.stop()
+    loop.close()
 
 
 def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

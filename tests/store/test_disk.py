@@ -281,3 +281,50 @@ def test_a_link_without_room_is_a_full_disk(disk: RealDisk, monkeypatch: pytest.
     monkeypatch.setattr(os, "link", failing(errno.ENOSPC))
     with pytest.raises(StoreFull):
         disk.link("a", "b")
+
+
+class Remover:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+
+    @property
+    def freeing(self) -> int:
+        return len(self.given)
+
+    def free(self, fd: int) -> None:
+        self.given.append(fd)
+
+
+def test_the_bytes_of_a_large_file_are_freed_by_whoever_does_so(disk: RealDisk) -> None:
+    """Not if the file has another name, as a segment that is in the archive, nor while somebody still reads the file."""
+    assert disk.freeing == 0
+    disk.remover = remover = Remover()
+    for name, size in (("small", disk_module.LARGE_BYTES), ("large", disk_module.LARGE_BYTES + 1)):
+        file = disk.open(name, create=True)
+        file.write_at(size - 1, [b"x"])
+        file.close()
+    assert disk.link("large", "kept")
+    reader = disk.open("kept")
+    disk.unlink("small")
+    assert disk.freeing == 0
+    disk.unlink("large")
+    disk.unlink("kept")
+    assert disk.freeing == 2 and disk.listdir("") == []
+    for fd in remover.given:
+        os.close(fd)
+    assert reader.read_at(disk_module.LARGE_BYTES, 9) == b"x"
+    reader.close()
+
+
+def test_a_large_file_goes_although_there_is_no_descriptor_left(
+    disk: RealDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.remover = remover = Remover()
+    file = disk.open("large", create=True)
+    file.write_at(disk_module.LARGE_BYTES, [b"x"])
+    file.close()
+    monkeypatch.setattr(os, "open", failing(errno.EMFILE))
+    disk.unlink("large")
+    assert not disk.exists("large") and not remover.given

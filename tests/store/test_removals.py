@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvitto.store import log, store
+from kvitto.store import log, paths, store
 from tests.support.rig import Rig
 
 FILES = 12
@@ -107,3 +107,22 @@ def test_a_file_that_somebody_has_removed_by_hand_is_not_missed(rig: Rig) -> Non
     rig.disk.unlink(path)
     rig.settle_down()
     assert segments(rig) == 0
+
+
+def test_files_and_directories_wait_while_the_bytes_of_others_are_freed(rig: Rig) -> None:
+    """A directory that holds a file which is being freed keeps the kernel spinning until the file is gone."""
+    fill(rig, "q", True)
+    rig.disk.freeing = store.FREEING + 1
+    delete(rig)
+    for _ in range(4):
+        rig.turn()
+        rig.sync()
+    assert segments(rig) >= FILES
+    rig.disk.freeing = 1
+    for _ in range(4 * FILES):
+        rig.turn()
+    assert segments(rig) == 0 and len(rig.store.removals) == 1, "the directory is there"
+    rig.disk.freeing = 0
+    rig.settle_down()
+    assert not rig.store.removals
+    assert not any(path.startswith(f"{paths.QUEUES}/") for path in rig.disk.files())

@@ -189,6 +189,8 @@ class SimDisk:
     `full`: writes that make a file longer raise StoreFull. `free`: what free_bytes says.
     """
 
+    freeing = 0
+
     def __init__(self, boot: int = 1, *, reserving: bool = True) -> None:
         self.reserving = reserving
         self.linking = True

@@ -1,4 +1,4 @@
-# The C twin of datasync.py: while it runs, its thread neither has the interpreter nor waits for it.
+# The C twins of datasync.py: while they run, their threads neither have the interpreter nor wait for it.
 cdef extern from * nogil:
     """
     #include <errno.h>
@@ -43,9 +43,25 @@ cdef extern from * nogil:
             if (n < 0) return;
         }
     }
+    static void kv_free(int descriptors, int freed) {
+        int32_t fd;
+        ssize_t n;
+        for (;;) {
+            do n = read(descriptors, &fd, sizeof fd); while (n < 0 && errno == EINTR);
+            if (n != (ssize_t)sizeof fd) return;
+            close(fd);
+            do n = write(freed, &fd, 1); while (n < 0 && errno == EINTR);
+            if (n < 0) return;
+        }
+    }
     """
+    void kv_free(int descriptors, int freed) noexcept
     void kv_serve(int requests, int outcomes) noexcept
 
 cdef inline void serve(int requests, int outcomes) noexcept:
     with nogil:
         kv_serve(requests, outcomes)
+
+cdef inline void free(int descriptors, int freed) noexcept:
+    with nogil:
+        kv_free(descriptors, freed)

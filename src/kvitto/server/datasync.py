@@ -1,4 +1,6 @@
-"""What a thread that syncs does: `datasync.pxd` holds the C twin, which needs no interpreter; keep both in step (docs/adr/0019).
+"""What threads do for the loop: sync files, and free those that are gone. `datasync.pxd` holds C twins, which need no interpreter.
+
+Keep both in step (docs/adr/0019).
 
 A request is the number of descriptors and the descriptors; an outcome is (descriptor, errno, begin, end), the times in seconds as
 `time.perf_counter` has them. A descriptor that is inverted (~fd) is a directory's, of which the names are made durable. Several threads
@@ -17,6 +19,7 @@ MOST = 15
 """Descriptors in one request."""
 REQUEST = struct.Struct(f"={1 + MOST}i")
 OUTCOME = struct.Struct("=iidd")
+DESCRIPTOR = struct.Struct("=i")
 
 
 def serve(requests: int, outcomes: int) -> None:
@@ -34,3 +37,13 @@ def serve(requests: int, outcomes: int) -> None:
                 code = error.errno or 0
                 break
         os.write(outcomes, OUTCOME.pack(fd, code, begin, time.perf_counter()))
+
+
+def free(descriptors: int, freed: int) -> None:
+    """Close the descriptors that come out of one pipe and write a byte for each into another, until the first is closed.
+
+    To close the last descriptor of a file without a name frees its bytes.
+    """
+    while len(text := os.read(descriptors, DESCRIPTOR.size)) == DESCRIPTOR.size:
+        os.close(*DESCRIPTOR.unpack(text))
+        os.write(freed, text[:1])

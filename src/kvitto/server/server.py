@@ -142,6 +142,8 @@ class Server:
         self.hub.beats = self._heartbeats.watch
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced)
+        if isinstance(self.store.disk, RealDisk):
+            self.store.disk.remover = self._syncer
         config = self.config
         try:
             self.port = await self._listen(config.port)
@@ -256,6 +258,8 @@ class Server:
             self._heartbeats.stop()
         if self._syncer is not None:
             self._syncer.stop()
+            if isinstance(self.store.disk, RealDisk):
+                self.store.disk.remover = None
         try:
             if self._error is None:
                 self.broker.finish()
@@ -297,7 +301,9 @@ class Server:
         self.guard(self._do_turn)
 
     def _do_turn(self) -> None:
-        if self._due is not None:  # this one serves: with two under way each would have the loop run another one behind it
+        if (
+            self._due is not None
+        ):  # this one serves: with two under way each would have the loop run another one behind it
             self._due.cancel()
             self._due = None
         self.hub.turn()

@@ -7,10 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from select import PIPE_BUF
 
 from kvitto.server import datasync
-from kvitto.server.datasync import MOST, OUTCOME, REQUEST
+from kvitto.server.datasync import DESCRIPTOR, MOST, OUTCOME, REQUEST
 from kvitto.store.store import SyncJob
 
 SHORT_S = 0.0005
@@ -19,6 +20,8 @@ WEIGHT = 1 / 8
 """Of the latest sync in the usual time of one."""
 LANES = 8
 """Threads that sync the files of one job if a request cannot hold them all."""
+FREEING_MAX = 64
+"""Files that wait to be freed, a descriptor each."""
 WRITTEN = PIPE_BUF - PIPE_BUF % REQUEST.size
 """Bytes of requests that are written at a time: a pipe takes so many as a whole or not at all."""
 
@@ -44,6 +47,12 @@ class Syncer:
         self._begin = self._end = 0.0
         loop.add_reader(self._outcomes, self._read)
         self._start(1)
+        self._gone, self._removed = os.pipe()
+        self._ready, self._freed = os.pipe()
+        os.set_blocking(self._ready, False)
+        self._unfreed = 0
+        self._freeing = threading.Thread(target=self._free, name="kvitto-free", daemon=True)
+        self._freeing.start()
 
     def is_short(self, job: SyncJob) -> bool:
         """Whether the job is small and this disk has been quick lately."""
@@ -71,15 +80,32 @@ class Syncer:
         job.run()
         self._measure(job, time.perf_counter() - begin)
 
+    @property
+    def freeing(self) -> int:
+        """For how many files `free` has been called that the thread has not freed yet."""
+        with suppress(BlockingIOError):
+            if self._unfreed:
+                self._unfreed -= len(os.read(self._ready, FREEING_MAX))
+        return self._unfreed
+
+    def free(self, fd: int) -> None:
+        """Have a thread close the descriptor of a file that has no name any more. A file system needs some 10 ms to free 64 MiB."""
+        if self.freeing < FREEING_MAX:
+            os.write(self._removed, DESCRIPTOR.pack(fd))
+            self._unfreed += 1
+        else:
+            os.close(fd)
+
     def stop(self) -> None:
         """The threads end what they have been given, and nobody is told."""
         os.close(self._requests)
-        for thread in self._threads:
+        os.close(self._removed)
+        for thread in (*self._threads, self._freeing):
             thread.join()
         if self._apart is not None:
             self._apart.join()
         self._loop.remove_reader(self._outcomes)
-        for end in (self._taken, self._outcomes, self._told):
+        for end in (self._taken, self._outcomes, self._told, self._gone, self._ready, self._freed):
             os.close(end)
 
     def _start(self, threads: int) -> None:
@@ -88,16 +114,17 @@ class Syncer:
             self._threads.append(thread)
             thread.start()
 
+    def _free(self) -> None:
+        datasync.free(self._gone, self._freed)
+
     def _serve(self) -> None:
         datasync.serve(self._taken, self._told)
 
     def _write(self) -> None:
         """A pipe that is full has room again before the outcomes of what is in it have all been read."""
-        try:
+        with suppress(BlockingIOError):
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._requests, self._waiting[:WRITTEN]) :]
-        except BlockingIOError:
-            pass
 
     def _read(self) -> None:
         data = os.read(self._outcomes, OUTCOME.size * MOST)

@@ -29,6 +29,9 @@ MAX_IO_BYTES = 1 << 30
 
 LOCK_BYTES_MAX = 256
 
+LARGE_BYTES = 4 << 20
+"""A file system needs a millisecond or more to free as many."""
+
 _fallocate = getattr(os, "posix_fallocate", None)
 
 _ADVICE = {
@@ -91,6 +94,11 @@ class File(Protocol):
 
 class Disk(Protocol):
     """A directory tree that belongs to this process."""
+
+    @property
+    def freeing(self) -> int:
+        """Removed files whose bytes wait to be freed."""
+        ...
 
     def open(self, path: str, *, create: bool = False) -> File:
         """For reading and writing; `create` makes an empty file if there is none."""
@@ -250,12 +258,26 @@ class RealFile:
             os.close(fd)
 
 
+class Remover(Protocol):
+    """Takes over what takes long of removing a large file: the last descriptor is closed, and the file's bytes are freed."""
+
+    @property
+    def freeing(self) -> int:
+        """Descriptors that it has not closed yet."""
+        ...
+
+    def free(self, fd: int) -> None:
+        """Close the descriptor of a file that has no name any more."""
+        ...
+
+
 class RealDisk:
     """A `Disk` in a directory of the operating system. Directories 0700, files 0600."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
         self._open_fds: set[int] = set()
+        self.remover: Remover | None = None
         try:
             _make_dirs_durably(self.root)
         except OSError as error:
@@ -306,11 +328,22 @@ class RealDisk:
             fail(f"link {self._full(a)} to", self._full(b), error)
         return True
 
+    @property
+    def freeing(self) -> int:
+        return 0 if self.remover is None else self.remover.freeing
+
     def unlink(self, path: str) -> None:
+        full, fd = self._full(path), -1
         try:
-            os.unlink(self._full(path))
+            if self.remover is not None and os.stat(full).st_size > LARGE_BYTES:
+                with contextlib.suppress(OSError):  # it is freed here and now
+                    fd = os.open(full, os.O_RDONLY)
+            os.unlink(full)
         except OSError as error:
-            fail("remove", self._full(path), error)
+            fail("remove", full, error)
+        finally:
+            if fd >= 0 and self.remover is not None:
+                self.remover.free(fd)
 
     def rmtree(self, path: str) -> None:
         assert path, "the data directory itself stays"

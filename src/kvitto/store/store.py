@@ -43,6 +43,8 @@ ROOM_STEP = 16 << 20
 """After so many bytes of messages the disk is asked again."""
 REMOVED_PER_TURN = 64 << 20
 """How many bytes of files are unlinked in one turn: a file system needs some milliseconds to free so many."""
+FREEING = 4
+"""While the bytes of more files wait to be freed, no file is unlinked."""
 FILE_COST = 256 << 10
 """To unlink a file takes as long as to free this many bytes, whatever its size: they are added to its size."""
 
@@ -208,7 +210,7 @@ class Store:
         """Of deleted queues that have an archive, until all that is settled is in there."""
         self._closing: list[File] = []
         self.removals: deque[tuple[int, Callable[[], None]]] = deque()
-        """Files that are unlinked in later turns, in order: their bytes, and what unlinks them."""
+        """Files that are unlinked in later turns, in order: their bytes, and what unlinks them. A directory has 0."""
         self._removed = 0
         """Bytes of files that have been unlinked since the last turn with removals."""
         self._callbacks: list[Callable[[], None]] = []
@@ -452,20 +454,24 @@ class Store:
 
         What is left when the process is killed, a start removes.
         """
-        if self.removals or self._removed >= REMOVED_PER_TURN:
-            self.removals.append((size, unlink))
-        else:
-            self._removed += size + FILE_COST
-            unlink()
+        self.removals.append((size, unlink))
+        if len(self.removals) == 1:
+            self._remove_while_cheap()
 
     def remove_some(self) -> None:
         """Unlink as many files as one turn may, beside those that have been unlinked since the last turn."""
-        if self._removed >= REMOVED_PER_TURN:
-            self._removed = 0
-            return
-        self._removed = 0
+        much, self._removed = self._removed >= REMOVED_PER_TURN, 0
+        if not much:
+            self._remove_while_cheap()
+
+    def _remove_while_cheap(self) -> None:
         while self.removals and self._removed < REMOVED_PER_TURN:
-            size, unlink = self.removals.popleft()
+            size, unlink = self.removals[0]
+            if self.disk.freeing > (
+                FREEING if size else 0
+            ):  # the kernel would spin to remove a directory of files that are being freed
+                return
+            self.removals.popleft()
             self._removed += size + FILE_COST
             unlink()
 
