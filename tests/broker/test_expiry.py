@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvitto.broker import queue as queue_module
+from kvitto.broker.deliveries import Deliveries
 from kvitto.broker.queue import Queue
 from tests.support.rig import Rig, Taker
 
@@ -92,7 +93,7 @@ def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pyt
     rig.turn()
     rig.kill()
     queue = rig.queue("q")
-    queue.redeliveries = dict.fromkeys(range(20), 1)
+    queue.redeliveries = Deliveries((offset, 1) for offset in range(20))
     queue.add_consumer(Taker(queue))
     for left in (13, 6, 0):
         rig.turn()

@@ -133,3 +133,40 @@ def test_a_backlog() -> None:
             house.turn()
         house.settle()
         assert delivered(consumer) == COUNT
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_ack_finds_its_consumer_whatever_failed_behind_the_delivery(again: bool) -> None:
+    """The queue was out of service, its consumer's slot was free, and an ack of the delivery ended the process.
+
+    One allocation fails, the n-th of the turn that delivers; then everything is acked, also what another queue has delivered since.
+    """
+    failed = 0
+    for n in range(60):
+        house = House()
+        publisher, consumer = pair(house, durable=True, no_ack=False)
+        publisher.put(1, m.QueueDeclare("other", durable=True))
+        house.settle()
+        for number in range(3):
+            publisher.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"%d" % number))
+        if again:
+            house.settle()
+            consumer.put(1, m.BasicNack(consumer.connection.channels[1].next_tag - 1, True, True))
+        queue = house.broker.vhosts["/"].queues["q"]
+        limit.set_nomemory(n, n + 1)
+        try:
+            house.turn()
+        except MemoryError:
+            pass  # in the harness
+        finally:
+            limit.remove_mem_hooks()
+        failed += queue.fault is not None
+        if consumer.closed or publisher.closed:
+            continue
+        consumer.put(1, m.BasicConsume("other", "another"))
+        publisher.feed(content(1, m.BasicPublish("", "other"), NO_PROPERTIES, b"x"))
+        house.settle()
+        consumer.put(1, m.BasicAck(0, True))
+        house.settle()
+        assert house.broker.vhosts["/"].queues["other"].unacked == 0
+    assert failed

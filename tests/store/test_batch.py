@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvitto.store.batch import DEAD, EXPIRES, TTL_MAX, Batch, BatchHeader, verify
 from kvitto.wire.buf import Buf
+from kvitto.wire.properties import priority_of
 from tests.support.rig import Rig
 
 Message = tuple[bytes, bytes, bytes, int, int]
@@ -77,6 +78,20 @@ def test_a_run_of_messages_ends_at_the_first_that_has_expired(contents: list[Mes
     now = batch.time_ms + data.draw(st.integers(0, 1 << 32))
     gone = [i for i in range(batch.count) if 0 <= batch.expires_at(i) <= now]
     assert batch.live_run(0, batch.count, now) == (gone[0] if gone else batch.count)
+
+
+properties = st.builds(
+    lambda flags, fields: bytes((flags, 0)) + b"".join(fields),
+    st.integers(0, 255),
+    st.lists(st.one_of(st.binary(max_size=6), st.integers(0, 9).map(lambda n: n.to_bytes(4, "big") + bytes(n)))),
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=12), properties), min_size=1, max_size=5))
+def test_a_priority_is_found_without_a_copy(lists: list[bytes]) -> None:
+    """Where the properties end too early there is none."""
+    batch = tail([(b"key", props, b"body", -1, 0) for props in lists])
+    assert [batch.priority_of(i) for i in range(len(lists))] == [priority_of(props) for props in lists]
 
 
 def test_an_empty_or_cut_header_is_no_batch() -> None:

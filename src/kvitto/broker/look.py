@@ -46,7 +46,7 @@ def looks(queue: Queue, most: int) -> Iterator[Look | None]:
 def _came_back(queue: Queue, offset: int) -> Look | None:
     if queue.deleted or offset not in queue.requeued or queue._expired(offset):
         return None
-    if 0 <= queue.delivery_limit < queue.redeliveries.get(offset, 0):
+    if 0 <= queue.delivery_limit < queue.redeliveries.of(offset, 0):
         return None
     message = queue.read(offset)
     if message is None:

@@ -25,10 +25,10 @@ def settled(queue: Queue, taken: list[tuple[Iterable[tuple[int, int]], int]]) ->
         for start, count in runs:
             at, end = start, start + count
             while at < end:
-                n = min(end - at, PIECE) if queue.redeliveries else end - at
+                n = min(end - at, PIECE) if queue.redeliveries.pages else end - at
                 walls.within(queue, queue.settle, at, n, PURGED, deliveries)
                 at += n
-                left -= n if queue.redeliveries else 1
+                left -= n if queue.redeliveries.pages else 1
                 if left <= 0:
                     left = PIECE
                     yield

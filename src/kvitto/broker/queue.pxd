@@ -12,8 +12,9 @@ cdef int _ACKED, _HAS_PRIORITY
 cdef class Queue:
     cdef object __weakref__
     cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold, requeued, parked, delays, backlog, _ahead, _behind
+    cdef public object redeliveries
     cdef public str name
-    cdef public dict arguments, redeliveries
+    cdef public dict arguments
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, deleted, single, had_consumer, dirty, shown, late
     cdef public bint rejects, limited, may_expire, requeued_ready, ranked, prioritises, archived, checking, patient, held_back
@@ -43,7 +44,8 @@ cdef class Queue:
     cpdef pump(self)
     @cython.locals(c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t)
     cpdef deliver_ready(self)
-    @cython.locals(offset="unsigned long long", size=Py_ssize_t)
+    cdef bint given(self, Consumer c, Py_ssize_t k) noexcept
+    @cython.locals(offset="unsigned long long", size=Py_ssize_t, unacked=bint)
     cdef Py_ssize_t took(self, Consumer c, Batch w, Py_ssize_t i, Py_ssize_t k) except? -1
     @cython.locals(rota=Rota, c=Consumer)
     cdef Consumer pick(self)

@@ -20,6 +20,7 @@ from kvitto.broker import priorities, purging, sizes
 from kvitto.broker.arguments import QUORUM_PRIORITY_MAX
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.delays import Delays
+from kvitto.broker.deliveries import Deliveries
 from kvitto.broker.hold import Hold
 from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
@@ -130,7 +131,7 @@ class Queue:
         self.archived = settings.archive
         self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
-        self.redeliveries: dict[int, int] = {}
+        self.redeliveries = Deliveries()
         self.moving = self.coming = self.coming_bytes = 0
         self.parked = Parked()
         self.delays = Delays(settings.retry_min_ms, settings.retry_max_ms)
@@ -479,6 +480,7 @@ class Queue:
 
     def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
         """k messages from index i of window w on have gone to c. Returns the bytes of their bodies."""
+        unacked = self.given(c, k)
         offset = self.cursor
         self.cursor = offset + k
         self.ready -= k
@@ -487,17 +489,25 @@ class Queue:
         self.delivered += k
         if not self.shown:
             self.show()
-        if c.no_ack and not c.lent:
+        if not unacked:
             self.settle(offset, k, _ACKED)
-        else:
-            self.unacked += k
-            if c.lent:
-                c.lent = False
-            else:
-                c.unacked += k
-            if not self.dirty:
-                self.mark_dirty()
+        elif not self.dirty:
+            self.mark_dirty()
         return size
+
+    def given(self, c, k):  # type: ignore[no-untyped-def]
+        """k messages have gone to c. Returns whether they are unacked now.
+
+        Nothing may raise between the delivery and this: the channel has entries for them, and keeps a consumer while it has some unacked.
+        """
+        if c.no_ack and not c.lent:
+            return False
+        self.unacked += k
+        if c.lent:
+            c.lent = False
+        else:
+            c.unacked += k
+        return True
 
     def turn_away(self, c: Consumer) -> None:
         """The properties of the message at the head do not fit into its frames: that consumer ends, the message waits for another.
@@ -610,22 +620,31 @@ class Queue:
 
     def admit(self) -> None:
         """With x-max-priority: sort what has arrived by priority. Then nothing is left from the cursor on."""
+        most, ranks = self._priority_max(), self.requeued
+        assert isinstance(ranks, Ranks)
         while self.cursor < self.next:
             w = self.window()
             if w is not None:
-                start, end = self.cursor, w.first + w.count
-                self.requeued.add(start, end - start)
-                self.cursor = end
+                i, count = self.cursor - w.first, w.count
+                while i < count:
+                    rank, start = min(w.priority_of(i), most), i
+                    i += 1
+                    while i < count and min(w.priority_of(i), most) == rank:
+                        i += 1
+                    ranks.put(rank, w.first + start, i - start)
+                self.cursor = w.first + count
                 self.requeued_ready = True
 
     def _rank(self, offset: int) -> int:
         found = self._find(offset)
-        most = self.settings.max_priority if self.settings.max_priority > 0 else QUORUM_PRIORITY_MAX
-        return 0 if found is None else min(priority_of(found[0].parts(found[1])[1]), most)
+        return 0 if found is None else min(found[0].priority_of(found[1]), self._priority_max())
+
+    def _priority_max(self) -> int:
+        return self.settings.max_priority if self.settings.max_priority > 0 else QUORUM_PRIORITY_MAX
 
     def _earlier(self, offset: int) -> int:
         """How often a message that is in `requeued` was delivered before."""
-        return self.redeliveries.get(offset, 0 if self.ranked and offset >= self.doubt else 1)
+        return self.redeliveries.of(offset, 0 if self.ranked and offset >= self.doubt else 1)
 
     def deliver_requeued(self, c: Consumer) -> bool:
         """Deliver the first of the messages that came back, with its number of earlier deliveries (A8), or have it leave.
@@ -642,7 +661,7 @@ class Queue:
         key, props, body, _ = found[0].parts(found[1])
         if self.may_expire and self._expired(offset):
             return self._leave_expired()
-        if 0 <= self.delivery_limit < self.redeliveries.get(offset, 0):  # it was unacked when the broker went down
+        if 0 <= self.delivery_limit < self.redeliveries.of(offset, 0):  # it was unacked when the broker went down
             if not self._may_leave():
                 return False
             self._leave_head("delivery_limit", DROPPED)
@@ -657,6 +676,7 @@ class Queue:
                 self.turn_away(c)
                 return True
             c.deliver_again(key, props, body, offset)
+            unacked = self.given(c, 1)
             self.serving = None
             self.redelivered += 1
         else:
@@ -666,21 +686,17 @@ class Queue:
             if not taken:
                 self.turn_away(c)
                 return True
+            unacked = self.given(c, 1)
         self._pop_requeued()
         self.ready_bytes -= len(body)
         self.delivered += 1
         if not self.shown:
             self.show()
-        if c.no_ack and not c.lent:
+        if not unacked:
             self.settle(offset, 1, ACKED)
         else:
-            self.redeliveries[offset] = count + 1
+            self.redeliveries.note(offset, count + 1)
             self.settlements.add(offset, 1, REDELIVERED, count + 1)
-            self.unacked += 1
-            if c.lent:
-                c.lent = False
-            else:
-                c.unacked += 1
             self.mark_dirty()
         return True
 
@@ -742,15 +758,10 @@ class Queue:
             self.tail_settled += end - (offset if offset > self.tail_first else self.tail_first)
         if outcome == _ACKED:
             self.acked += n
-        if self.redeliveries:
-            self._forget_redeliveries(offset, end)
+        if self.redeliveries.pages:
+            self.redeliveries.forget(offset, end)
         if not self.dirty:
             self.mark_dirty()
-
-    def _forget_redeliveries(self, offset: int, end: int) -> None:
-        counts = self.redeliveries
-        for o in range(offset, end) if end - offset <= len(counts) else [k for k in counts if offset <= k < end]:
-            counts.pop(o, None)
 
     def ack(self, offset, n, c=None):  # type: ignore[no-untyped-def]
         """n unacked messages were acknowledged, by c if it was a consumer."""
@@ -785,7 +796,7 @@ class Queue:
             self.settle(offset, 1, DROPPED)
         else:
             size = found[0].body_bytes(found[1], 1)
-            self.delays.add(self.broker.timers.now_ms, offset, size, self.redeliveries.get(offset, 1))
+            self.delays.add(self.broker.timers.now_ms, offset, size, self.redeliveries.of(offset, 1))
 
     def _wake_retries(self) -> None:
         if len(self.delays):  # not before the next turn, whatever is due already
@@ -810,14 +821,14 @@ class Queue:
         if self.deleted:
             return
         if self.delivery_limit >= 0:
-            over = {o for o in range(offset, offset + n) if self.redeliveries.get(o, 1) > self.delivery_limit}
+            over = {o for o in range(offset, offset + n) if self.redeliveries.of(o, 1) > self.delivery_limit}
             if over:
                 for o in range(offset, offset + n):
                     found = self._find(o)
                     if found is None:
                         self.settle(o, 1, DROPPED)
                     elif o in over:
-                        self.dead_letter(o, 1, "delivery_limit", DROPPED, self.redeliveries.get(o, 1))
+                        self.dead_letter(o, 1, "delivery_limit", DROPPED, self.redeliveries.of(o, 1))
                     else:
                         self._back(o, 1, found[0].body_bytes(found[1], 1))
                 return
@@ -918,14 +929,14 @@ class Queue:
             self.settle(offset, n, outcome, deliveries)
             return
         if deliveries and reason not in AFTER_DELIVERY:
-            self.redeliveries.setdefault(offset, deliveries)
+            self.redeliveries.note(offset, self.redeliveries.of(offset, deliveries))
         self.moving += n
         self.broker.dead_letters.add(self, offset, n, reason)
 
     def moved(self, offset: int, reason: str, outcome: int = DEAD_LETTERED) -> None:
         """The dead-letter move of `offset` is done (or it was a cycle, and the message is dropped)."""
         self.moving -= 1
-        self.settle(offset, 1, outcome, self.redeliveries.get(offset, int(reason in AFTER_DELIVERY)))
+        self.settle(offset, 1, outcome, self.redeliveries.of(offset, int(reason in AFTER_DELIVERY)))
 
     def park(self, offset: int, reason: str, obstacle: Obstacle) -> None:
         """The dead-letter target is missing or full: the message stays, out of reach (X4)."""
@@ -998,7 +1009,7 @@ class Queue:
         taken += ((delayed, 1), (self.requeued, again))
         self.requeued = Ranks(self._rank) if self.ranked else RangeSet()
         self.requeued_ready = False
-        counts, self.redeliveries = self.redeliveries, {}  # nobody has had what is settled here
+        counts, self.redeliveries = self.redeliveries, Deliveries()  # nobody has had what is settled here
         self._clear_ready(self.next, PURGED)
         self.redeliveries = counts
         self.ready = 0
@@ -1215,7 +1226,7 @@ class Queue:
         self.tail_first = self.next
         self.ready = found.ready
         self.ready_bytes = found.ready_bytes
-        self.redeliveries = found.redeliveries
+        self.redeliveries = Deliveries(found.redeliveries.items())
         for start, count in found.requeued:
             self.requeued.add(start, count)
         self.requeued_ready = self.requeued.count > 0

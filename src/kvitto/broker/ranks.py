@@ -48,12 +48,14 @@ class Ranks(RangeSet):
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""
         for offset in range(start, start + count):
-            self._levels.setdefault(self._rank_of(offset), RangeSet()).add(offset, 1)
-        self.count += count
+            self.put(self._rank_of(offset), offset, 1)
 
     def put(self, rank: int, start: int, count: int) -> None:
         """As `add`, for offsets whose priority is known."""
-        self._levels.setdefault(rank, RangeSet()).add(start, count)
+        level = self._levels.get(rank)
+        if level is None:
+            level = self._levels[rank] = RangeSet()
+        level.add(start, count)
         self.count += count
 
     def _top(self) -> RangeSet:

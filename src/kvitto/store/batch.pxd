@@ -3,7 +3,7 @@ from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
 cdef Py_ssize_t _ENTRY, _HEADER
-cdef unsigned int _EXPIRES, _MAGIC
+cdef unsigned int _EXPIRES, _MAGIC, _HAS_TYPE, _HAS_ENCODING, _HAS_HEADERS, _HAS_MODE, _HAS_PRIORITY
 
 cdef class Batch:
     cdef public Buf index
@@ -35,6 +35,8 @@ cdef class Batch:
     cpdef long long expires_at(self, Py_ssize_t i)
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, flags="long long")
     cpdef Py_ssize_t live_run(self, Py_ssize_t i, Py_ssize_t n, long long now_ms)
+    @cython.locals(e=Py_ssize_t, m=Py_ssize_t, end=Py_ssize_t, flags=Py_ssize_t)
+    cpdef Py_ssize_t priority_of(self, Py_ssize_t i) except? -1
     @cython.locals(k=Py_ssize_t, total=Py_ssize_t)
     cpdef Py_ssize_t body_bytes(self, Py_ssize_t i, Py_ssize_t n)
     @cython.locals(e=Py_ssize_t, m=Py_ssize_t, b=Py_ssize_t, body_len=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t)

@@ -35,6 +35,8 @@ _ENTRY = ENTRY  # C variables when compiled
 _HEADER = HEADER
 _EXPIRES = EXPIRES
 _MAGIC = MAGIC
+# bits in the first byte of the property flags
+_HAS_TYPE, _HAS_ENCODING, _HAS_HEADERS, _HAS_MODE, _HAS_PRIORITY = 0x80, 0x40, 0x20, 0x10, 0x08
 PREFIX = 16
 """The checksum does not cover the first 16 bytes: magic, length, and the checksum itself."""
 
@@ -226,6 +228,29 @@ class Batch:
         for k in range(i, i + n):
             total += bits.le32(self.index.p, self.index_at + _ENTRY * k + 8)
         return total
+
+    def priority_of(self, i: int) -> int:
+        """The priority in the properties of message `i`; 0 without one, or where the properties end too early."""
+        e = self.index_at + _ENTRY * i
+        m = self.meta_at + bits.le32(self.index.p, e) + bits.le16(self.index.p, e + 16)
+        end = m + bits.le32(self.index.p, e + 12)
+        if end - m < 3:
+            return 0
+        flags = self.meta.p[m]
+        if not flags & _HAS_PRIORITY:
+            return 0
+        m += 2
+        if flags & _HAS_TYPE and m < end:
+            m += 1 + self.meta.p[m]
+        if flags & _HAS_ENCODING and m < end:
+            m += 1 + self.meta.p[m]
+        if flags & _HAS_HEADERS:
+            if m + 4 > end:
+                return 0
+            m += 4 + bits.be32(self.meta.p, m)
+        if flags & _HAS_MODE:
+            m += 1
+        return self.meta.p[m] if m < end else 0
 
     def parts(self, i: int) -> tuple[bytes, bytes, bytes | Stored, int]:
         """As `message`, but a body that is only on disk is returned as a `Stored`, which can read it."""

@@ -80,6 +80,7 @@ class SyncJob:
     def small(self) -> bool:
         """Few files, few bytes: the disk is done with them in the time of one write."""
         waiting = sum(size - part.durable + part.ahead for _, part, size, _ in self.segments)
+        waiting += sum(size - part.acks_durable for _, part, size in self.acks)
         return len(self.files) <= SMALL_FILES and not self.dirs and waiting <= SMALL_BYTES
 
     def run(self) -> None:

@@ -81,6 +81,11 @@ class Oracle:
         if found is not None:
             found[1].followed = False
 
+    def forget_deliveries(self) -> None:
+        """A disk without room has not taken what was delivered: a kill takes it (A9)."""
+        for known in self.queues.values():
+            known.seen.clear()
+
     def forget_all(self) -> None:
         for known in self.queues.values():
             known.followed = False

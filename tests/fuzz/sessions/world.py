@@ -212,6 +212,8 @@ class World:
     def do_restart(self, kind: str, dice: int = 0) -> None:
         """In order, by a kill, or by a power cut, where `dice` say what is lost; then the next one starts from what is left."""
         self._end_of_process()
+        if self.house.broker.full:
+            self.oracle.forget_deliveries()
         if kind == "order":
             self.disk.full = False
             self.house.broker.retry_writes()

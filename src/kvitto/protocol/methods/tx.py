@@ -155,6 +155,7 @@ class Transaction:
         """Write the record, and apply it once it is durable."""
         chan, broker, bulk = self.chan, self.chan.connection.hub.broker, plan.bulk
         held, self.held = self.held, Held()
+        self.settles = []  # the plan needs them still
         self.clear()
 
         def finished() -> Iterator[None]:
@@ -176,6 +177,7 @@ class Transaction:
         def undo() -> None:
             bulk.room.give_back()
             bulk.record.packed = None
+            free(broker, plan.held)
             if chan.closing:
                 broker.jobs.start(given_back(chan, held), owner=chan)
             self.held = held
@@ -284,8 +286,8 @@ class Plan:
         """The queues whose messages are settled."""
         self.returning: dict[Queue, None] = {}
         """The queues to which messages come back."""
-        self.settles: list[Settlement] = []
-        """The settlements to be carried out once the record is durable."""
+        self.moved: dict[int, list[Settlement]] = {}
+        """What is done instead of a settlement of which parts may become dead letters, by its place in `held`."""
         self.unrouted: list[tuple[Route, bytes, bytes, bool]] = []
         self.durable: list[Queue] = []
         self.alone = False
@@ -333,23 +335,21 @@ class Plan:
     def _settle(self) -> Iterator[object]:
         """Add the settlements to the record, and the moves of rejected messages to dead-letter queues."""
         bulk = self.bulk
-        for run in self.held:
-            kind, consumer, offset, n, _, slot = run
+        for at, (kind, consumer, offset, n, _, slot) in enumerate(self.held):
             queue = consumer.queue
             if queue.fault is not None:
                 raise walls.out_of_service(queue)
             self.sources[queue] = None
             if kind in (RETRY, FAILED):
                 self.returning[queue] = None
-            if kind in (RETRY, FAILED) or not queue.log.durable or queue.deleted or queue.stream:
-                self.settles.append(run)
-            elif kind == ACK or not moves(queue):
-                bulk.settle(queue, offset, n, ACKED if kind == ACK else REJECTED)
-                self.settles.append(run)
-            else:
-                for o in range(offset, offset + n):
-                    joined = yield from walls.steps_within(queue, bulk.move(queue, o))
-                    self.settles.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
+            if kind not in (RETRY, FAILED) and queue.log.durable and not queue.deleted and not queue.stream:
+                if kind == ACK or not moves(queue):
+                    bulk.settle(queue, offset, n, ACKED if kind == ACK else REJECTED)
+                else:
+                    moved = self.moved[at] = []
+                    for o in range(offset, offset + n):
+                        joined = yield from walls.steps_within(queue, bulk.move(queue, o))
+                        moved.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
             if bulk.cost.spend(SETTLE):
                 yield None
 
@@ -361,14 +361,16 @@ class Plan:
         for queue in self.returning:
             queue.begin_return()
         try:
-            for kind, consumer, offset, n, size, slot in self.settles:
-                finish(self.chan, kind, consumer, offset, n, size, slot)
-                if bulk.cost.spend(FINISH + (n * consumer.queue.return_cost // 10 if kind in (RETRY, FAILED) else 0)):
-                    yield
+            for at, run in enumerate(self.held):
+                for kind, consumer, offset, n, size, slot in self.moved.pop(at, (run,)):
+                    finish(self.chan, kind, consumer, offset, n, size, slot)
+                    returns = kind in (RETRY, FAILED)
+                    if bulk.cost.spend(FINISH + (n * consumer.queue.return_cost // 10 if returns else 0)):
+                        yield
         finally:
             for queue in self.returning:
                 queue.end_return()
-        free(self.chan.connection.hub.broker, self.settles)
+        free(self.chan.connection.hub.broker, self.held)
 
     def give_back(self) -> Iterator[None]:
         """Handle messages that no queue takes: direct replies are sent, mandatory messages are returned."""
