@@ -265,9 +265,8 @@ def test_streams_and_reads_by_offset_send_large_bodies_in_pieces(house: House) -
         ask(wire, m.BasicQos(0, 10))
         wire.slow = True
         wire.put(1, method)
-        house.settle()
-        wire.take(2)
-        assert lent(wire) and lent(wire)[0].memory == 0
+        wire.take_until_lent()
+        assert lent(wire)[0].memory == 0
         wire.take_all()
         wire.read = 0
         assert [body for method, body in contents(wire) if isinstance(method, m.BasicDeliver)] == [BODY]
