@@ -24,12 +24,12 @@ SWITCH_S = 0.0001
 """How long a thread waits for the interpreter before it asks the loop for it.
 
 A loop that has work lets go of it in each call of the system, but for less time than another thread needs to wake up, and each time
-the other one begins to wait anew: with the usual 5 ms a sync that had ended could not say so for up to a second.
+the other one begins to wait anew: with the usual 5 ms a thread that had checked a password could not say so for up to a second.
 """
 
 
 def spare_the_loop() -> None:
-    """Look for garbage among young objects only, let large bodies grow in place, give the thread that syncs the interpreter soon."""
+    """Look for garbage among young objects only, let large bodies grow in place, give threads the interpreter soon."""
     keep_large_memory_apart(LARGE_BLOCK)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

@@ -1,7 +1,7 @@
 """A running broker: listeners, the turn, the sync thread, timers, and an end in order.
 
-One event loop owns everything; `Syncer` is the only other thread. `run_until_stopped` returns when `stop` was called or the disk
-failed (then it raises StoreError: nothing that was waiting has been confirmed, semantics C8).
+One event loop owns everything; the threads of `Syncer` know descriptors only. `run_until_stopped` returns when `stop` was called or
+the disk failed (then it raises StoreError: nothing that was waiting has been confirmed, semantics C8).
 """
 
 from __future__ import annotations
