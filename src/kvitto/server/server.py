@@ -249,7 +249,7 @@ class Server:
                     )
                 else:
                     connection.finish()
-            self._turn()
+            self.guard(self._do_turn)
             await self._drain()
         for task in self._logging_in:
             task.cancel()
@@ -298,6 +298,8 @@ class Server:
                 self.fail(error)
 
     def _turn(self) -> None:
+        """The turn that was due."""
+        self._due = None
         self.guard(self._do_turn)
 
     def _do_turn(self) -> None:
@@ -359,7 +361,7 @@ class Server:
 
     def _synced(self, job: SyncJob) -> None:
         self.guard(lambda: self._end_sync(job))
-        self._turn()
+        self.guard(self._do_turn)
 
     def _end_sync(self, job: SyncJob) -> None:
         self.store.end_sync(job)

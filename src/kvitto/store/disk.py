@@ -32,6 +32,7 @@ LOCK_BYTES_MAX = 256
 LARGE_BYTES = 4 << 20
 """A file system needs a millisecond or more to free as many."""
 
+_FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", 0)  # macOS: fsync leaves the bytes in the device's cache
 _fallocate = getattr(os, "posix_fallocate", None)
 
 _ADVICE = {
@@ -166,8 +167,8 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
 
 def datasync(fd: int) -> None:
     """Make what has been written to a file durable, and no more of what is known of the file than that takes. OSError if it fails."""
-    if full := getattr(fcntl, "F_FULLFSYNC", None):  # macOS: fsync leaves the bytes in the device's cache
-        fcntl.fcntl(fd, full)
+    if _FULL_SYNC:
+        fcntl.fcntl(fd, _FULL_SYNC)
     else:
         os.fdatasync(fd)
 

@@ -79,9 +79,14 @@ class SyncJob:
     @property
     def small(self) -> bool:
         """Few files, few bytes: the disk is done with them in the time of one write."""
-        waiting = sum(size - part.durable + part.ahead for _, part, size, _ in self.segments)
-        waiting += sum(size - part.acks_durable for _, part, size in self.acks)
-        return len(self.files) <= SMALL_FILES and not self.dirs and waiting <= SMALL_BYTES
+        if len(self.files) > SMALL_FILES or self.dirs:
+            return False
+        waiting = 0
+        for _, part, size, _ in self.segments:
+            waiting += size - part.durable + part.ahead
+        for _, part, size in self.acks:
+            waiting += size - part.acks_durable
+        return waiting <= SMALL_BYTES
 
     def run(self) -> None:
         """Sync all of it."""
@@ -721,7 +726,6 @@ class Store:
             self.distrust()
             return
         self.syncs += 1
-        self.definitions.synced(job.defined)
         entered = False
         if self.syncing:
             entered = self.journal.durable_to(job.journal_written)
@@ -738,7 +742,9 @@ class Store:
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()
-        self._enter_definitions()
+        if job.defined:
+            self.definitions.synced(job.defined)
+            self._enter_definitions()
         for part, log_ in changed.items():
             if part.durable and part in log_.segments:
                 entered |= self.enter(log_, part)
