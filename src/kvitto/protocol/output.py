@@ -57,7 +57,11 @@ class Output:
         self.full = True
 
     def has_room(self) -> bool:
-        return not self.paused and not self.streaming and self.buf.n < LIMIT
+        """Whether those who wait may be served. If not, whoever makes room next has them served."""
+        if self.paused or self.streaming or self.buf.n >= LIMIT:
+            self.full = True
+            return False
+        return True
 
     def backlog(self) -> int:
         """Bytes that wait for a socket that takes no more."""

@@ -1,0 +1,33 @@
+"""Consumers that wait for room in their connection's output are served once there is some."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvitto.broker import broker
+from kvitto.protocol.output import LIMIT
+from kvitto.wire import methods as m
+from tests.protocol import sessions
+from tests.protocol.sansio import House
+from tests.protocol.test_limits import ask
+
+BODY = bytes(1000)
+COUNT = 2 * LIMIT // len(BODY)
+CONSUMERS = 100
+
+
+@pytest.mark.parametrize("allowance", [*range(250, 1050, 25), 20_000])
+def test_nobody_is_forgotten_when_the_output_is_full_and_the_turn_is_over(
+    monkeypatch: pytest.MonkeyPatch, allowance: int
+) -> None:
+    """The time of a turn ended just when the output was full: then nobody asked for room, and nobody was told when there was some."""
+    house = House()
+    wire, other = house.wire(), house.wire()
+    ask(wire, m.QueueDeclare("q"), m.BasicQos(0, 1 + COUNT // CONSUMERS))
+    for number in range(CONSUMERS):
+        ask(wire, m.BasicConsume("q", f"c{number}"))
+    monkeypatch.setattr(broker, "ALLOWANCE", allowance)
+    for _ in range(COUNT):
+        other.feed(sessions.content(1, m.BasicPublish("", "q"), b"\0\0", BODY))
+    house.settle()
+    assert house.broker.vhosts["/"].queues["q"].ready == 0
