@@ -298,3 +298,22 @@ def test_a_transaction_with_a_large_body(house: House) -> None:
     house.settle()
     assert any(isinstance(method, m.TxCommitOk) for method in tx.methods())
     assert not confirmed(wire)
+
+
+def test_a_large_batch_waits_for_the_disk_and_keeps_nobody_busy() -> None:
+    """While others' sync would take too long nothing more of it is written, and no turn is spent on it."""
+    rig = begun()
+    rig.broker.press(True)
+    rig.broker.turn()
+    file = rig.queue("q").log.segments[-1].file
+    assert file is not None
+    size = file.size()
+    assert not rig.broker.unfinished and list(rig.broker.pressed) == [rig.queue("q")]
+    rig.publish("q", b"another")
+    rig.broker.turn()
+    assert file.size() == size and not rig.broker.unfinished
+    rig.broker.press(False)
+    assert rig.broker.unfinished
+    rig.settle_down()
+    assert not rig.broker.pressed and not rig.queue("q").backlog
+    assert starts_from(rig.disk.kill()).queue("q").ready == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from kvitto.server import syncer as syncer_module
 from kvitto.server.embedded import Broker
 from kvitto.server.syncer import SHORT_S, Syncer
 from kvitto.store.disk import File, RealDisk
-from kvitto.store.store import SyncJob
-from tests.support.wait import wait_until
+from kvitto.store.store import DIRS_AT_ONCE, SyncJob
+
+
+def nothing() -> None:
+    """Nobody waits for bytes that are free."""
 
 
 class Job:
@@ -42,7 +46,7 @@ def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("kvitto.server.syncer.time.perf_counter", clock)
     loop = asyncio.new_event_loop()
-    syncer = Syncer(loop, lambda job: None)
+    syncer = Syncer(loop, lambda job: None, nothing)
 
     def after(jobs: int) -> bool:
         for _ in range(jobs):
@@ -75,8 +79,9 @@ class Many(SyncJob):
 
     times = 1
 
-    def descriptors(self) -> list[int]:
-        return super().descriptors() * self.times
+    def waves(self) -> Generator[list[int], None, None]:
+        for wave in super().waves():
+            yield wave * self.times
 
 
 def run(job: SyncJob) -> None:
@@ -84,7 +89,7 @@ def run(job: SyncJob) -> None:
 
     async def main() -> None:
         ended = asyncio.get_running_loop().create_future()
-        syncer = Syncer(asyncio.get_running_loop(), ended.set_result)
+        syncer = Syncer(asyncio.get_running_loop(), ended.set_result, nothing)
         syncer.submit(job)
         assert await asyncio.wait_for(ended, 60) is job
         syncer.stop()
@@ -151,38 +156,131 @@ def test_what_has_no_descriptor_is_synced_by_python(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_descriptors_are_closed_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than may wait, too."""
+    """Those are closed at once that are too many to wait. Whoever waits until the bytes are free is told."""
     monkeypatch.setattr(syncer_module, "FREEING_MAX", 3)
-    loop = asyncio.new_event_loop()
-    syncer = Syncer(loop, lambda job: None)
-    ends = [os.pipe() for _ in range(20)]
-    for end, _ in ends:
-        syncer.free(end)
-        assert syncer.freeing <= 3
-    wait_until(lambda: syncer.freeing == 0)
-    for _, end in ends:
-        with pytest.raises(BrokenPipeError):
-            os.write(end, b"x")
+
+    async def main() -> None:
+        freed = asyncio.Event()
+        syncer = Syncer(asyncio.get_running_loop(), lambda job: None, freed.set)
+        ends = [os.pipe() for _ in range(20)]
+        for end, _ in ends:
+            syncer.free(end)
+            assert syncer.freeing <= 3
+        while syncer.freeing:
+            await freed.wait()
+            freed.clear()
+        for _, end in ends:
+            with pytest.raises(BrokenPipeError):
+                os.write(end, b"x")
+            os.close(end)
+        syncer.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_few_directories_are_open_at_one_time(tmp_path: Path) -> None:
+    """A sync of many new queues took all descriptors of the process. One directory at a time has to do where there are no more."""
+    disk = RealDisk(str(tmp_path))
+    most, opened = 0, 0
+    limit = 1 << 30
+    open_dir, close = disk.open_dir, os.close
+    held: set[int] = set()
+
+    def open_it(path: str) -> int:
+        nonlocal most, opened
+        if len(held) >= limit:
+            raise SyncError("no descriptor is left")
+        fd = open_dir(path)
+        held.add(fd)
+        most, opened = max(most, len(held)), opened + 1
+        return fd
+
+    def close_it(fd: int) -> None:
+        held.discard(fd)
+        close(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "open_dir", open_it)
+        patch.setattr(os, "close", close_it)
+        for allowed, expected in ((1 << 30, DIRS_AT_ONCE), (3, 3), (1, 1)):
+            limit, most, opened = allowed, 0, 0
+            job = SyncJob(disk, [], [""] * 100)
+            run(job)
+            assert job.error is None and (most, opened) == (expected, 100) and not held
+        limit = 0
+        job = SyncJob(disk, [], [""])
+        run(job)
+        assert str(job.error) == "no descriptor is left"
+
+
+def test_a_stop_in_the_middle_of_a_job_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """C8: the broker stops because something else has failed."""
+    disk = RealDisk(str(tmp_path))
+
+    async def main() -> None:
+        syncer = Syncer(asyncio.get_running_loop(), lambda job: pytest.fail("it is told"), nothing)
+        before = set(os.listdir("/proc/self/fd"))
+        syncer.submit(SyncJob(disk, [], [""] * 5))
+        syncer.stop()
+        assert not set(os.listdir("/proc/self/fd")) - before
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_stop_does_not_wait_for_a_child_of_the_process() -> None:
+    """It has the ends of all pipes."""
+    child, order = os.pipe()
+
+    async def main() -> None:
+        syncer = Syncer(asyncio.get_running_loop(), lambda job: None, nothing)
+        pid = os.fork()
+        if pid == 0:
+            os.close(order)
+            os.read(child, 1)
+            os._exit(0)
+        syncer.stop()
+        os.close(order)
+        os.waitpid(pid, 0)
+        os.close(child)
+
+    asyncio.run(main())
+
+
+def test_a_sync_whose_end_is_not_known_has_failed(tmp_path: Path) -> None:
+    """C8: it is told, whatever went wrong on the way."""
+    disk = RealDisk(str(tmp_path))
+
+    class Broken(SyncJob):
+        def failed(self, descriptor: int, code: int) -> None:
+            raise ZeroDivisionError
+
+    pipe = os.pipe()
+    file = disk.open("f", create=True)
+    file.fileno = lambda: pipe[0]  # type: ignore[method-assign]
+    job = Broken(disk, [file], [])
+    run(job)
+    assert isinstance(job.error, ZeroDivisionError)
+    for end in pipe:
         os.close(end)
-    syncer.stop()
-    loop.close()
+    file.close()
 
 
 def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C2: one message at a time, until syncs run in the loop."""
     places: set[str] = set()
-    run, descriptors = SyncJob.run, SyncJob.descriptors
+    run, waves = SyncJob.run, SyncJob.waves
 
     def run_here(job: SyncJob) -> None:
         places.add("loop")
         run(job)
 
-    def run_there(job: SyncJob) -> list[int]:
+    def run_there(job: SyncJob) -> Generator[list[int], None, None]:
         places.add("thread")
-        return descriptors(job)
+        return waves(job)
 
     monkeypatch.setattr(SyncJob, "run", run_here)
-    monkeypatch.setattr(SyncJob, "descriptors", run_there)
+    monkeypatch.setattr(SyncJob, "waves", run_there)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         channel = connection.channel()

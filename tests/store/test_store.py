@@ -496,3 +496,18 @@ def test_a_queue_that_comes_back_since_its_deletion_had_no_room_is_not_damaged()
     assert not rig.store.in_order
     assert not rig.store.alarms
     assert rig.peek("q") == [b"a", b"b", b"c"]
+
+
+def test_without_syncs_nothing_is_said_to_be_durable() -> None:
+    """D3: a start after a power cut took what the definitions had lost for damage, and was refused."""
+    store = Store(SimDisk(), ManualClock(), sync=False)
+    store.open()
+    store.load_definitions()
+    durable = store.definitions.file.durable
+    store.definitions.put("user", ("name",), {})
+    store.wrote_file(store.definitions.file)
+    store.when_durable(lambda: None)
+    job = store.begin_sync(everything=True)
+    job.run()
+    store.end_sync(job)
+    assert store.definitions.file.durable == durable < store.definitions.file.end

@@ -102,6 +102,8 @@ class Broker:
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
+        self.pressed: dict[Queue, None] = {}
+        """Those of the slow queues that wait for the disk."""
         self.slow: dict[Queue, None] = {}
         """Queues with batches that take several turns to be written: what came to them since is in no file yet, although they
         count as `written`."""
@@ -357,7 +359,7 @@ class Broker:
             or self.records.due
             or self.dead_letters.moves
             or self.stages.due
-            or self.store.removals
+            or self.store.may_remove
         )
 
     @property
@@ -369,7 +371,7 @@ class Broker:
             or self.records.due
             or self.jobs.waiting
             or self.readers.ready
-            or self.store.removals
+            or self.store.may_remove
         )
 
     @property
@@ -385,7 +387,7 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
-        if self.store.removals:
+        if self.store.may_remove:
             self.store.remove_some()
         if self.records.due:
             self.records.apply(most)
@@ -506,8 +508,17 @@ class Broker:
             log.error("%s; publishers wait until there is room", text)
             self.on_full(True)
 
+    def press(self, on: bool) -> None:
+        """Whether large batches have to wait for the disk; if not, those that have waited go on in the next turn."""
+        self.store.pressed = on
+        if not on and self.pressed:
+            pressed, self.pressed = self.pressed, {}
+            for queue in pressed:
+                queue.mark_dirty()
+
     def retry_writes(self) -> None:
         """Try again what a full disk refused."""
+        self.press(False)
         for queue in list(self.unwritten):
             if self.flush(queue):
                 self.unwritten.pop(queue, None)  # a queue out of service waits no more
@@ -533,7 +544,7 @@ class Broker:
         if self.full:
             self.retry_writes()
         self.records.stop()
-        self.store.pressed = False
+        self.press(False)
         self.turn()
         # a sync may seal segments, bring them to an archive or retire the journal, which writes again
         for _ in range(STEPS):

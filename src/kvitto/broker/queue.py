@@ -1090,7 +1090,8 @@ class Queue:
                 raise
             if self.backlog:
                 self._settle_written()
-                self.mark_dirty()
+                if self not in self.broker.pressed:
+                    self.mark_dirty()
                 return
             tail = None
         if tail is not None:
@@ -1130,6 +1131,7 @@ class Queue:
                 self.log.write(batch)
                 left -= batch.size()
             elif self.broker.store.pressed:
+                self.broker.pressed[self] = None
                 return
             else:
                 left -= self.log.write_some(batch, left)

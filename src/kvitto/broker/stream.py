@@ -286,7 +286,7 @@ class Stream(Queue):
             except StoreFull:
                 self._go_on_full()
                 raise
-            if self.backlog:
+            if self.backlog and self not in self.broker.pressed:
                 self.mark_dirty()
         elif tail is not None:
             # Not when it was begun: whoever asks for what came after a time must not miss what is in this batch.

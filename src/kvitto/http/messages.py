@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,9 @@ from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.auth import User
+
+FULL_S = 1.0
+"""A publish that waits for the disk looks so often whether the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +63,18 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
     await api.perform(steps())
     if not route.count and route.out_of_service is None:
         return bool(api.host.hub.deliver_reply(route, props, message.body))
+    stored = asyncio.Event()
+    durable = [queue for queue in route.queues if queue.log.durable]
+    if durable:
+        api.host.hub.when_written(durable, stored.set, lambda _: stored.set())
     await api.write()
-    if api.broker.unwritten:
+    while durable and not stored.is_set() and not api.broker.unwritten:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stored.wait(), FULL_S)
+    if api.broker.unwritten and not stored.is_set():
         raise Problem(
             503, "disk_full", "the disk is full: the message is not stored yet, and is lost if the broker stops"
         )
-    if route.durable:
-        await api.durable(messages=True)
     lost = route.out_of_service or next((q for q in route.queues if q.fault is not None), None)
     if lost is not None:
         raise walls.out_of_service(lost)

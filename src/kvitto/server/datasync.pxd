@@ -18,6 +18,8 @@ cdef extern from * nogil:
         do {
     #if defined(F_FULLFSYNC)  /* macOS: fsync leaves the bytes in the device's cache */
             result = fcntl(fd < 0 ? ~fd : fd, F_FULLFSYNC);
+            if (result < 0 && (errno == ENOTSUP || errno == EINVAL || errno == ENOTTY))
+                result = fsync(fd < 0 ? ~fd : fd);
     #else
             result = fd < 0 ? fsync(~fd) : fdatasync(fd);
     #endif
@@ -30,7 +32,7 @@ cdef extern from * nogil:
         ssize_t n;
         for (;;) {
             do n = read(requests, &r, sizeof r); while (n < 0 && errno == EINTR);
-            if (n != (ssize_t)sizeof r) return;
+            if (n != (ssize_t)sizeof r || r.count < 0) return;
             o.begin = kv_seconds();
             o.fd = -1;
             o.error = 0;
@@ -48,7 +50,7 @@ cdef extern from * nogil:
         ssize_t n;
         for (;;) {
             do n = read(descriptors, &fd, sizeof fd); while (n < 0 && errno == EINTR);
-            if (n != (ssize_t)sizeof fd) return;
+            if (n != (ssize_t)sizeof fd || fd < 0) return;
             close(fd);
             do n = write(freed, &fd, 1); while (n < 0 && errno == EINTR);
             if (n < 0) return;

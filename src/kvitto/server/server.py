@@ -141,7 +141,7 @@ class Server:
         self._watch = ConnectionWatch(self.hub)
         self.hub.beats = self._heartbeats.watch
         self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
-        self._syncer = Syncer(self._loop, self._synced)
+        self._syncer = Syncer(self._loop, self._synced, self.schedule)
         if isinstance(self.store.disk, RealDisk):
             self.store.disk.remover = self._syncer
         config = self.config
@@ -333,7 +333,10 @@ class Server:
                 store.when_durable(nothing)
                 self._begin(False, False)
             self.pacing.look(store.unsynced, now)
-            store.pressed = self.pacing.is_too_much(store.unsynced, now)
+            pressed = self.pacing.is_too_much(store.unsynced, now)
+            if pressed != store.pressed:
+                self.broker.press(pressed)
+                self.schedule()
         if store.dirty and not store.busy and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 

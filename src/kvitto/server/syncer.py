@@ -6,10 +6,11 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from select import PIPE_BUF
 
+from kvitto.base.errors import SyncError
 from kvitto.server import datasync
 from kvitto.server.datasync import DESCRIPTOR, MOST, OUTCOME, REQUEST
 from kvitto.store.store import SyncJob
@@ -20,7 +21,7 @@ WEIGHT = 1 / 8
 """Of the latest sync in the usual time of one."""
 LANES = 8
 """Threads that sync the files of one job if a request cannot hold them all."""
-FREEING_MAX = 64
+FREEING_MAX = 16
 """Files that wait to be freed, a descriptor each."""
 WRITTEN = PIPE_BUF - PIPE_BUF % REQUEST.size
 """Bytes of requests that are written at a time: a pipe takes so many as a whole or not at all."""
@@ -29,28 +30,33 @@ WRITTEN = PIPE_BUF - PIPE_BUF % REQUEST.size
 class Syncer:
     """The loop writes descriptors into one pipe and watches another, in which the threads say what became of them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, done: Callable[[SyncJob], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, done: Callable[[SyncJob], None], freed: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._done = done
+        self._on_freed = freed
         self._usual = 1.0
         self._taken, self._requests = os.pipe()
         self._outcomes, self._told = os.pipe()
-        os.set_blocking(self._requests, False)
-        os.set_blocking(self._outcomes, False)
+        self._gone, self._removed = os.pipe()
+        self._counted, self._freed = os.pipe()
+        for end in (self._requests, self._outcomes, self._counted):
+            os.set_blocking(end, False)
         self._threads: list[threading.Thread] = []
         self._apart: threading.Thread | None = None
         self._job: SyncJob | None = None
+        self._waves: Generator[list[int], None, None]
         self._waiting = memoryview(b"")
         """Requests for which the pipe had no room yet."""
         self._left = 0
         """Requests whose outcomes are not known yet."""
         self._begin = self._end = 0.0
+        self.freeing = 0
+        """For how many files `free` has been called that the thread has not freed yet."""
         loop.add_reader(self._outcomes, self._read)
+        loop.add_reader(self._counted, self._read_freed)
         self._start(1)
-        self._gone, self._removed = os.pipe()
-        self._ready, self._freed = os.pipe()
-        os.set_blocking(self._ready, False)
-        self._unfreed = 0
         self._freeing = threading.Thread(target=self._free, name="kvitto-free", daemon=True)
         self._freeing.start()
 
@@ -59,20 +65,15 @@ class Syncer:
         return job.small and self._usual < SHORT_S
 
     def submit(self, job: SyncJob) -> None:
-        """Have a thread run the job, and `done` called in the loop."""
-        descriptors = job.descriptors()
-        if not descriptors:
+        """Have threads run the job, and `done` called in the loop."""
+        if job.apart:
             self._apart = threading.Thread(target=self._run_apart, args=(job,), name="kvitto-sync", daemon=True)
             self._apart.start()
             return
-        each = MOST
-        if len(descriptors) > MOST:
-            self._start(LANES)
-            each = min(-(-len(descriptors) // LANES), MOST)
-        parts = [descriptors[at : at + each] for at in range(0, len(descriptors), each)]
-        self._job, self._left, self._begin, self._end = job, len(parts), float("inf"), 0.0
-        self._waiting = memoryview(b"".join(REQUEST.pack(len(p), *p, *[-1] * (MOST - len(p))) for p in parts))
-        self._write()
+        self._job, self._waves = job, job.waves()
+        self._begin, self._end = float("inf"), 0.0
+        if not self._next():
+            self._loop.call_soon(self._end_job)
 
     def run(self, job: SyncJob) -> None:
         """Run the job here and now."""
@@ -80,45 +81,71 @@ class Syncer:
         job.run()
         self._measure(job, time.perf_counter() - begin)
 
-    @property
-    def freeing(self) -> int:
-        """For how many files `free` has been called that the thread has not freed yet."""
-        with suppress(BlockingIOError):
-            if self._unfreed:
-                self._unfreed -= len(os.read(self._ready, FREEING_MAX))
-        return self._unfreed
-
     def free(self, fd: int) -> None:
         """Have a thread close the descriptor of a file that has no name any more. A file system needs some 10 ms to free 64 MiB."""
         if self.freeing < FREEING_MAX:
             os.write(self._removed, DESCRIPTOR.pack(fd))
-            self._unfreed += 1
+            self.freeing += 1
         else:
             os.close(fd)
 
     def stop(self) -> None:
         """The threads end what they have been given, and nobody is told."""
-        os.close(self._requests)
-        os.close(self._removed)
-        for thread in (*self._threads, self._freeing):
-            thread.join()
-        if self._apart is not None:
-            self._apart.join()
+        os.set_blocking(self._requests, True)
+        for _ in self._threads:  # closing the pipe is not enough: a child of this process may hold its other end
+            os.write(self._requests, REQUEST.pack(-1, *[0] * MOST))
+        os.write(self._removed, DESCRIPTOR.pack(-1))
+        for thread in (*self._threads, self._freeing, self._apart):
+            if thread is not None:
+                thread.join()
+        if self._job is not None:
+            self._job = None
+            self._waves.close()
         self._loop.remove_reader(self._outcomes)
-        for end in (self._taken, self._outcomes, self._told, self._gone, self._ready, self._freed):
+        self._loop.remove_reader(self._counted)
+        both = (self._taken, self._requests, self._outcomes, self._told)
+        for end in (*both, self._gone, self._removed, self._counted, self._freed):
             os.close(end)
 
     def _start(self, threads: int) -> None:
+        """Have so many threads that sync. Fewer will do where the system allows no more."""
         while len(self._threads) < threads:
             thread = threading.Thread(target=self._serve, name="kvitto-sync", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                return
             self._threads.append(thread)
-            thread.start()
 
     def _free(self) -> None:
         datasync.free(self._gone, self._freed)
 
     def _serve(self) -> None:
         datasync.serve(self._taken, self._told)
+
+    def _next(self) -> bool:
+        """Have the next descriptors of the job synced; False if there are none, or if one has failed."""
+        job, descriptors = self._job, None
+        assert job is not None
+        try:
+            if job.error is None:
+                descriptors = next(self._waves, None)
+        except SyncError as error:
+            job.error = error
+        if descriptors is None:
+            self._waves.close()
+            return False
+        each = MOST
+        if len(descriptors) > MOST:
+            self._start(LANES)
+            each = min(-(-len(descriptors) // LANES), MOST)
+        parts = [descriptors[at : at + each] for at in range(0, len(descriptors), each)]
+        self._left = len(parts)
+        self._waiting = memoryview(b"".join(REQUEST.pack(len(p), *p, *[-1] * (MOST - len(p))) for p in parts))
+        self._write()
+        return True
 
     def _write(self) -> None:
         """A pipe that is full has room again before the outcomes of what is in it have all been read."""
@@ -127,9 +154,18 @@ class Syncer:
                 self._waiting = self._waiting[os.write(self._requests, self._waiting[:WRITTEN]) :]
 
     def _read(self) -> None:
-        data = os.read(self._outcomes, OUTCOME.size * MOST)
         job = self._job
-        assert job is not None
+        try:
+            data = os.read(self._outcomes, OUTCOME.size * MOST)
+            if job is None or self._more(job, data):
+                return
+        except Exception as error:  # noqa: BLE001 - top of the loop: a sync whose end is not known has failed (C8)
+            assert job is not None
+            job.error = job.error or error
+        self._end_job()
+
+    def _more(self, job: SyncJob, data: bytes) -> bool:
+        """Take outcomes; False if they were the last ones of the job."""
         for fd, code, begin, end in OUTCOME.iter_unpack(data):
             self._left -= 1
             self._begin, self._end = min(self._begin, begin), max(self._end, end)
@@ -137,11 +173,18 @@ class Syncer:
                 job.failed(fd, code)
         if self._left:
             self._write()
-            return
-        self._job = None
-        job.synced()
-        self._measure(job, self._end - self._begin)
-        self._done(job)
+            return True
+        return self._next()
+
+    def _end_job(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            self._measure(job, max(self._end - self._begin, 0.0))
+            self._done(job)
+
+    def _read_freed(self) -> None:
+        self.freeing -= len(os.read(self._counted, 2 * FREEING_MAX))
+        self._on_freed()
 
     def _measure(self, job: SyncJob, seconds: float) -> None:
         job.seconds = seconds

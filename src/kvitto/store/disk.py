@@ -33,6 +33,8 @@ LARGE_BYTES = 4 << 20
 """A file system needs a millisecond or more to free as many."""
 
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", 0)  # macOS: fsync leaves the bytes in the device's cache
+_NO_FULL_SYNC = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY}
+"""What a file system says that does not know it."""
 _fallocate = getattr(os, "posix_fallocate", None)
 
 _ADVICE = {
@@ -89,7 +91,7 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Does nothing the second time. Not while another thread may still call `sync`."""
+        """Does nothing the second time. Not while another thread may still sync it, or has its descriptor."""
         ...
 
 
@@ -168,9 +170,21 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
 def datasync(fd: int) -> None:
     """Make what has been written to a file durable, and no more of what is known of the file than that takes. OSError if it fails."""
     if _FULL_SYNC:
-        fcntl.fcntl(fd, _FULL_SYNC)
+        fullsync(fd)
     else:
         os.fdatasync(fd)
+
+
+def fullsync(fd: int) -> None:
+    """Make a file, or the names in a directory, durable. OSError if that fails."""
+    if _FULL_SYNC:
+        try:
+            fcntl.fcntl(fd, _FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+    os.fsync(fd)
 
 
 class RealFile:
@@ -438,7 +452,7 @@ class Lock:
 def _sync_dir(full: str) -> None:
     fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        fullsync(fd)
     finally:
         os.close(fd)
 

@@ -533,7 +533,7 @@ class Journal:
     def _unlink(self, names: list[str], oldest: int) -> None:
         for name in names:
             self.store.remove(SEGMENT_BYTES, partial(self.store.disk.unlink, name))
-        self.store.remove(0, partial(self._unlinked, oldest))
+        self.store.remove(1, partial(self._unlinked, oldest))
 
     def _unlinked(self, oldest: int) -> None:
         self.store.renamed(paths.JOURNALS)

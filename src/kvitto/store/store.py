@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 
@@ -35,6 +35,8 @@ UNKNOWN_BOOT = b"unknown"
 log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
+DIRS_AT_ONCE = 16
+"""Directories that are open at one time to be synced: nobody has counted a descriptor for them."""
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 SPARE_BYTES = 1 << 20
@@ -52,7 +54,7 @@ FILE_COST = 256 << 10
 class SyncJob:
     """One group commit.
 
-    `run` touches only files, so it may run in another thread. Or somebody else syncs what `descriptors` names (server/syncer.py).
+    `run` touches only files, so it may run in another thread. Or somebody else syncs what `waves` names (server/syncer.py).
     """
 
     def __init__(self, disk: Disk, files: list[File], dirs: list[str]) -> None:
@@ -102,37 +104,44 @@ class SyncJob:
         except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
             self.error = error
 
-    def descriptors(self) -> list[int]:
-        """What somebody else may sync: descriptors of files, inverted ones of directories; none if only `run` can do it.
+    @property
+    def apart(self) -> bool:
+        """Whether only `run` can do it: a copy has to be made, or a file has no descriptor."""
+        return bool(self.copies) or any(file.fileno() < 0 for file in self.files)
 
-        `synced` has to follow.
+    def waves(self) -> Generator[list[int], None, None]:
+        """Lists of descriptors to be synced, one after the other; those of directories are inverted, and open for their wave only.
+
+        Whoever does not take all of them closes the iterator. Raises SyncError if a directory cannot be opened.
         """
-        found = {file.fileno(): file.path for file in self.files}
-        if self.copies or -1 in found:
-            return []
-        self._paths = found
-        try:
-            for path in self.dirs:
-                fd = self.disk.open_dir(path)
-                if fd >= 0:
-                    found[~fd] = path
-        except SyncError:  # `run` will say what it is
-            self.synced()
-            return []
-        return list(found)
+        self._paths = {file.fileno(): file.path for file in self.files}
+        left = deque(self.dirs)
+        while left or self._paths:
+            opened: list[int] = []
+            try:
+                while left and len(opened) < DIRS_AT_ONCE:
+                    try:
+                        fd = self.disk.open_dir(left[0])
+                    except SyncError:
+                        if not opened:
+                            raise
+                        break  # perhaps there is a descriptor for it when these are closed
+                    if fd >= 0:
+                        opened.append(fd)
+                        self._paths[~fd] = left[0]
+                    left.popleft()
+                if self._paths:
+                    yield list(self._paths)
+            finally:
+                for fd in opened:
+                    with suppress(OSError):
+                        os.close(fd)
+            self._paths = {}
 
     def failed(self, descriptor: int, code: int) -> None:
         """The sync of one of the descriptors has ended with this errno."""
-        self.error = self.error or SyncError(
-            f"cannot sync {self._paths[descriptor]}: {OSError(code, os.strerror(code))}"
-        )
-
-    def synced(self) -> None:
-        """Nobody uses the descriptors any more."""
-        for descriptor in self._paths:
-            if descriptor < 0:
-                os.close(~descriptor)
-        self._paths = {}
+        error = OSError(code, os.strerror(code))
+        self.error = self.error or SyncError(f"cannot sync {self._paths[descriptor]}: {error}")
 
 
 def raise_it(_log: Log, error: Exception) -> None:
@@ -470,14 +479,17 @@ class Store:
         if not much:
             self._remove_while_cheap()
 
+    @property
+    def may_remove(self) -> bool:
+        """Whether the next of the removals need not wait until the bytes of others are free.
+
+        A directory waits for all of them: the kernel spins to remove one while files that were in it are being freed.
+        """
+        return bool(self.removals) and self.disk.freeing <= (FREEING if self.removals[0][0] else 0)
+
     def _remove_while_cheap(self) -> None:
-        while self.removals and self._removed < REMOVED_PER_TURN:
-            size, unlink = self.removals[0]
-            if self.disk.freeing > (
-                FREEING if size else 0
-            ):  # the kernel would spin to remove a directory of files that are being freed
-                return
-            self.removals.popleft()
+        while self._removed < REMOVED_PER_TURN and self.may_remove:
+            size, unlink = self.removals.popleft()
             self._removed += size + FILE_COST
             unlink()
 
@@ -711,7 +723,7 @@ class Store:
         job.callbacks, self._callbacks = self._callbacks, []
         job.journal_written = self.journal.written
         if not self.syncing:
-            job.files, job.dirs = [], []
+            job.files, job.dirs, job.defined = [], [], 0
         return job
 
     def end_sync(self, job: SyncJob) -> None:
