@@ -12,7 +12,7 @@ import pytest
 import kvitto_checkout
 
 ROOT = Path(__file__).parent.parent
-INLINE = {"kvitto/wire/bits.py"}
+INLINE = {"kvitto/wire/bits.py", "kvitto/server/datasync.py"}
 """A .pxd with C twins of the functions, inlined where they are used: nothing to compile."""
 
 
