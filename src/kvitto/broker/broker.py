@@ -584,18 +584,23 @@ class Broker:
 
     def apply(self, record: Record, direct: Sequence[Direct] = (), recovering: bool = False) -> None:
         """Append a record's messages, and those that need none, to their queues: what goes to one queue is in one batch."""
+        queues = self._queues_of(record, direct)
         self.applying = True
         try:
             self._append_all(record, direct, recovering)
         except Exception as error:  # noqa: BLE001 - none of these queues may write half of it: the next start applies the whole record
-            for queue in self._queues_of(record, direct):
+            for queue in queues:
                 queue.contain(error)
         finally:
             self.applying = False
-        for queue in self._queues_of(record, direct):
-            if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
-                self.flush(queue)  # a batch has to hold a whole record, not several large ones
+        for queue in queues:
+            walls.run(queue, self._flush_large, queue)
         self.store.journal.applied_to(record.sequence)
+
+    def _flush_large(self, queue: Queue) -> None:
+        """A batch has to hold a whole record, not several large ones."""
+        if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
+            self.flush(queue)
 
     def _queues_of(self, record: Record, direct: Sequence[Direct]) -> set[Queue]:
         found = {self.queues.get(op.queue_id) for op in record.appends}

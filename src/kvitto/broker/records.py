@@ -107,7 +107,9 @@ class Records:
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self.due and left > 0:
             count, apply = self.due[0]
-            if apply():  # it goes on in the next turn, and those behind it wait
+            if walls.essential(
+                "what the journal has for the queues", apply
+            ):  # it goes on in the next turn, and those behind it wait
                 left -= APPLIED_PIECE
                 continue
             self.due.popleft()

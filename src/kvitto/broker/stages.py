@@ -503,7 +503,7 @@ class Stages(Service):
             writer.busy = False
             parcel.apply(self.broker)
             if not stage.queue.deleted:
-                stage.queue.settle_until(end)
+                walls.run(stage.queue, stage.queue.settle_until, end)
             self.due[writer.name] = None
 
         def full() -> None:
