@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_no_damage_to_a_file_is_silent(in_order: bool, monkeypatch: pytest.Monke
     damages = Damages(disk, Random(seed))
     outcomes: Counter[str] = Counter()
     wrong = []
-    for tried, (what, path, damaged) in enumerate([*damages.rooms(), *first(damages.all(), DAMAGES)]):
+    for tried, (what, path, damaged) in enumerate(chain(damages.rooms(), first(damages.all(), DAMAGES))):
         kind = kind_of(path)
         try:
             start, check = look(damaged, before)
