@@ -76,3 +76,23 @@ def test_a_later_error_of_work_that_nobody_owns_reaches_the_server() -> None:
     jobs.start(failing(RuntimeError(), 1))
     with pytest.raises(RuntimeError):
         jobs.run()
+
+
+def test_a_job_that_waits_for_the_disk_costs_no_turn() -> None:
+    jobs, seen = Jobs(), list[int]()
+
+    def steps() -> Iterator[bool]:
+        for number in range(3):
+            seen.append(number)
+            yield False
+
+    jobs.start(steps())
+    assert list(jobs.waiting), "the first step is the caller's"
+    for expected in (2, 3):
+        jobs.run()
+        jobs.run()
+        assert len(seen) == expected and not jobs.waiting
+        jobs.resume()
+        assert len(jobs.waiting) == 1
+    jobs.run()
+    assert not jobs.waiting

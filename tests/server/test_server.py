@@ -98,6 +98,25 @@ def test_a_turn_syncs_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.Monk
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_a_stop_ends_although_its_last_turn_fails_while_a_sync_runs(tmp_path: Path) -> None:
+    """C8: nobody will say that the sync has ended."""
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path / "data", port=0, http_port=None))
+        await server.start()
+        server.store.begin_sync(everything=True)
+
+        def fail() -> None:
+            raise StoreError("the device failed")
+
+        server.hub.turn = fail  # type: ignore[method-assign]
+        await asyncio.wait_for(server.stop(), TIMEOUT_S)
+        await server.run_until_stopped()
+
+    with pytest.raises(StoreError, match="the device failed"):
+        asyncio.run(main())
+
+
 def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:
     """C8"""
 

@@ -515,6 +515,7 @@ class Broker:
             pressed, self.pressed = self.pressed, {}
             for queue in pressed:
                 queue.mark_dirty()
+            self.jobs.resume()
 
     def retry_writes(self) -> None:
         """Try again what a full disk refused."""

@@ -21,7 +21,10 @@ PIECE_COST = 500
 def copies(
     queues: list[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, refused: list[Queue]
 ) -> Iterator[bool]:
-    """Append the message to each queue that still exists. Queues that refuse it are added to `refused`. A body in a Buf is shared."""
+    """Append the message to each queue that still exists. Queues that refuse it are added to `refused`. A body in a Buf is shared.
+
+    Yields False while it has to wait for the disk.
+    """
     cost = 0
     large, size = (True, 0) if isinstance(body, Buf) else (len(body) > COPIES_BYTES, len(body))
     for queue in queues:
@@ -33,7 +36,7 @@ def copies(
             cost = 0
             yield True
         while large and is_unwritten(queue):
-            yield True
+            yield queue not in queue.broker.pressed
 
 
 def is_unwritten(queue: Queue) -> bool:

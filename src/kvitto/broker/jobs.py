@@ -44,7 +44,8 @@ class Jobs(walls.Routine):
 
     def __init__(self) -> None:
         self.waiting: deque[_Job] = deque()
-        """The jobs that have not ended."""
+        """The jobs that have not ended, but for those that wait for the disk."""
+        self._parked: list[_Job] = []
 
     def start(self, steps: Iterator[object], done: Callable[[], None] = nothing, owner: object = None) -> None:
         """Run the first piece now, and the others in later turns; then call `done`.
@@ -64,7 +65,12 @@ class Jobs(walls.Routine):
                 return
             job = self.waiting.popleft()
             if walls.run(job.owner, job.step) is False:
-                self.waiting.append(job)
+                (self._parked if job.parked else self.waiting).append(job)
+
+    def resume(self) -> None:
+        """The disk has caught up: jobs that wait for it go on."""
+        self.waiting += self._parked
+        self._parked = []
 
 
 class _Job:
@@ -72,10 +78,13 @@ class _Job:
         self._steps = steps
         self._done = done
         self.owner = owner
+        self.parked = False
+        """Its last step has yielded False: there is nothing to do for it before `Jobs.resume`."""
 
     def step(self) -> bool:
         """Run one piece; True if it was the last one, and `done` was called."""
-        for _ in self._steps:
+        for yielded in self._steps:
+            self.parked = yielded is False
             return False
         self._done()
         return True

@@ -18,7 +18,7 @@ cdef extern from * nogil:
         do {
     #if defined(F_FULLFSYNC)  /* macOS: fsync leaves the bytes in the device's cache */
             result = fcntl(fd < 0 ? ~fd : fd, F_FULLFSYNC);
-            if (result < 0 && (errno == ENOTSUP || errno == EINVAL || errno == ENOTTY))
+            if (result < 0 && (errno == ENOTSUP || errno == EOPNOTSUPP || errno == EINVAL || errno == ENOTTY))
                 result = fsync(fd < 0 ? ~fd : fd);
     #else
             result = fd < 0 ? fsync(~fd) : fdatasync(fd);

@@ -279,7 +279,7 @@ class Server:
             await asyncio.sleep(0.01)
         for connection in list(self.hub.connections):
             connection.transport.abort()
-        while self.store.busy:
+        while self.store.busy and self._error is None:
             await asyncio.sleep(0.001)
 
     # -- turn and sync ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from select import PIPE_BUF
 
-from kvitto.base.errors import SyncError
 from kvitto.server import datasync
 from kvitto.server.datasync import DESCRIPTOR, MOST, OUTCOME, REQUEST
 from kvitto.store.store import SyncJob
@@ -52,6 +51,9 @@ class Syncer:
         self._left = 0
         """Requests whose outcomes are not known yet."""
         self._begin = self._end = 0.0
+        """Of the wave that runs."""
+        self._seconds = 0.0
+        """How long the waves before have taken: the loop's own time between them says nothing of the disk."""
         self.freeing = 0
         """For how many files `free` has been called that the thread has not freed yet."""
         loop.add_reader(self._outcomes, self._read)
@@ -67,11 +69,16 @@ class Syncer:
     def submit(self, job: SyncJob) -> None:
         """Have threads run the job, and `done` called in the loop."""
         if job.apart:
-            self._apart = threading.Thread(target=self._run_apart, args=(job,), name="kvitto-sync", daemon=True)
-            self._apart.start()
+            thread = threading.Thread(target=self._run_apart, args=(job,), name="kvitto-sync", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more threads
+                self.run(job)
+                self._loop.call_soon(self._done, job)
+            else:
+                self._apart = thread
             return
-        self._job, self._waves = job, job.waves()
-        self._begin, self._end = float("inf"), 0.0
+        self._job, self._waves, self._seconds = job, job.waves(), 0.0
         if not self._next():
             self._loop.call_soon(self._end_job)
 
@@ -106,6 +113,7 @@ class Syncer:
         both = (self._taken, self._requests, self._outcomes, self._told)
         for end in (*both, self._gone, self._removed, self._counted, self._freed):
             os.close(end)
+        self._requests = self._removed = -1
 
     def _start(self, threads: int) -> None:
         """Have so many threads that sync. Fewer will do where the system allows no more."""
@@ -132,7 +140,7 @@ class Syncer:
         try:
             if job.error is None:
                 descriptors = next(self._waves, None)
-        except SyncError as error:
+        except Exception as error:  # noqa: BLE001 - a sync that cannot be begun has failed (C8)
             job.error = error
         if descriptors is None:
             self._waves.close()
@@ -142,7 +150,7 @@ class Syncer:
             self._start(LANES)
             each = min(-(-len(descriptors) // LANES), MOST)
         parts = [descriptors[at : at + each] for at in range(0, len(descriptors), each)]
-        self._left = len(parts)
+        self._left, self._begin, self._end = len(parts), float("inf"), 0.0
         self._waiting = memoryview(b"".join(REQUEST.pack(len(p), *p, *[-1] * (MOST - len(p))) for p in parts))
         self._write()
         return True
@@ -157,29 +165,29 @@ class Syncer:
         job = self._job
         try:
             data = os.read(self._outcomes, OUTCOME.size * MOST)
-            if job is None or self._more(job, data):
-                return
-        except Exception as error:  # noqa: BLE001 - top of the loop: a sync whose end is not known has failed (C8)
-            assert job is not None
-            job.error = job.error or error
-        self._end_job()
-
-    def _more(self, job: SyncJob, data: bytes) -> bool:
-        """Take outcomes; False if they were the last ones of the job."""
+        except BlockingIOError:
+            return
+        assert job is not None
         for fd, code, begin, end in OUTCOME.iter_unpack(data):
             self._left -= 1
             self._begin, self._end = min(self._begin, begin), max(self._end, end)
             if code:
-                job.failed(fd, code)
+                try:
+                    job.failed(fd, code)
+                except Exception as error:  # noqa: BLE001 - it has failed, whatever else goes wrong (C8)
+                    job.error = job.error or error
         if self._left:
             self._write()
-            return True
-        return self._next()
+            return
+        self._seconds += self._end - self._begin
+        if not self._next():
+            self._end_job()
 
     def _end_job(self) -> None:
         job, self._job = self._job, None
         if job is not None:
-            self._measure(job, max(self._end - self._begin, 0.0))
+            if self._seconds:
+                self._measure(job, self._seconds)
             self._done(job)
 
     def _read_freed(self) -> None:

@@ -35,7 +35,7 @@ UNKNOWN_BOOT = b"unknown"
 log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
-DIRS_AT_ONCE = 16
+DIRS_AT_ONCE = 48
 """Directories that are open at one time to be synced: nobody has counted a descriptor for them."""
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
