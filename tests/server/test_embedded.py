@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pika
@@ -19,6 +20,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 import kvitto
 from kvitto.base.config import Config
 from kvitto.base.errors import StoreError
+from kvitto.client import Connection
 from kvitto.server.embedded import Broker
 
 
@@ -186,3 +188,20 @@ def test_who_gives_up_while_it_starts_leaves_no_broker_behind() -> None:
 
     asyncio.run(give_up())
     assert running() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_broker_that_has_ended_holds_no_file(tmp_path: Path) -> None:
+    """Each broker of a test run kept two and more, until there were too many for `select`."""
+    with Broker(tmp_path / "data") as broker, Connection(broker.url) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.publish(b"x", "", "q")
+        channel.tx_select()
+        channel.publish(b"y", "", "q")
+        channel.tx_commit()
+    held = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # of this look itself
+            held.append(os.readlink(entry))
+    assert not [path for path in held if path.startswith(str(tmp_path))]

@@ -140,7 +140,7 @@ def build(disk: Disk, *, in_order: bool = True) -> None:
         )
         home.store.journal.write(record)
         home.leave()
-    home.queue("stream").log.offsets.close()  # type: ignore[attr-defined]
+    home.disk.close()
 
 
 def read(disk: Memory) -> dict[str, list[Message]]:

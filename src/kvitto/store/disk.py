@@ -145,6 +145,10 @@ class Disk(Protocol):
         """Files that are open now."""
         ...
 
+    def close(self) -> None:
+        """Close them all: the directory is left."""
+        ...
+
     def read_file(self, path: str) -> bytes: ...
 
     def lock(self, path: str) -> object:
@@ -190,11 +194,11 @@ def fullsync(fd: int) -> None:
 class RealFile:
     """A `File` of the operating system."""
 
-    def __init__(self, path: str, fd: int, open_fds: set[int] | None = None) -> None:
+    def __init__(self, path: str, fd: int, open_files: set[RealFile] | None = None) -> None:
         self.path = path
         self._fd = fd
-        self._open_fds = set() if open_fds is None else open_fds
-        self._open_fds.add(fd)
+        self._open_files = set() if open_files is None else open_files
+        self._open_files.add(self)
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
         size, total, at = sum(map(len, buffers)), 0, 0
@@ -269,7 +273,7 @@ class RealFile:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            self._open_fds.discard(fd)
+            self._open_files.discard(self)
             os.close(fd)
 
 
@@ -291,7 +295,7 @@ class RealDisk:
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
-        self._open_fds: set[int] = set()
+        self._open_files: set[RealFile] = set()
         self.remover: Remover | None = None
         try:
             _make_dirs_durably(self.root)
@@ -302,7 +306,7 @@ class RealDisk:
         full = self._full(path)
         try:
             fd = os.open(full, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
-            return RealFile(full, fd, self._open_fds)
+            return RealFile(full, fd, self._open_files)
         except OSError as error:
             fail("open", full, error)
 
@@ -393,7 +397,11 @@ class RealDisk:
         return stat.f_bavail * stat.f_frsize
 
     def open_files(self) -> int:
-        return len(self._open_fds)
+        return len(self._open_files)
+
+    def close(self) -> None:
+        for file in list(self._open_files):
+            file.close()
 
     def read_file(self, path: str) -> bytes:
         try:

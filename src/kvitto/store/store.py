@@ -382,6 +382,7 @@ class Store:
         """After the last sync: mark the directory as left in order."""
         if self.failed is None and not self.dirty and not self.faulty and self.inventory.is_open:
             self._end_in_order()
+        self.disk.close()
         close = getattr(self._lock, "close", None)
         if close is not None:
             close()
