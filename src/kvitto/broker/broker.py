@@ -603,10 +603,11 @@ class Broker:
         if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
             self.flush(queue)
 
-    def _queues_of(self, record: Record, direct: Sequence[Direct]) -> set[Queue]:
-        found = {self.queues.get(op.queue_id) for op in record.appends}
-        found |= {self.queues.get(run.queue_id) for run in record.runs}
-        return {queue for queue in found.union(to[0] for to in direct) if queue is not None}
+    def _queues_of(self, record: Record, direct: Sequence[Direct]) -> list[Queue]:
+        """Each once, in the order of the record: the same seed has to make the same run."""
+        ids = dict.fromkeys([*(op.queue_id for op in record.appends), *(run.queue_id for run in record.runs)])
+        found = [queue for queue_id in ids if (queue := self.queues.get(queue_id)) is not None]
+        return list(dict.fromkeys([*found, *(to[0] for to in direct)]))
 
     def _append_all(self, record: Record, direct: Sequence[Direct], recovering: bool) -> None:
         for op in record.appends:
