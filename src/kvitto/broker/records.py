@@ -107,9 +107,8 @@ class Records:
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self.due and left > 0:
             count, apply = self.due[0]
-            if walls.essential(
-                "what the journal has for the queues", apply
-            ):  # it goes on in the next turn, and those behind it wait
+            # a record that is not applied to its end goes on in the next turn, and those behind it wait
+            if walls.essential("what the journal has for the queues", apply):
                 left -= APPLIED_PIECE
                 continue
             self.due.popleft()

@@ -85,7 +85,7 @@ class Api:
             pending, broker.definitions_pending = broker.definitions_pending, False
             self.host.schedule()
         if pending:
-            await self.durable(messages=False)
+            await self.defined()
         return result
 
     async def perform(self, steps: Iterator[object]) -> None:
@@ -96,15 +96,12 @@ class Api:
             await work.ended.wait()
             if work.error is not None:
                 raise work.error
-            await self.durable(messages=False)
+            await self.defined()
 
-    async def durable(self, *, messages: bool) -> None:
-        """Wait for a sync that covers all that has been written so far. Never returns if the disk fails."""
+    async def defined(self) -> None:
+        """Wait until all definitions made so far are durable. This never returns if the disk fails."""
         done = asyncio.Event()
-        if messages:
-            self.host.store.when_durable(done.set)
-        else:
-            self.host.store.when_defined(done.set)
+        self.host.store.when_defined(done.set)
         self.host.schedule()
         await done.wait()
 

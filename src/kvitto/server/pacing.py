@@ -57,9 +57,10 @@ class Pacing:
         """Whether a sync is to begin although nobody waits for one, and fast publishers are to wait."""
         return unsynced > self.budget and now - self._waited_at < LATELY_S
 
-    def look(self, unsynced: int, now: float) -> None:
-        """After each turn: so many bytes wait for the next sync."""
-        if self.is_too_much(unsynced, now):
+    def look(self, unsynced: int, now: float) -> bool:
+        """Hold or release fast publishers after a turn, when so many bytes wait for the next sync. Returns whether these are too many."""
+        too_much = self.is_too_much(unsynced, now)
+        if too_much:
             for peer in self.fast:
                 peer.hold()
             self._held += self.fast
@@ -68,3 +69,4 @@ class Pacing:
             for peer in held:
                 peer.go_on()
         self.fast.clear()
+        return too_much

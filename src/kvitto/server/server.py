@@ -1,6 +1,6 @@
 """A running broker: listeners, the turn, the sync thread, timers, and an end in order.
 
-One event loop owns everything; the threads of `Syncer` know descriptors only. `run_until_stopped` returns when `stop` was called or
+One event loop owns all state; the threads of `Syncer` only sync and close files. `run_until_stopped` returns when `stop` was called or
 the disk failed (then it raises StoreError: nothing that was waiting has been confirmed, semantics C8).
 """
 
@@ -46,7 +46,7 @@ GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
 SYNCS_S = 0.002
-"""How long a turn may sync in the loop, one sync after the other."""
+"""After this time a turn begins no further sync in the loop."""
 QUIET_BYTES = 512
 IDLE_S = 10
 """So many seconds in a row with less input than this are a pause in which long work disturbs nobody."""
@@ -80,7 +80,7 @@ class Server:
         """Open when the broker has just started: what is neither the store's nor a connection's."""
         self._tls: TlsFiles | None = None
         self._due: asyncio.Handle | None = None
-        """The turn that the loop will run."""
+        """The handle of the next turn, which the loop has been asked to run."""
         self._lazy: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -298,14 +298,13 @@ class Server:
                 self.fail(error)
 
     def _turn(self) -> None:
-        """The turn that was due."""
+        """Run the turn that `schedule` has asked for."""
         self._due = None
         self.guard(self._do_turn)
 
     def _do_turn(self) -> None:
-        if (
-            self._due is not None
-        ):  # this one serves: with two under way each would have the loop run another one behind it
+        if self._due is not None:
+            # this turn does its work: if both ran, each would schedule another one, and every sync would add one for good
             self._due.cancel()
             self._due = None
         self.hub.turn()
@@ -332,8 +331,7 @@ class Server:
             if self.pacing.is_too_much(store.unsynced, now) and not store.busy:
                 store.when_durable(nothing)
                 self._begin(False, False)
-            self.pacing.look(store.unsynced, now)
-            pressed = self.pacing.is_too_much(store.unsynced, now)
+            pressed = self.pacing.look(store.unsynced, now)
             if pressed != store.pressed:
                 self.broker.press(pressed)
                 self.schedule()

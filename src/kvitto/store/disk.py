@@ -30,11 +30,11 @@ MAX_IO_BYTES = 1 << 30
 LOCK_BYTES_MAX = 256
 
 LARGE_BYTES = 4 << 20
-"""A file system needs a millisecond or more to free as many."""
+"""The bytes of a removed file that is larger than this are freed by a thread: that takes a file system a millisecond or more."""
 
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", 0)  # macOS: fsync leaves the bytes in the device's cache
 _NO_FULL_SYNC = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY}
-"""What a file system says that does not know it."""
+"""Error numbers of file systems that do not support F_FULLFSYNC."""
 _fallocate = getattr(os, "posix_fallocate", None)
 
 _ADVICE = {
@@ -87,11 +87,11 @@ class File(Protocol):
         ...
 
     def fileno(self) -> int:
-        """The descriptor, for a thread that syncs without the interpreter (server/datasync.py); -1 where only `sync` will do."""
+        """Return the descriptor, for a thread that syncs without the interpreter, or -1 if the file can only be synced by `sync`."""
         ...
 
     def close(self) -> None:
-        """Does nothing the second time. Not while another thread may still sync it, or has its descriptor."""
+        """Close the file; a second call does nothing. No other thread may be syncing the file, or have its descriptor."""
         ...
 
 
@@ -100,7 +100,7 @@ class Disk(Protocol):
 
     @property
     def freeing(self) -> int:
-        """Removed files whose bytes wait to be freed."""
+        """The number of removed files whose bytes have not been freed yet."""
         ...
 
     def open(self, path: str, *, create: bool = False) -> File:
@@ -136,7 +136,7 @@ class Disk(Protocol):
         ...
 
     def open_dir(self, path: str) -> int:
-        """A descriptor, for a thread that does what `sync_dir` does; -1 if the directory is gone. Raises SyncError."""
+        """Open a directory for a thread that syncs it. Returns the descriptor, -1 if the directory is gone. Raises SyncError."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -146,7 +146,7 @@ class Disk(Protocol):
         ...
 
     def close(self) -> None:
-        """Close them all: the directory is left."""
+        """Close all files that are open. The directory is not used any more."""
         ...
 
     def read_file(self, path: str) -> bytes: ...
@@ -172,7 +172,7 @@ def fail(action: str, path: str, error: OSError) -> NoReturn:
 
 
 def datasync(fd: int) -> None:
-    """Make what has been written to a file durable, and no more of what is known of the file than that takes. OSError if it fails."""
+    """Make the contents of a file durable, and of its metadata only what is needed to read them. Raises OSError if that fails."""
     if _FULL_SYNC:
         fullsync(fd)
     else:
@@ -180,7 +180,7 @@ def datasync(fd: int) -> None:
 
 
 def fullsync(fd: int) -> None:
-    """Make a file, or the names in a directory, durable. OSError if that fails."""
+    """Make the contents and metadata of a file, or the names in a directory, durable. Raises OSError if that fails."""
     if _FULL_SYNC:
         try:
             fcntl.fcntl(fd, _FULL_SYNC)
@@ -278,11 +278,11 @@ class RealFile:
 
 
 class Remover(Protocol):
-    """Takes over what takes long of removing a large file: the last descriptor is closed, and the file's bytes are freed."""
+    """Closes the last descriptor of a large file that has been removed, which frees its bytes and takes long."""
 
     @property
     def freeing(self) -> int:
-        """Descriptors that it has not closed yet."""
+        """The number of descriptors that have not been closed yet."""
         ...
 
     def free(self, fd: int) -> None:
@@ -374,12 +374,15 @@ class RealDisk:
             fail("remove", self._full(path), error)
 
     def sync_dir(self, path: str) -> None:
+        fd = self.open_dir(path)
+        if fd < 0:
+            return  # its names went with it; that it is gone is for the directory above to say
         try:
-            _sync_dir(self._full(path))
-        except FileNotFoundError:
-            pass  # its names went with it; that it is gone is for the directory above to say
+            fullsync(fd)
         except OSError as error:
             raise SyncError(f"cannot sync {self._full(path)}: {error}") from error
+        finally:
+            os.close(fd)
 
     def open_dir(self, path: str) -> int:
         try:
