@@ -52,7 +52,7 @@ ALLOWANCE = 20_000
 QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
 SLICE_COST = 1200
-"""Of writing a slice of a large batch (store/pieces.py): mostly less, more where the system has to find memory for it."""
+"""The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
 QUEUES_AT_A_TIME = 20
 """Queues that are served together, before what they have is written."""
 BEHIND_BYTES = 64 << 20
@@ -103,7 +103,7 @@ class Broker:
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
         self.pressed: dict[Queue, None] = {}
-        """Those of the slow queues that wait for the disk."""
+        """Queues whose large batches wait until the disk has caught up. Each of them is also in `slow`."""
         self.slow: dict[Queue, None] = {}
         """Queues with batches that take several turns to be written: what came to them since is in no file yet, although they
         count as `written`."""
@@ -509,7 +509,7 @@ class Broker:
             self.on_full(True)
 
     def press(self, on: bool) -> None:
-        """Whether large batches have to wait for the disk; if not, those that have waited go on in the next turn."""
+        """Make large batches wait for the disk (True), or let those that have waited go on in the next turn (False)."""
         self.store.pressed = on
         if not on and self.pressed:
             pressed, self.pressed = self.pressed, {}
@@ -599,12 +599,12 @@ class Broker:
         self.store.journal.applied_to(record.sequence)
 
     def _flush_large(self, queue: Queue) -> None:
-        """A batch has to hold a whole record, not several large ones."""
+        """Write a large tail now, so that its batch holds this record only, and not several large ones."""
         if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
             self.flush(queue)
 
     def _queues_of(self, record: Record, direct: Sequence[Direct]) -> list[Queue]:
-        """Each once, in the order of the record: the same seed has to make the same run."""
+        """Return each queue once, in the order of the record, so that a simulated run is the same for the same seed."""
         ids = dict.fromkeys([*(op.queue_id for op in record.appends), *(run.queue_id for run in record.runs)])
         found = [queue for queue_id in ids if (queue := self.queues.get(queue_id)) is not None]
         return list(dict.fromkeys([*found, *(to[0] for to in direct)]))

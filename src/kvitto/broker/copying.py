@@ -23,7 +23,7 @@ def copies(
 ) -> Iterator[bool]:
     """Append the message to each queue that still exists. Queues that refuse it are added to `refused`. A body in a Buf is shared.
 
-    Yields False while it has to wait for the disk.
+    Yields False if it cannot go on before the disk has caught up, else True.
     """
     cost = 0
     large, size = (True, 0) if isinstance(body, Buf) else (len(body) > COPIES_BYTES, len(body))

@@ -1,6 +1,6 @@
-"""How often the messages of a queue have been delivered, for those of which that is known one by one.
+"""The delivery counts of single messages of a queue.
 
-One dict with a million entries takes 20 ms whenever it has to grow, so there is a dict for each page of offsets.
+A dict with a million entries takes 20 ms whenever it has to grow, so there is one dict for each page of offsets.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ PAGE_BITS = 12
 class Deliveries:
     def __init__(self, counts: Iterable[tuple[int, int]] = ()) -> None:
         self.pages: dict[int, dict[int, int]] = {}
-        """None of them is empty."""
+        """By page number, the counts of the page's messages. No page is empty."""
         for offset, count in counts:
             self.note(offset, count)
 
     def of(self, offset: int, default: int = 0) -> int:
-        """How often the message has been delivered; `default` if that is not known."""
+        """Return how often the message has been delivered, or `default` if there is no count for it."""
         page = self.pages.get(offset >> PAGE_BITS)
         return default if page is None else page.get(offset, default)
 
     def note(self, offset: int, count: int) -> None:
+        """Set the count of a message."""
         page = self.pages.get(offset >> PAGE_BITS)
         if page is None:
             page = self.pages[offset >> PAGE_BITS] = {}
         page[offset] = count
 
     def forget(self, start: int, end: int) -> None:
-        """Drop what is known of the offsets from `start` up to `end`."""
+        """Remove the counts of all messages from offset `start` to `end` - 1."""
         numbers: Iterable[int] = range(start >> PAGE_BITS, (end - 1 >> PAGE_BITS) + 1)
-        if len(range(start, end)) >> PAGE_BITS > len(self.pages):
+        if end - start >> PAGE_BITS > len(self.pages):
             numbers = [number for number in self.pages if start >> PAGE_BITS <= number <= end - 1 >> PAGE_BITS]
         for number in numbers:
             page = self.pages.get(number)

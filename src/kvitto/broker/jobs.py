@@ -44,8 +44,9 @@ class Jobs(walls.Routine):
 
     def __init__(self) -> None:
         self.waiting: deque[_Job] = deque()
-        """The jobs that have not ended, but for those that wait for the disk."""
+        """The jobs that have not ended and can go on."""
         self._parked: list[_Job] = []
+        """The jobs that cannot go on before the disk has caught up."""
 
     def start(self, steps: Iterator[object], done: Callable[[], None] = nothing, owner: object = None) -> None:
         """Run the first piece now, and the others in later turns; then call `done`.
@@ -68,7 +69,7 @@ class Jobs(walls.Routine):
                 (self._parked if job.parked else self.waiting).append(job)
 
     def resume(self) -> None:
-        """The disk has caught up: jobs that wait for it go on."""
+        """Let the jobs go on that have waited for the disk."""
         self.waiting += self._parked
         self._parked = []
 
@@ -79,7 +80,7 @@ class _Job:
         self._done = done
         self.owner = owner
         self.parked = False
-        """Its last step has yielded False: there is nothing to do for it before `Jobs.resume`."""
+        """Whether the last step has yielded False: the job then waits until `Jobs.resume` is called."""
 
     def step(self) -> bool:
         """Run one piece; True if it was the last one, and `done` was called."""

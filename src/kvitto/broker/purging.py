@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 PIECE = 1000
-"""How many runs, or messages with a delivery count, are settled in one piece."""
+"""One piece settles this many runs, or this many messages while the queue has delivery counts."""
 
 
 def settled(queue: Queue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:

@@ -496,9 +496,10 @@ class Queue:
         return size
 
     def given(self, c, k):  # type: ignore[no-untyped-def]
-        """k messages have gone to c. Returns whether they are unacked now.
+        """Count k messages that have just been delivered to consumer c. Returns whether they are unacked now.
 
-        Nothing may raise between the delivery and this: the channel has entries for them, and keeps a consumer while it has some unacked.
+        Nothing may raise between the delivery and this call. The channel already has an entry for each of them, and it forgets a
+        consumer whose count of unacked messages is 0: an ack would then find no consumer.
         """
         if c.no_ack and not c.lent:
             return False

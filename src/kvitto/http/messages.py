@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvitto.broker.auth import User
 
 FULL_S = 1.0
-"""A publish that waits for the disk looks so often whether the disk is full."""
+"""A publish that waits for its sync checks at this interval whether the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)

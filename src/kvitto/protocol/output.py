@@ -57,7 +57,7 @@ class Output:
         self.full = True
 
     def has_room(self) -> bool:
-        """Whether those who wait may be served. If not, whoever makes room next has them served."""
+        """Return whether more deliveries fit into `buf`. If not, `full` is set, and the next flush has the waiting consumers served."""
         if self.paused or self.streaming or self.buf.n >= LIMIT:
             self.full = True
             return False

@@ -90,7 +90,7 @@ class Acceptor:
         self._loop.add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Some of those that wait; if there are more, the listener is readable in the next turn as well."""
+        """Accept up to AT_ONCE waiting connections. If more are waiting, the loop calls this again in its next round."""
         for _ in range(AT_ONCE):
             try:
                 sock, address = listening.accept()

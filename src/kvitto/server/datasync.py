@@ -1,10 +1,11 @@
-"""What threads do for the loop: sync files, and free those that are gone. `datasync.pxd` holds C twins, which need no interpreter.
+"""Two functions for threads beside the loop: one syncs files, the other one frees the bytes of removed files.
 
-Keep both in step (docs/adr/0019).
+`datasync.pxd` holds a C twin of each, which does not need the interpreter (docs/adr/0019). A change to one form needs the same change
+to the other.
 
-A request is the number of descriptors and the descriptors; an outcome is (descriptor, errno, begin, end), the times in seconds as
-`time.perf_counter` has them. A descriptor that is inverted (~fd) is a directory's, of which the names are made durable. Several threads
-may read from one pipe: each takes whole requests, which are written as a whole.
+A request consists of a number of descriptors and the descriptors. An inverted descriptor (~fd) belongs to a directory, whose names are
+made durable. An outcome is (last descriptor, errno, begin, end); the times are seconds of `time.perf_counter`. Several threads may read
+from the same pipe, because each request is written and read as a whole.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from contextlib import suppress
 from kvitto.store.disk import datasync, fullsync
 
 MOST = 15
-"""Descriptors in one request."""
+"""A request holds at most this many descriptors."""
 REQUEST = struct.Struct(f"={1 + MOST}i")
 OUTCOME = struct.Struct("=iidd")
 DESCRIPTOR = struct.Struct("=i")
 
 
 def serve(requests: int, outcomes: int) -> None:
-    """Take requests from one pipe and write their outcomes into another, until one has a negative count or the pipe is closed.
+    """Read requests from one pipe and write their outcomes into another pipe.
 
-    The rest of a request is left when one of its descriptors fails; if none does, the outcome's errno is 0.
+    After a failure the rest of the request is skipped; without one the errno is 0. This returns when it reads a request with a negative
+    count, or when the first pipe is closed.
     """
     while len(request := os.read(requests, REQUEST.size)) == REQUEST.size:
         count, *descriptors = REQUEST.unpack(request)
@@ -44,9 +46,10 @@ def serve(requests: int, outcomes: int) -> None:
 
 
 def free(descriptors: int, freed: int) -> None:
-    """Close the descriptors that come out of one pipe and write a byte for each into another, until one is negative or the pipe is closed.
+    """Read descriptors from one pipe, close each of them, and write one byte for each into another pipe.
 
-    To close the last descriptor of a file without a name frees its bytes.
+    Closing the last descriptor of a file without a name frees the bytes of the file. This returns when it reads a negative descriptor,
+    or when the first pipe is closed.
     """
     while len(text := os.read(descriptors, DESCRIPTOR.size)) == DESCRIPTOR.size:
         (fd,) = DESCRIPTOR.unpack(text)

@@ -29,7 +29,7 @@ the other one begins to wait anew: with the usual 5 ms a thread that had checked
 
 
 def spare_the_loop() -> None:
-    """Look for garbage among young objects only, let large bodies grow in place, give threads the interpreter soon."""
+    """Look for garbage among young objects only, let large bodies grow in place, and let threads have the interpreter soon."""
     keep_large_memory_apart(LARGE_BLOCK)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Runs sync jobs, one at a time: in threads of their own, or at once when that is sooner done (docs/adr/0009, 0010, 0019)."""
+"""Runs sync jobs, one at a time, in threads (docs/adr/0010, 0019), or in the loop where that takes less time (docs/adr/0009)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kvitto.server.datasync import DESCRIPTOR, MOST, OUTCOME, REQUEST
 from kvitto.store.store import SyncJob
 
 SHORT_S = 0.0005
-"""A sync that takes longer goes to a thread: waking it and being woken costs about 0.1 ms."""
+"""A sync that usually takes longer than this is done by a thread. Waking the thread and being woken by it costs about 0.1 ms."""
 WEIGHT = 1 / 8
-"""Of the latest sync in the usual time of one."""
+"""The weight of the latest sync in the mean time of a sync."""
 LANES = 8
-"""Threads that sync the files of one job if a request cannot hold them all."""
+"""So many threads share a job whose files do not fit into one request."""
 FREEING_MAX = 16
-"""Files that wait to be freed, a descriptor each."""
+"""At most this many removed files wait to be freed. Each of them keeps a descriptor open."""
 WRITTEN = PIPE_BUF - PIPE_BUF % REQUEST.size
-"""Bytes of requests that are written at a time: a pipe takes so many as a whole or not at all."""
+"""At most this many bytes of requests are written at a time, because a pipe takes so many as a whole or not at all."""
 
 
 class Syncer:
-    """The loop writes descriptors into one pipe and watches another, in which the threads say what became of them."""
+    """Sends descriptors to the threads through one pipe, and reads the outcomes from another pipe, which the loop watches."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, done: Callable[[SyncJob], None], freed: Callable[[], None]
@@ -47,27 +47,27 @@ class Syncer:
         self._job: SyncJob | None = None
         self._waves: Generator[list[int], None, None]
         self._waiting = memoryview(b"")
-        """Requests for which the pipe had no room yet."""
+        """Requests that have not been written yet, because the pipe was full."""
         self._left = 0
-        """Requests whose outcomes are not known yet."""
+        """The number of requests whose outcomes have not been read yet."""
         self._begin = self._end = 0.0
-        """Of the wave that runs."""
+        """The begin of the first and the end of the last request of the present wave."""
         self._seconds = 0.0
-        """How long the waves before have taken: the loop's own time between them says nothing of the disk."""
+        """The time that the earlier waves of the job have taken, without the time of the loop between them."""
         self.freeing = 0
-        """For how many files `free` has been called that the thread has not freed yet."""
+        """The number of files that have been given to `free` and have not been freed yet."""
         loop.add_reader(self._outcomes, self._read)
         loop.add_reader(self._counted, self._read_freed)
         self._start(1)
-        self._freeing = threading.Thread(target=self._free, name="kvitto-free", daemon=True)
-        self._freeing.start()
+        self._remover = threading.Thread(target=self._free, name="kvitto-free", daemon=True)
+        self._remover.start()
 
     def is_short(self, job: SyncJob) -> bool:
         """Whether the job is small and this disk has been quick lately."""
         return job.small and self._usual < SHORT_S
 
     def submit(self, job: SyncJob) -> None:
-        """Have threads run the job, and `done` called in the loop."""
+        """Have the job run by threads. The loop calls `done` when it has ended."""
         if job.apart:
             thread = threading.Thread(target=self._run_apart, args=(job,), name="kvitto-sync", daemon=True)
             try:
@@ -83,13 +83,13 @@ class Syncer:
             self._loop.call_soon(self._end_job)
 
     def run(self, job: SyncJob) -> None:
-        """Run the job here and now."""
+        """Run the job in the calling thread, and return when it has ended."""
         begin = time.perf_counter()
         job.run()
         self._measure(job, time.perf_counter() - begin)
 
     def free(self, fd: int) -> None:
-        """Have a thread close the descriptor of a file that has no name any more. A file system needs some 10 ms to free 64 MiB."""
+        """Have a thread close the descriptor of a removed file, because a file system needs about 10 ms to free 64 MiB."""
         if self.freeing < FREEING_MAX:
             os.write(self._removed, DESCRIPTOR.pack(fd))
             self.freeing += 1
@@ -97,12 +97,12 @@ class Syncer:
             os.close(fd)
 
     def stop(self) -> None:
-        """The threads end what they have been given, and nobody is told."""
+        """Wait until the threads have finished the requests they were given. `done` is not called any more."""
         os.set_blocking(self._requests, True)
         for _ in self._threads:  # closing the pipe is not enough: a child of this process may hold its other end
             os.write(self._requests, REQUEST.pack(-1, *[0] * MOST))
         os.write(self._removed, DESCRIPTOR.pack(-1))
-        for thread in (*self._threads, self._freeing, self._apart):
+        for thread in (*self._threads, self._remover, self._apart):
             if thread is not None:
                 thread.join()
         if self._job is not None:
@@ -116,7 +116,7 @@ class Syncer:
         self._requests = self._removed = -1
 
     def _start(self, threads: int) -> None:
-        """Have so many threads that sync. Fewer will do where the system allows no more."""
+        """Start threads that sync until there are this many, or until the system allows no more. One is needed."""
         while len(self._threads) < threads:
             thread = threading.Thread(target=self._serve, name="kvitto-sync", daemon=True)
             try:
@@ -134,7 +134,7 @@ class Syncer:
         datasync.serve(self._taken, self._told)
 
     def _next(self) -> bool:
-        """Have the next descriptors of the job synced; False if there are none, or if one has failed."""
+        """Send the next wave of the job to the threads. Returns False if there is none, or if a sync of the job has failed."""
         job, descriptors = self._job, None
         assert job is not None
         try:
@@ -156,7 +156,7 @@ class Syncer:
         return True
 
     def _write(self) -> None:
-        """A pipe that is full has room again before the outcomes of what is in it have all been read."""
+        """Write requests until the pipe is full. `_read` calls this again when outcomes come, since then the pipe has room again."""
         with suppress(BlockingIOError):
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._requests, self._waiting[:WRITTEN]) :]

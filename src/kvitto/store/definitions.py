@@ -96,12 +96,12 @@ class Definitions:
         return self._file is not None and self._file.end > self._file.durable
 
     def sync(self) -> None:
-        """Here and now."""
+        """Make all of the log durable before this returns."""
         self.file.sync()
         self.synced(self.file.end)
 
     def synced(self, end: int) -> None:
-        """A sync has covered so many bytes of the file."""
+        """Note that a sync has made the file durable up to `end`."""
         self.file.durable = max(self.file.durable, end)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import xxhash
 
 SLICE_BYTES = 256 << 10
-"""Bytes that are written at once, in about a quarter of a millisecond. Where the system has to find memory for them: in several."""
+"""A slice has this many bytes. Writing one takes about 0.25 ms, and several ms if the system has to find free memory for it."""
 WHOLE_BYTES = 2 << 20
 """Up to this many bytes are written in one piece."""
 

@@ -36,7 +36,7 @@ log = logging.getLogger("kvitto.store")
 SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
 DIRS_AT_ONCE = 48
-"""Directories that are open at one time to be synced: nobody has counted a descriptor for them."""
+"""At most this many directories are open at a time to be synced, because the limits on descriptors leave little room for them."""
 ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 SPARE_BYTES = 1 << 20
@@ -46,15 +46,15 @@ ROOM_STEP = 16 << 20
 REMOVED_PER_TURN = 64 << 20
 """How many bytes of files are unlinked in one turn: a file system needs some milliseconds to free so many."""
 FREEING = 4
-"""While the bytes of more files wait to be freed, no file is unlinked."""
+"""No file is unlinked while the bytes of more than this many removed files have not been freed."""
 FILE_COST = 256 << 10
-"""To unlink a file takes as long as to free this many bytes, whatever its size: they are added to its size."""
+"""Unlinking even an empty file takes about as long as freeing this many bytes, so they are added to the size of each file."""
 
 
 class SyncJob:
     """One group commit.
 
-    `run` touches only files, so it may run in another thread. Or somebody else syncs what `waves` names (server/syncer.py).
+    `run` uses nothing but files, so another thread may call it. `server/syncer.py` syncs the descriptors of `waves` instead where it can.
     """
 
     def __init__(self, disk: Disk, files: list[File], dirs: list[str]) -> None:
@@ -70,7 +70,7 @@ class SyncJob:
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0
-        """Bytes of the definitions log."""
+        """The length of the definitions log that this job makes durable, 0 if the log is not part of the job."""
         self._paths: dict[int, str] = {}
         self.size = 0
         """Bytes of messages."""
@@ -91,7 +91,7 @@ class SyncJob:
         return waiting <= SMALL_BYTES
 
     def run(self) -> None:
-        """Sync all of it."""
+        """Sync all files and directories, and make the copies. An error is kept in `error`."""
         try:
             for file in self.files:
                 file.sync()
@@ -106,13 +106,14 @@ class SyncJob:
 
     @property
     def apart(self) -> bool:
-        """Whether only `run` can do it: a copy has to be made, or a file has no descriptor."""
+        """Whether the job can only be done by `run`, because a copy has to be made or a file has no descriptor."""
         return bool(self.copies) or any(file.fileno() < 0 for file in self.files)
 
     def waves(self) -> Generator[list[int], None, None]:
-        """Lists of descriptors to be synced, one after the other; those of directories are inverted, and open for their wave only.
+        """Yield lists of descriptors: all of one list are synced before the next list is asked for.
 
-        Whoever does not take all of them closes the iterator. Raises SyncError if a directory cannot be opened.
+        The descriptor of a directory is inverted, and is closed when the next list is asked for. A caller that stops early has to close
+        the generator. Raises SyncError if a directory cannot be opened.
         """
         self._paths = {file.fileno(): file.path for file in self.files}
         left = deque(self.dirs)
@@ -139,7 +140,7 @@ class SyncJob:
             self._paths = {}
 
     def failed(self, descriptor: int, code: int) -> None:
-        """The sync of one of the descriptors has ended with this errno."""
+        """Note that the sync of a descriptor has failed with this errno."""
         error = OSError(code, os.strerror(code))
         self.error = self.error or SyncError(f"cannot sync {self._paths[descriptor]}: {error}")
 
@@ -225,7 +226,7 @@ class Store:
         """Of deleted queues that have an archive, until all that is settled is in there."""
         self._closing: list[File] = []
         self.removals: deque[tuple[int, Callable[[], None]]] = deque()
-        """Files that are unlinked in later turns, in order: their bytes, and what unlinks them. A directory has 0."""
+        """Files that are unlinked in later turns, in order: their bytes, and what unlinks them. The size of a directory is 0."""
         self._removed = 0
         """Bytes of files that have been unlinked since the last turn with removals."""
         self._callbacks: list[Callable[[], None]] = []
@@ -234,7 +235,7 @@ class Store:
         self.unsynced = 0
         """Bytes of messages that no sync has begun for."""
         self.pressed = False
-        """So many that what is large waits until the next sync begins: it makes the sync of others longer (server/pacing.py)."""
+        """Whether so much is unsynced that large batches have to wait until the next sync begins (server/pacing.py)."""
         self.doubt = False
         """The last owner did not stop in order, and the machine has been started since: its page cache is gone."""
         self.in_order = True

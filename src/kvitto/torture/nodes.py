@@ -203,7 +203,7 @@ class Kvitto(Node):
         return []
 
     def _kvitto(self) -> list[str]:
-        """The command `kvitto`."""
+        """Return the words of the command that starts `kvitto`."""
         return kvitto_command()
 
     def begin(self) -> None:

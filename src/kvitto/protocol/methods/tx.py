@@ -155,7 +155,7 @@ class Transaction:
         """Write the record, and apply it once it is durable."""
         chan, broker, bulk = self.chan, self.chan.connection.hub.broker, plan.bulk
         held, self.held = self.held, Held()
-        self.settles = []  # the plan needs them still
+        self.settles = []  # `clear` must not free this list, because the plan still reads it
         self.clear()
 
         def finished() -> Iterator[None]:
@@ -287,7 +287,7 @@ class Plan:
         self.returning: dict[Queue, None] = {}
         """The queues to which messages come back."""
         self.moved: dict[int, list[Settlement]] = {}
-        """What is done instead of a settlement of which parts may become dead letters, by its place in `held`."""
+        """By index in `held`, the settlements that replace a reject whose messages are moved to dead-letter queues one by one."""
         self.unrouted: list[tuple[Route, bytes, bytes, bool]] = []
         self.durable: list[Queue] = []
         self.alone = False
