@@ -99,3 +99,25 @@ def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pyt
         rig.turn()
         assert queue.ready == left
         rig.broker.tick()
+
+
+def test_a_length_limit_waits_for_what_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took live messages that a consumer had credit for, since more expired ones were before them than may leave in one turn."""
+    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 2)
+    rig = Rig()
+    queue = rig.declare("q", x_max_length=3)
+    taker = Taker(queue, room=3)
+    queue.add_consumer(taker)
+    for _ in range(2):
+        rig.publish("q", b"short", ttl_ms=10)
+    for i in range(4):
+        rig.publish("q", b"live %d" % i)
+    rig.settle_down()
+    rig.clock.advance(11)
+    queue.requeue(0, 3, 16)
+    taker.unacked -= 3
+    for _ in range(3):
+        rig.turn()
+        rig.broker.tick()
+    assert [delivery.body for delivery in taker.got[3:]] == [b"live 0", b"live 1", b"live 2"]
+    assert queue.ready == 1

@@ -400,7 +400,8 @@ class Queue:
         self.pump()
         many = self._over(-LEAVING_PER_TURN, -(LEAVING_PER_TURN << 10))  # a policy has made the limit smaller
         while self.ready and self._over(0, 0):
-            if many and not self._may_leave():
+            # behind an expired head are messages that a consumer gets in the next turn: only then is it known what is too much
+            if (many or self._head_has_expired()) and not self._may_leave():
                 return
             self._leave_head("maxlen", DROPPED)
 
@@ -877,6 +878,12 @@ class Queue:
 
     def _expired(self, offset: int) -> bool:
         found = self._find(offset)
+        return found is not None and 0 <= found[0].expires_at(found[1]) <= self.clock_of(found[0])
+
+    def _head_has_expired(self) -> bool:
+        if not self.may_expire:
+            return False
+        found = self._head()
         return found is not None and 0 <= found[0].expires_at(found[1]) <= self.clock_of(found[0])
 
     def _leave_head(self, reason: str, outcome: int, most: int = 1) -> None:
