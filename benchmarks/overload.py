@@ -124,10 +124,10 @@ class Probe(threading.Thread):
 # -- the others ----------------------------------------------------------------------------------------------
 
 
-def handshake(vhost: str = "/") -> bytes:
+def handshake(vhost: str = "/", user: str = "guest") -> bytes:
     """All that a client says until its channel 1 is open, at once."""
     said = (
-        (0, m.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US")),
+        (0, m.ConnectionStartOk({}, "PLAIN", f"\0{user}\0{user}".encode(), "en_US")),
         (0, m.ConnectionTuneOk(0, 0, 60)),
         (0, m.ConnectionOpen(vhost)),
         (1, m.ChannelOpen()),
@@ -138,9 +138,9 @@ def handshake(vhost: str = "/") -> bytes:
 OPENED = frame(FRAME_METHOD, 1, m.ChannelOpenOk().encode())
 
 
-def connect(port: int, count: int, at_once: int = 50) -> list[socket.socket]:
+def connect(port: int, count: int, at_once: int = 50, vhost: str = "/", user: str = "guest") -> list[socket.socket]:
     """So many connections with a channel each."""
-    hello, made = handshake(), []
+    hello, made = handshake(vhost, user), []
     for start in range(0, count, at_once):
         part = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(min(at_once, count - start))]
         for sock in part:

@@ -39,6 +39,62 @@ def largest(site: Site) -> Steps:
     peer.ready("largest")  # behind the last body
 
 
+@row("messages of 120 MiB in a transaction, then 240 of 1 MiB")
+def large_in_transactions(site: Site) -> Steps:
+    peer, size = site.peer(), site.count(120 * MIB)
+    peer.queue("large_in_transactions")
+    peer.ask(m.TxSelect(), m.TxSelectOk)
+    one, several = (
+        message(bytes(size), "large_in_transactions"),
+        message(bytes(site.count(MIB)), "large_in_transactions"),
+    )
+    yield
+    peer.send(one)
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+    for _ in range(240):
+        peer.send(several)
+    peer.ask(m.TxCommit(), m.TxCommitOk)
+    peer.send(one)
+    peer.ask(m.TxRollback(), m.TxRollbackOk)
+
+
+@row("messages of 128 MiB become dead letters: one is rejected, one has expired, one is beyond the length")
+def large_letters(site: Site) -> Steps:
+    peer, size = site.peer(), site.count(128 * MIB)
+    names = ["large_letters.rejected", "large_letters.expired", "large_letters.over"]
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "large_letters"}
+    more = [{}, {"x-message-ttl": 100}, {"x-max-length": 1}]
+    peer.queue("large_letters")
+    for name, arguments in zip(names, more, strict=True):
+        peer.queue(name, {**letters, **arguments})
+        peer.fill(name, 1, bytes(size))
+    peer.ask(m.BasicConsume(names[0]), m.BasicConsumeOk)
+    peer.wait(m.BasicDeliver)
+    yield
+    peer.say(m.BasicReject(1, requeue=False))
+    peer.fill(names[2], 1)
+    other = site.peer()
+    site.wait(lambda: other.ready("large_letters") == 3, "all dead letters")
+
+
+@row("messages of 128 MiB are read by offset, staged and committed, and taken with basic.get")
+def large_read(site: Site) -> Steps:
+    peer, size = site.peer(), site.count(128 * MIB)
+    peer.queue("large_read")
+    peer.fill("large_read", 2, bytes(size))
+    for channel in (2, 3):
+        peer.ask(m.ChannelOpen(), m.ChannelOpenOk, channel=channel)
+    one = message(bytes(size), "large_read", channel=3)
+    yield
+    peer.say(m.LogRead("large_read", "t", 0, 2), channel=2)
+    peer.wait(m.LogReadOk)
+    peer.ask(m.BasicGet("large_read", no_ack=False), m.BasicGetOk)
+    peer.ask(m.StageOpen("large_read", 1, "task"), m.StageOpenOk, channel=3)
+    peer.send(one)
+    peer.ask(m.StageCommit("large_read", 1, b"task"), m.StageCommitOk, channel=3)
+    site.wait(lambda: peer.ready("large_read") == 2, "the message that was staged")
+
+
 @row("20 readers that never read, a message of 40 MiB for each")
 def deaf_readers(site: Site) -> Steps:
     peer, size = site.peer(), site.count(40 * MIB)

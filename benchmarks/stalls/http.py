@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
+from benchmarks.overload import connect
+from benchmarks.stalls.limits import descriptors
 from benchmarks.stalls.rows import Site, Steps, row
 from kvitto.wire import methods as m
 
@@ -63,3 +67,53 @@ def get_messages(site: Site) -> Steps:
     body = {"count": count, "ackmode": "ack_requeue_true", "encoding": "auto"}
     status, _ = site.http("POST", "queues/%2f/get_messages/get", body)
     assert status == 200, status
+
+
+@row("POST publish of 11 MiB in base64, POST get of a message of 128 MiB")
+def large_by_http(site: Site) -> Steps:
+    peer = site.peer()
+    peer.queue("large_by_http")
+    peer.fill("large_by_http", 1, bytes(site.count(128 << 20)))
+    payload = b64encode(bytes(site.count(11 << 20))).decode()
+    publish = {"properties": {}, "routing_key": "large_by_http", "payload": payload, "payload_encoding": "base64"}
+    look = {"count": 2, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    yield
+    status, _ = site.http("POST", "exchanges/%2f/amq.default/publish", publish)
+    assert status == 200, status
+    status, answer = site.http("POST", "queues/%2f/large_by_http/get", look)
+    assert status == 200, (status, answer[:200])
+
+
+@row("GET /api/connections, channels and consumers with 5,000 of each, then all connections of the user are closed")
+def connections_listed(site: Site) -> Steps:
+    descriptors()
+    peer = site.peer()
+    peer.queue("connections_listed")
+    site.http("PUT", "users/many", {"password": "many", "tags": ""})
+    site.http("PUT", "permissions/%2f/many", {"configure": "", "write": "", "read": ".*"})
+    for sock in connect(site.port, site.count(5000), user="many"):
+        site.keep(sock)
+    yield
+    get(site, "connections")
+    get(site, "channels")
+    get(site, "consumers")
+    get(site, "overview")
+    status, _ = site.http("DELETE", "connections/username/many")
+    assert status == 204, status
+    site.watch()
+
+
+@row("a virtual host with 5,000 connections, 5,000 queues and 20,000 bindings is deleted")
+def vhost_deleted(site: Site) -> Steps:
+    descriptors()
+    site.http("PUT", "vhosts/vhost_deleted", {})
+    peer, queues = site.peer(vhost="vhost_deleted"), site.count(5000)
+    peer.queues([f"q{number}" for number in range(queues)])
+    binds = (m.QueueBind(f"q{number % queues}", "amq.topic", f"a.{number}") for number in range(4 * queues))
+    peer.all(binds, m.QueueBindOk)
+    for sock in connect(site.port, queues, vhost="vhost_deleted"):
+        site.keep(sock)
+    yield
+    status, _ = site.http("DELETE", "vhosts/vhost_deleted")
+    assert status == 204, status
+    site.watch()

@@ -66,8 +66,7 @@ class Peer:
         self._rest = b""
         self._waited: Counter[int] = Counter()
         if opened:
-            hello = handshake(vhost)
-            self.send(hello if user == "guest" else hello.replace(b"\0guest\0guest", f"\0{user}\0{user}".encode()))
+            self.send(handshake(vhost, user))
             self.wait(m.ChannelOpenOk)
 
     def close(self) -> None:

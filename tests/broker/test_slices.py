@@ -189,7 +189,8 @@ def test_a_large_dead_letter_is_in_one_place(cut: bool) -> None:
     rig.settle_down()
     queue.reject(0, 1)
     rng = Random(7)
-    for turn in range(40):
+    for turn in range(60):
+        rig.broker.jobs.run()
         rig.broker.turn(ONE_PIECE)
         if turn % 4 == 3 and rig.store.dirty:
             job = rig.store.begin_sync(everything=True)

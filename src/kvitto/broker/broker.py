@@ -39,11 +39,12 @@ from kvitto.store.log import Log
 from kvitto.store.settlements import IN_DOUBT
 from kvitto.store.store import Store
 from kvitto.wire import tables
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import edit_headers, join, split
 
 log = logging.getLogger("kvitto.broker")
 
-Direct = tuple[Queue, bytes, bytes, bytes, int, int]
+Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
 Targets = dict[Queue, int]
 """By queue, the offset up to which somebody waits for its messages to be in the files."""

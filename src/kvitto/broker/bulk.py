@@ -20,6 +20,7 @@ from kvitto.store import pieces
 from kvitto.store.batch import DEAD, EXPIRES, FLAGS, Batch
 from kvitto.store.journal import Packed, Record
 from kvitto.store.settlements import DEAD_LETTERED
+from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -61,18 +62,23 @@ class Bulk:
     # -- gather ----------------------------------------------------------------------------------------------
 
     def put(
-        self, queues: Collection[Queue], key: bytes, props: bytes, body: bytes, ttl_ms: int = -1, flags: int = 0
+        self, queues: Collection[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int = -1, flags: int = 0
     ) -> Iterator[None]:
         """Put a message into the batch of each of these queues."""
         self.grow(weight(key, props, body) * len(queues))
-        copy_cost = COPY_COST + (len(body) >> BYTES_SHIFT)
+        copy_cost = COPY_COST + (0 if isinstance(body, Buf) else len(body) >> BYTES_SHIFT)
         for queue in queues:
             cost = copy_cost
             batch = self.batches.get(queue)
             if batch is None:
                 batch = self.batches[queue] = Batch()
                 cost += QUEUE_COST
-            batch.put(key, props, body, ttl_ms, flags)
+            if isinstance(body, Buf):
+                for copied in batch.put_slices(key, props, body, ttl_ms, flags):
+                    if self.cost.spend(copied >> BYTES_SHIFT):
+                        yield
+            else:
+                batch.put(key, props, body, ttl_ms, flags)
             if ttl_ms >= 0 or flags:
                 self._flagged.add(queue)
             if self.cost.spend(cost):
@@ -100,11 +106,10 @@ class Bulk:
 
     def move(self, queue: Queue, offset: int) -> Generator[object, None, bool]:
         """Add the move of a rejected message to its dead-letter queues. Returns False if no queue takes it, or if it was a cycle."""
-        message = queue.read(offset)
-        if message is None:
+        letter = yield from self._broker.dead_letters.letter_steps(queue, offset, "rejected")
+        if letter is None:
             return False
-        steps = self._broker.dead_letters.address_steps(queue, "rejected", message)
-        key, props, body, targets = yield from steps
+        key, props, body, targets = letter
         if self.cost.spend(LETTER_COST + self.way(queue.vhost)):
             yield None
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX or queue.deleted:
@@ -141,9 +146,9 @@ class Bulk:
 
     def _encode_each(self, queue_id: str, batch: Batch) -> Iterator[None]:
         for i in range(batch.count):
-            key, props, body, flags = batch.message(i)
+            key, props, body, flags = batch.viewed(i)
             self.packed.append(queue_id, (key, props, body), batch.ttl_of(i), flags & FLAGS & ~EXPIRES)
-            if self.cost.spend(COPY_COST + (len(body) >> BYTES_SHIFT)):
+            if self.cost.spend(COPY_COST + (min(len(body), SMALL) >> BYTES_SHIFT)):
                 yield
 
     # -- apply -----------------------------------------------------------------------------------------------

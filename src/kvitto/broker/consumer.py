@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
     from kvitto.broker.rota import Line
     from kvitto.broker.stream import Place
-    from kvitto.store.batch import Batch, Stored
+    from kvitto.store.batch import Batch, Body
 
 
 class Consumer:
@@ -51,7 +51,7 @@ class Consumer:
         """Deliver up to n messages from index i on; return how many: 0 only if the peer does not take the first one's properties."""
         raise NotImplementedError
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
+    def deliver_again(self, key: bytes, props: bytes, body: Body, offset: int) -> None:
         """Deliver one message with properties that the queue has changed; always redelivered."""
         raise NotImplementedError
 

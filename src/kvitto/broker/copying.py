@@ -19,7 +19,13 @@ PIECE_COST = 500
 
 
 def copies(
-    queues: list[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, refused: list[Queue]
+    queues: list[Queue],
+    key: bytes,
+    props: bytes,
+    body: bytes | Buf,
+    ttl_ms: int,
+    refused: list[Queue],
+    flags: int = 0,
 ) -> Iterator[bool]:
     """Append the message to each queue that still exists. Queues that refuse it are added to `refused`. A body in a Buf is shared.
 
@@ -28,8 +34,7 @@ def copies(
     cost = 0
     large, size = (True, 0) if isinstance(body, Buf) else (len(body) > COPIES_BYTES, len(body))
     for queue in queues:
-        append = queue.append_whole if isinstance(body, Buf) else queue.append_bytes
-        if not queue.deleted and not walls.within(queue, append, key, props, body, ttl_ms, 0):
+        if not queue.deleted and not walls.within(queue, queue.append_bytes, key, props, body, ttl_ms, flags):
             refused.append(queue)
         cost += QUEUE_COST + (size >> 11)
         if cost >= PIECE_COST:

@@ -17,10 +17,11 @@ from kvitto.broker import walls
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.broker.topic import PIECE_STEPS
-from kvitto.store.batch import DEAD
+from kvitto.store.batch import DEAD, Stored
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.wire import tables
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties, edit_headers, join, split
 
 if TYPE_CHECKING:
@@ -51,17 +52,23 @@ OUR_HEADERS = (
 """Written by the broker alone: what a client puts there is nothing to go by (X3), and goes with the first death."""
 
 
-Addressed = tuple[bytes, bytes, bytes, "list[Queue] | None"]
+Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
+"""Key, properties, body, queues; queues None: a cycle without a rejection in it (X3)."""
 
 
 class Letter:
     """A message that is on its way, and how its queues are found."""
 
-    def __init__(self, offset: int, reason: str, steps: Generator[bool, None, Addressed]) -> None:
+    def __init__(self, offset: int, reason: str, steps: Generator[bool, None, Addressed | None]) -> None:
         self.offset = offset
         self.reason = reason
         self.steps = steps
         self.addressed: Addressed | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its body is not copied. It is a batch of its own for each of its queues, and so has a record of its own."""
+        return self.addressed is not None and isinstance(self.addressed[2], Buf)
 
 
 class Parcel:
@@ -74,7 +81,7 @@ class Parcel:
         self.room = Room()
         self.size = 0
 
-    def put(self, queue: Queue, offset: int, key: bytes, props: bytes, body: bytes, targets: list[Queue]) -> None:
+    def put(self, queue: Queue, offset: int, key: bytes, props: bytes, body: bytes | Buf, targets: list[Queue]) -> None:
         appends = [Append(t.log.queue_id, key, props, body, flags=DEAD) for t in targets if t.log.durable]
         direct = [(t, key, props, body, -1, DEAD) for t in targets if not t.log.durable]
         # an exception on the way must not leave half a move in the record
@@ -136,8 +143,12 @@ class DeadLetters(walls.Routine):
                     self._addressing[queue] = letter
                 if not done:
                     break
+                alone = letter.is_large
+                if alone and parcel.letters:
+                    self._write(parcel)
+                    parcel = Parcel()
                 self._bytes -= walls.run(queue, self._send, parcel, queue, letter) or 0
-                if parcel.size > RECORD_BYTES:
+                if parcel.letters and (alone or parcel.size > RECORD_BYTES):
                     self._write(parcel)
                     parcel = Parcel()
             line = self.moves.pop(queue)
@@ -162,15 +173,11 @@ class DeadLetters(walls.Routine):
             if queue.settings.dead_letter_exchange is None:  # a policy gave it, and is gone
                 queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
                 continue
-            message = queue.read(offset)
-            if message is None:
-                queue.moved(offset, reason, DROPPED)
-                continue
-            return Letter(offset, reason, self.address_steps(queue, reason, message))
+            return Letter(offset, reason, self.letter_steps(queue, offset, reason))
         return None
 
     def _advance(self, letter: Letter) -> bool:
-        """Go on looking for its queues; True if they are found."""
+        """Go on reading it and looking for its queues; True if that is done."""
         while self._steps > 0:
             try:
                 next(letter.steps)
@@ -183,7 +190,9 @@ class DeadLetters(walls.Routine):
     def _send(self, parcel: Parcel, queue: Queue, letter: Letter) -> int:
         """One letter; return the bytes that it has taken."""
         offset, reason = letter.offset, letter.reason
-        assert letter.addressed is not None
+        if letter.addressed is None:  # it cannot be read any more
+            queue.moved(offset, reason, DROPPED)
+            return 0
         key, props, body, targets = letter.addressed
         if targets is None:
             queue.moved(offset, reason, DROPPED)
@@ -199,7 +208,7 @@ class DeadLetters(walls.Routine):
         return weight(key, props, body) * max(len(targets or ()), 1)
 
     @staticmethod
-    def _obstacle(targets: list[Queue], key: bytes, props: bytes, body: bytes) -> Obstacle | None:
+    def _obstacle(targets: list[Queue], key: bytes, props: bytes, body: bytes | Buf) -> Obstacle | None:
         """What keeps the letter where it is; None: it can go."""
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX:
             return NOBODY
@@ -213,26 +222,26 @@ class DeadLetters(walls.Routine):
             None,
         )
 
-    def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes) -> Iterator[int]:
+    def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes | Buf) -> Iterator[int]:
         """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one.
 
         In pieces; each gives what it has cost, in units of about a microsecond.
         """
         if queue.settings.overflow != "reject-publish-dlx" or queue.settings.dead_letter_exchange is None:
             return
-        steps = self.address_steps(queue, "maxlen", (key, props, body, 0))
+        steps = self.address_steps(queue, "maxlen", (key, props, 0))
         cost = ADDRESS_COST
         while True:
             try:
                 next(steps)
                 yield REFUSED_PIECE
             except StopIteration as end:
-                new_key, new_props, body, targets = end.value
+                new_key, new_props, targets = end.value
                 break
         for target in targets or ():
             if target.fault is None and not target.deleted:
                 walls.run(target, target.append_bytes, new_key, new_props, body, -1, DEAD)
-            cost += TARGET_COST + (len(body) >> 11)
+            cost += TARGET_COST + (0 if isinstance(body, Buf) else len(body) >> 11)
             if cost >= REFUSED_PIECE:
                 yield cost
                 cost = 0
@@ -257,11 +266,36 @@ class DeadLetters(walls.Routine):
 
         self.broker.records.write(parcel.record, apply, full)
 
-    def address_steps(
-        self, queue: Queue, reason: str, message: tuple[bytes, bytes, bytes, int]
-    ) -> Generator[bool, None, Addressed]:
-        """(key, props, body, queues) of the dead letter; queues None: a cycle without a rejection in it (X3)."""
+    def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[bool, None, Addressed | None]:
+        """The dead letter that the message at this offset becomes; None if the message cannot be read any more.
+
+        In pieces: its batch may have to be checked, its route to be searched for, and its body to be read.
+        """
+        message = yield from queue.read_steps(offset)
+        if message is None:
+            return None
         key, props, body, flags = message
+        key, props, targets = yield from self.address_steps(queue, reason, (key, props, flags))
+        if isinstance(body, Stored):
+            if not targets:
+                return key, props, b"", targets
+            steps = body.take()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    body = end.value
+                    break
+                yield True
+                if queue.deleted:
+                    return None
+        return key, props, body, targets
+
+    def address_steps(
+        self, queue: Queue, reason: str, message: tuple[bytes, bytes, int]
+    ) -> Generator[bool, None, tuple[bytes, bytes, list[Queue] | None]]:
+        """Key, properties and queues of the dead letter that a message (key, props, flags) becomes."""
+        key, props, flags = message
         exchange, routing_key = split_key(key)
         fields, properties = read_properties(props)
         headers: dict[str, Any] = dict(properties.headers or {})
@@ -281,14 +315,14 @@ class DeadLetters(walls.Routine):
         if reason != "rejected":
             kept = [t for t in targets if not is_cycle(t.name, deaths)]
             if targets and not kept:
-                return key, props, body, None
+                return key, props, None
             targets = kept
         fields.pop("expiration", None)
         edit_headers(fields, ours, () if to_key is None else ("CC",))
         new_key, new_props = tables.encode_shortstr(to_exchange) + tables.encode_shortstr(keys[0]), join(fields)
         if len(new_props) > PROPERTIES_MAX:  # no consumer could take it, nor what is behind it
             targets = []
-        return new_key, new_props, body, targets
+        return new_key, new_props, targets
 
     def _note_death(
         self,
@@ -357,7 +391,7 @@ def deaths_of(headers: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def weight(key: bytes, props: bytes, body: bytes) -> int:
+def weight(key: bytes, props: bytes, body: bytes | Buf) -> int:
     """Bytes that one copy of a letter takes in a record."""
     return COPY + len(key) + len(props) + len(body)
 

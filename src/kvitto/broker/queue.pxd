@@ -11,7 +11,7 @@ cdef int _ACKED, _HAS_PRIORITY
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold, requeued, parked, delays, backlog, _ahead, _behind
+    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold, requeued, parked, delays, backlog, _ahead, _behind, _outline
     cdef public object redeliveries
     cdef public str name
     cdef public dict arguments
@@ -29,7 +29,8 @@ cdef class Queue:
 
     @cython.locals(t=Batch)
     cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
-    cpdef int append_bytes(self, bytes key, bytes props, bytes body, long long ttl_ms, unsigned int flags) except? -1
+    @cython.locals(whole=bytes)
+    cpdef int append_bytes(self, bytes key, bytes props, object body, long long ttl_ms, unsigned int flags) except? -1
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t, flags="long long", ttl_ms="long long")
     cpdef append_run(self, Batch b)
     @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, ttl_ms="long long")

@@ -11,7 +11,7 @@ an offset that is never written lies below the cursor, so ready = next - cursor 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
 from kvitto.broker.rota import Rota, consumer_index, insert_consumer
 from kvitto.store import pieces
-from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, TTL_MAX, Batch
+from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, TTL_MAX, Batch, Body
 from kvitto.store.log import Log, Window
 from kvitto.store.settlements import (
     ACKED,
@@ -144,7 +144,7 @@ class Queue:
         """Batches that wait to be written before the tail; the first of them may be in the file in part."""
         self.front: Batch | None = None
         self.settlements = Settlements()
-        self._ahead, self._behind = Window(), Window()
+        self._ahead, self._behind, self._outline = Window(), Window(), Window(outline=True)
         self.dirty = self.shown = self.late = False
         self.returning = 0
         self.patient = self.checking = self.held_back = False
@@ -220,9 +220,12 @@ class Queue:
         if priority_of(props) > 0:
             priorities.begin(self)
 
-    def append_bytes(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> int:
-        """`append` for those who hold bytes objects."""
-        return self.append(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)  # type: ignore[no-any-return]
+    def append_bytes(self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int) -> int:
+        """`append` for those who hold bytes objects, or a large body in a buffer."""
+        if isinstance(body, Buf):
+            return self.append_whole(key, props, body, ttl_ms, flags)
+        whole = body
+        return self.append(key, 0, len(key), props, 0, len(props), whole, 0, len(whole), ttl_ms, flags)  # type: ignore[no-any-return]
 
     def append_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> int:
         """`append` for a large body, which is not copied: nobody may change it any more."""
@@ -286,9 +289,16 @@ class Queue:
         if self.limited:
             self.enforce_limits()
 
-    def append_journaled(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int, sequence: int) -> None:
-        """Add a message of a journal record."""
-        self._journaled(sequence, self.append_bytes, key, props, body, ttl_ms, flags)
+    def append_journaled(
+        self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int, sequence: int
+    ) -> None:
+        """Add a message of a journal record. A record with a body in a Buf has no other message for this queue."""
+        if isinstance(body, Buf):
+            self._journaled(0, self.append_whole, key, props, body, ttl_ms, flags)
+            if self.backlog:
+                self.backlog[len(self.backlog) - 1].journal = sequence
+        else:
+            self._journaled(sequence, self.append_bytes, key, props, body, ttl_ms, flags)
 
     def append_journaled_run(self, batch: Batch, sequence: int) -> None:
         """Add all messages of a batch of a journal record; it may become part of this queue."""
@@ -399,11 +409,13 @@ class Queue:
             return
         self.pump()
         many = self._over(-LEAVING_PER_TURN, -(LEAVING_PER_TURN << 10))  # a policy has made the limit smaller
-        while self.ready and self._over(0, 0):
+        while self.ready and self._over(0, 0) and not self.checking:
             # behind an expired head are messages that a consumer gets in the next turn: only then is it known what is too much
             if (many or self._head_has_expired()) and not self._may_leave():
                 return
+            self.patient = True
             self._leave_head("maxlen", DROPPED)
+            self.patient = False
 
     # -- deliver ---------------------------------------------------------------------------------------------
 
@@ -638,7 +650,7 @@ class Queue:
                 self.requeued_ready = True
 
     def _rank(self, offset: int) -> int:
-        found = self._find(offset)
+        found = self._find_outline(offset)
         return 0 if found is None else min(found[0].priority_of(found[1]), self._priority_max())
 
     def _priority_max(self) -> int:
@@ -793,7 +805,7 @@ class Queue:
         self._wake_retries()
 
     def _delay(self, offset: int) -> None:
-        found = self._find(offset)
+        found = self._find_outline(offset)
         if found is None:
             self.settle(offset, 1, DROPPED)
         else:
@@ -826,7 +838,7 @@ class Queue:
             over = {o for o in range(offset, offset + n) if self.redeliveries.of(o, 1) > self.delivery_limit}
             if over:
                 for o in range(offset, offset + n):
-                    found = self._find(o)
+                    found = self._find_outline(o)
                     if found is None:
                         self.settle(o, 1, DROPPED)
                     elif o in over:
@@ -861,29 +873,61 @@ class Queue:
         found = self._find(offset)
         return found[0].message(found[1]) if found else None
 
-    def _find(self, offset: int) -> tuple[Batch, int] | None:
+    def read_steps(self, offset: int) -> Generator[bool, None, tuple[bytes, bytes, Body, int] | None]:
+        """`read` in pieces: a large batch is checked slice by slice, and a large body is not copied or read."""
+        window = self._behind
+        while (found := self._in_memory(offset)) is None:
+            window.patient = True
+            loaded = self.log.load(window, offset)
+            waits, window.waits = window.waits, None
+            self._write_off_lost()
+            if waits is None:
+                found = (window.batch, offset - window.batch.first) if loaded and window.holds(offset) else None
+                break
+            for _ in self.log.check_steps(*waits):
+                yield True
+                if self.deleted:
+                    return None
+        return found[0].parts(found[1]) if found else None
+
+    def _in_memory(self, offset: int) -> tuple[Batch, int] | None:
         for b in (self.tail, self.front, self._behind.batch, *self.backlog):
             if b is not None and b.first <= offset < b.first + b.count:
                 return b, offset - b.first
-        self._behind.patient = self.patient
-        found = self.log.load(self._behind, offset)
-        self._write_off_lost()
-        if self._behind.waits is not None:
-            self._check(self._behind)
-            return None
-        b = self._behind.batch
-        if not found or b.first > offset:
-            return None
-        return b, offset - b.first
+        return None
+
+    def _find(self, offset: int) -> tuple[Batch, int] | None:
+        found = self._in_memory(offset)
+        if found is None:
+            self._behind.patient = self.patient
+            found = self._load_behind(self._behind, offset)
+        return found
+
+    def _find_outline(self, offset: int) -> tuple[Batch, int] | None:
+        """`_find` for callers that look at no body: a large batch is not checked for them."""
+        return self._in_memory(offset) or self._load_behind(self._outline, offset)
+
+    def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:
+        if not window.holds(offset):
+            found = self.log.load(window, offset)
+            self._write_off_lost()
+            if window.waits is not None:
+                self._check(window)
+                return None
+            if not found or not window.holds(offset):
+                return None
+        return window.batch, offset - window.batch.first
 
     def _expired(self, offset: int) -> bool:
-        found = self._find(offset)
+        found = self._find_outline(offset)
         return found is not None and 0 <= found[0].expires_at(found[1]) <= self.clock_of(found[0])
 
     def _head_has_expired(self) -> bool:
         if not self.may_expire:
             return False
+        self.patient = True
         found = self._head()
+        self.patient = False
         return found is not None and 0 <= found[0].expires_at(found[1]) <= self.clock_of(found[0])
 
     def _leave_head(self, reason: str, outcome: int, most: int = 1) -> None:
@@ -954,7 +998,11 @@ class Queue:
     def expire(self) -> None:
         """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""
         while self.ready > 0:
+            self.patient = True  # a large message is checked in pieces before it may leave for its age
             found = self._head()
+            self.patient = False
+            if self.checking:
+                return
             if found is None:
                 continue
             at = found[0].expires_at(found[1])
@@ -988,7 +1036,7 @@ class Queue:
         if self.requeued_ready:
             offset = self.requeued.first()
             found = self._find(offset)
-            if found is None:
+            if found is None and not self.checking:
                 self._forget_unreadable(offset)
             return found
         w = self.window()
@@ -1127,6 +1175,8 @@ class Queue:
                 self._ahead.release()
         if not self.requeued_ready and self._behind.segment is not None:
             self._behind.release()
+        if self._outline.segment is not None:
+            self._outline.release()
 
     def _write_backlog(self, delivered: bool) -> None:
         """Write a slice of the first large batch, and the batches before it. `delivered`: there may be deliveries since the last flush."""
@@ -1249,6 +1299,7 @@ class Queue:
         self._release_front()
         self._ahead.release()
         self._behind.release()
+        self._outline.release()
 
     def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
         """A journal record of before the start settles these; those that are settled already are passed over."""

@@ -5,7 +5,7 @@ What is settled is stepped over by the run. All readers share the steps of a tur
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.broker import waiting, walls
@@ -21,6 +21,8 @@ STEPS = 400
 BYTES_PER_STEP = 8 << 10
 LOAD_STEPS = 200
 """To read a batch from the log."""
+SLICE_STEPS = 50
+"""To check a slice of a large batch."""
 WALK = 1000
 """Offsets that are looked at one by one in a step, where messages wait to be tried again."""
 
@@ -42,6 +44,7 @@ class Reader:
         """The peer's buffer is full."""
         self.finished = False
         self._window = Window()
+        self._loading: Generator[None, None, bool] | None = None
 
     def pump(self, steps: int) -> int:
         """Deliver until the peer's buffer is full, the range is done or the steps are used up; return how many are left."""
@@ -69,8 +72,13 @@ class Reader:
             return 1
         steps, batch = 1, self._window.batch
         if not batch.first <= self.position < batch.first + batch.count:
-            steps += LOAD_STEPS
-            if not walls.within(self.queue, self.queue.log.load, self._window, self.position):
+            if self._loading is None:
+                steps += LOAD_STEPS
+                self._loading = self.queue.log.load_steps(self._window, self.position)
+            loaded = walls.within(self.queue, self._load)
+            if loaded is None:
+                return steps + SLICE_STEPS
+            if not loaded:
                 self.position = self.end
                 return steps
             batch = self._window.batch
@@ -78,6 +86,16 @@ class Reader:
                 self.position = batch.first
                 return steps
         return steps + self._deliver(batch, min(end, batch.first + batch.count), delivered)
+
+    def _load(self) -> bool | None:
+        """Go on loading; None while a large batch is being checked, else whether there is a message."""
+        assert self._loading is not None
+        try:
+            next(self._loading)
+        except StopIteration as end:
+            self._loading = None
+            return bool(end.value)
+        return None
 
     def _deliver(self, batch: Batch, end: int, delivered: bool) -> int:
         i = self.position - batch.first

@@ -35,7 +35,7 @@ def recount(queue: Queue) -> Iterator[None]:
 
 def _sizes(queue: Queue) -> Iterator[int]:
     """Yield the bytes of the messages that are ready now: one number before each batch that has to be read."""
-    window, written, size = Window(), max(queue.tail_first, queue.cursor), 0
+    window, written, size = Window(outline=True), max(queue.tail_first, queue.cursor), 0
     if queue.tail is not None and queue.next > written:
         size = queue.tail.body_bytes(written - queue.tail_first, queue.next - written)
     for start, count in chain(queue.requeued.copy(), [(queue.cursor, written - queue.cursor)]):

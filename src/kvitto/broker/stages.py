@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Run, Settle
 from kvitto.store.log import Window
 from kvitto.store.settlements import ACKED
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import edit_headers, join
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ LOOK_MS = 600_000
 FULL_MS = 100
 """After so long a queue that was full is asked again."""
 MOVED_PER_TURN = 100
+SLICES_PER_TURN = 4
+"""How many slices of a large message are checked or read in one turn."""
+LAST = object()
 """Stages that may end in one turn."""
 MESSAGES_MAX = 20_000
 """Messages of one record."""
@@ -67,6 +71,11 @@ class Stage:
         self.name = name_of(key)
         self.queue = queue
         self.window = Window()
+        self.window.patient = True
+        self.reading: Iterator[object] | None = None
+        """Reads what comes next, in pieces, if it is a large batch."""
+        self.body: tuple[int, Buf] | None = None
+        """A large body that has been read, and its offset."""
         self.closed = False
         self.seen = 0
         self.used_ms = now_ms
@@ -342,6 +351,8 @@ class Stages(Service):
             stage = writer.moving[0]
             if stage.queue.fault is not None:
                 return  # its messages are on disk: the next start moves them
+            if not self._is_read(stage):
+                break
             parcel = Parcel()
             end, full = self._gather(stage, parcel)
             if parcel.record.settles:
@@ -356,6 +367,17 @@ class Stages(Service):
     def _again(self, name: Name) -> None:
         self.due[name] = None
 
+    @staticmethod
+    def _is_read(stage: Stage) -> bool:
+        """Read what comes next in a stage, if it is large: some slices in each turn. True if it can be moved now."""
+        if stage.reading is None:
+            stage.reading = read_next(stage)
+        for _ in range(SLICES_PER_TURN):
+            if next(stage.reading, LAST) is LAST:
+                stage.reading = None
+                return True
+        return False
+
     def _gather(self, stage: Stage, parcel: Parcel) -> tuple[int, bool]:
         """Put what comes next in a stage into the parcel: (where that ends, whether a full queue is in the way)."""
         vhost, at, taken = stage.queue.vhost, 0, 0
@@ -365,8 +387,19 @@ class Stages(Service):
             batch, offset, most = found
             i = offset - batch.first
             n = batch.same_key(i, min(most, MESSAGES_MAX - taken))
+            if batch.stored is not None:
+                if settles or stage.body is None or stage.body[0] != offset:
+                    return at, not settles  # a large message has a record of its own, and is read first
+                key, props, _, flags = batch.parts(i)
+                message = (key, props, stage.body[1], flags)
+                put = self._put_large if n else self._put_special
+                if not put(parcel, vhost, message):
+                    return at, True
+                stage.body = None
+                settles.append(Settle(stage.queue.log.queue_id, offset, 1, ACKED))
+                return offset + 1, False
             if n == 0:
-                n = self._put_special(parcel, vhost, batch.message(i), bool(runs))
+                n = 0 if runs else self._put_special(parcel, vhost, batch.message(i))
             elif not parcel.record.appends:
                 n = self._put_run(parcel, vhost, batch, i, n, runs)
             else:
@@ -385,21 +418,22 @@ class Stages(Service):
         queue, window = stage.queue, stage.window
         if queue.deleted:
             return None
-        offset, end = self._unmoved(queue, at)
+        offset, end = self.unmoved(queue, at)
         while offset < end:
             batch = window.batch
             if not batch.first <= offset < batch.first + batch.count:
                 if not queue.log.load(window, offset):
+                    window.waits = None  # a large batch is checked before it is its turn
                     return None
                 batch = window.batch
             if offset >= batch.first:
                 return batch, offset, min(end, batch.first + batch.count) - offset
             # what lies between was lost to damage; the store has said so
-            offset, end = self._unmoved(queue, batch.first)
+            offset, end = self.unmoved(queue, batch.first)
         return None
 
     @staticmethod
-    def _unmoved(queue: Queue, at: int) -> tuple[int, int]:
+    def unmoved(queue: Queue, at: int) -> tuple[int, int]:
         for start, n in queue.requeued:
             if start + n > at:
                 return max(start, at), start + n
@@ -415,7 +449,7 @@ class Stages(Service):
             log.warning("vhost '%s': %d committed messages are dropped: %s", vhost.name, n, error.reply_text)
             return n
         if route.dynamic:
-            return self._put_special(parcel, vhost, message, bool(runs))
+            return 0 if runs else self._put_special(parcel, vhost, message)
         if route.out_of_service is not None:
             return 0
         if not route.count:
@@ -441,10 +475,43 @@ class Stages(Service):
         parcel.size += size * route.count
         return n
 
-    def _put_special(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, bytes, int], later: bool) -> int:
-        """A message whose properties matter: 1, or 0 if a queue is full, or if it is for `later`: others must go first."""
-        if later:
+    def _put_large(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, Buf, int]) -> int:
+        """A large message: 1, or 0 if a queue is full."""
+        key, props, body, _ = message
+        try:
+            route = vhost.route(key)
+        except ChannelError as error:
+            log.warning("vhost '%s': a committed message is dropped: %s", vhost.name, error.reply_text)
+            return 1
+        if route.dynamic:
+            return self._put_special(parcel, vhost, message)
+        if route.out_of_service is not None:
             return 0
+        if not route.count:
+            log.warning("vhost '%s': a committed message is dropped: no queue is bound for it any more", vhost.name)
+            return 1
+        size = weight(key, props, body)
+        targets = self._takers(route.queues, len(body), size)
+        if targets is None:
+            return 0
+        self._put_each(parcel, targets, key, props, body, -1)
+        parcel.size += size * max(len(targets), 1)
+        return 1
+
+    @staticmethod
+    def _put_each(
+        parcel: Parcel, targets: list[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int
+    ) -> None:
+        """One message for several queues."""
+        for target in targets:
+            parcel.room.keep(target, 1, len(body))
+            if target.log.durable:
+                parcel.record.appends.append(Append(target.log.queue_id, key, props, body, ttl_ms))
+            else:
+                parcel.direct.append((target, key, props, body, ttl_ms, 0))
+
+    def _put_special(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, bytes | Buf, int]) -> int:
+        """A message whose properties matter: 1, or 0 if a queue is full."""
         key, props, body, _ = message
         fields, properties = read_properties(props)
         headers = properties.headers or {}
@@ -462,12 +529,7 @@ class Stages(Service):
             edit_headers(fields, {}, ("BCC",))
             props = join(fields)
         ttl_ms = expiration_ms(properties.expiration)
-        for target in targets:
-            parcel.room.keep(target, 1, len(body))
-            if target.log.durable:
-                parcel.record.appends.append(Append(target.log.queue_id, key, props, body, ttl_ms))
-            else:
-                parcel.direct.append((target, key, props, body, ttl_ms, 0))
+        self._put_each(parcel, targets, key, props, body, ttl_ms)
         parcel.size += size * max(len(targets), 1)
         return 1
 
@@ -533,6 +595,23 @@ class Stages(Service):
             if writer.idle:
                 self.writers.pop(writer.name)
         self._look_later()
+
+
+def read_next(stage: Stage) -> Iterator[object]:
+    """Steps that read what comes next in a stage if it is large: its batch is checked, and then its body is read."""
+    queue, window = stage.queue, stage.window
+    offset, end = Stages.unmoved(queue, 0)
+    if queue.deleted or offset >= end:
+        return
+    if not window.holds(offset):
+        loaded = yield from queue.log.load_steps(window, offset)
+        if not loaded:
+            return
+    window.patient = True
+    body = window.batch.stored
+    if body is not None and (stage.body is None or stage.body[0] != window.batch.first):
+        stage.body = None
+        stage.body = window.batch.first, (yield from body.take())
 
 
 def fitting(batch: Batch, i: int, n: int, room: int) -> tuple[int, int]:

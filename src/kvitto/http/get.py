@@ -18,12 +18,15 @@ from kvitto.broker.queue import Queue
 from kvitto.http import fields
 from kvitto.http.request import bad_request, encode, plain
 from kvitto.http.slices import Slices
+from kvitto.store.batch import Stored
+from kvitto.store.lease import lease_body
 from kvitto.wire import tables
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
-    from kvitto.store.batch import Batch, Stored
+    from kvitto.store.batch import Batch, Body
 
 COUNT_MAX = 10_000
 BODIES_MAX = 8 << 20
@@ -35,6 +38,8 @@ PIECE_BYTES = 48 << 10
 """Of a body that is rendered in one step; a multiple of 3, for base64."""
 
 LOOK = "ack_requeue_true"
+SETTLING = ("ack_requeue_false", "reject_requeue_false")
+"""With these the message leaves the queue."""
 ACK_MODES = (LOOK, "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
 ENCODINGS = ("auto", "base64")
 
@@ -65,6 +70,7 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Got:
     message: Look
+    body: memoryview
     left: int
 
 
@@ -88,61 +94,78 @@ async def _look(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
         and (message := walls.within(queue, next, seen, False)) is not False
     ):
         if isinstance(message, Look):
-            found.append(Got(message, max(queue.ready - len(found) - 1, 0)))
-            size += len(message.body)
+            body = await _held(slices, queue, message.offset, message.body)
+            found.append(Got(message, body, max(queue.ready - len(found) - 1, 0)))
+            size += len(body)
         await slices.rest()
     return found
 
 
+async def _held(slices: Slices, queue: Queue, offset: int, body: Body) -> memoryview:
+    """The body in memory: one that is only on disk is read slice by slice, whatever becomes of the message meanwhile. StoreError."""
+    if isinstance(body, Stored):
+        lease = lease_body(queue.log, offset)
+        steps = body.take()
+        try:
+            while isinstance(body, Stored):
+                try:
+                    next(steps)
+                    await slices.rest()
+                except StopIteration as end:
+                    body = end.value
+        finally:
+            if lease is not None:
+                lease.end()
+    return body.view() if isinstance(body, Buf) else memoryview(body)
+
+
 class Taker(Consumer):
-    """Collects what `Queue.get` delivers."""
+    """Keeps what `Queue.get` has delivered last."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue, "", False, False, 0, {})
-        self.taken: list[Got] = []
-        self.offset = 0
+        self.last: Look
+        self.left = 0
 
     def credit(self) -> int:
         return 1
 
     def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
-        key, props, body, _ = batch.message(i)
-        self._add(batch.first + i, Look(key, props, body, bool(redelivered)))
+        key, props, body, _ = batch.parts(i)
+        self._take(Look(batch.first + i, key, props, body, bool(redelivered)))
         return 1
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
-        self._add(offset, Look(key, props, body if isinstance(body, bytes) else body.read(), True))
+    def deliver_again(self, key: bytes, props: bytes, body: Body, offset: int) -> None:
+        self._take(Look(offset, key, props, body, True))
 
-    def _add(self, offset: int, message: Look) -> None:
-        self.offset = offset
-        self.taken.append(Got(message, max(self.queue.ready - 1, 0)))
+    def _take(self, message: Look) -> None:
+        self.last, self.left = message, max(self.queue.ready - 1, 0)
 
 
 async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
     """Deliver the messages. Those that go back do so together at the end, since else they would be delivered again."""
-    taker, size = Taker(queue), 0
+    taker, size, taken = Taker(queue), 0, list[Got]()
     back: list[tuple[int, int]] = []
     try:
-        while len(taker.taken) < wanted.count and size < BODIES_MAX and not queue.deleted:
+        while len(taken) < wanted.count and size < BODIES_MAX and not queue.deleted:
             if not walls.within(queue, queue.get, taker):
                 if not queue.returning:
                     break
                 await asyncio.sleep(BACK_S)  # what is on its way back, or is large, comes before all others
                 continue
-            body_bytes = len(taker.taken[-1].message.body)
-            size += body_bytes
-            if wanted.mode == "ack_requeue_false":
-                walls.within(queue, queue.ack, taker.offset, 1)
-            elif wanted.mode == "reject_requeue_false":
-                walls.within(queue, queue.reject, taker.offset, 1)
-            else:
-                back.append((taker.offset, body_bytes))
+            message, left, offset = taker.last, taker.left, taker.last.offset
+            back.append((offset, len(message.body)))
+            taken.append(Got(message, await _held(slices, queue, offset, message.body), left))
+            size += len(message.body)
+            if wanted.mode in SETTLING:
+                back.pop()
+                walls.within(queue, queue.ack if wanted.mode == "ack_requeue_false" else queue.reject, offset, 1)
             await slices.rest()
     finally:
         if back:
             broker: Broker = queue.broker
             broker.jobs.start(_requeue(queue, back), owner=queue)
-    return taker.taken
+    return taken
 
 
 def _requeue(queue: Queue, back: list[tuple[int, int]]) -> Iterator[None]:
@@ -159,7 +182,7 @@ async def rendered(slices: Slices, got: list[Got], wanted: Wanted) -> AsyncItera
     """A JSON array."""
     before = b"["
     for one in got:
-        payload, how = await _payload(slices, one.message.body[: wanted.truncate], wanted.encoding)
+        payload, how = await _payload(slices, one.body[: wanted.truncate], wanted.encoding)
         yield before + encode(_head(one))[:-1] + b',"payload":"'
         for piece in payload:
             yield piece
@@ -175,7 +198,7 @@ def _head(got: Got) -> dict[str, Any]:
     properties = Properties.decode(message.props)
     given = ((name, getattr(properties, name)) for name, _ in FIELDS)
     return {
-        "payload_bytes": len(message.body),
+        "payload_bytes": len(got.body),
         "redelivered": message.redelivered,
         "exchange": exchange,
         "routing_key": tables.read_shortstr(message.key, at)[0],
@@ -184,7 +207,7 @@ def _head(got: Got) -> dict[str, Any]:
     }
 
 
-async def _payload(slices: Slices, body: bytes, encoding: str) -> tuple[list[bytes], str]:
+async def _payload(slices: Slices, body: memoryview, encoding: str) -> tuple[list[bytes], str]:
     """In pieces, and what they are: the text as JSON has it, or base64."""
     parts: list[bytes] = []
     if encoding == "auto":

@@ -398,11 +398,16 @@ class Channel:
                 raise ChannelError(PRECONDITION_FAILED, "direct reply-to cannot wait in a stage")
             self.unsynced = True
             queue = self.open_stage().queue
-            walls.within(queue, queue.append_bytes, key, published, whole(body), -1, SPECIAL)
+            if isinstance(body, Buf):
+                self._uncount()
+                yield from copies([queue], key, published, body, -1, [], SPECIAL)
+                self._count()
+            else:
+                walls.within(queue, queue.append_bytes, key, published, body, -1, SPECIAL)
             return
         if tx is not None:
             if not self.closing:
-                tx.publish(route, key, bool(options & 1), props, whole(body), ttl_ms)
+                tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
             return
         yield from self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
 
@@ -424,19 +429,19 @@ class Channel:
     ) -> Iterator[bool]:
         """Give the message to its queues, or back (C4, D4)."""
         if route.refused:
-            yield from self.refused([], key, props, whole(body))
+            yield from self.refused([], key, props, body)
             return
         if route.out_of_service is not None and not self.confirm and not route.count:
             raise walls.out_of_service(route.out_of_service)
         if not route.count and route.out_of_service is None:
-            if self.connection.hub.deliver_reply(route, props, whole(body)):
+            if self.connection.hub.deliver_reply(route, props, body):
                 return
             if mandatory:
-                self.give_back(route, props, whole(body))
+                self.give_back(route, props, body)
             return
         refused: list[Queue] = []
         lost = False
-        size = body.n if isinstance(body, Buf) else len(body)
+        size = len(body)
         if isinstance(body, Buf) or route.count > MANY or (route.count > 1 and route.count * size > COPIES_BYTES):
             self._uncount()
             yield from copies(route.queues, key, props, body, ttl_ms, refused)
@@ -450,9 +455,9 @@ class Channel:
         if route.durable:
             self.unsynced = True
         if refused or lost or route.out_of_service is not None:
-            yield from self.refused(refused, key, props, whole(body))
+            yield from self.refused(refused, key, props, body)
 
-    def give_back(self, route: Route, props: bytes, body: bytes) -> None:
+    def give_back(self, route: Route, props: bytes, body: bytes | Buf) -> None:
         """basic.return 312, unless the channel has ended since the message came."""
         if self.closing:
             return
@@ -460,7 +465,7 @@ class Channel:
         self.output.put_method(self.number, method.encode())
         self.output.put_content_bytes(self.number, props, body)
 
-    def refused(self, queues: list[Queue], key: bytes, props: bytes, body: bytes) -> Iterator[bool]:
+    def refused(self, queues: list[Queue], key: bytes, props: bytes, body: bytes | Buf) -> Iterator[bool]:
         """Queues with x-overflow=reject-publish* are full (C6): nack; for reject-publish-dlx they also dead-letter the message."""
         if self.confirm and not self.closing:
             if self.nacked is None:
@@ -846,11 +851,6 @@ class Channel:
         if self.settle_tags(0, True, REQUEUE) == MORE:
             yield
             yield from self.settle_rest(REQUEUE)
-
-
-def whole(body: bytes | Buf) -> bytes:
-    """Return a body as bytes, for callers that get large bodies rarely or never."""
-    return body.tobytes() if isinstance(body, Buf) else body
 
 
 def blamed(steps: Iterator[bool]) -> Iterator[bool]:

@@ -15,7 +15,7 @@ from kvitto.broker.consumer import Consumer
 from kvitto.protocol.channel import Channel
 from kvitto.protocol.large import LARGE, LargeBody
 from kvitto.protocol.output import LIMIT, Output
-from kvitto.store.batch import Stored
+from kvitto.store.batch import Body
 from kvitto.wire import bits, tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicCancel, BasicGetOk, LogRead
@@ -381,10 +381,10 @@ class GetConsumer(Consumer):
         self._put(key, props, body, batch.first + i, bool(redelivered))
         return 1
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
+    def deliver_again(self, key: bytes, props: bytes, body: Body, offset: int) -> None:
         self._put(key, props, body, offset, True)
 
-    def _put(self, key: bytes, props: bytes, body: bytes | Stored, offset: int, redelivered: bool) -> None:
+    def _put(self, key: bytes, props: bytes, body: Body, offset: int, redelivered: bool) -> None:
         channel = self.channel
         self.tag_before = channel.next_tag
         self.bytes_before = channel.output.buf.n
@@ -402,7 +402,7 @@ class GetConsumer(Consumer):
         routing_key = tables.read_shortstr(key, at)[0]
         left = max(self.queue.ready - 1, 0)
         channel.output.put_method(channel.number, BasicGetOk(tag, redelivered, exchange, routing_key, left).encode())
-        if isinstance(body, Stored) or len(body) > LARGE:
+        if not isinstance(body, bytes) or len(body) > LARGE:
             self.lent = self.no_ack
             large = LargeBody(channel.number, self.queue, offset, body, self.lent)
             channel.output.put_large(channel.number, props, large)
@@ -488,6 +488,6 @@ def put_large(
     """The content of a message of a batch whose body goes out in pieces."""
     data = memoryview(batch.body.data)[at : at + size] if batch.stored is None else batch.stored
     body = LargeBody(number, queue, offset, data, settles)
-    if batch is not queue.tail:
+    if batch is not queue.tail and not batch.shared:
         body.keep()
     out.put_large(number, props, body)

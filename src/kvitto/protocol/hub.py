@@ -19,6 +19,7 @@ from kvitto.broker.route import Route
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.holding import Holding
 from kvitto.protocol.timeouts import Timeouts
+from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicDeliver
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ class Hub:
     def is_reply_address(self, name: str) -> bool:
         return name in self._repliers
 
-    def deliver_reply(self, route: Route, props: bytes, body: bytes) -> bool:
+    def deliver_reply(self, route: Route, props: bytes, body: bytes | Buf) -> bool:
         """Hand a message for a direct reply-to name to the channel that waits for it."""
         channel = None if route.exchange else self._repliers.get(route.routing_key)
         if (

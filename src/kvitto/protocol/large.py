@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import INTERNAL_ERROR, ConnectionError_, StoreError
-from kvitto.store.batch import Stored
+from kvitto.store.batch import Body, Stored
 from kvitto.store.lease import Lease, lease_body
+from kvitto.wire.buf import Buf
 from kvitto.wire.spec import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
 
 if TYPE_CHECKING:
@@ -24,23 +25,14 @@ PIECE = 256 * 1024
 _END = bytes([FRAME_END])
 
 
-class LargeBody:
-    """The rest of one delivery. `settles`: nobody will acknowledge it, so it is settled when the socket has taken all of it."""
+class Streamed:
+    """The rest of a large body in memory, which goes out in pieces. The memory belongs to it: nobody changes the bytes."""
 
-    def __init__(
-        self, channel: int, queue: Queue, offset: int, body: memoryview | bytes | Stored, settles: bool
-    ) -> None:
+    def __init__(self, channel: int, body: memoryview) -> None:
         self.channel = channel
         self.size = len(body)
-        self._queue = queue
-        self._offset = offset
-        self._settles = settles
+        self._body = body
         self._at = 0
-        self._lease: Lease | None = None
-        self._body = memoryview(b"" if isinstance(body, Stored) else body)
-        self.find()
-        if self._lease is None and len(self._body) < self.size:
-            raise StoreError(f"the segment of message {offset} cannot be read any more")
 
     @property
     def is_out(self) -> bool:
@@ -50,6 +42,45 @@ class LargeBody:
     def memory(self) -> int:
         """Bytes of memory that it keeps from being used again."""
         return len(self._body)
+
+    def encode(self, frame_max: int) -> memoryview:
+        """The next frames."""
+        most = frame_max - FRAME_OVERHEAD
+        n = min(self.size - self._at, max(PIECE // most, 1) * most)
+        data = self._next(n)
+        self._at += n
+        head = bytes([FRAME_BODY]) + self.channel.to_bytes(2, "big")
+        parts: list[bytes | memoryview] = []
+        for at in range(0, n, most):
+            part = memoryview(data)[at : at + most]
+            parts += (head, len(part).to_bytes(4, "big"), part, _END)
+        return memoryview(b"".join(parts))
+
+    def _next(self, n: int) -> bytes | memoryview:
+        return self._body[self._at : self._at + n]
+
+    def end(self) -> None:
+        """The body is out, or never will be."""
+        self._body = memoryview(b"")
+
+
+class LargeBody(Streamed):
+    """The body of a delivery. `settles`: nobody will acknowledge it, so it is settled when the socket has taken all of it."""
+
+    def __init__(self, channel: int, queue: Queue, offset: int, body: memoryview | Body, settles: bool) -> None:
+        if isinstance(body, Stored):
+            in_memory = memoryview(b"")
+        else:
+            in_memory = body.view() if isinstance(body, Buf) else memoryview(body)
+        super().__init__(channel, in_memory)
+        self.size = len(body)
+        self._queue = queue
+        self._offset = offset
+        self._settles = settles
+        self._lease: Lease | None = None
+        self.find()
+        if self._lease is None and len(self._body) < self.size:
+            raise StoreError(f"the segment of message {offset} cannot be read any more")
 
     def find(self) -> None:
         """Read from the segment from now on, if the message has been written; then its memory is free."""
@@ -63,18 +94,8 @@ class LargeBody:
         if self._lease is None:
             self._body = memoryview(bytes(self._body))
 
-    def encode(self, frame_max: int) -> memoryview:
-        """The next frames."""
-        most = frame_max - FRAME_OVERHEAD
-        n = min(self.size - self._at, max(PIECE // most, 1) * most)
-        data = self._body[self._at : self._at + n] if self._lease is None else self._read(self._lease, n)
-        self._at += n
-        head = bytes([FRAME_BODY]) + self.channel.to_bytes(2, "big")
-        parts: list[bytes | memoryview] = []
-        for at in range(0, n, most):
-            part = memoryview(data)[at : at + most]
-            parts += (head, len(part).to_bytes(4, "big"), part, _END)
-        return memoryview(b"".join(parts))
+    def _next(self, n: int) -> bytes | memoryview:
+        return super()._next(n) if self._lease is None else self._read(self._lease, n)
 
     def _read(self, lease: Lease, n: int) -> bytes:
         """The next n bytes. ConnectionError_ 541 if they cannot be read: the peer waits for the rest of a body that does not come."""
@@ -98,4 +119,4 @@ class LargeBody:
         if self._lease is not None:
             self._lease.end()
             self._lease = None
-        self._body = memoryview(b"")
+        super().end()

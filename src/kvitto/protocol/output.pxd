@@ -19,4 +19,5 @@ cdef class Output:
     cdef int put_delivery(self, unsigned int channel, const unsigned char* tag_p, Py_ssize_t tag_len, unsigned long long delivery_tag, int redelivered, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len) except? -1
     @cython.locals(buf=Buf, most=Py_ssize_t, need=Py_ssize_t, q="unsigned char*", o=Py_ssize_t, at=Py_ssize_t, part=Py_ssize_t)
     cdef int put_content(self, unsigned int channel, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except? -1
-    cpdef put_content_bytes(self, unsigned int channel, bytes props, bytes body)
+    @cython.locals(whole=bytes)
+    cpdef put_content_bytes(self, unsigned int channel, bytes props, object body)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.base import limits
 from kvitto.protocol.crowd import Crowd
-from kvitto.protocol.large import LargeBody
+from kvitto.protocol.large import LargeBody, Streamed
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 from kvitto.wire.spec import FRAME_END, FRAME_HEADER
@@ -33,7 +33,7 @@ class Output:
         self.full = False
         self.crowd: Crowd | None = None
         self.dirty = False
-        self.parts: deque[Buf | LargeBody] = deque()
+        self.parts: deque[Buf | Streamed] = deque()
         """What goes out before `buf`."""
         self.streaming = False
         """There are parts: nothing more is delivered to this peer until they are out."""
@@ -64,8 +64,10 @@ class Output:
         return True
 
     def backlog(self) -> int:
-        """Bytes that wait for a socket that takes no more."""
-        return self.buf.n if self.paused else 0
+        """Bytes in memory that wait for a socket that takes no more."""
+        if not self.paused:
+            return 0
+        return self.buf.n + sum(part.memory if isinstance(part, Streamed) else part.n for part in self.parts)
 
     def put_method(self, channel: int, payload: bytes) -> None:
         """One method frame."""
@@ -160,13 +162,17 @@ class Output:
         if not self.dirty:
             self.mark()
 
-    def put_content_bytes(self, channel: int, props: bytes, body: bytes) -> None:
-        """`put_content` for those who hold bytes objects."""
-        self.put_content(channel, props, 0, len(props), body, 0, len(body))
+    def put_content_bytes(self, channel: int, props: bytes, body: bytes | Buf) -> None:
+        """`put_content` for those who hold bytes objects, or a large body in a buffer."""
+        if isinstance(body, Buf):
+            self.put_large(channel, props, Streamed(channel, body.view()))
+            return
+        whole = body
+        self.put_content(channel, props, 0, len(props), whole, 0, len(whole))
 
     # -- large bodies ----------------------------------------------------------------------------------------
 
-    def put_large(self, channel: int, props: bytes, body: LargeBody) -> None:
+    def put_large(self, channel: int, props: bytes, body: Streamed) -> None:
         """`put_content` for a body that goes out in pieces: what is put behind it waits until it is out."""
         head = bytes([FRAME_HEADER]) + channel.to_bytes(2, "big") + (12 + len(props)).to_bytes(4, "big")
         if not self.dirty:
@@ -193,10 +199,10 @@ class Output:
         """What is to be sent next; None if `buf` is next."""
         while self.parts:
             part = self.parts[0]
-            if isinstance(part, LargeBody) and not part.is_out:
+            if isinstance(part, Streamed) and not part.is_out:
                 return part.encode(self.frame_max)
             self.parts.popleft()
-            if isinstance(part, LargeBody):
+            if isinstance(part, Streamed):
                 part.end()
                 self.hub.schedule()
             elif part.n:
@@ -212,7 +218,7 @@ class Output:
         self.streaming = False
         self.buf = Buf(0)
         for part in parts:
-            if isinstance(part, LargeBody):
+            if isinstance(part, Streamed):
                 part.end()
             else:
                 self.buf.add(part.view())

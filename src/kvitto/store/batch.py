@@ -6,11 +6,13 @@ three into one chunk of the file. `add` and the accessors are the data plane: no
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from kvitto.base.errors import StoreError
+from kvitto.store import pieces
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 
@@ -123,7 +125,8 @@ class Batch:
     def fetch(self) -> None:
         """Read the body into memory if it is only on disk."""
         if self.stored is not None:
-            self.body, self.body_at = Buf(0), 0
+            offset = bits.le32(self.index.p, self.index_at + 4)
+            self.body, self.body_at = Buf(0), -offset
             self.body.add(self.stored.read())
             self.stored = None
 
@@ -161,6 +164,21 @@ class Batch:
         widen(self.meta, len(key) + len(props))
         widen(self.body, len(body))
         self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)
+
+    def put_slices(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> Iterator[int]:
+        """`put` for a large body, which is copied slice by slice. Yields the bytes of each slice, and nothing else is put meanwhile."""
+        widen(self.index, _ENTRY)
+        widen(self.meta, len(key) + len(props))
+        start = self.body.n
+        for at in range(0, body.n, pieces.SLICE_BYTES):
+            piece = body.view(at, min(at + pieces.SLICE_BYTES, body.n))
+            widen(self.body, len(piece))
+            self.body.add(piece)
+            yield len(piece)
+        e = self.index.n
+        self.add(key, 0, len(key), props, 0, len(props), key, 0, 0, ttl_ms, flags)
+        bits.put_le32(self.index.p, e + 4, start)
+        bits.put_le32(self.index.p, e + 8, body.n)
 
     def copy_to(self, other: Batch, i: int, n: int) -> None:
         """Add the messages i .. i+n-1, which have no flags, to another tail."""
@@ -252,17 +270,26 @@ class Batch:
             m += 1
         return self.meta.p[m] if m < end else 0
 
-    def parts(self, i: int) -> tuple[bytes, bytes, bytes | Stored, int]:
-        """As `message`, but a body that is only on disk is returned as a `Stored`, which can read it."""
-        if self.stored is None:
+    def parts(self, i: int) -> tuple[bytes, bytes, Body, int]:
+        """As `message`, but a large body is not copied: it is a Buf that nobody may change, or a `Stored`, which can read it."""
+        if self.stored is None and not self.shared:
             return self.message(i)
-        m, props_len, key_len = (
-            self.meta_at,
-            bits.le32(self.index.p, self.index_at + 12),
-            bits.le16(self.index.p, self.index_at + 16),
-        )
+        e = self.index_at
+        m = self.meta_at + bits.le32(self.index.p, e)
+        props_len, key_len = bits.le32(self.index.p, e + 12), bits.le16(self.index.p, e + 16)
         meta = self.meta.tobytes(m, m + key_len + props_len)
-        return meta[:key_len], meta[key_len:], self.stored, bits.le16(self.index.p, self.index_at + 18) & FLAGS
+        body = self.body if self.stored is None else self.stored
+        return meta[:key_len], meta[key_len:], body, bits.le16(self.index.p, e + 18) & FLAGS
+
+    def viewed(self, i: int) -> tuple[bytes, bytes, memoryview, int]:
+        """As `message`, but the body is not copied: the batch must not change while the view is used."""
+        e = self.index_at + _ENTRY * i
+        m = self.meta_at + bits.le32(self.index.p, e)
+        b = self.body_at + bits.le32(self.index.p, e + 4)
+        props_len, key_len = bits.le32(self.index.p, e + 12), bits.le16(self.index.p, e + 16)
+        meta = self.meta.tobytes(m, m + key_len + props_len)
+        body = self.body.view(b, b + bits.le32(self.index.p, e + 8))
+        return meta[:key_len], meta[key_len:], body, bits.le16(self.index.p, e + 18) & FLAGS
 
     def message(self, i: int) -> tuple[bytes, bytes, bytes, int]:
         """(key, props, body, flags) of message `i`, for the rare events."""
@@ -320,6 +347,21 @@ class Batch:
         self.time_ms = header.time_ms
         self.journal = header.journal
 
+    def open_part(self, chunk: Buf, header: BatchHeader, i: int, n: int, stored: Stored | None = None) -> None:
+        """Make this batch a window on the messages i .. i+n-1 of a batch on disk.
+
+        Their index entries, their meta data and their bodies lie one behind the other in `chunk`. `stored` is the body if it is not there.
+        """
+        self.open(chunk, -HEADER, header, stored)
+        last = ENTRY * (n - 1)
+        p = self.index.p
+        meta_end = bits.le32(p, last) + bits.le32(p, last + 12) + bits.le16(p, last + 16)
+        meta, body = bits.le32(p, 0), bits.le32(p, 4)
+        self.meta_at = ENTRY * n - meta
+        self.body_at = self.meta_at + meta_end - body
+        self.first = header.first + i
+        self.count = n
+
 
 class Stored:
     """The body of a message that is on disk, and too large to be read at once."""
@@ -334,10 +376,30 @@ class Stored:
 
     def read(self) -> bytes:
         """Read all of it at once. Raises StoreError if the file has become shorter."""
-        data = self._file.read_at(self._position, self._size)
-        if len(data) != self._size:
+        return self._read(0, self._size)
+
+    def take(self) -> Generator[None, None, Buf]:
+        """Read it slice by slice into a buffer, which nobody may change. Raises StoreError if the file has become shorter.
+
+        The caller sees to it that the file stays open.
+        """
+        body = Buf(0)
+        while body.n < self._size:
+            data = self._read(body.n, min(pieces.SLICE_BYTES, self._size - body.n))
+            widen(body, len(data))
+            body.add(data)
+            yield
+        return body
+
+    def _read(self, at: int, n: int) -> bytes:
+        data = self._file.read_at(self._position + at, n)
+        if len(data) != n:
             raise StoreError(f"{self._file.path} is shorter than its index says")
         return data
+
+
+Body = bytes | Buf | Stored
+"""A body in memory; one that is large, in a buffer that nobody may change any more; or one that is only on disk."""
 
 
 def widen(buf: Buf, more: int) -> None:

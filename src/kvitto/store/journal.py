@@ -22,6 +22,7 @@ from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, Batch
 from kvitto.store.inventory import JOURNAL, NOBODY, Entry
 from kvitto.store.pieces import Pieces
 from kvitto.store.segment import RESYNC_BYTES
+from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File
@@ -47,7 +48,7 @@ class Append:
     queue_id: str
     key: bytes
     props: bytes
-    body: bytes
+    body: bytes | Buf
     ttl_ms: int = -1
     flags: int = 0
 
@@ -81,11 +82,11 @@ class Packed:
         self._open = bytearray()
         self._settle: Settle | None = None
 
-    def append(self, queue_id: str, message: tuple[bytes, bytes, bytes], ttl_ms: int, flags: int) -> None:
-        """Add a message (key, props, body) for a queue."""
+    def append(self, queue_id: str, message: tuple[bytes, bytes, memoryview], ttl_ms: int, flags: int) -> None:
+        """Add a message (key, props, body) for a queue. A large body must not change until the record is written."""
         key, props, body = message
         self.messages += 1
-        self._add(_append_head(Append(queue_id, key, props, body, ttl_ms, flags)), body)
+        self._add(_append_head(queue_id, key, props, len(body), ttl_ms, flags), body)
 
     def run(self, queue_id: str, batch: Batch) -> None:
         """Add all messages of a batch, which have no flags and no time to live. The batch must not change until it is written."""
@@ -133,13 +134,12 @@ class Packed:
             self._open = bytearray()
 
 
-def _append_head(a: Append) -> bytes:
+def _append_head(queue_id: str, key: bytes, props: bytes, body_len: int, ttl_ms: int, flags: int) -> bytes:
     """Encode the fields before the body of a message."""
-    flags, ttl = a.flags, 0
-    if a.ttl_ms >= 0:
-        flags, ttl = flags | EXPIRES | a.ttl_ms >> 32 << 8, a.ttl_ms & 0xFFFFFFFF
-    queue = bytes.fromhex(a.queue_id)
-    return _APPEND.pack(1, queue, len(a.key), flags, ttl, len(a.props), len(a.body)) + a.key + a.props
+    ttl = 0
+    if ttl_ms >= 0:
+        flags, ttl = flags | EXPIRES | ttl_ms >> 32 << 8, ttl_ms & 0xFFFFFFFF
+    return _APPEND.pack(1, bytes.fromhex(queue_id), len(key), flags, ttl, len(props), body_len) + key + props
 
 
 def _settled(s: Settle) -> bytes:
@@ -172,14 +172,18 @@ class Record:
     @property
     def large(self) -> bool:
         """Whether the record is too large to be written in one piece."""
-        return self.packed is not None and self.packed.size > pieces.WHOLE_BYTES
+        size = 0 if self.packed is None else self.packed.size
+        size += sum(len(a.body) for a in self.appends) + sum(r.batch.size() for r in self.runs)
+        return size > pieces.WHOLE_BYTES
 
     def parts(self) -> list[Part]:
         """The operations, encoded."""
         parts = [] if self.packed is None else list(self.packed.parts)
         for a in self.appends:
-            head = _append_head(a)
-            if len(a.body) > COPIED_MAX:
+            head = _append_head(a.queue_id, a.key, a.props, len(a.body), a.ttl_ms, a.flags)
+            if isinstance(a.body, Buf):
+                parts += (head, a.body.view())
+            elif len(a.body) > COPIED_MAX:
                 parts += (head, a.body)
             else:
                 parts.append(head + a.body)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,7 +42,11 @@ ROLL_WHEN_SETTLED_MS = 3_600_000
 """Where there is an archive, small segments go there too, but not more often than this."""
 CHUNK_BYTES = 256 * 1024
 STREAMED_BYTES = 2 << 20
-"""If the only message of a batch has a body of more bytes than this, the body is not read into memory."""
+"""A batch with more bytes than this is read in parts of about so many bytes. A body with more bytes is not read into memory."""
+PART_MESSAGES = 1000
+"""At most this many messages of such a batch are read at a time."""
+_FIELDS = struct.Struct("<IIIIHHI")
+"""An entry of the index: where meta data and body begin, the bytes of body, properties and key, flags, time to live."""
 
 _AGAIN = "what it had settled comes again, flagged"
 
@@ -51,7 +56,7 @@ log = logging.getLogger("kvitto.store")
 class Window:
     """A batch read back, and the chunk of the file it lies in: the batches behind it need no further read."""
 
-    def __init__(self) -> None:
+    def __init__(self, outline: bool = False) -> None:
         self.batch = Batch()
         self.chunk = Buf(0)
         self.segment: Segment | None = None
@@ -60,6 +65,8 @@ class Window:
         self.at = 0
         self.patient = False
         """The user of this window can wait until a large batch has been read and checked in pieces."""
+        self.outline = outline
+        """The user of this window looks at sizes, priorities and times only: a large batch need not have been checked for that."""
         self.waits: tuple[Segment, int, BatchHeader] | None = None
         """The large batch that has to be checked before `load` can find the message that it was asked for (`Log.check_steps`)."""
 
@@ -67,7 +74,7 @@ class Window:
         return self.batch.first <= offset < self.batch.first + self.batch.count
 
     def release(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self.outline)  # type: ignore[misc]
 
 
 class Recovered:
@@ -442,7 +449,7 @@ class Log:
                     return self._damaged(window, part, position + at, offset)
                 if head.end > offset:
                     if at + head.length > got:
-                        if head.count == 1 and head.body_len > STREAMED_BYTES:
+                        if head.length > STREAMED_BYTES:
                             return self._load_large(window, part, start, position + at, head, offset)
                         break
                     if head.first > offset and not self._is_whole(part, start, position + at):
@@ -468,22 +475,81 @@ class Log:
     def _load_large(
         self, window: Window, part: Segment, start: int, position: int, head: BatchHeader, offset: int
     ) -> bool:
-        """Point `window` at a batch of one large message, whose body is not read into memory."""
+        """Point `window` at some messages of a large batch, or at one large message, whose body is not read into memory."""
         if head.first > offset and not self._is_whole(part, start, position):
             return self._damaged(window, part, start, offset)
+        if window.outline and self._open_part(window, part, position, head, offset):
+            return True
         if position not in part.checked and window.patient:
             window.waits = (part, position, head)
             return False
         if position not in part.checked:
             for _ in self.check_steps(part, position, head):
                 pass
-        meta = BATCH_HEADER + ENTRY + head.meta_len
-        if not part.checked.pop(position, False) or self._read(window, part, position, meta) < meta:
-            return self._damaged(window, part, position, offset)
-        assert part.file is not None
-        window.batch.open(window.chunk, 0, head, Stored(part.file, position + meta, head.body_len))
-        window.at = meta
+        # one of several messages is checked for all of them, and a single one each time that it is read
+        good = part.checked[position] if head.count > 1 else part.checked.pop(position)
+        if good and self._open_part(window, part, position, head, offset):
+            return True
+        part.checked.pop(position, None)
+        return self._damaged(window, part, position, offset)
+
+    def _open_part(self, window: Window, part: Segment, position: int, head: BatchHeader, offset: int) -> bool:
+        """Read messages of a large batch, from `offset` on: as many as have about STREAMED_BYTES. False if they are not there."""
+        i = max(offset - head.first, 0)
+        n = min(head.count - i, PART_MESSAGES)
+        index = position + BATCH_HEADER
+        meta = index + ENTRY * head.count
+        body = meta + head.meta_len
+        data = self.file_of(part).read_at(index + ENTRY * i, ENTRY * n)
+        if len(data) < ENTRY * n:
+            return False
+        meta_at, body_at = int.from_bytes(data[0:4], "little"), int.from_bytes(data[4:8], "little")
+        k = meta_len = body_len = 0
+        while k < n:
+            meta_from, body_from, size, props_len, key_len, _, _ = _FIELDS.unpack_from(data, ENTRY * k)
+            ends = meta_from + key_len + props_len - meta_at, body_from + size - body_at
+            if k and sum(ends) > STREAMED_BYTES:
+                break
+            meta_len, body_len = ends
+            k += 1
+        if not (0 <= meta_len <= head.meta_len - meta_at and 0 <= body_len <= head.body_len - body_at):
+            return False
+        stored = None
+        ranges = [(index + ENTRY * i, ENTRY * k), (meta + meta_at, meta_len)]
+        if body_len > STREAMED_BYTES:
+            stored = Stored(self.file_of(part), body + body_at, body_len)
+        else:
+            ranges.append((body + body_at, body_len))
+        if not self._read_ranges(window, part, ranges):
+            return False
+        window.batch.open_part(window.chunk, head, i, k, stored)
         return True
+
+    def _read_ranges(self, window: Window, part: Segment, ranges: list[tuple[int, int]]) -> bool:
+        """Fill a window's chunk with ranges of the file (position, bytes), one behind the other. False if the file is too short."""
+        size = sum(n for _, n in ranges)
+        window.batch.count, window.at = 0, size  # nothing behind what is read here is in the chunk
+        window.chunk.n = 0
+        window.chunk.reserve(size)
+        window.segment, window.position, window.length = part, ranges[0][0], size
+        at = 0
+        for position, n in ranges:
+            if self.file_of(part).read_into(position, window.chunk.view(at, at + n)) < n:
+                return False
+            at += n
+        window.chunk.n = size
+        return True
+
+    def load_steps(self, window: Window, offset: int) -> Generator[None, None, bool]:
+        """`load`, which checks a large batch slice by slice."""
+        while True:
+            window.patient = True
+            found = self.load(window, offset)
+            window.patient = False
+            if window.waits is None:
+                return found
+            waits, window.waits = window.waits, None
+            yield from self.check_steps(*waits)
 
     def check_steps(self, part: Segment, position: int, head: BatchHeader) -> Iterator[None]:
         """Read a large batch, a piece in each step, and note in `part.checked` whether it is unharmed."""

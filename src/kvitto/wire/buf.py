@@ -19,6 +19,13 @@ class Buf:
         self.cap = capacity
         self.n = 0
 
+    def __len__(self) -> int:
+        return self.n
+
+    def __bool__(self) -> bool:
+        """A buffer that holds nothing is one, too."""
+        return True
+
     def reserve(self, more: int) -> None:
         """Make room for `more` bytes behind the first `n`."""
         need = self.n + more

@@ -20,6 +20,7 @@ from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
 from kvitto.protocol.channel import ACK, FAILED, REJECT, RETRY, SEARCH_COST, STAGE, UNKNOWN
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
+from kvitto.wire.buf import Buf
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ MOVE = 5
 class Transaction:
     def __init__(self, chan: Channel) -> None:
         self.chan = chan
-        self.publishes: list[tuple[Route, bytes, bool, bytes, bytes, int]] = []
+        self.publishes: list[tuple[Route, bytes, bool, bytes, bytes | Buf, int]] = []
         self.settles: list[Settlement] = []
         self.acks = 0
         """The deliveries whose settlement waits for the commit."""
         self.held = Held()
         self.size = 0
 
-    def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes, ttl_ms: int) -> None:
+    def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int) -> None:
         self._hold(limits.STAGED_BYTES + len(key) + len(props) + len(body))
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
@@ -264,7 +265,7 @@ def freed(*lists: list[Any]) -> Iterator[None]:
         while each:
             left = FREED
             while each and left > 0:
-                left -= 1 + (sum(len(value) for value in each.pop() if isinstance(value, bytes)) >> FREED_SHIFT)
+                left -= 1 + (sum(len(value) for value in each.pop() if isinstance(value, bytes | Buf)) >> FREED_SHIFT)
             yield
 
 
@@ -288,7 +289,7 @@ class Plan:
         """The queues to which messages come back."""
         self.moved: dict[int, list[Settlement]] = {}
         """By index in `held`, the settlements that replace a reject whose messages are moved to dead-letter queues one by one."""
-        self.unrouted: list[tuple[Route, bytes, bytes, bool]] = []
+        self.unrouted: list[tuple[Route, bytes, bytes | Buf, bool]] = []
         self.durable: list[Queue] = []
         self.alone = False
 
