@@ -69,19 +69,27 @@ def get_messages(site: Site) -> Steps:
     assert status == 200, status
 
 
-@row("POST publish of 11 MiB in base64, POST get of a message of 128 MiB")
-def large_by_http(site: Site) -> Steps:
+@row("POST publish of 11 MiB in base64")
+def large_published(site: Site) -> Steps:
     peer = site.peer()
-    peer.queue("large_by_http")
-    peer.fill("large_by_http", 1, bytes(site.count(128 << 20)))
+    peer.queue("large_published")
     payload = b64encode(bytes(site.count(11 << 20))).decode()
-    publish = {"properties": {}, "routing_key": "large_by_http", "payload": payload, "payload_encoding": "base64"}
-    look = {"count": 2, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    publish = {"properties": {}, "routing_key": "large_published", "payload": payload, "payload_encoding": "base64"}
     yield
     status, _ = site.http("POST", "exchanges/%2f/amq.default/publish", publish)
     assert status == 200, status
-    status, answer = site.http("POST", "queues/%2f/large_by_http/get", look)
-    assert status == 200, (status, answer[:200])
+
+
+@row("POST get of a message of 128 MiB")
+def large_got(site: Site) -> Steps:
+    peer = site.peer()
+    peer.queue("large_got")
+    peer.fill("large_got", 1, bytes(site.count(128 << 20)))
+    look = {"count": 2, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    yield
+    for mode in ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false"):
+        status, answer = site.http("POST", "queues/%2f/large_got/get", {**look, "ackmode": mode})
+        assert status == 200, (status, answer[:200])
 
 
 @row("GET /api/connections, channels and consumers with 5,000 of each, then all connections of the user are closed")

@@ -182,9 +182,10 @@ async def rendered(slices: Slices, got: list[Got], wanted: Wanted) -> AsyncItera
     """A JSON array."""
     before = b"["
     for one in got:
-        payload, how = await _payload(slices, one.body[: wanted.truncate], wanted.encoding)
+        body = one.body[: wanted.truncate]
+        how = await _encoding(slices, body, wanted.encoding)
         yield before + encode(_head(one))[:-1] + b',"payload":"'
-        for piece in payload:
+        async for piece in _payload(slices, body, how):
             yield piece
         yield b'","payload_encoding":' + encode(how) + b"}"
         before = b","
@@ -207,20 +208,32 @@ def _head(got: Got) -> dict[str, Any]:
     }
 
 
-async def _payload(slices: Slices, body: memoryview, encoding: str) -> tuple[list[bytes], str]:
-    """In pieces, and what they are: the text as JSON has it, or base64."""
-    parts: list[bytes] = []
-    if encoding == "auto":
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        try:
-            for at in range(0, len(body) or 1, PIECE_BYTES):
-                text = decoder.decode(body[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(body))
-                parts.append(json.dumps(text)[1:-1].encode("ascii"))
-                await slices.rest()
-            return parts, "string"
-        except UnicodeDecodeError:
-            parts.clear()
+async def _encoding(slices: Slices, body: memoryview, wanted: str) -> str:
+    """How the body is shown: as a string, if it is UTF-8 and nothing else is wanted, or in base64."""
+    if wanted != "auto":
+        return "base64"
+    try:
+        async for _ in _texts(slices, body):
+            pass
+    except UnicodeDecodeError:
+        return "base64"
+    return "string"
+
+
+async def _payload(slices: Slices, body: memoryview, encoding: str) -> AsyncIterator[bytes]:
+    """The body between the quotes of JSON, piece by piece. No piece is kept: all of them may take six times the memory of the body."""
+    if encoding == "string":
+        async for text in _texts(slices, body):
+            yield json.dumps(text)[1:-1].encode("ascii")
+        return
     for at in range(0, len(body), PIECE_BYTES):
-        parts.append(base64.b64encode(body[at : at + PIECE_BYTES]))
+        yield base64.b64encode(body[at : at + PIECE_BYTES])
         await slices.rest()
-    return parts, "base64"
+
+
+async def _texts(slices: Slices, body: memoryview) -> AsyncIterator[str]:
+    """The body as text, piece by piece. UnicodeDecodeError if it is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for at in range(0, len(body) or 1, PIECE_BYTES):
+        yield decoder.decode(body[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(body))
+        await slices.rest()
