@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 
 import kvitto
+from tests.support import patience
 
 hypothesis.settings.register_profile("kvitto", deadline=None)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
@@ -14,6 +15,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvitto"))
 
 
 os.environ.setdefault("KVITTO_SEED", str(secrets.randbits(32)))  # the processes of this run get it from here
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: object) -> bool | None:
+    """Limits of time are those of a quiet machine."""
+    return patience.set_timer(item, settings)
 
 
 def pytest_report_header() -> str:

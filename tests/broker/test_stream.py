@@ -570,6 +570,24 @@ def test_a_torn_entry_leaves_the_one_before_it(caplog: pytest.LogCaptureFixture)
     assert "cannot be read: it starts over" in caplog.text
 
 
+def test_an_entry_for_which_the_disk_had_no_room_is_no_damage() -> None:
+    """D4: the first half of it was in the file, and the start after a kill raised an alarm."""
+    rig = Rig()
+    queue = stream(rig)
+    queue.log.offsets.put("first", 1)
+    queue.log.offsets.write()
+    rig.settle_down()
+    queue.log.offsets.put("second", 2)
+    rig.disk.full = True
+    queue.log.offsets.write()
+    rig.sync()
+    rig.disk.full = False
+    rig.kill()
+    assert not rig.store.alarms
+    kept = stream(rig).log.offsets
+    assert (kept.get("first"), kept.get("second")) == (1, None)
+
+
 def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: a client that makes up a tag each time fills nothing."""
     monkeypatch.setattr(offsets, "TAGS_MAX", 3)

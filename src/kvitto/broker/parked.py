@@ -128,6 +128,11 @@ class Parking(Service):
         self._sent = 0
         self._back = 0
 
+    @property
+    def under_way(self) -> bool:
+        """Whether letters of the latest slice were taken, so that the next slice is tried at once."""
+        return self._sent > self._back
+
     def park(self, queue: Queue, offset: int, reason: str, obstacle: Obstacle) -> None:
         """Nobody takes this dead letter for now."""
         queue.park(offset, reason, obstacle)

@@ -74,9 +74,11 @@ async def delete_vhost(call: Call) -> Response:
         raise bad_request(f"vhost '{vhost.name}' is being deleted already")
     if len([v for v in broker.vhosts.values() if not v.deleting]) == 1:
         raise bad_request("this is the last vhost; a broker has at least one")
-    for connection in call.api.connections:
+    vhost.deleting = True  # nobody opens it from here on
+    for connection in list(call.api.connections):
         if connection.vhost is vhost:
             connection.close(ConnectionError_(CONNECTION_FORCED, f"vhost '{vhost.name}' is deleted"))
+            await call.api.slices.rest()
     await call.api.perform(removal.delete_vhost(broker, vhost))
     return NO_CONTENT
 

@@ -176,7 +176,12 @@ class Offsets:
 
     def _write_slot(self, tag: str, kept: Kept) -> None:
         assert self._file is not None
-        self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
+        size = self._file.size()
+        try:
+            self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
+        except StoreFull:
+            self._file.truncate(size)  # a start after a kill takes a part of a slot for damage
+            raise
         kept.sequence += 1
 
     def _rewrite(self) -> None:

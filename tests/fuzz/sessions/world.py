@@ -267,6 +267,9 @@ class World:
         for _ in range(3):
             self.do_time(2.0)
             self.calm()
+        while self.house.broker.parking.under_way:  # slice by slice, each some ms after the one before
+            self.do_time(0.2)
+            self.calm()
         self._check_nothing_is_left()
         self._look()
         self.oracle.check_kept()
