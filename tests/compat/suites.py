@@ -94,6 +94,13 @@ class Suite:
             RABBITMQ_5672_TCP=str(broker.port),
             TEST_BROKER=f"pyamqp://{broker.user}:{broker.password}@{broker.host}:{broker.port}//",
             URL=broker.url,
+            RABBITMQ_URI=f"{broker.url}/%2f",
+            RABBITMQ_URL=f"{broker.url}/%2f",
+            AMQP_URI=f"{broker.url}/%2F",
+            AMQP_HOST=broker.host,
+            AMQP_USERNAME=broker.user,
+            AMQP_PASSWORD=broker.password,
+            AMQP_HTTP_URL=f"http://{broker.host}:{broker.http_port}",
             COMPAT_HTTP=f"http://{broker.user}:{broker.password}@{broker.host}:{broker.http_port}"
             if broker.http_port
             else "",
@@ -106,6 +113,9 @@ class Suite:
 
 
 _AIO_ARGS = ("-p", "compat_no_docker", "-o", "addopts=-p no:asyncio", "-o", "log_cli=false")
+
+# For suites without a pytest configuration: ours, further up, is not theirs.
+_OWN_ROOT = ("-c", os.devnull, "--rootdir", ".")
 
 # Left out of the quick run of aio-pika: test_amqp.py once more (it has both kinds of connection), and what mostly waits.
 _SLOW_AIO_PIKA = (
@@ -149,6 +159,38 @@ SUITES = (
         suite_timeout=1800,
     ),
     Suite(
+        name="aiorabbit",
+        source=Sdist("aiorabbit", "1.0.3", "e790326b66a306065173e29f49efb32368afd6d28ab0d72b4851d65ef3c95eba"),
+        venv="aiorabbit",
+        tests=("tests",),
+        # the tests import one another, and their folder is no package in the source distribution
+        args=(
+            *_OWN_ROOT,
+            "-p",
+            "compat_environment",
+            "--import-mode=importlib",
+            "-o",
+            "consider_namespace_packages=true",
+        ),
+        path=("environment",),
+    ),
+    Suite(
+        name="rabbitpy",
+        source=Sdist("rabbitpy", "3.0.2", "9322a1e82b4d3d1afc21a617ce0b1e86b921174328735e7d54abc9525805ae5c"),
+        venv="blocking",
+        tests=("tests/test_integration.py", "tests/integration"),
+        args=_OWN_ROOT,
+    ),
+    Suite(
+        name="amqpstorm",
+        source=Sdist("amqpstorm", "3.1.4", "8c4c81430b3e3f06c88474a8ed883b48a62068f14490e339d6e0fc3329f030d3"),
+        venv="blocking",
+        tests=("amqpstorm/tests/functional",),
+        args=_OWN_ROOT,
+        deselect="not ssl and not inaccessible and not cluster_name",
+        path=("port",),
+    ),
+    Suite(
         name="celery",
         source=Sdist("celery", "5.7.0", "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0"),
         venv="celery",
@@ -189,4 +231,4 @@ SUITES = (
     Suite(name="rascal", source=Ours("clients/node"), venv=None, tests=("rascal.test.js",), test_timeout=30),
 )
 
-QUICK = ("py-amqp", "kombu", "aiormq", "aio-pika", "clients")
+QUICK = ("py-amqp", "kombu", "aiormq", "aio-pika", "aiorabbit", "rabbitpy", "clients")
