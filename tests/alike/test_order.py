@@ -27,6 +27,23 @@ def test_a_global_prefetch_is_shared_by_the_queues_of_a_channel(raw: Raw, name: 
     assert min(served[queue.encode()] for queue in queues) >= 15, served
 
 
+@pytest.mark.parametrize(("prefetch", "consumers"), [(1, 2), (1, 3), (2, 3), (4, 3)])
+def test_a_global_prefetch_is_shared_by_the_consumers_of_a_queue(
+    raw: Raw, name: str, prefetch: int, consumers: int
+) -> None:
+    """A10: the first consumer got all messages, as it was always before those that waited."""
+    raw.declare(name)
+    raw.put_in(name, *[b"x"] * 60)
+    raw.call(1, m.BasicQos(0, prefetch, True), m.BasicQosOk)
+    raw.put(1, *(m.BasicConsume(name, no_wait=True, consumer_tag=f"c{number}") for number in range(consumers)))
+    served: Counter[str] = Counter()
+    for _ in range(60):
+        message = raw.message()
+        served[message.method.consumer_tag] += 1
+        raw.put(1, m.BasicAck(message.method.delivery_tag))
+    assert len(served) == consumers and min(served.values()) >= 5, served
+
+
 def test_a_get_does_not_count_towards_the_global_prefetch(raw: Raw, name: str) -> None:
     raw.declare(name)
     raw.declare(name + ".other")

@@ -103,6 +103,7 @@ class World:
             "protocol": "http",
             "within": "1",
             "unit": "days",
+            "node": self.node,
         }
         return "/".join(quote(filled[p[1:-1]], safe="") if p[:1] == "{" else p for p in pattern.split("/"))
 

@@ -1,4 +1,4 @@
 cdef class Crowd:
-    cdef public object first
-    cdef public bint serving, due
+    cdef public object first, serving
+    cdef public bint due
     cdef object _broker, _has_room, _waiting

@@ -23,7 +23,8 @@ SERVING_COST = 10
 class Crowd:
     def __init__(self, broker: Broker, has_room: Callable[[], bool]) -> None:
         self.first: ChannelConsumer | None = None
-        self.serving = False
+        self.serving: ChannelConsumer | None = None
+        """The one whose turn it is. Others of its queue wait meanwhile, also if they are before it in the queue's rota."""
         self.due = False
         """The hub knows that there is room."""
         self._broker = broker
@@ -58,11 +59,11 @@ class Crowd:
             self._broker.allowance -= SERVING_COST
             c = self.first
             self.leave(c)
-            self.serving = True
+            self.serving = c
             try:
                 c.queue.resume(c)
                 walls.run(c.queue, c.queue.pump)
             finally:
-                self.serving = False
+                self.serving = None
         self.due = False
         return True

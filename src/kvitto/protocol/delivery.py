@@ -89,23 +89,20 @@ class ChannelConsumer(Consumer):
             if room < left:
                 left = room
             crowd = c.crowd
-            if left <= 0 or (crowd is not None and crowd.first is not None and self.comes_later(crowd)):
+            if left <= 0 or (crowd is not None and self.comes_later(crowd)):
                 c.wait_for_room(self)
                 return 0
         crowd = out.crowd
-        if (
-            out.paused
-            or out.streaming
-            or out.buf.n >= _LIMIT
-            or (crowd is not None and crowd.first is not None and self.comes_later(crowd))
-        ):
+        if out.paused or out.streaming or out.buf.n >= _LIMIT or (crowd is not None and self.comes_later(crowd)):
             out.wait_for_room(self)
             return 0
         return left
 
     def comes_later(self, crowd):  # type: ignore[no-untyped-def]
         """Whether another one of those who wait for the same room is served before."""
-        return crowd.first is not self and not crowd.serving
+        if crowd.serving is not None:
+            return crowd.serving is not self
+        return crowd.first is not None and crowd.first is not self
 
     def deliver(self, batch, i, n, redelivered):  # type: ignore[no-untyped-def]
         out = self.output
