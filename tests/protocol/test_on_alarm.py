@@ -146,18 +146,51 @@ def test_those_refused_while_the_disk_is_full_take_no_memory() -> None:
     wire = publisher(house)
     house.disk.full = True
     publish(wire, "frank")
-    house.turn()
-    house.hub.block("no room")
+    assert [type(method) for method in heard(wire)] == [m.ConnectionBlocked]
     for _ in range(3000):
         publish(wire, "frank")
     assert heard(wire) == [m.BasicNack(n, False, False) for n in range(2, 3002)]
     nacked = wire.connection.channels[1].nacked
     assert list(nacked) == [(2, 3000)]
     house.disk.full = False
-    house.hub.block(None)
     house.broker.retry_writes()
     publish(wire, "frank")
-    assert heard(wire) == [m.BasicAck(3002, True)] and not nacked
+    assert heard(wire) == [m.ConnectionUnblocked(), m.BasicAck(3002, True)] and not nacked
+
+
+def test_who_waits_for_a_confirm_that_found_no_room_is_told() -> None:
+    """C, D4: silence and a blocked notice. Who publishes message by message heard nothing: its next publish would have said it."""
+    house = House()
+    waiting, idle, no_confirms, deaf = (publisher(house, confirm=n != 2) for n in range(4))
+    deaf.connection.can_block = False
+    publish(idle, "frank")
+    assert heard(idle) == [m.BasicAck(1, False)]
+    house.disk.full = True
+    for wire in (waiting, no_confirms, deaf):
+        publish(wire, "polite")
+    [told] = heard(waiting)
+    assert isinstance(told, m.ConnectionBlocked)
+    assert told.reason.startswith("low on disk: no room for messages with 0.0 MiB free, 16 MiB are kept free for acks")
+    assert waiting.reading and not idle.methods() and not no_confirms.methods() and not deaf.methods()
+    publish(waiting, "polite")
+    assert not waiting.reading and heard(waiting) == []
+    house.disk.full = False
+    house.broker.retry_writes()
+    assert heard(waiting) == [m.ConnectionUnblocked(), m.BasicAck(2, True)] and waiting.reading
+    assert heard(deaf) == [m.BasicAck(1, False)] and not idle.methods()
+
+
+def test_a_message_that_was_begun_before_the_alarm_blocks_its_publisher() -> None:
+    """D4: it was taken, was not written, and nobody heard of it."""
+    house = House()
+    wire = publisher(house)
+    whole = content(1, m.BasicPublish("", "polite"), NO_PROPERTIES, b"0123456789")
+    wire.feed(whole[:-5])
+    house.hub.block("no room")
+    wire.feed(whole[-5:])
+    assert not wire.reading and heard(wire) == [m.ConnectionBlocked("no room"), m.BasicAck(1, False)]
+    house.hub.block(None)
+    assert wire.reading and heard(wire) == [m.ConnectionUnblocked()]
 
 
 def test_a_policy_says_it_for_queues_that_are_there() -> None:

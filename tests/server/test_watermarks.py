@@ -14,7 +14,7 @@ from kvitto.base import config
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.limits import MIB
 from kvitto.base.process import memory_bytes, resident_bytes
-from kvitto.protocol.hub import NO_ROOM
+from kvitto.protocol.hub import no_room
 from kvitto.server.watermarks import Watermarks
 from kvitto.wire import methods as m
 from tests.http.api import Http
@@ -103,7 +103,7 @@ def test_a_disk_that_is_still_low_for_another_reason_is_not_said_to_be_no_longer
     """After a write that found no room had found some, the log said so although the watermark still held publishers up."""
     machine = Machine()
     machine.look(free=10)
-    machine.hub.block(NO_ROOM, "room")
+    machine.hub.block(no_room(0), "room")
     caplog.clear()
     caplog.set_level("INFO")
     machine.hub.block(None, "room")
@@ -122,6 +122,22 @@ def test_reasons_fit_into_a_short_string() -> None:
     machine.marks.look()
     assert set(machine.hub.alarms) == {"disk", "room", "memory"}
     assert m.ConnectionBlocked(machine.hub.blocked or "").encode()
+
+
+def test_what_stays_free_for_acks_is_said() -> None:
+    """It said that there was no room left while df showed 17 MiB."""
+    machine = Machine()
+    machine.house.disk.free = (16 << 20) + 100_000
+    wire = machine.house.wire()
+    wire.put(1, m.QueueDeclare("q", durable=True))
+    machine.house.settle()
+    machine.house.store._room = 0
+    wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(110_000)))
+    machine.house.turn()
+    assert machine.hub.blocked == (
+        "low on disk: no room for messages with 16.1 MiB free, 16 MiB are kept free for acks and definitions;"
+        " make room, or consume, purge or delete queues"
+    )
 
 
 @pytest.mark.parametrize(

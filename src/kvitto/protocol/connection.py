@@ -540,6 +540,8 @@ class Connection:
     def _publish_whole(self, c):  # type: ignore[no-untyped-def]
         content = self._take_content(c)
         key, props, body = content.key, content.props or b"", content.body
+        if self.blocked and not c.refuses(key):  # the alarm may have come after its first frame
+            self.block()
         if body.n > UNCOPIED:
             c.publish_large(key, content.options, props, body)
             return
@@ -751,7 +753,11 @@ class Connection:
         """A message is being published that its queues do not refuse."""
         self.held_back = True
         self.stall()
-        if self.can_block and not self.told_blocked:
+        self.tell_blocked()
+
+    def tell_blocked(self) -> None:
+        """Say that publishers wait, once for an alarm, to a peer that wants to know."""
+        if self.can_block and not self.told_blocked and self.state == RUNNING:
             self.told_blocked = True
             self.send(0, ConnectionBlocked(self.hub.blocked or ""))
 

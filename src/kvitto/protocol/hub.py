@@ -8,17 +8,18 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.base import limits
-from kvitto.base.limits import SHORTSTR_MAX
+from kvitto.base.limits import MIB, SHORTSTR_MAX
 from kvitto.broker import walls
 from kvitto.broker.broker import Broker, Targets
 from kvitto.broker.route import Route
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.holding import Holding
 from kvitto.protocol.timeouts import Timeouts
+from kvitto.store.store import ROOM_KEPT
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicDeliver
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.amqp")
 
 REPLY_PREFIX = "amq.rabbitmq.reply-to."
-NO_ROOM = "low on disk: there is no room left; free some, or consume, purge or delete queues"
 REPLIES_MAX = 8 << 20
 """Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
 
@@ -46,6 +46,14 @@ Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 
 LogIn = Callable[["Attempt", Callable[["User | None"], None]], None]
 """Checks an attempt outside the loop and gives the user, or None, to the second, in the loop."""
+
+
+def no_room(free: int) -> str:
+    """Why publishers are blocked when a write was refused with so many bytes free."""
+    return (
+        f"low on disk: no room for messages with {free / MIB:.1f} MiB free, {ROOM_KEPT // MIB} MiB are kept free for acks"
+        " and definitions; make room, or consume, purge or delete queues"
+    )
 
 
 class Published:
@@ -315,7 +323,19 @@ class Hub:
         return "; ".join(self.alarms.values())[:SHORTSTR_MAX] or None
 
     def _full(self, full: bool) -> None:
-        self.block(NO_ROOM if full else None, "room")
+        self.block(no_room(self.broker.store.disk.free_bytes()) if full else None, "room")
+        if full:
+            # one that publishes message by message says nothing more before it has heard of this one
+            for channel in self._unconfirmed():
+                channel.connection.tell_blocked()
+
+    def _unconfirmed(self) -> Iterator[Channel]:
+        """Channels that wait for confirms of what is not known to be in the files; one may come several times."""
+        yield from self.touched
+        for published in self._published:
+            for channel, _, _, _ in published.channels:
+                yield channel
+        yield from self._late
 
     def block(self, reason: str | None, alarm: str = "disk") -> None:
         """Publishers wait (D4) while an alarm has a reason (ASCII); those that can take it are told."""
