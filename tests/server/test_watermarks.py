@@ -140,6 +140,13 @@ def test_what_stays_free_for_acks_is_said() -> None:
     )
 
 
+def test_a_limit_of_a_few_bytes_is_not_said_to_be_0() -> None:
+    machine = Machine()
+    machine.marks = Watermarks(Config(memory_limit=1), machine.hub.block, lambda: 1 << 40, lambda: 100 * MIB)
+    machine.marks.look()
+    assert "100 MiB in use, more than --memory-limit of 1 bytes" in (machine.hub.blocked or "")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("0", 0), ("1048576", MIB), ("50MiB", 50 * MIB), ("1 gib", 1024 * MIB), ("2GB", 2 * 10**9), ("3k", 3072)],
@@ -158,8 +165,12 @@ def test_memory_is_a_size_or_a_share() -> None:
     assert config.memory("1GiB") == 1 << 30
     assert config.memory("50%") == memory_bytes() // 2
     assert Config().memory_limit == int(0.4 * memory_bytes())
-    with pytest.raises(ValueError):
-        config.memory("101%")
+    assert config.memory("100%") == memory_bytes()
+    for text in ("101%", "0%", "00%", "%", "-1%", "1.5%"):
+        with pytest.raises(ValueError, match="is no share of the memory: 1% to 100%, or a size"):
+            config.memory(text)
+    with pytest.raises(ValueError, match=r"is no size: .*, or 1% to 100% of the memory"):
+        config.memory("40 percent")
 
 
 def test_limits_in_a_file(tmp_path: Path) -> None:

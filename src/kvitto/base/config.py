@@ -1,8 +1,9 @@
 """What `kvitto serve` can be told, as one immutable value; reading a file or arguments is the caller's business."""
 
+import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,29 @@ def size(text: str) -> int:
 
 def memory(text: str) -> int:
     """Bytes of a size, or of "40%" of the memory there is. ValueError."""
-    share = re.fullmatch(r"(\d{1,2}|100)%", text.strip())
-    return size(text) if share is None else int(share[1]) * memory_bytes() // 100
+    number, percent, _ = text.strip().partition("%")
+    if not percent:
+        try:
+            return size(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or 1% to 100% of the memory") from None
+    if not re.fullmatch(r"0*([1-9]\d?|100)%", text.strip()):
+        raise ValueError(f"{text!r} is no share of the memory: 1% to 100%, or a size as 2GiB")
+    return int(number) * memory_bytes() // 100
+
+
+def place(text: str) -> Path:
+    """A path that says something: an empty one would be the current directory. ValueError."""
+    if not text:
+        raise ValueError("the path is empty: . stands for the current directory")
+    return Path(text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that nobody knows: what may have been meant, and what there is."""
+    names = [each.replace("_", "-") for each in known]
+    alike = difflib.get_close_matches(name.replace("_", "-"), names, 1)
+    return f"{f'; is it {alike[0]}?' if alike else ';'} known are {', '.join(names)}"
 
 
 COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_queues": 1 << 31}
@@ -144,14 +166,17 @@ TYPES: dict[str, tuple[type, ...]] = {
     "max_queues": (int,),
 }
 PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca"}
-SIZES = {"disk_free_limit": size, "memory_limit": memory}
+READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, place)
+"""How the text of a setting becomes its value, where it is another."""
 
 
 def read(path: Path) -> dict[str, Any]:
     """Settings of a TOML file, checked, ready to be passed to `Config`; hyphens in names are allowed."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     found = table.pop("limits", {})
     if not isinstance(found, dict):
@@ -167,7 +192,7 @@ def limit(path: Path, key: str, value: object) -> float:
     """One of the table [limits]: a number, or a size where it counts bytes."""
     name = key.replace("-", "_")
     if name not in limits.SETTABLE:
-        raise ConfigError(f"{path}: unknown limit {key!r}; known are {', '.join(limits.SETTABLE)}")
+        raise ConfigError(f"{path}: unknown limit {key!r}{nearest(key, limits.SETTABLE)}")
     if isinstance(value, str):
         try:
             return size(value)
@@ -182,8 +207,7 @@ def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
     """One setting as (field name, value of the field's type)."""
     name = key.replace("-", "_")
     if name not in TYPES:
-        known = ", ".join(setting for setting in (*TYPES, "limits"))
-        raise ConfigError(f"{path}: unknown setting {key!r}; known are {known}")
+        raise ConfigError(f"{path}: unknown setting {key!r}{nearest(key, (*TYPES, 'limits'))}")
     # bool is an int for Python, not for people
     if not isinstance(value, TYPES[name]) or (isinstance(value, bool) and bool not in TYPES[name]):
         wanted = " or ".join(kind.__name__ for kind in TYPES[name])
@@ -198,12 +222,12 @@ def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
         if not value or not all(isinstance(each, str) for each in value):
             raise ConfigError(f"{path}: {key} must be an address, or a list of addresses, not {value!r}")
         return name, tuple(value)
-    if name in SIZES and isinstance(value, str):
+    if name in READ and isinstance(value, str):
         try:
-            return name, SIZES[name](value)
+            return name, READ[name](value)
         except ValueError as error:
             raise ConfigError(f"{path}: {key}: {error}") from None
     if name in PORTS and not (isinstance(value, int) and 0 <= value <= PORT_MAX):
         wanted = f'0 to {PORT_MAX} or "{OFF}"' if name == "http_port" else f"0 to {PORT_MAX}"
         raise ConfigError(f"{path}: {key} must be {wanted}, not {value!r}")
-    return name, Path(str(value)) if name in PATHS else value
+    return name, value

@@ -16,6 +16,11 @@ CLEAR_MAX = SEGMENT_BYTES
 Block = Callable[[str | None, str], None]
 
 
+def amount(size: int) -> str:
+    """A number of bytes as it is said to people."""
+    return f"{size // MIB} MiB" if size >= MIB else f"{size} bytes"
+
+
 class Watermarks:
     """`look` once a second; `block` is told a reason, or that there is none any more, for "disk" and "memory"."""
 
@@ -38,7 +43,7 @@ class Watermarks:
         free, limit = self._free_bytes(), self._disk_limit
         self.disk_low = free < limit + (min(limit // DISK_CLEAR, CLEAR_MAX) if self.disk_low else 0)
         text = (
-            f"low on disk: {free // MIB} MiB free, less than --disk-free-limit of {limit // MIB} MiB;"
+            f"low on disk: {amount(free)} free, less than --disk-free-limit of {amount(limit)};"
             " make room, or consume, purge or delete queues"
         )
         self._block(text if self.disk_low else None, "disk")
@@ -46,7 +51,7 @@ class Watermarks:
         used, limit = self._resident_bytes(), self._memory_limit
         self.memory_low = used > limit - (min(limit // MEMORY_CLEAR, CLEAR_MAX) if self.memory_low else 0)
         text = (
-            f"low on memory: {used // MIB} MiB in use, more than --memory-limit of {limit // MIB} MiB;"
+            f"low on memory: {amount(used)} in use, more than --memory-limit of {amount(limit)};"
             " end open transactions and consumers that ack nothing, or raise it"
         )
         self._block(text if self.memory_low else None, "memory")
