@@ -13,7 +13,8 @@ from pathlib import Path
 KVITTO = [sys.executable, "-m", "kvitto.cli.main"]
 READY = re.compile(
     r"^kvitto ready amqp=127\.0\.0\.1:(?P<amqp>\d+)(?: http=(?P<http_host>[\d.]+):(?P<http>\d+))?"
-    r" data=(?P<data>/\S+) pid=(?P<pid>\d+)(?: tls=127\.0\.0\.1:(?P<tls>\d+))?\n$"
+    r" data=(?P<data>/\S+) pid=(?P<pid>\d+)(?: tls=127\.0\.0\.1:(?P<tls>\d+))?"
+    r"(?: also=(?P<also>\S+))?\n$"
 )
 TIMEOUT_S = 20.0
 

@@ -18,7 +18,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 import kvitto
-from kvitto.base.config import Config
+from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
 from kvitto.client import Connection
 from kvitto.server.embedded import Broker
@@ -69,8 +69,28 @@ def test_a_directory_belongs_to_one_broker(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_an_error_for_the_caller(tmp_path: Path) -> None:
-    with kvitto.Broker() as broker, pytest.raises(OSError, match="in use"):
+    with kvitto.Broker() as broker, pytest.raises(OSError, match=f"in use: '127.0.0.1:{broker.port}'"):
         kvitto.Broker(tmp_path, port=broker.port).start()
+
+
+@pytest.mark.parametrize("name", ["url", "port", "http_url", "data_dir"])
+def test_what_a_broker_has_only_once_it_is_started(name: str) -> None:
+    with pytest.raises(RuntimeError, match="the broker is not started: `with"):
+        getattr(kvitto.Broker(), name)
+
+
+def test_without_http_there_is_no_http_url(tmp_path: Path) -> None:
+    with (
+        kvitto.Broker(tmp_path) as broker,
+        pytest.raises(RuntimeError, match=r"make it with kvitto.Broker\(http_port=0"),
+    ):
+        broker.http_url  # noqa: B018
+
+
+def test_an_empty_directory_name_is_refused() -> None:
+    """It was the current directory."""
+    with pytest.raises(ConfigError, match="data_dir is empty"):
+        kvitto.Broker("")
 
 
 @pytest.mark.slow

@@ -85,10 +85,10 @@ def test_the_address_that_cannot_be_had_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use") as caught:
             asyncio.run(bind(["127.0.0.1", "127.0.0.2"], port))
-        assert caught.value.filename == "127.0.0.2"
+        assert caught.value.filename == f"127.0.0.2:{port}"
     with pytest.raises(OSError) as unknown:
-        asyncio.run(bind(["nowhere.invalid"], 0))
-    assert unknown.value.filename == "nowhere.invalid"
+        asyncio.run(bind(["nowhere.invalid"], 1))
+    assert unknown.value.filename == "nowhere.invalid:1"
 
 
 def test_an_http_host_is_the_only_one_for_http() -> None:

@@ -39,8 +39,8 @@ def add_parser(commands: Any) -> None:
         argument_default=argparse.SUPPRESS,  # what is not given is not there: the configuration file may have it
     )
     add = parser.add_argument
-    add("--config", type=Path, metavar="FILE.toml", help="settings, named as the options here; options win")
-    add("--data-dir", type=Path, metavar="DIR", help="where everything is kept (default: kvitto-data)")
+    add("--config", type=path, metavar="FILE.toml", help="settings, named as the options here; options win")
+    add("--data-dir", type=path, metavar="DIR", help="where everything is kept (default: kvitto-data)")
     add(
         "--host",
         action="append",
@@ -50,9 +50,9 @@ def add_parser(commands: Any) -> None:
     add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: as --host)")
     add("--http-port", type=http_port, metavar="PORT", help="HTTP port, 0 picks one, off: no HTTP (default: 15672)")
     add("--tls-port", type=port, help="AMQP over TLS, with --tls-cert and --tls-key")
-    add("--tls-cert", type=Path, metavar="PEM")
-    add("--tls-key", type=Path, metavar="PEM")
-    add("--tls-ca", type=Path, metavar="PEM", help="authorities of client certificates; they may log in (EXTERNAL)")
+    add("--tls-cert", type=path, metavar="PEM")
+    add("--tls-key", type=path, metavar="PEM")
+    add("--tls-ca", type=path, metavar="PEM", help="authorities of client certificates; they may log in (EXTERNAL)")
     add("--tls-login-from", choices=settings.LOGIN_FROM, help=f"the user's name (default: {settings.LOGIN_FROM[0]})")
     add("--disk-free-limit", type=size, metavar="SIZE", help="publishers wait while less is free (default: 50MiB)")
     add("--memory-limit", type=memory, metavar="SIZE", help="publishers wait while more is used (default: 40%%)")
@@ -74,6 +74,14 @@ def port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= settings.PORT_MAX):
         raise argparse.ArgumentTypeError(f"must be 0 to {settings.PORT_MAX}, not {text}")
     return int(text)
+
+
+def path(text: str) -> Path:
+    """An argument that is a path."""
+    try:
+        return settings.place(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def size(text: str) -> int:
@@ -158,12 +166,14 @@ async def serve(config: Config) -> int:
 
 
 def ready(server: Server) -> str:
-    """The line for the program that started this one. Its form is fixed; what is off is left out, of several hosts the first is there."""
+    """The line for the program that started this one. Its form is fixed; what is off is left out, further hosts come last."""
     config = server.config
     host = in_url(config.host)
     http = f" http={in_url(config.http_host)}:{server.http_port}" if config.http_port is not None else ""
     tls = f" tls={host}:{server.tls_port}" if config.tls_port is not None else ""
-    return f"kvitto ready amqp={host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}"
+    others = ",".join(f"{in_url(other)}:{server.port}" for other in config.more_hosts)
+    also = f" also={others}" if others else ""
+    return f"kvitto ready amqp={host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}{also}"
 
 
 def cannot_listen(server: Server, error: OSError) -> str:
@@ -175,7 +185,7 @@ def cannot_listen(server: Server, error: OSError) -> str:
         ("--http-port", config.http_host, config.http_port, server.http_port),
     )
     option, where = next(
-        (name, f"{in_url(error.filename or host)}:{wanted}")
+        (name, error.filename or f"{in_url(host)}:{wanted}")
         for name, host, wanted, found in listeners
         if wanted is not None and not found
     )

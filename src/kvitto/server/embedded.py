@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from kvitto.base.config import Config
+from kvitto.base.config import Config, ConfigError
 from kvitto.server.listening import in_url
 from kvitto.server.server import Server
+
+NOT_STARTED = "the broker is not started: `with kvitto.Broker() as broker:` starts it, and so does start()"
 
 
 class Broker:
@@ -31,6 +33,8 @@ class Broker:
         http_port: int | None = None,
         sync: bool = True,
     ) -> None:
+        if data_dir == "":
+            raise ConfigError("data_dir is empty: . stands for the current directory, None for a temporary one")
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary = data_dir is None
         self._config = Config(host=host, port=port, http_port=http_port, sync=sync)
@@ -85,13 +89,13 @@ class Broker:
     @property
     def data_dir(self) -> Path:
         """A temporary one is there from start to stop."""
-        assert self._data_dir is not None, "the broker is not started"
+        if self._data_dir is None:
+            raise RuntimeError(NOT_STARTED)
         return self._data_dir
 
     @property
     def port(self) -> int:
-        assert self._server is not None, "the broker is not started"
-        return self._server.port
+        return self._running().port
 
     @property
     def url(self) -> str:
@@ -101,8 +105,15 @@ class Broker:
     @property
     def http_url(self) -> str:
         """Base URL of the HTTP API; only with an http_port."""
-        assert self._server is not None and self._server.http_port, "the broker has no HTTP listener"
-        return f"http://{in_url(self._config.http_host)}:{self._server.http_port}"
+        server = self._running()
+        if not server.http_port:
+            raise RuntimeError("the broker has no HTTP listener: make it with kvitto.Broker(http_port=0)")
+        return f"http://{in_url(self._config.http_host)}:{server.http_port}"
+
+    def _running(self) -> Server:
+        if self._server is None:
+            raise RuntimeError(NOT_STARTED)
+        return self._server
 
     def __enter__(self) -> Broker:
         return self.start()

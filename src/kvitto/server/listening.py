@@ -41,7 +41,7 @@ async def _addresses(hosts: Sequence[str], port: int) -> list[tuple[int, tuple[s
         try:
             known = await _resolve(host, port)
         except OSError as error:
-            raise Unavailable(error.errno, error.strerror, host) from None
+            raise Unavailable(error.errno, error.strerror, f"{in_url(host)}:{port}") from None
         for family, _, _, _, address in known:
             found[int(family), address] = None
     return list(found)
@@ -81,9 +81,10 @@ def _bind_one(family: int, address: tuple[object, ...], both: bool) -> socket.so
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise Unavailable(error.errno or 0, os.strerror(error.errno or 0), str(address[0])) from None
+        where = f"{in_url(str(address[0]))}:{address[1]}"
+        raise Unavailable(error.errno or 0, os.strerror(error.errno or 0), where) from None
     return sock
 
 
 class Unavailable(OSError):
-    """`filename` is the address that cannot be had."""
+    """`filename` is the address with the port that cannot be had."""
