@@ -164,7 +164,9 @@ def test_d3_damage_in_what_was_synced_is_refused(disk: RealDisk) -> None:
     data, durable = three_synced_two_not(disk)
     for position in range(durable):
         overwrite(disk, data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
-        with pytest.raises(StoreError, match=r"definitions.log is damaged at byte \d+, although .* backup"):
+        with pytest.raises(
+            StoreError, match=r"definitions.log is damaged at byte \d+, although .* backup, or have `kvitto salvage`"
+        ):
             Definitions(disk).load()
 
 

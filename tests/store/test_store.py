@@ -42,6 +42,35 @@ def test_a_directory_of_another_format_is_refused(text: bytes) -> None:
     assert disk.files()["format"] == text
 
 
+def test_a_missing_format_is_said_to_be_missing() -> None:
+    rig = Rig()
+    rig.settle_down()
+    disk = rig.disk.kill()
+    disk.unlink("format")
+    with pytest.raises(StoreError, match=r"the file format .* is missing or empty, .* `kvitto salvage`"):
+        Rig(disk)
+
+
+@pytest.mark.parametrize("own", ["lost+found", "spare", "boot.new", "lock"])
+def test_only_what_is_nobody_s_or_its_own_may_be_there_before_the_first_start(own: str) -> None:
+    disk = SimDisk()
+    disk.open(own, create=True).close()
+    foreign = disk.copy()
+    assert "/" in Rig(disk).broker.vhosts
+    foreign.open("notes.txt", create=True).close()
+    with pytest.raises(StoreError, match=r"not empty, it holds 'notes.txt': choose an empty directory"):
+        Rig(foreign)
+    assert sorted(foreign.files()) == sorted({own, "notes.txt"})
+
+
+def test_files_that_came_later_disturb_nobody() -> None:
+    rig = Rig()
+    rig.settle_down()
+    disk = rig.disk.kill()
+    disk.open("notes.txt", create=True).close()
+    assert "/" in Rig(disk).broker.vhosts
+
+
 def test_a_power_cut_at_the_very_first_start_leaves_a_directory_that_starts() -> None:
     """P2: a torn format file of an empty directory was refused for ever."""
     whole = SimDisk()

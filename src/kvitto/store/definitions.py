@@ -130,7 +130,8 @@ class Definitions:
             reason = f"it had been synced up to byte {durable}" if end < durable else "the broker had stopped in order"
             raise StoreError(
                 f"{file.path} is damaged at byte {end}, although {reason}: what is "
-                "behind that cannot be trusted. Restore the data directory, or this file, from a backup"
+                "behind that cannot be trusted. Restore the data directory, or this file, from a backup, "
+                "or have `kvitto salvage` make a directory of what can be read"
             )
         if end < len(data) or in_order or not said:
             missing(said)

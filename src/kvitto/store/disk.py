@@ -299,6 +299,9 @@ class RealDisk:
         self.remover: Remover | None = None
         try:
             _make_dirs_durably(self.root)
+        except FileExistsError as error:
+            text = f"cannot make the data directory {self.root}: {error.filename} is not a directory"
+            raise StoreError(f"{text}, choose another --data-dir") from error
         except OSError as error:
             fail("make the data directory", self.root, error)
 

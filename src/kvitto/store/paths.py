@@ -15,6 +15,11 @@ ARCHIVE = "archive"
 SPARE = "spare"
 INVENTORY = "inventory"
 
+ROOT = frozenset((LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY))
+"""All that is in the data directory itself; while it is being written a file may have `.new` behind its name."""
+NOBODYS = "lost+found"
+"""What a file system has in its own root."""
+
 SEGMENT_SUFFIX = ".log"
 SETTLEMENTS_SUFFIX = ".ack"
 QUARANTINE_SUFFIX = ".bad"

@@ -180,6 +180,18 @@ def format_of(disk: Disk) -> bytes:
     return disk.read_file(paths.FORMAT) if disk.exists(paths.FORMAT) else b""
 
 
+def refuse_foreign(disk: Disk) -> None:
+    """StoreError if the directory is in use for something else: its files and a broker's would be hard to tell apart."""
+    names = disk.listdir("")
+    if paths.FORMAT in names or paths.DEFINITIONS in names:
+        return
+    for name in names:  # a first start that was cut short leaves some of the broker's own
+        if name.removesuffix(paths.copying("")) not in paths.ROOT and name != paths.NOBODYS:
+            where = getattr(disk, "root", "the data directory")
+            text = f"{where} is no data directory of Kvitto's and not empty, it holds {name!r}"
+            raise StoreError(f"{text}: choose an empty directory, or one that is not there yet")
+
+
 def how_it_ended(disk: Disk) -> tuple[bool, bool, bool]:
     """How the last owner left the directory: (in order, intact, doubt), as `Store` has them. Where nothing tells: as after a power cut."""
     text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
@@ -256,6 +268,7 @@ class Store:
         """Take the directory: lock, format, and the two small logs. Queues are opened by `open_log`."""
         disk = self.disk
         disk.makedirs("")
+        refuse_foreign(disk)
         self._lock = disk.lock(paths.LOCK)
         self.in_order, self.intact, self.doubt = how_it_ended(disk)
         if disk.exists(paths.SPARE) and disk.free_bytes() < SPARE_BYTES:
@@ -348,6 +361,11 @@ class Store:
             self._begin(found)
         elif found == WITHOUT_INVENTORY:
             self.upgrading = True
+        elif not found:
+            raise StoreError(
+                f"the file {paths.FORMAT} of the data directory is missing or empty, although there are others: restore it"
+                " from a backup, or have `kvitto salvage` make a directory of what can be read"
+            )
         elif found != FORMAT:
             raise StoreError(
                 f"the data directory has format {found.decode(errors='replace').strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"

@@ -28,18 +28,6 @@ from kvitto.wire import tables
 INITIALISED = "initialised"
 _ID = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(rb"kvitto (\d+)\n")
-_ROOT = {
-    paths.LOCK,
-    paths.BOOT,
-    paths.FORMAT,
-    paths.DEFINITIONS,
-    paths.JOURNALS,
-    paths.QUEUES,
-    paths.TRANSIENT,
-    paths.ARCHIVE,
-    paths.SPARE,
-    paths.INVENTORY,
-}
 
 
 @dataclass
@@ -194,7 +182,7 @@ class Survey:
 
     def _check_root(self) -> None:
         for name in self.disk.listdir(""):
-            if name not in _ROOT:
+            if name not in paths.ROOT:
                 self._stray(name)
 
     def _stray(self, path: str) -> None:
