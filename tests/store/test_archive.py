@@ -115,6 +115,41 @@ def test_what_a_power_cut_left_of_queue_json_is_written_anew() -> None:
         rig.disk._dead = False
 
 
+@pytest.mark.parametrize("place", [QUEUES, ARCHIVE])
+@pytest.mark.parametrize("wrong", [b"", b"{}\n", b'{"vhost": "/"', None])
+def test_a_start_tells_of_a_damaged_queue_json_as_check_does(place: str, wrong: bytes | None) -> None:
+    """The start wrote it anew in silence, and `check` had called it damage."""
+    rig, queue_id = settled_rig()
+    disk = rig.disk.kill()
+    path = f"{place}/{queue_id}/queue.json"
+    if wrong is None:
+        disk.unlink(path)
+    else:
+        disk._names[path].live[:] = wrong  # type: ignore[union-attr]
+    told = [finding.path for finding in Survey(disk.copy()).findings]
+    assert told == ([] if wrong is None and place == QUEUES else [path])
+    rig = Rig(disk)
+    assert [text.partition(" ")[0] for text in rig.store.alarms] == told
+    assert about(rig.disk.files(), queue_id, place)["id"] == queue_id
+    rig.restart()
+    assert not rig.store.alarms and not Survey(rig.disk.copy()).findings
+
+
+def test_a_start_tells_of_an_archive_that_is_nobody_s() -> None:
+    """`check` called that damage, and the start was silent: nothing bounds such an archive."""
+    rig, queue_id = settled_rig()
+    rig.restart()
+    look(rig, 3600)
+    rig.broker.vhosts["/"].delete_queue(rig.queue("q"), False, False)
+    rig.settle_down()
+    assert bases(rig.disk.files(), queue_id)
+    disk = rig.disk.kill()
+    disk._names[f"{ARCHIVE}/{queue_id}/queue.json"].live[:1] = b"?"  # type: ignore[union-attr]
+    assert len(Survey(disk.copy()).findings) == 1
+    [alarm] = Rig(disk).store.alarms
+    assert alarm.startswith(f"{ARCHIVE}/{queue_id}/queue.json is missing, or does not say which queue this is")
+
+
 def test_a_message_that_is_consumed_at_once_is_written_only_for_an_archive() -> None:
     """The shortcut of adr/0004 is for queues that have none: what is never written is in no archive."""
     rig = Rig()

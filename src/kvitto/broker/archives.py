@@ -20,6 +20,7 @@ from kvitto.store.log import Log
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.broker.queue import Queue
+    from kvitto.store.store import Store
 
 LOOK_MS = 60_000
 LOOK_AGAIN_MS = 1000
@@ -28,6 +29,10 @@ STEPS = 12
 """Syncs until what is left of a deleted queue is in its archive, and more."""
 
 log = logging.getLogger("kvitto.broker")
+
+
+def has_segments(store: Store, directory: str) -> bool:
+    return any(name.endswith(paths.SEGMENT_SUFFIX) for name in store.disk.listdir(directory))
 
 
 class Archives(Service):
@@ -61,7 +66,12 @@ class Archives(Service):
         """Find the archives of deleted queues, and apply all bounds."""
         for queue_id in self.broker.store.disk.listdir(paths.ARCHIVE):
             if queue_id not in self._archives:
-                self._of_deleted(queue_id, paths.archive_dir(queue_id))
+                directory = paths.archive_dir(queue_id)
+                if self._of_deleted(queue_id, directory) is None and has_segments(self.broker.store, directory):
+                    self.broker.store.alarm(
+                        f"{paths.about(directory)} is missing, or does not say which queue this is: the archive of a"
+                        " queue that was deleted stays without its bounds"
+                    )
         for queue_id in self.broker.store.inventory.unclaimed(ARCHIVED):
             directory = paths.archive_dir(queue_id)
             if not self.broker.store.disk.listdir(directory):

@@ -7,6 +7,7 @@ short is done again from the beginning. Called by the queue's log for each segme
 
 from __future__ import annotations
 
+import json
 import logging
 from bisect import insort
 from contextlib import suppress
@@ -43,6 +44,14 @@ class Kept:
     settled_ms: int = field(default=-1, compare=False)
     slot: int = field(default=-1, compare=False)
     """Where the inventory has it."""
+
+
+def same(found: bytes, about: bytes) -> bool:
+    """Whether both say the same, however it is written."""
+    try:
+        return bool(json.loads(found) == json.loads(about))
+    except ValueError:
+        return False
 
 
 class Archive:
@@ -120,9 +129,21 @@ class Archive:
         return size
 
     def _describe(self, directory: str) -> None:
+        """Put queue.json there; damage to one that was there is told of, as by `kvitto check`."""
         path, disk = paths.about(directory), self.store.disk
-        if not disk.exists(path) or disk.read_file(path) != self.about:
-            self.store.put_file(path, self.about)
+        found = disk.read_file(path) if disk.exists(path) else None
+        if found == self.about:
+            return
+        missed = directory == self.directory and bool(self.kept)  # no segment is in an archive before it
+        if found is None:
+            why = "is missing" if missed else ""
+        elif self.store.doubt and not missed and (b"\0" in found or not found.endswith(b"\n")):
+            why = ""  # a power cut has torn it
+        else:
+            why = "" if same(found, self.about) else "did not say which queue this is"
+        if why:
+            self.store.alarm(f"{path} {why}: it is written anew")
+        self.store.put_file(path, self.about)
 
     def announce(self, directory: str) -> None:
         """Put queue.json into the queue's own directory, so that its live segments can be named."""
