@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
@@ -14,6 +15,16 @@ class Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"kvitto {__version__} ({'compiled' if compiled() else 'interpreted'}, Python {sys.version.split()[0]})")
         parser.exit()
+
+
+class Parser(argparse.ArgumentParser):
+    """The commands' parsers are of this class too, so an argument too many is refused with the usage of the command it was given to."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="kvitto", description="A durable message broker for AMQP 0-9-1.")
+    parser = Parser(prog="kvitto", description="A durable message broker for AMQP 0-9-1.")
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and whether it runs compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     wanted = (list(argv) if argv is not None else sys.argv[1:])[:1]
