@@ -152,9 +152,9 @@ def test_a_directory_in_use_is_left_alone(tmp_path: Path, run) -> None:  # type:
     """D5: by name of the process; and no broker starts while it is read."""
     with kvitto.Broker(tmp_path / "data"):
         why = f"{tmp_path / 'data'} is in use by process {os.getpid()}: stop the broker first\n"
-        assert run("check", tmp_path / "data") == (2, "", f"kvitto: cannot check {tmp_path / 'data'}: {why}")
+        assert run("check", tmp_path / "data") == (2, "", f"kvitto: cannot check: {why}")
         code, _, err = run("salvage", tmp_path / "data", "--to", tmp_path / "to")
-        assert (code, err) == (2, f"kvitto: cannot salvage {tmp_path / 'data'}: {why}")
+        assert (code, err) == (2, f"kvitto: cannot salvage: {why}")
         assert not (tmp_path / "to").exists()
     assert run("check", tmp_path / "data")[0] == 0
 
@@ -163,7 +163,7 @@ def test_what_is_no_data_directory(tmp_path: Path, run) -> None:  # type: ignore
     missing = tmp_path / "missing"
     assert run("check", missing)[::2] == (
         2,
-        f"kvitto: cannot check {missing}: cannot read the data directory {missing}: No such file or directory\n",
+        f"kvitto: cannot check: cannot read the data directory {missing}: No such file or directory\n",
     )
     (tmp_path / "other").mkdir()
     why = "this is no data directory: it has no file `format`"
@@ -183,7 +183,8 @@ def test_a_target_that_is_in_use_for_anything_is_refused(data: Path, tmp_path: P
         (data / "x", f"lies in {data}: give --to a directory elsewhere"),
         (tmp_path / "full" / "x", "exists and is not an empty directory: give --to another one"),
     ):
-        assert run("salvage", data, "--to", target) == (2, "", f"kvitto: cannot salvage {data}: {target} {why}\n")
+        which = "" if str(data) in f"{target} {why}" else f" {data}"
+        assert run("salvage", data, "--to", target) == (2, "", f"kvitto: cannot salvage{which}: {target} {why}\n")
     assert Memory(data).files() == before
     (tmp_path / "empty").mkdir()
     assert run("salvage", data, "--to", tmp_path / "empty")[0] == 0
@@ -199,7 +200,7 @@ def test_somebody_else_s_directory_cannot_be_checked(data: Path, run) -> None:  
     finally:
         os.seteuid(0)
     why = f"cannot read the data directory {data}: Permission denied (the data directory must belong to the user that runs Kvitto)"
-    assert answer == (2, "", f"kvitto: cannot check {data}: {why}\n")
+    assert answer == (2, "", f"kvitto: cannot check: {why}\n")
 
 
 @pytest.fixture

@@ -181,6 +181,12 @@ def test_what_is_wrong_is_said_and_told_by_exit_code(
     assert reason in result.err and len(result.err.splitlines()) == 1
 
 
+def test_the_port_for_amqp_is_told_from_no_broker(ctl: Ctl, broker: kvitto.Broker) -> None:
+    result = ctl("--url", f"http://127.0.0.1:{broker.port}", "status")
+    assert (result.code, result.out) == (3, "")
+    assert f"http://127.0.0.1:{broker.port} is a port for AMQP: give --url the management API's" in result.err
+
+
 def test_a_name_that_is_empty_is_said(ctl: Ctl) -> None:
     result = ctl("delete_queue", "")
     assert (result.code, result.err) == (2, "kvitto ctl: a name is empty\n")

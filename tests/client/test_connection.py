@@ -216,8 +216,10 @@ def test_waiting_for_confirms_without_confirm_select_says_so(channel: Channel) -
 
 
 def test_a_wrong_password_is_named(kvitto_broker: HasUrl) -> None:
-    with pytest.raises(ConnectFailed, match="login refused"):
+    """And the address once."""
+    with pytest.raises(ConnectFailed, match="login refused") as caught:
         Connection(kvitto_broker.url.replace("guest:guest", "guest:wrong"))
+    assert str(caught.value).count("amqp://") == 1
 
 
 def test_an_unknown_vhost_is_named(kvitto_broker: HasUrl) -> None:

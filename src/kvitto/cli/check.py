@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         lock = disk.keep_out()
         found = survey(disk)
     except StoreError as error:
-        return failed(f"cannot check {args.directory}: {error}")
+        return failed(f"cannot check{named(args.directory, error)}")
     if args.json:
         print(json.dumps(report(found)))
     else:
@@ -103,6 +104,12 @@ def report(found: Survey) -> dict[str, Any]:
         "damage": damage,
         "notes": found.notes,
     }
+
+
+def named(directory: Path, error: Exception) -> str:
+    """The end of a message: which directory, unless what is wrong with it says that, and what is wrong."""
+    text = str(error)
+    return f": {text}" if os.path.abspath(directory) in text else f" {directory}: {text}"
 
 
 def failed(text: str) -> int:

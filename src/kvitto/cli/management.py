@@ -105,6 +105,8 @@ class Management:
         raise Failure(REFUSED, str(reason) or f"the broker answered with status {status}")
 
     def _unreachable(self, error: Exception) -> str:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         where = f"http{'s' if self._tls else ''}://{self._host}:{self._port}"
+        if isinstance(error, http.client.BadStatusLine) and str(error).startswith("AMQP"):
+            return f"{where} is a port for AMQP: give --url the management API's, 15672 unless --http-port says another"
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         return f"no broker answers at {where} ({why}). Is `kvitto serve` running with this --http-port? Else give --url"

@@ -14,7 +14,7 @@ from typing import Any
 from kvitto.base.clock import SystemClock
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
-from kvitto.cli.check import DAMAGED, SOUND, failed, report, show, survey
+from kvitto.cli.check import DAMAGED, SOUND, failed, named, report, show, survey
 from kvitto.store.disk import RealDisk
 from kvitto.store.readonly import ReadOnlyDisk
 from kvitto.store.salvage import Salvage
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         lock = disk.keep_out()
         found = survey(disk)
     except (StoreError, OSError) as error:
-        return failed(f"cannot salvage {args.directory}: {error}")
+        return failed(f"cannot salvage{named(args.directory, error)}")
     job = None
     try:
         job = Salvage(found, RealDisk(str(target)), SystemClock())

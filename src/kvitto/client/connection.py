@@ -261,10 +261,11 @@ class Connection:
 
 def _why(address: Address, lost: ConnectionLost) -> str:
     """A text for a handshake that broke off, with what usually is the reason."""
+    said = lost.text.removeprefix(f"{address}: ")
     if lost.code == 403:
-        return f"{address}: login refused ({lost.text}); check user and password"
+        return f"{address}: login refused ({said}); check user and password"
     if lost.code == 530:
-        return f"{address}: no access to the virtual host ({lost.text})"
+        return f"{address}: no access to the virtual host ({said})"
     if lost.code == 0:
         return f"{lost.text} during the handshake; wrong password, or not an AMQP 0-9-1 port?"
     return str(lost)
