@@ -14,6 +14,7 @@ import pytest
 
 import kvitto
 from kvitto.base.process import group_members
+from kvitto.cli.main import main
 from kvitto.torture import cli, load, plan
 from kvitto.torture.books import Journal
 from kvitto.torture.nodes import Command, Kvitto, free_port, kvitto_command
@@ -140,6 +141,24 @@ def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.Monke
     run = torture(Kvitto(tmp_path), Wanted(("kill",), 1, cycles=5))
     assert run.outcome.interrupted and run.outcome.judged
     assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
+
+
+def test_an_interrupt_before_the_broker_is_up_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It printed a table of zeros, and FAILED."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupted(_: Run) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_prepare", interrupted)
+    try:
+        assert main(["torture", "--place", str(tmp_path / "place"), "--seed", "9", "--cycles", "1"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    [said] = capsys.readouterr().out.splitlines()
+    assert said.startswith("interrupted before the broker was up; again: kvitto torture --seed=9")
 
 
 @pytest.fixture

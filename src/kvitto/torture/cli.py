@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     doing = Run(node, wanted, again(args, wanted), say)
     outcome = doing.go()
     passed = outcome.passed(doing.books)
-    if args.place or not passed:
+    if args.place or not (passed or outcome.untouched(doing.books)):
         outcome.place = str(place)
     else:
         shutil.rmtree(place, ignore_errors=True)

@@ -94,6 +94,14 @@ class Outcome:
     def passed(self, books: Books) -> bool:
         return self.judged and not self.broke and not self.failures(books)
 
+    def cut_short(self, books: Books) -> bool:
+        """Whether it ended before the last judgement, with nothing against the broker until then."""
+        return self.interrupted and not self.judged and not self.broke and not self.failures(books)
+
+    def untouched(self, books: Books) -> bool:
+        """Whether it was interrupted before the broker had anything to do: there is nothing to report."""
+        return self.cut_short(books) and not books.published and not self.cycles
+
 
 def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
     """Everything, for a file."""
@@ -144,6 +152,8 @@ def ends(outcome: Outcome) -> list[tuple[str, Sample]]:
 
 def as_text(outcome: Outcome, books: Books) -> str:
     """For people."""
+    if outcome.untouched(books):
+        return f"interrupted before the broker was up; again: {outcome.again}"
     cycles = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.cycles.items())) or "none"
     lines = [
         f"{outcome.broker}: {outcome.cycles.total()} faults in {outcome.seconds:,.0f} s ({cycles})",
@@ -166,7 +176,7 @@ def as_text(outcome: Outcome, books: Books) -> str:
         lines.append(f"  the run broke off: {outcome.broke}")
     if not outcome.judged:
         lines.append("  the queues were not drained at the end: what came last is not judged")
-    verdict = "passed" if outcome.passed(books) else "FAILED"
+    verdict = "passed" if outcome.passed(books) else "interrupted" if outcome.cut_short(books) else "FAILED"
     lines.append(f"{verdict}; seed {outcome.seed}; again: {outcome.again}")
     if outcome.place:
         lines.append(
