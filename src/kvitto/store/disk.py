@@ -300,6 +300,8 @@ class RealDisk:
         try:
             _make_dirs_durably(self.root)
         except FileExistsError as error:
+            if os.path.isdir(error.filename):  # another process has just made it
+                fail("make the data directory", self.root, error)
             text = f"cannot make the data directory {self.root}: {error.filename} is not a directory"
             raise StoreError(f"{text}, choose another --data-dir") from error
         except OSError as error:
