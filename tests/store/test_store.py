@@ -464,17 +464,17 @@ def test_a_compaction_without_room_is_not_tried_at_each_sync(monkeypatch: pytest
     rig = Rig()
     tried: list[int] = []
 
-    def no_room() -> None:
-        rig.store.definitions._tried = rig.store.definitions.file.end
+    def no_room(compaction: definitions.Compaction) -> None:
         tried.append(1)
         raise StoreFull("no room")
 
-    monkeypatch.setattr(rig.store.definitions, "compact", no_room)
+    monkeypatch.setattr(definitions.Compaction, "step", no_room)
     for i in range(50):
         rig.declare(f"q{i}")
         rig.delete(f"q{i}")
         rig.settle_down()
     assert 1 <= len(tried) <= 6
+    assert not rig.disk.exists(definitions.NEW)
 
 
 def test_after_a_failed_sync_the_page_cache_is_not_trusted() -> None:
@@ -498,16 +498,39 @@ def test_a_sync_that_fails_in_a_compaction_is_final(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
     rig = Rig()
 
-    def gone() -> None:
+    def gone(compaction: definitions.Compaction) -> None:
         raise StoreError("gone")
 
-    monkeypatch.setattr(rig.store.definitions, "compact", gone)
+    monkeypatch.setattr(definitions.Compaction, "step", gone)
     for i in range(20):
         rig.declare(f"q{i}")
         rig.delete(f"q{i}")
     with pytest.raises(StoreError, match="gone"):
         rig.settle_down()
     assert rig.store.failed is not None
+
+
+def test_definitions_are_written_anew_while_they_go_on_changing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: the loop waited until all of them were written, 1 s for 100,000 bindings; others are served meanwhile."""
+    monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
+    monkeypatch.setattr(definitions, "COMPACT_LINES", 3)
+    rig = Rig()
+    replaced: list[int] = []
+    replace = definitions.Definitions.replace
+    monkeypatch.setattr(
+        definitions.Definitions, "replace", lambda self, durable: replaced.append(1) or replace(self, durable)
+    )
+    rng = Random(5)
+    for i in range(300):
+        rig.declare(f"q{i}")
+        if i % 3 or rng.random() < 0.5:
+            rig.delete(f"q{i}")
+        rig.turn()
+        if i % 2:
+            rig.sync()
+        names = set(rig.broker.vhosts["/"].queues)
+        assert set(Rig(rig.disk.copy().kill()).broker.vhosts["/"].queues) == names
+    assert len(replaced) > 3
 
 
 def test_a_queue_that_comes_back_since_its_deletion_had_no_room_is_not_damaged() -> None:

@@ -361,6 +361,7 @@ class Broker:
             or self.dead_letters.moves
             or self.stages.due
             or self.store.may_remove
+            or self.store.compacting
         )
 
     @property
@@ -373,6 +374,7 @@ class Broker:
             or self.jobs.waiting
             or self.readers.ready
             or self.store.may_remove
+            or self.store.compacting
         )
 
     @property
@@ -390,6 +392,8 @@ class Broker:
         self.dead_letters.new_turn()
         if self.store.may_remove:
             self.store.remove_some()
+        if self.store.compacting:
+            self.store.compact_some()
         if self.records.due:
             self.records.apply(most)
         if self.store.journal.applied > self._noted:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import KIB
 from kvitto.broker import removal
 from kvitto.broker.auth import User
+from kvitto.broker.jobs import Cost
 from kvitto.broker.vhost import VHost
 from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
 from kvitto.http import fields, totals, views
 from kvitto.http.access import Access
-from kvitto.http.api import Call
+from kvitto.http.api import Api, Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
 
 DESCRIPTION_MAX = 4 * KIB
 """Bytes."""
+CLOSE = 60
+"""The cost of closing a connection, in the units of jobs.PIECE."""
 
 
 async def list_vhosts(call: Call) -> Response:
@@ -74,13 +78,19 @@ async def delete_vhost(call: Call) -> Response:
         raise bad_request(f"vhost '{vhost.name}' is being deleted already")
     if len([v for v in broker.vhosts.values() if not v.deleting]) == 1:
         raise bad_request("this is the last vhost; a broker has at least one")
-    vhost.deleting = True  # nobody opens it from here on
-    for connection in list(call.api.connections):
+    await call.api.perform(chain(close_connections(call.api, vhost), removal.delete_vhost(broker, vhost)))
+    return NO_CONTENT
+
+
+def close_connections(api: Api, vhost: VHost) -> Iterator[None]:
+    """Close the connections to a virtual host, to which nobody connects from here on, some in each piece."""
+    vhost.deleting = True
+    cost = Cost()
+    for connection in list(api.connections):
         if connection.vhost is vhost:
             connection.close(ConnectionError_(CONNECTION_FORCED, f"vhost '{vhost.name}' is deleted"))
-            await call.api.slices.rest()
-    await call.api.perform(removal.delete_vhost(broker, vhost))
-    return NO_CONTENT
+            if cost.spend(CLOSE):
+                yield
 
 
 # -- permissions ---------------------------------------------------------------------------------------------

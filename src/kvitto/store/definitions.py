@@ -8,7 +8,9 @@ some unsynced lines and lost others, a torn tail (nobody was told, it is cut) fr
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -20,11 +22,15 @@ from kvitto.store.disk import Bytes, Disk, File
 Key = tuple[str, ...]
 Defined = list[tuple[str, Key, Any]]
 
+NEW = paths.DEFINITIONS + ".new"
+"""The name of the log that is being written anew."""
 DIGITS = 16
 DURABLE_WIDTH = 12
 """Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
 COMPACT_BYTES = 4 << 20
 """Bytes of lines that mean nothing any more, above which the log is worth writing anew."""
+COMPACT_LINES = 50
+"""So many lines are encoded in one step of a compaction. They take about 0.5 ms."""
 
 
 class Tracked:
@@ -73,8 +79,65 @@ class Tracked:
         self._file.close()
 
 
+class Compaction:
+    """The log as it is written anew, some lines in each step, while the old one goes on growing.
+
+    First comes what was defined at the begin, then what has changed since then. From there on (`complete`) each change is written to
+    both files, until `Definitions.replace` gives the new one the name of the old one.
+    """
+
+    def __init__(self, disk: Disk, entries: list[tuple[tuple[str, Key], Any]]) -> None:
+        self.file = Tracked(disk.open(NEW, create=True))
+        self.file.truncate(0)
+        self.complete = False
+        self._entries = entries
+        self._size = 0
+        """Bytes of what was defined at the begin. All lines vouch for them: they are synced before the file gets its name."""
+        self._since: deque[tuple[str, str, Key, Any]] = deque()
+        self._come = self._came = 0
+        """Changes since the latest step, and between the two steps before."""
+        self._steps = self._write()
+
+    def step(self) -> None:
+        """Write some lines. StoreFull if there is no room for them."""
+        self._came, self._come = self._come, 0
+        next(self._steps, None)
+
+    def add(self, op: str, kind: str, key: Key, value: Any) -> None:
+        """A change that has been written to the old log. StoreFull if the new one has no room for it."""
+        if self.complete:
+            self.file.append(_line(op, kind, key, value, self._size))
+        else:
+            self._since.append((op, kind, key, value))
+            self._come += 1
+
+    def _write(self) -> Iterator[None]:
+        size = 0
+        for part in self._parts(0):
+            size += len(part)
+            yield
+        self._size = size
+        for part in self._parts(size):
+            self.file.append(part)
+            yield
+        self._entries = []
+        while self._since:
+            count = max(COMPACT_LINES, 2 * self._came)  # so that there is an end, however many come
+            some = [self._since.popleft() for _ in range(min(len(self._since), count))]
+            self.file.append(b"".join(_line(*change, size) for change in some))
+            if self._since:
+                yield
+        self.complete = True
+
+    def _parts(self, durable: int) -> Iterator[bytes]:
+        """The lines of what was defined, some at a time."""
+        for at in range(0, len(self._entries), COMPACT_LINES):
+            some = self._entries[at : at + COMPACT_LINES]
+            yield b"".join(_line("put", kind, key, value, durable) for (kind, key), value in some)
+
+
 class Definitions:
-    """`load` comes first. `compact` replaces `file`: only while nobody syncs the old one."""
+    """`load` comes first. `compact` and `replace` give `file` another one: only while nobody syncs the old one."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -84,6 +147,8 @@ class Definitions:
         self._tried = 0
         self._file: Tracked | None = None
         self.unwritten: list[bytes] = []
+        self.compaction: Compaction | None = None
+        """The log is being written anew."""
 
     @property
     def file(self) -> Tracked:
@@ -107,7 +172,7 @@ class Definitions:
     @property
     def bloated(self) -> bool:
         """So much of the log means nothing any more that `compact` is worth its time, spread over what has been written since."""
-        if self._file is None or self.unwritten:
+        if self._file is None or self.unwritten or self.compaction is not None:
             return False
         dead = self._file.end - self._live
         return dead > max(COMPACT_BYTES, 2 * self._live) and self._file.end >= self._tried + COMPACT_BYTES
@@ -147,12 +212,14 @@ class Definitions:
         line = _line("put", kind, key, value, self.file.durable)
         self._append(line)
         self._set((kind, key), value, len(line))
+        self._mirror("put", kind, key, value)
 
     def delete(self, kind: str, key: Key) -> None:
         """One that is not there is fine."""
         if (kind, key) in self._entries:
             self._append(_line("delete", kind, key, None, self.file.durable))
             self._unset((kind, key))
+            self._mirror("delete", kind, key, None)
 
     def _append(self, line: bytes) -> None:
         """Without room the line waits for `flush`, and those behind it too."""
@@ -173,6 +240,42 @@ class Definitions:
             self.file.append(self.unwritten[0])
             del self.unwritten[0]
 
+    def _mirror(self, op: str, kind: str, key: Key, value: Any) -> None:
+        if self.compaction is None:
+            return
+        try:
+            if self.unwritten:
+                raise StoreFull("the old log has no room either")
+            self.compaction.add(op, kind, key, value)
+        except StoreFull:
+            self.abandon_compaction()
+
+    def begin_compaction(self) -> None:
+        """Begin to write the log anew in steps (`compaction`). StoreFull if there is no room for another file."""
+        self._tried = self.file.end
+        self.compaction = Compaction(self._disk, list(self._entries.items()))
+
+    def abandon_compaction(self) -> None:
+        """Give up writing the log anew; the old file stays."""
+        given_up, self.compaction = self.compaction, None
+        if given_up is not None:
+            given_up.file.close()
+            with suppress(StoreFull):
+                self._disk.unlink(NEW)
+
+    def replace(self, durable: int) -> None:
+        """The new file takes the name of the old one. So much of it is durable, and with it all that is durable of the old one.
+
+        Until the directory has been synced, a power cut may leave the old file under the name.
+        """
+        done = self.compaction
+        assert done is not None
+        self._disk.rename(NEW, paths.DEFINITIONS)
+        self.file.close()
+        done.file.durable = durable
+        self._file, self.compaction, self._tried = done.file, None, 0
+        self._live = sum(self._lengths.values())
+
     def compact(self) -> None:
         """Rewrite the log with what is defined now, durably; after a crash either the old or the new one is there.
 
@@ -180,23 +283,23 @@ class Definitions:
         """
         self._tried = self.file.end
         total = len(self._render(0))
-        name = paths.DEFINITIONS + ".new"
-        fresh = Tracked(self._disk.open(name, create=True))
+        fresh = Tracked(self._disk.open(NEW, create=True))
         fresh.truncate(0)
         try:
             fresh.append(self._render(total))
         except StoreFull:
             fresh.close()
-            self._disk.unlink(name)
+            self._disk.unlink(NEW)
             raise
         fresh.sync()
         fresh.durable = fresh.end
-        self._disk.rename(name, paths.DEFINITIONS)
+        self._disk.rename(NEW, paths.DEFINITIONS)
         self._disk.sync_dir("")
         self.file.close()
         self._file, self._live, self._tried = fresh, total, 0
 
     def close(self) -> None:
+        self.abandon_compaction()
         if self._file is not None:
             self._file.close()
 

@@ -338,10 +338,13 @@ class RealDisk:
             fail("make the directory", full, error)
 
     def rename(self, a: str, b: str) -> None:
+        replaced = self._held_open(self._full(b))
         try:
             os.replace(self._full(a), self._full(b))
         except OSError as error:
             fail(f"rename {self._full(a)} to", self._full(b), error)
+        finally:
+            self._free(replaced)
 
     def link(self, a: str, b: str) -> bool:
         try:
@@ -357,17 +360,25 @@ class RealDisk:
         return 0 if self.remover is None else self.remover.freeing
 
     def unlink(self, path: str) -> None:
-        full, fd = self._full(path), -1
+        full = self._full(path)
+        removed = self._held_open(full)
         try:
-            if self.remover is not None and os.stat(full).st_size > LARGE_BYTES:
-                with contextlib.suppress(OSError):  # it is freed here and now
-                    fd = os.open(full, os.O_RDONLY)
             os.unlink(full)
         except OSError as error:
             fail("remove", full, error)
         finally:
-            if fd >= 0 and self.remover is not None:
-                self.remover.free(fd)
+            self._free(removed)
+
+    def _held_open(self, full: str) -> int:
+        """A descriptor of a large file that is about to lose its name, so that a thread can free its bytes; -1 for any other file."""
+        with contextlib.suppress(OSError):  # what cannot be held open is freed here and now
+            if self.remover is not None and os.stat(full).st_size > LARGE_BYTES:
+                return os.open(full, os.O_RDONLY)
+        return -1
+
+    def _free(self, fd: int) -> None:
+        if fd >= 0 and self.remover is not None:
+            self.remover.free(fd)
 
     def rmtree(self, path: str) -> None:
         assert path, "the data directory itself stays"

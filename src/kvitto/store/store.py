@@ -49,6 +49,8 @@ FREEING = 4
 """No file is unlinked while the bytes of more than this many removed files have not been freed."""
 FILE_COST = 256 << 10
 """Unlinking even an empty file takes about as long as freeing this many bytes, so they are added to the size of each file."""
+DIRECTORY_COST = 2 << 20
+"""The same for a directory, which is removed with the small files in it."""
 
 
 class SyncJob:
@@ -71,6 +73,10 @@ class SyncJob:
         self.journal_written = (0, 0)
         self.defined = 0
         """The length of the definitions log that this job makes durable, 0 if the log is not part of the job."""
+        self.compacted = 0
+        """The same for the definitions that are being written anew, once all of them are there."""
+        self.named = False
+        """Whether the job makes the name of the definitions log durable."""
         self._paths: dict[int, str] = {}
         self.size = 0
         """Bytes of messages."""
@@ -258,6 +264,8 @@ class Store:
         """The directory has the format before this one until the start has come to its end."""
         self._defined = (-1, 0)
         """Where the inventory has the definitions, and with how many bytes."""
+        self._naming = False
+        """The definitions have been written anew, and no sync has made the name of the new file durable yet."""
         self._orphans: dict[str, int] = {}
         self.definitions: Definitions
         self.journal: Journal
@@ -399,6 +407,8 @@ class Store:
 
     def shut(self) -> None:
         """After the last sync: mark the directory as left in order."""
+        if self.failed is None and hasattr(self, "definitions"):
+            self.definitions.abandon_compaction()
         if self.failed is None and not self.dirty and not self.faulty and self.inventory.is_open:
             self._end_in_order()
         self.disk.close()
@@ -510,7 +520,7 @@ class Store:
     def _remove_while_cheap(self) -> None:
         while self._removed < REMOVED_PER_TURN and self.may_remove:
             size, unlink = self.removals.popleft()
-            self._removed += size + FILE_COST
+            self._removed += size + FILE_COST if size else DIRECTORY_COST
             unlink()
 
     def remove_all(self) -> None:
@@ -725,6 +735,12 @@ class Store:
         job = self._job = SyncJob(self.disk, files, dirs)
         if self.definitions.dirty and self.definitions.file in self._others:
             job.defined = self.definitions.file.end
+        compaction = self.definitions.compaction
+        if compaction is not None and compaction.complete:
+            if compaction.file not in self._others:  # it has got lines since the sync before
+                files.append(compaction.file)
+            job.compacted = compaction.file.end
+        job.named = self._naming
         self._others, self._dirs = {}, {}
         if everything or self._messages_wanted:
             files += [part.file for part in self._segments if part.file is not None]
@@ -774,9 +790,7 @@ class Store:
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()
-        if job.defined:
-            self.definitions.synced(job.defined)
-            self._enter_definitions()
+        self._definitions_synced(job)
         for part, log_ in changed.items():
             if part.durable and part in log_.segments:
                 entered |= self.enter(log_, part)
@@ -796,12 +810,8 @@ class Store:
                 callback()
         if self._clean:
             self._call_for_clean()
-        if self.definitions.bloated:  # the loop waits for it, once in some megabytes of definitions that came and went
-            try:
-                self.compact_definitions()
-            except StoreError as error:
-                self.failed = error
-                self.distrust()
+        if self.definitions.bloated and not self.leaving:
+            self._begin_compaction()
 
     def _call_for_clean(self) -> None:
         """Call back for the segments in whose files all is durable now (`when_clean`)."""
@@ -819,12 +829,73 @@ class Store:
             self.on_fault(log_, error)
 
     def _enter_definitions(self) -> None:
+        if self.definitions.compaction is not None or self._naming:
+            return  # a start may find the old file or the new one, which is shorter
         slot, size = self._defined
         durable = self.definitions.file.durable
         if durable != size:
             with suppress(StoreFull):
                 self.inventory.put(slot, (DEFINITIONS, NOBODY, 0), (durable, 0, 0))
                 self._defined = slot, durable
+
+    def _definitions_synced(self, job: SyncJob) -> None:
+        """Note what this sync has made durable of the definitions, or of those that are being written anew."""
+        if job.named:
+            self._naming = False
+        if job.defined:
+            self.definitions.synced(job.defined)
+        if job.defined or job.named:
+            self._enter_definitions()
+        if job.compacted and self.definitions.compaction is not None and not self.leaving:
+            self._replace_definitions(job.compacted)
+
+    def _begin_compaction(self) -> None:
+        """Write the definitions anew, some lines in each turn (`compact_some`)."""
+        try:
+            self.definitions.begin_compaction()
+            self.inventory.put(self._defined[0], (DEFINITIONS, NOBODY, 0), inventory.UNKNOWN)
+            self.inventory.write_owed()
+            self._defined = self._defined[0], 0
+        except StoreFull as error:
+            log.warning("%s; the definitions stay as they are", error)
+            self.definitions.abandon_compaction()
+            return
+        # it has to be durable before the new file, which is shorter, gets its name
+        self._others[self.inventory.file] = None
+
+    @property
+    def compacting(self) -> bool:
+        """Whether `compact_some` has something to do."""
+        return self.definitions.compaction is not None and not self.definitions.compaction.complete
+
+    def compact_some(self) -> None:
+        """Write some of the definitions anew. When all are there, the next sync makes them durable."""
+        compaction = self.definitions.compaction
+        assert compaction is not None
+        try:
+            compaction.step()
+        except StoreFull as error:
+            log.warning("%s; the definitions stay as they are", error)
+            self.definitions.abandon_compaction()
+        except StoreError as error:
+            self.fail(error)
+            raise
+        if compaction.complete:
+            self._others[compaction.file] = None
+            # what the log says of deleted queues is needed until their directories are durably gone
+            self._dirs[paths.QUEUES] = None
+            self.when_durable(lambda: None, messages=False)
+
+    def _replace_definitions(self, durable: int) -> None:
+        """The definitions that were written anew are durable, all that the old file had when this sync began: they take its place.
+
+        What has been defined since then waits for the next sync, which makes the new name durable, too.
+        """
+        self._others.pop(self.definitions.file, None)
+        self.definitions.replace(durable)
+        self._naming = True
+        self._dirs[""] = None
+        self._others[self.definitions.file] = None
 
     def compact_definitions(self) -> None:
         """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
