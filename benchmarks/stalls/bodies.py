@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.stalls.peer import Peer, message
+import json
+
+from benchmarks.stalls.peer import Peer, message, method
 from benchmarks.stalls.rows import Site, Steps, row
 from kvitto.wire import methods as m
 
@@ -93,6 +95,31 @@ def large_read(site: Site) -> Steps:
     peer.send(one)
     peer.ask(m.StageCommit("large_read", 1, b"task"), m.StageCommitOk, channel=3)
     site.wait(lambda: peer.ready("large_read") == 2, "the message that was staged")
+
+
+@row("messages of 128 MiB are returned, as no queue takes them, and sent as direct replies")
+def large_returned(site: Site) -> Steps:
+    peer, size = site.peer(), site.count(128 * MIB)
+    asks = site.peer()
+    peer.queue("large_returned")
+    asks.ask(m.BasicConsume("amq.rabbitmq.reply-to", "replies", no_ack=True), m.BasicConsumeOk)
+    asks.send(message(b"a question", "large_returned", reply_to="amq.rabbitmq.reply-to"))
+    asks.ready("large_returned")
+    content = message(bytes(size), "")[len(message_head()) :]
+    yield
+    peer.send(method(1, m.BasicPublish("", "nowhere", mandatory=True)) + content)
+    peer.wait(m.BasicReturn)
+    peer.ready("large_returned")  # behind the last body
+    status, got = site.http("POST", "queues/%2f/large_returned/get", {"count": 1, "ackmode": "ack_requeue_false"})
+    assert status == 200, status
+    peer.send(message(bytes(size), json.loads(got)[0]["properties"]["reply_to"]))
+    asks.wait(m.BasicDeliver)
+    asks.ready("large_returned")
+
+
+def message_head() -> bytes:
+    """The method frame of a publish to the queue without a name."""
+    return method(1, m.BasicPublish("", ""))
 
 
 @row("20 readers that never read, a message of 40 MiB for each")
