@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from kvitto.broker.reader import Reader
 from kvitto.protocol import connection
-from kvitto.store import pieces
+from kvitto.store import log, pieces
 from kvitto.store.survey import Survey
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
@@ -16,7 +17,7 @@ from tests.protocol import sessions
 from tests.protocol.sansio import House, Wire
 from tests.protocol.test_limits import ask
 from tests.support.clock import ManualClock
-from tests.support.rig import NO_PROPERTIES, Rig, address
+from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import SimDisk
 
 ONE_PIECE = 1
@@ -200,6 +201,57 @@ def test_a_large_dead_letter_is_in_one_place(cut: bool) -> None:
         again.settle_down()
         assert again.peek("q") + again.peek("dead") == [LARGE]
     assert rig.peek("dead") == [LARGE]
+
+
+# -- read again ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large batch is not read as a whole."""
+    monkeypatch.setattr(log, "STREAMED_BYTES", 5000)
+    monkeypatch.setattr(log, "CHUNK_BYTES", 2000)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_queue_with_priorities_starts_with_a_large_message_that_it_has_not_sorted_in() -> None:
+    """The power cut took the mark that it had been sorted in, and the start looked for it for ever: it has to be checked first."""
+    rig = Rig()
+    rig.declare("q", x_max_priority=5)
+    rig.settle_down()
+    put(rig, "q", LARGE)
+    while rig.queue("q").backlog or not rig.store.dirty:
+        rig.turn()
+    rig.sync(everything=False)
+    marks = set()
+    for seed in range(20):
+        again = starts_from(rig.disk.copy().crash(Random(seed)))
+        marks.add(again.queue("q").log.mark)
+        again.settle_down()
+        assert again.peek("q") in ([], [LARGE])
+        again.drain("q")
+        again.settle_down()
+        again.drain("q")
+        assert not again.queue("q").messages
+    assert marks == {0, 1}
+
+
+@pytest.mark.usefixtures("streamed")
+def test_what_is_read_by_offset_may_leave_while_it_is_checked() -> None:
+    """The rest of the range is read; the reader took what it had checked for the next message."""
+    rig = Rig()
+    queue = rig.declare("q")
+    for body in (LARGE, b"behind"):
+        put(rig, "q", body)
+    rig.settle_down()
+    queue.release_windows()
+    taker = Taker(queue)
+    reader = Reader(queue, taker, 0, 2, lambda _: None, None)
+    reader.pump(1)
+    queue.settle_until(1)
+    while not reader.finished:
+        reader.pump(1)
+    assert [delivery.body for delivery in taker.got] == [b"behind"] and reader.count == 1
 
 
 # -- confirms ------------------------------------------------------------------------------------------------

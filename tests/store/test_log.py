@@ -228,6 +228,30 @@ def test_damage_is_read_around_from_either_side() -> None:
             assert other.store.alarms
 
 
+def test_what_nobody_has_checked_leads_nowhere_outside_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: sizes and priorities of a large batch are read unchecked; a damaged index had memory read that is not the batch's."""
+    monkeypatch.setattr(logs, "STREAMED_BYTES", 100)
+    monkeypatch.setattr(logs, "CHUNK_BYTES", 90)
+    shelf = Shelf()
+    shelf.write(b"a")
+    start = shelf.log.segments[0].size
+    shelf.write(*[b"%d" % n * 30 for n in range(1, 7)])
+    shelf.write(b"h")
+    shelf.rest()
+    for position in range(start, start + 64 + 6 * 24):
+        for bit in range(8):
+            other, window = Shelf(shelf.disk.copy()), Window(outline=True)
+            other.disk.flip(f"{DIRECTORY}/{0:020d}.log", position, bit)
+            for offset in (1, 3, 6):
+                found = other.log.load(window, offset)
+                if not window.holds(offset):
+                    assert other.store.alarms, (position, bit, offset)
+                elif found:
+                    size = window.batch.body_bytes(0, window.batch.count)
+                    assert size == 30 * window.batch.count or size <= window.chunk.n, (position, bit, offset)
+            assert other.body(0) == b"a" and other.body(7) == b"h"
+
+
 def test_a_segment_that_is_cut_while_it_is_in_use_is_read_up_to_the_cut() -> None:
     """D3: the read asked for the rest of the batch again and again, and the broker did nothing else any more."""
     shelf = Shelf()

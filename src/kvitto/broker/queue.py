@@ -572,20 +572,21 @@ class Queue:
             if b.first <= self.cursor < b.first + b.count:
                 return b
         self._ahead.patient = self.patient
-        found = self.log.load(self._ahead, self.cursor)
-        self._write_off_lost()
-        if self._ahead.waits is not None:
-            self._check(self._ahead)
-            return None
-        if found:
-            self.front = self._ahead.batch
-            if self.cursor >= self.front.first:
-                return self.front
-            self.cursor = self.front.first
-        else:
-            self.cursor = self.unwritten_from
-        self.ready = self.next - self.cursor + self.requeued.count
+        self.front = self._load_at_cursor(self._ahead)
         return self.front
+
+    def _load_at_cursor(self, window: Window) -> Batch | None:
+        """The batch in the files that holds the message at the cursor; None if what was there is lost, or has to be checked first."""
+        found = self.log.load(window, self.cursor)
+        self._write_off_lost()
+        if window.waits is not None:
+            self._check(window)
+            return None
+        if found and self.cursor >= window.batch.first:
+            return window.batch
+        self.cursor = window.batch.first if found else self.unwritten_from
+        self.ready = self.next - self.cursor + self.requeued.count
+        return window.batch if found else None
 
     def _check(self, window: Window) -> None:
         """Read in pieces what the window waits for. Nothing is delivered meanwhile."""
@@ -633,11 +634,15 @@ class Queue:
             self.settle(offset, 1, DROPPED)
 
     def admit(self) -> None:
-        """With x-max-priority: sort what has arrived by priority. Then nothing is left from the cursor on."""
+        """With x-max-priority: sort what has arrived by priority. Then nothing is left from the cursor on.
+
+        A large batch is not checked for that, but when its messages are read.
+        """
         most, ranks = self._priority_max(), self.requeued
         assert isinstance(ranks, Ranks)
         while self.cursor < self.next:
-            w = self.window()
+            found = self._in_memory(self.cursor)
+            w = self._load_at_cursor(self._outline) if found is None else found[0]
             if w is not None:
                 i, count = self.cursor - w.first, w.count
                 while i < count:

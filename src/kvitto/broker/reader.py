@@ -85,6 +85,8 @@ class Reader:
             if batch.first > self.position:  # what was there is lost
                 self.position = batch.first
                 return steps
+            if batch.first + batch.count <= self.position:  # it was checked for a message that has left meanwhile
+                return steps
         return steps + self._deliver(batch, min(end, batch.first + batch.count), delivered)
 
     def _load(self) -> bool | None:
