@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from random import Random
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from kvitto.broker.reader import Reader
 from kvitto.protocol import connection
 from kvitto.store import log, pieces
+from kvitto.store.batch import Stored
 from kvitto.store.survey import Survey
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
@@ -252,6 +253,34 @@ def test_what_is_read_by_offset_may_leave_while_it_is_checked() -> None:
     while not reader.finished:
         reader.pump(1)
     assert [delivery.body for delivery in taker.got] == [b"behind"] and reader.count == 1
+
+
+@pytest.mark.usefixtures("streamed")
+def test_of_many_large_dead_letters_one_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W8: each queue had its turn for a slice, and all bodies were in memory in part."""
+    rig, reading, most = Rig(), 0, 0
+    read = Stored.take
+
+    def counted(stored: Stored) -> Generator[None, None, Buf]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        body = yield from read(stored)
+        reading -= 1
+        return body
+
+    monkeypatch.setattr(Stored, "take", counted)
+    rig.declare("dead")
+    names = [f"q{n}" for n in range(8)]
+    for name in names:
+        rig.declare(name, x_dead_letter_exchange="", x_dead_letter_routing_key="dead", x_max_length=1)
+        put(rig, name, LARGE)
+    rig.settle_down()
+    for name in names:
+        rig.queue(name).release_windows()
+        rig.publish(name, b"behind")
+    rig.settle_down()
+    assert rig.peek("dead") == [LARGE] * len(names) and (reading, most) == (0, 1)
 
 
 # -- confirms ------------------------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ OUR_HEADERS = (
 """Written by the broker alone: what a client puts there is nothing to go by (X3), and goes with the first death."""
 
 
+READING = "its body is being read"
+"""What the steps of a letter yield while they hold a part of a large body in memory."""
+
 Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
 """Key, properties, body, queues; queues None: a cycle without a rejection in it (X3)."""
 
@@ -59,10 +62,12 @@ Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
 class Letter:
     """A message that is on its way, and how its queues are found."""
 
-    def __init__(self, offset: int, reason: str, steps: Generator[bool, None, Addressed | None]) -> None:
+    def __init__(self, offset: int, reason: str, steps: Generator[object, None, Addressed | None]) -> None:
         self.offset = offset
         self.reason = reason
         self.steps = steps
+        self.step: object = None
+        """What the last step has yielded."""
         self.addressed: Addressed | None = None
 
     @property
@@ -105,7 +110,9 @@ class DeadLetters(walls.Routine):
         """By queue: first offset, count, reason."""
         self.in_flight = 0
         self._addressing: dict[Queue, Letter] = {}
-        """Letters whose routes take more than one turn to find."""
+        """Letters that take more than one turn to be read, or whose routes take that long to find."""
+        self._reading: Queue | None = None
+        """Whose letter has a part of a large body in memory. It comes before all others, so that there is one such body at most."""
         self._letters = 0
         self._bytes = 0
         self._steps = 0
@@ -130,7 +137,8 @@ class DeadLetters(walls.Routine):
         """Send letters on their way: as many as this turn still may, while not too much of them waits for a sync."""
         parcel = Parcel()
         while self.moves and self._may_send(parcel):
-            queue = next(iter(self.moves))
+            queue = self._reading if self._reading in self.moves else next(iter(self.moves))
+            self._reading = None
             for _ in range(SLICE):
                 line = self.moves[queue]
                 if queue.deleted or not self._may_send(parcel):
@@ -141,6 +149,7 @@ class DeadLetters(walls.Routine):
                 done = walls.run(queue, self._advance, letter)
                 if done is False:
                     self._addressing[queue] = letter
+                    self._reading = queue if letter.step is READING else None
                 if not done:
                     break
                 alone = letter.is_large
@@ -180,7 +189,7 @@ class DeadLetters(walls.Routine):
         """Go on reading it and looking for its queues; True if that is done."""
         while self._steps > 0:
             try:
-                next(letter.steps)
+                letter.step = next(letter.steps)
             except StopIteration as end:
                 letter.addressed = end.value
                 return True
@@ -266,7 +275,7 @@ class DeadLetters(walls.Routine):
 
         self.broker.records.write(parcel.record, apply, full)
 
-    def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[bool, None, Addressed | None]:
+    def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
         """The dead letter that the message at this offset becomes; None if the message cannot be read any more.
 
         In pieces: its batch may have to be checked, its route to be searched for, and its body to be read.
@@ -286,7 +295,7 @@ class DeadLetters(walls.Routine):
                 except StopIteration as end:
                     body = end.value
                     break
-                yield True
+                yield READING
                 if queue.deleted:
                     return None
         return key, props, body, targets
