@@ -8,9 +8,10 @@ from typing import Any
 from kvitto.broker.broker import Broker
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
-from kvitto.store.batch import Batch, Stored
+from kvitto.store.batch import Batch, Body, Stored
 from kvitto.store.store import Store
 from kvitto.wire import tables
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
 from tests.support.clock import ManualClock
 from tests.support.simdisk import SimDisk
@@ -129,6 +130,13 @@ def address(queue: str) -> bytes:
     return b"\0" + tables.encode_shortstr(queue)
 
 
+def as_bytes(body: Body) -> bytes:
+    """A body wherever it is."""
+    if isinstance(body, Buf):
+        return body.tobytes()
+    return body.read() if isinstance(body, Stored) else body
+
+
 class Delivery:
     def __init__(self, offset: int, body: bytes, redelivered: bool, props: bytes) -> None:
         self.offset = offset
@@ -166,8 +174,8 @@ class Taker(Consumer):
             self.got.append(Delivery(batch.first + k, body, bool(redelivered), props))
         return n
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes | Stored, offset: int) -> None:
-        self.got.append(Delivery(offset, body if isinstance(body, bytes) else body.read(), True, props))
+    def deliver_again(self, key: bytes, props: bytes, body: Body, offset: int) -> None:
+        self.got.append(Delivery(offset, as_bytes(body), True, props))
 
     def queue_gone(self) -> None:
         self.gone = True

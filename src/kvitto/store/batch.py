@@ -423,13 +423,17 @@ class BatchHeader:
         self.count = field(32, 4)
         self.meta_len = field(36, 4)
         self.body_len = field(40, 4)
+        self.time_ms = field(24, 8)
         length = field(4, 4)
-        if length != HEADER + ENTRY * self.count + self.meta_len + self.body_len or not self.count:
+        if (
+            length != HEADER + ENTRY * self.count + self.meta_len + self.body_len
+            or not self.count
+            or self.time_ms >> 63
+        ):
             return
         self.length = length
         self.checksum = field(8, 8)
         self.first = field(16, 8)
-        self.time_ms = field(24, 8)
         self.journal = field(48, 8)
         self.durable = field(56, 8)
 
