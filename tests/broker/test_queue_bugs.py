@@ -9,8 +9,9 @@ import pytest
 
 from kvitto.base.errors import ChannelError, StoreFull
 from kvitto.broker import queue as queues
+from kvitto.broker.bulk import Bulk
 from kvitto.store import log
-from tests.support.rig import Rig, Taker
+from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 
 
 def flip_body(rig: Rig, name: str, body: bytes) -> None:
@@ -483,3 +484,39 @@ def test_a_journal_file_that_a_killed_process_had_removed_does_not_come_back(mon
     for seed in range(20):
         found = Rig(rig.disk.crash(Random(seed), hostile=seed % 2 == 1), rig.clock)
         assert found.bodies("dead") == [b"later"], seed
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("limit", [{"x_max_length": 2}, {"x_message_ttl": 1000}])
+def test_a_start_applies_the_whole_journal_before_anything_leaves_for_a_limit(
+    limit: dict[str, int], large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: what one record pushed out, or had looked at for its age, was settled by the next one: it was dead-lettered twice."""
+    if large:
+        monkeypatch.setattr(queues, "ADOPTED", 1)
+    rig = Rig()
+    rig.declare("dead")
+    queue = rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **limit)
+    for body in (b"m1", b"m2"):
+        rig.publish("q", body)
+    rig.settle_down()
+    queue.get(Taker(queue))
+    rig.settle_down()
+    for body in (b"m3", b"m4"):
+        commit(rig, queue, body)
+    queue.reject(0, 1)
+    rig.turn()
+    rig.clock.advance(2.0)
+    rig.kill()
+    rig.settle_down()
+    assert rig.peek("dead").count(b"m1") == 1
+    assert sorted(rig.peek("q") + rig.peek("dead")) == [b"m1", b"m2", b"m3", b"m4"]
+
+
+def commit(rig: Rig, queue: queues.Queue, body: bytes) -> None:
+    """Write a transaction's record to the journal."""
+    bulk = Bulk(rig.broker)
+    for steps in (bulk.put([queue], address("q"), NO_PROPERTIES, body), bulk.keep_room(), bulk.encode()):
+        list(steps)
+    applied = bulk.apply()
+    rig.broker.records.write(bulk.record, lambda: next(applied, 0) is None, lambda: None)

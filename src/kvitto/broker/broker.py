@@ -64,6 +64,9 @@ POOL_LARGE = 4
 
 
 class Broker:
+    replaying = False
+    """What is in a queue may be settled by the next record of the journal, so nothing leaves for its age, or a limit."""
+
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.clock = clock
@@ -221,7 +224,7 @@ class Broker:
         """Apply what the journal has and the queues have not, durably: an old record must not meet new messages."""
         floor = max([q.log.journal for q in self.queues.values()], default=0)
         ends = {queue: queue.next for queue in self.queues.values()}
-        replayed = False
+        replayed, self.replaying = False, True
         for record in self.store.journal.replay(floor):
             replayed = True
             for op in record.settles:
@@ -229,6 +232,7 @@ class Broker:
                 if queue is not None:
                     queue.settle_recovered(op.offset, op.count, op.outcome)
             self.apply(record, recovering=True)
+        self.replaying = False
         for queue in self.queues.values():
             hold.restore(queue)
             brought = queue.next - ends[queue]

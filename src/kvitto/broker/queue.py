@@ -313,9 +313,9 @@ class Queue:
         self._journaled(sequence, self.append_run, batch)
 
     def _journaled(self, sequence: int, append: Callable[..., Any], *what: object) -> None:
-        """Limits that refuse were asked before the record was written."""
+        """Limits that refuse were asked before the record was written. Those that drop are for the end of a replay."""
         rejects, self.rejects = self.rejects, False
-        limited, self.limited = self.limited, self.limited and not rejects
+        limited, self.limited = self.limited, self.limited and not rejects and not self.broker.replaying
         append(*what)
         self.rejects, self.limited = rejects, limited
         if self.tail is not None and sequence:
@@ -1133,9 +1133,9 @@ class Queue:
         A large batch is written in slices, one in each call. The queue stays dirty until the whole batch is in the file.
         """
         delivered, self.shown = self.shown, False
-        if self.may_expire:
+        if self.may_expire and not self.broker.replaying:
             self.expire()
-        if self.limited:
+        if self.limited and not self.broker.replaying:
             self.enforce_limits()
         if self.ranked:
             self.admit()  # while it is in memory
