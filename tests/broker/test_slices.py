@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from kvitto.broker.deadletter import READING
 from kvitto.broker.reader import Reader
 from kvitto.protocol import connection
 from kvitto.store import log, pieces
@@ -281,6 +283,43 @@ def test_of_many_large_dead_letters_one_is_read_at_a_time(monkeypatch: pytest.Mo
         rig.publish(name, b"behind")
     rig.settle_down()
     assert rig.peek("dead") == [LARGE] * len(names) and (reading, most) == (0, 1)
+
+
+def letter_being_read() -> Rig:
+    """A rejected large message of which a part is in memory."""
+    rig = Rig()
+    rig.declare("dead")
+    queue = rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    put(rig, "q", LARGE)
+    rig.settle_down()
+    while not rig.take("q"):
+        rig.turn()
+    queue.release_windows()
+    queue.reject(0, 1)
+    letters = rig.broker.dead_letters
+    while not any(letter.step is READING for letter in letters._addressing.values()):
+        rig.turn()
+    return rig
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_dead_letters_queue_may_be_deleted_while_it_is_read() -> None:
+    """X4: it stays where it is; it was settled, and in no queue."""
+    rig = letter_being_read()
+    rig.delete("dead")
+    rig.settle_down()
+    assert rig.peek("q") == [LARGE] and len(rig.queue("q").parked) == 1
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_dead_letter_exchange_may_be_taken_away_while_a_letter_is_read() -> None:
+    """It is dropped, as one that was not begun; one that was being checked went by the default exchange, back to its own queue."""
+    rig = letter_being_read()
+    queue = rig.queue("q")
+    settings = replace(queue.settings, dead_letter_exchange=None, dead_letter_routing_key=None)
+    queue.take_settings(settings)
+    rig.settle_down()
+    assert not queue.messages and not rig.queue("dead").messages
 
 
 # -- confirms ------------------------------------------------------------------------------------------------

@@ -199,8 +199,9 @@ class DeadLetters(walls.Routine):
     def _send(self, parcel: Parcel, queue: Queue, letter: Letter) -> int:
         """One letter; return the bytes that it has taken."""
         offset, reason = letter.offset, letter.reason
-        if letter.addressed is None:  # it cannot be read any more
-            queue.moved(offset, reason, DROPPED)
+        if letter.addressed is None:  # it cannot be read any more, or goes nowhere any more
+            gone = queue.settings.dead_letter_exchange is None
+            queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED) if gone else DROPPED)
             return 0
         key, props, body, targets = letter.addressed
         if targets is None:
@@ -226,7 +227,7 @@ class DeadLetters(walls.Routine):
             (
                 t
                 for t in targets
-                if t.fault is not None or (t.rejects and walls.run(t, t.is_full, len(body)) is not False)
+                if t.fault is not None or t.deleted or (t.rejects and walls.run(t, t.is_full, len(body)) is not False)
             ),
             None,
         )
@@ -276,7 +277,7 @@ class DeadLetters(walls.Routine):
         self.broker.records.write(parcel.record, apply, full)
 
     def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
-        """The dead letter that the message at this offset becomes; None if the message cannot be read any more.
+        """The dead letter that the message at this offset becomes; None if it becomes none: it cannot be read, or goes nowhere any more.
 
         In pieces: its batch may have to be checked, its route to be searched for, and its body to be read.
         """
@@ -284,21 +285,23 @@ class DeadLetters(walls.Routine):
         if message is None:
             return None
         key, props, body, flags = message
-        key, props, targets = yield from self.address_steps(queue, reason, (key, props, flags))
-        if isinstance(body, Stored):
+        while queue.settings.dead_letter_exchange is not None:  # a policy may have gone meanwhile
+            to_key, to_props, targets = yield from self.address_steps(queue, reason, (key, props, flags))
+            if not isinstance(body, Stored):
+                return to_key, to_props, body, targets
             if not targets:
-                return key, props, b"", targets
+                return to_key, to_props, b"", targets
             steps = body.take()
-            while True:
+            while isinstance(body, Stored):
                 try:
                     next(steps)
                 except StopIteration as end:
-                    body = end.value
-                    break
-                yield READING
-                if queue.deleted:
-                    return None
-        return key, props, body, targets
+                    body = end.value  # that took a while: its queues may be others now
+                else:
+                    yield READING
+                    if queue.deleted:
+                        return None
+        return None
 
     def address_steps(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, int]
