@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from kvitto.broker.deadletter import READING
+from kvitto.broker.look import Look, looks
 from kvitto.broker.reader import Reader
 from kvitto.protocol import connection
 from kvitto.store import log, pieces
@@ -283,6 +284,20 @@ def test_of_many_large_dead_letters_one_is_read_at_a_time(monkeypatch: pytest.Mo
         rig.publish(name, b"behind")
     rig.settle_down()
     assert rig.peek("dead") == [LARGE] * len(names) and (reading, most) == (0, 1)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_who_looks_into_a_queue_leaves_nothing_in_memory() -> None:
+    """What was read stayed until the queue had something to write."""
+    rig = Rig()
+    queue = rig.declare("q")
+    put(rig, "q", LARGE)
+    rig.settle_down()
+    queue.release_windows()
+    found = [one for one in looks(queue, 10) if isinstance(one, Look)]
+    assert len(found) == 1 and queue._behind.segment is not None
+    rig.turn()
+    assert queue._behind.segment is None and queue._outline.segment is None
 
 
 def letter_being_read() -> Rig:

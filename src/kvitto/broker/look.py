@@ -28,6 +28,13 @@ def looks(queue: Queue, most: int) -> Iterator[Look | bool | None]:
 
     True is yielded between two pieces of work for one message. The queue may change between two steps: what has left it is passed over.
     """
+    try:
+        yield from _looks(queue, most)
+    finally:
+        queue.mark_dirty()  # the turn gives back the memory of what was read
+
+
+def _looks(queue: Queue, most: int) -> Iterator[Look | bool | None]:
     if queue.ranked:
         queue.admit()
     came_back = [offset for start, n in islice(queue.requeued, most) for offset in range(start, start + min(n, most))]
