@@ -337,6 +337,21 @@ def test_a_dead_letter_exchange_may_be_taken_away_while_a_letter_is_read() -> No
     assert not queue.messages and not rig.queue("dead").messages
 
 
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("turns", range(1, 20, 2))
+def test_an_end_in_order_leaves_no_part_of_a_dead_letter_in_the_journal(turns: int) -> None:
+    """D3: the end itself had begun its record, and `kvitto check` took that for damage."""
+    rig = letter_being_read()
+    for _ in range(turns):
+        rig.turn()
+    rig.broker.finish()
+    rig.store.shut()
+    disk = rig.disk.kill()
+    assert not Survey(disk.copy()).findings
+    again = starts_from(disk)
+    assert again.peek("q") + again.peek("dead") == [LARGE]
+
+
 # -- confirms ------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ APPLIED_PIECE = 40
 class Records:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._stopped = False
         self._held = 0
         """How many records wait until what they settle is durable."""
         self._unwritten: deque[Waiting] = deque()
@@ -68,6 +69,8 @@ class Records:
         return all(queue is None or end <= queue.log.durable_end for queue, end in queues)
 
     def _write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
+        if record.large and self._stopped:
+            return  # the message stays where it is: a record of which only a part is in the file looks like damage
         if self._unwritten or record.large:
             self._unwritten.append((record, done, full))
             if len(self._unwritten) == 1:
@@ -115,6 +118,7 @@ class Records:
             left -= count
 
     def stop(self) -> None:
-        """The end in order: nobody has been told of a record that is not complete."""
+        """The end in order: nobody has been told of a record that is not complete, and no large one is begun any more."""
+        self._stopped = True
         self._unwritten.clear()
         self._broker.store.journal.stop_writing()
