@@ -100,6 +100,11 @@ class LargeModel(QueueModel):
         if not self.hurry:
             super().books()
 
+    @rule()
+    def kill(self) -> None:
+        self.wait_for_all()
+        super().kill()
+
     # -- what is large ---------------------------------------------------------------------------------------
 
     def body(self, size: int) -> bytes:
