@@ -255,18 +255,19 @@ class Held:
 
 
 def free(broker: Broker, *lists: list[Any]) -> None:
-    """Free lists in pieces, since freeing a million objects takes some time."""
-    if sum(map(len, lists)) > FREED:
+    """Free lists in pieces, since freeing a million objects takes some time, and so does freeing large ones."""
+    if any(lists):
         broker.jobs.start(freed(*lists))
 
 
 def freed(*lists: list[Any]) -> Iterator[None]:
+    left = FREED
     for each in lists:
         while each:
-            left = FREED
-            while each and left > 0:
-                left -= 1 + (sum(len(value) for value in each.pop() if isinstance(value, bytes | Buf)) >> FREED_SHIFT)
-            yield
+            left -= 1 + (sum(len(value) for value in each.pop() if isinstance(value, bytes | Buf)) >> FREED_SHIFT)
+            if left <= 0:
+                yield
+                left = FREED
 
 
 def given_back(chan: Channel, held: Held) -> Iterator[None]:
