@@ -9,9 +9,11 @@ import pytest
 
 from kvitto.base.errors import StoreError
 from kvitto.broker import walls
+from kvitto.protocol.connection import UNCOPIED
 from kvitto.protocol.large import LARGE, LargeBody
 from kvitto.protocol.states import CLOSING
 from kvitto.store.lease import Lease
+from kvitto.store.log import STREAMED_BYTES
 from kvitto.wire import methods as m
 from kvitto.wire.methods import decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD, FRAME_OVERHEAD
@@ -315,3 +317,8 @@ def test_a_body_that_cannot_be_read_any_more_ends_its_connection_and_its_queue_o
     assert wire.connection.state == CLOSING
     assert house.broker.vhosts["/"].queues["q"].fault is not None
     check_others(house)
+
+
+def test_what_is_not_large_for_a_connection_is_never_only_on_disk() -> None:
+    """A consumer copies such a body from the memory of its batch, and does not ask whether it is there."""
+    assert LARGE <= STREAMED_BYTES and LARGE <= UNCOPIED
