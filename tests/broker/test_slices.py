@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from kvitto.broker.bulk import Bulk
 from kvitto.broker.deadletter import READING
 from kvitto.broker.look import Look, looks
 from kvitto.broker.reader import Reader
@@ -350,6 +351,35 @@ def test_an_end_in_order_leaves_no_part_of_a_dead_letter_in_the_journal(turns: i
     assert not Survey(disk.copy()).findings
     again = starts_from(disk)
     assert again.peek("q") + again.peek("dead") == [LARGE]
+
+
+def test_a_batch_that_was_checked_before_is_compared_again_when_more_of_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D3: it was checked once for all of its messages, and a bit that flipped later was delivered without an alarm."""
+    monkeypatch.setattr("kvitto.store.log.STREAMED_BYTES", 5000)
+    monkeypatch.setattr("kvitto.store.log.CHUNK_BYTES", 2000)
+    rig = Rig()
+    queue, bulk = rig.declare("q"), Bulk(rig.broker)
+    bodies = [b"%d" % number * 3000 for number in range(10)]
+    for body in bodies:
+        for _ in bulk.put([queue], address("q"), NO_PROPERTIES, body):
+            pass
+    for _ in bulk.encode():
+        pass
+    steps = bulk.apply()
+    rig.broker.records.write(bulk.record, lambda: next(steps, "end") != "end", lambda: None)
+    rig.settle_down()
+    queue.release_windows()
+    taker = Taker(queue)
+    while not queue.get(taker):
+        rig.turn()
+    path, data = next((p, d) for p, d in rig.disk.files().items() if p.endswith(".log") and "queues" in p)
+    rig.disk.flip(path, data.index(b"9" * 100) + 50)
+    found = rig.drain("q")
+    assert found == bodies[1 : len(found) + 1] and len(found) < 9
+    rig.settle_down()
+    assert any("cannot be read" in alarm for alarm in rig.store.alarms)
 
 
 # -- confirms ------------------------------------------------------------------------------------------------

@@ -487,21 +487,34 @@ class Log:
         if position not in part.checked:
             for _ in self.check_steps(part, position, head):
                 pass
-        # one of several messages is checked for all of them, and a single one each time that it is read
-        good = part.checked[position] if head.count > 1 else part.checked.pop(position)
-        if good and self._open_part(window, part, position, head, offset):
-            return True
-        part.checked.pop(position, None)
-        return self._damaged(window, part, position, offset)
+        sums = part.checked[position]
+        good = bool(sums) and self._open_part(window, part, position, head, offset, sums)
+        if not good or head.count == 1 or window.batch.stored is not None:
+            # the next look at it needs another check: a body that is read from the disk later is not compared with `sums` again
+            part.checked.pop(position, None)
+        return good or self._damaged(window, part, position, offset)
 
-    def _open_part(self, window: Window, part: Segment, position: int, head: BatchHeader, offset: int) -> bool:
-        """Read messages of a large batch, from `offset` on: as many as have about STREAMED_BYTES. False if they are not there."""
+    def _open_part(
+        self,
+        window: Window,
+        part: Segment,
+        position: int,
+        head: BatchHeader,
+        offset: int,
+        sums: list[int] | None = None,
+    ) -> bool:
+        """Read messages of a large batch, from `offset` on: as many as have about STREAMED_BYTES. False if they are not there.
+
+        With `sums`, also False if one of the slices that are read is not as it was when it was checked.
+        """
+        if sums is not None and not self._bytes_of(part, position, sums, position + PREFIX, 1):
+            return False  # the header, or what is next to it
         i = max(offset - head.first, 0)
         n = min(head.count - i, PART_MESSAGES)
         index = position + BATCH_HEADER
         meta = index + ENTRY * head.count
         body = meta + head.meta_len
-        data = self.file_of(part).read_at(index + ENTRY * i, ENTRY * n)
+        data = self._bytes_of(part, position, sums, index + ENTRY * i, ENTRY * n)
         if len(data) < ENTRY * n:
             return False
         meta_at, body_at = int.from_bytes(data[0:4], "little"), int.from_bytes(data[4:8], "little")
@@ -523,25 +536,40 @@ class Log:
             stored = Stored(self.file_of(part), body + body_at, body_len)
         else:
             ranges.append((body + body_at, body_len))
-        if not self._read_ranges(window, part, ranges):
+        found = [self._bytes_of(part, position, sums, at, size) for at, size in ranges]
+        if any(len(some) < size for some, (_, size) in zip(found, ranges, strict=True)):
             return False
+        self._fill_window(window, part, ranges[0][0], found)
         window.batch.open_part(window.chunk, head, i, k, stored)
         return True
 
-    def _read_ranges(self, window: Window, part: Segment, ranges: list[tuple[int, int]]) -> bool:
-        """Fill a window's chunk with ranges of the file (position, bytes), one behind the other. False if the file is too short."""
-        size = sum(n for _, n in ranges)
+    def _bytes_of(self, part: Segment, position: int, sums: list[int] | None, start: int, n: int) -> bytes:
+        """Bytes of the large batch at `position`, fewer if they are not there. With `sums` none but from slices that fit them."""
+        file = self.file_of(part)
+        if sums is None or not n:
+            return file.read_at(start, n)
+        first = position + PREFIX
+        number = (start - first) // pieces.SLICE_BYTES
+        begin = at = first + number * pieces.SLICE_BYTES
+        found = bytearray()
+        while at < start + n:
+            # the last slice ends with the batch
+            data = file.read_at(at, min(pieces.SLICE_BYTES, sums[-1] - at))
+            if number >= len(sums) - 1 or xxhash.xxh3_64_intdigest(data) != sums[number]:
+                return b""
+            found += data
+            at, number = at + pieces.SLICE_BYTES, number + 1
+        return bytes(found[start - begin : start - begin + n])
+
+    @staticmethod
+    def _fill_window(window: Window, part: Segment, position: int, found: list[bytes]) -> None:
+        """Fill a window's chunk with what was found from `position` on."""
+        size = sum(map(len, found))
         window.batch.count, window.at = 0, size  # nothing behind what is read here is in the chunk
         window.chunk.n = 0
-        window.chunk.reserve(size)
-        window.segment, window.position, window.length = part, ranges[0][0], size
-        at = 0
-        for position, n in ranges:
-            if self.file_of(part).read_into(position, window.chunk.view(at, at + n)) < n:
-                return False
-            at += n
-        window.chunk.n = size
-        return True
+        for some in found:
+            window.chunk.add(some)
+        window.segment, window.position, window.length = part, position, size
 
     def load_steps(self, window: Window, offset: int) -> Generator[None, None, bool]:
         """`load`, which checks a large batch slice by slice."""
@@ -555,8 +583,12 @@ class Log:
             yield from self.check_steps(*waits)
 
     def check_steps(self, part: Segment, position: int, head: BatchHeader) -> Iterator[None]:
-        """Read a large batch, a piece in each step, and note in `part.checked` whether it is unharmed."""
+        """Read a large batch, a slice in each step, and note in `part.checked` whether it is unharmed.
+
+        If so, the note has the checksum of each slice, and the end of the batch: what is read of it later is compared with these.
+        """
         part.leases += 1
+        sums: list[int] = []
         try:
             digest, at, end = xxhash.xxh3_64(seed=part.salt), position + PREFIX, position + head.length
             while at < end:
@@ -564,9 +596,10 @@ class Log:
                 if not data:
                     break
                 digest.update(data)
+                sums.append(xxhash.xxh3_64_intdigest(data))
                 at += len(data)
                 yield
-            part.checked[position] = at == end and digest.intdigest() == head.checksum
+            part.checked[position] = [*sums, end] if at == end and digest.intdigest() == head.checksum else []
         finally:
             part.leases -= 1
             self.store.lease_ended(part)

@@ -107,8 +107,8 @@ class Segment:
         self.leases = 0
         """Of those who still read bodies from it; it may have been unlinked."""
         self.gone = False
-        self.checked: dict[int, bool] = {}
-        """By position: whether a large batch that has just been read in pieces is undamaged."""
+        self.checked: dict[int, list[int]] = {}
+        """By position, of large batches that have been read in slices: the checksums of the slices and the end; none for damage."""
         self.ahead = 0
         """How many bytes behind `size` belong to a batch that is being written in slices."""
 
