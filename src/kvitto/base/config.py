@@ -131,14 +131,14 @@ def memory(text: str) -> int:
 
 
 def place(text: str) -> Path:
-    """A path that says something: an empty one would be the current directory. ValueError."""
+    """Return the path that a text names. Raises ValueError for an empty text, which would mean the current directory."""
     if not text:
         raise ValueError("the path is empty: . stands for the current directory")
     return Path(text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that nobody knows: what may have been meant, and what there is."""
+    """Return the end of a message about an unknown name: the name that was probably meant, and all known names."""
     names = [each.replace("_", "-") for each in known]
     alike = difflib.get_close_matches(name.replace("_", "-"), names, 1)
     return f"{f'; is it {alike[0]}?' if alike else ';'} known are {', '.join(names)}"
@@ -167,7 +167,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca"}
 READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, place)
-"""How the text of a setting becomes its value, where it is another."""
+"""The functions that turn the text of a setting into its value, for settings whose value is not the text itself."""
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -65,7 +65,7 @@ POOL_LARGE = 4
 
 class Broker:
     replaying = False
-    """What is in a queue may be settled by the next record of the journal, so nothing leaves for its age, or a limit."""
+    """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped by a limit."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
@@ -364,8 +364,7 @@ class Broker:
             or self.records.due
             or self.dead_letters.moves
             or self.stages.due
-            or self.store.may_remove
-            or self.store.compacting
+            or self.store.has_work
         )
 
     @property
@@ -377,8 +376,7 @@ class Broker:
             or self.records.due
             or self.jobs.waiting
             or self.readers.ready
-            or self.store.may_remove
-            or self.store.compacting
+            or self.store.has_work
         )
 
     @property
@@ -394,10 +392,8 @@ class Broker:
         self.read_clock()
         self.turns += 1
         self.dead_letters.new_turn()
-        if self.store.may_remove:
-            self.store.remove_some()
-        if self.store.compacting:
-            self.store.compact_some()
+        if self.store.has_work:
+            self.store.work()
         if self.records.due:
             self.records.apply(most)
         if self.store.journal.applied > self._noted:

@@ -56,7 +56,7 @@ READING = "its body is being read"
 """What the steps of a letter yield while they hold a part of a large body in memory."""
 
 Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
-"""Key, properties, body, queues; queues None: a cycle without a rejection in it (X3)."""
+"""Key, properties, body and queues of a dead letter. The queues are None for a cycle without a rejection in it (X3)."""
 
 
 class Letter:
@@ -67,12 +67,12 @@ class Letter:
         self.reason = reason
         self.steps = steps
         self.step: object = None
-        """What the last step has yielded."""
+        """The value that the latest step has yielded."""
         self.addressed: Addressed | None = None
 
     @property
     def is_large(self) -> bool:
-        """Whether its body is not copied. It is a batch of its own for each of its queues, and so has a record of its own."""
+        """Whether its body is too large to be copied. Such a letter is a batch of its own in each queue, and needs a record of its own."""
         return self.addressed is not None and isinstance(self.addressed[2], Buf)
 
 
@@ -110,9 +110,9 @@ class DeadLetters(walls.Routine):
         """By queue: first offset, count, reason."""
         self.in_flight = 0
         self._addressing: dict[Queue, Letter] = {}
-        """Letters that take more than one turn to be read, or whose routes take that long to find."""
+        """Letters that take more than one turn to be read or to be routed."""
         self._reading: Queue | None = None
-        """Whose letter has a part of a large body in memory. It comes before all others, so that there is one such body at most."""
+        """The queue whose letter has a part of a large body in memory. It is served first, so that there is at most one such body."""
         self._letters = 0
         self._bytes = 0
         self._steps = 0
@@ -186,7 +186,7 @@ class DeadLetters(walls.Routine):
         return None
 
     def _advance(self, letter: Letter) -> bool:
-        """Go on reading it and looking for its queues; True if that is done."""
+        """Continue to read the letter and to look for its queues. Returns True when that is done."""
         while self._steps > 0:
             try:
                 letter.step = next(letter.steps)
@@ -199,7 +199,7 @@ class DeadLetters(walls.Routine):
     def _send(self, parcel: Parcel, queue: Queue, letter: Letter) -> int:
         """One letter; return the bytes that it has taken."""
         offset, reason = letter.offset, letter.reason
-        if letter.addressed is None:  # it cannot be read any more, or goes nowhere any more
+        if letter.addressed is None:  # it cannot be read, or its queue has no dead-letter exchange any more
             gone = queue.settings.dead_letter_exchange is None
             queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED) if gone else DROPPED)
             return 0
@@ -277,15 +277,15 @@ class DeadLetters(walls.Routine):
         self.broker.records.write(parcel.record, apply, full)
 
     def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
-        """The dead letter that the message at this offset becomes; None if it becomes none: it cannot be read, or goes nowhere any more.
+        """Make a dead letter of the message at this offset. None if it cannot be read, or has nowhere to go any more.
 
-        In pieces: its batch may have to be checked, its route to be searched for, and its body to be read.
+        It works in pieces, because a batch may have to be checked, a route to be searched for, and a body to be read.
         """
         message = yield from queue.read_steps(offset)
         if message is None:
             return None
         key, props, body, flags = message
-        while queue.settings.dead_letter_exchange is not None:  # a policy may have gone meanwhile
+        while queue.settings.dead_letter_exchange is not None:  # a policy may have been deleted meanwhile
             to_key, to_props, targets = yield from self.address_steps(queue, reason, (key, props, flags))
             if not isinstance(body, Stored):
                 return to_key, to_props, body, targets
@@ -296,7 +296,7 @@ class DeadLetters(walls.Routine):
                 try:
                     next(steps)
                 except StopIteration as end:
-                    body = end.value  # that took a while: its queues may be others now
+                    body = end.value  # reading took a while, so the letter is routed once more
                 else:
                     yield READING
                     if queue.deleted:
@@ -306,7 +306,7 @@ class DeadLetters(walls.Routine):
     def address_steps(
         self, queue: Queue, reason: str, message: tuple[bytes, bytes, int]
     ) -> Generator[bool, None, tuple[bytes, bytes, list[Queue] | None]]:
-        """Key, properties and queues of the dead letter that a message (key, props, flags) becomes."""
+        """Find the key, the properties and the queues of the dead letter that a message (key, props, flags) becomes."""
         key, props, flags = message
         exchange, routing_key = split_key(key)
         fields, properties = read_properties(props)

@@ -23,18 +23,18 @@ class Look:
     redelivered: bool
 
 
-def looks(queue: Queue, most: int) -> Iterator[Look | bool | None]:
-    """Up to `most` messages in the order in which they would be delivered; None for one that would not be, since it has expired.
+def looks(queue: Queue, most: int) -> Iterator[Look | None]:
+    """Yield up to `most` messages in the order in which they would be delivered. What has expired is left out.
 
-    True is yielded between two pieces of work for one message. The queue may change between two steps: what has left it is passed over.
+    None is yielded between two pieces of work, and for what is left out. The queue may change meanwhile: what has left it is left out.
     """
     try:
         yield from _looks(queue, most)
     finally:
-        queue.mark_dirty()  # the turn gives back the memory of what was read
+        queue.mark_dirty()  # the turn frees the memory of what was read
 
 
-def _looks(queue: Queue, most: int) -> Iterator[Look | bool | None]:
+def _looks(queue: Queue, most: int) -> Iterator[Look | None]:
     if queue.ranked:
         queue.admit()
     came_back = [offset for start, n in islice(queue.requeued, most) for offset in range(start, start + min(n, most))]
@@ -50,7 +50,7 @@ def _looks(queue: Queue, most: int) -> Iterator[Look | bool | None]:
             position += 1
 
 
-def _came_back(queue: Queue, offset: int) -> Generator[bool, None, Look | None]:
+def _came_back(queue: Queue, offset: int) -> Generator[None, None, Look | None]:
     if queue.deleted or offset not in queue.requeued or queue._expired(offset):
         return None
     if 0 <= queue.delivery_limit < queue.redeliveries.of(offset, 0):
@@ -65,7 +65,7 @@ def _came_back(queue: Queue, offset: int) -> Generator[bool, None, Look | None]:
     return Look(offset, key, props, body, count > 0)
 
 
-def _waiting(queue: Queue, offset: int) -> Generator[bool, None, Look | None]:
+def _waiting(queue: Queue, offset: int) -> Generator[None, None, Look | None]:
     if queue._expired(offset):
         return None
     message = yield from queue.read_steps(offset)

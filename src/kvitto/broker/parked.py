@@ -130,7 +130,7 @@ class Parking(Service):
 
     @property
     def under_way(self) -> bool:
-        """Whether letters of the latest slice were taken, so that the next slice is tried at once."""
+        """Whether some letters of the latest slice were taken. Then the next slice is tried at once."""
         return self._sent > self._back
 
     def park(self, queue: Queue, offset: int, reason: str, obstacle: Obstacle) -> None:

@@ -221,7 +221,7 @@ class Queue:
             priorities.begin(self)
 
     def append_bytes(self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int) -> int:
-        """`append` for those who hold bytes objects, or a large body in a buffer."""
+        """`append` for callers that have bytes objects, or a large body in a buffer."""
         if isinstance(body, Buf):
             return self.append_whole(key, props, body, ttl_ms, flags)
         whole = body
@@ -292,7 +292,7 @@ class Queue:
     def append_journaled(
         self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int, sequence: int
     ) -> None:
-        """Add a message of a journal record. A record with a body in a Buf has no other message for this queue."""
+        """Add a message of a journal record. If its body is a Buf, the record has no other message for this queue."""
         if isinstance(body, Buf):
             self._journaled(0, self.append_whole, key, props, body, ttl_ms, flags)
             if self.backlog:
@@ -410,7 +410,7 @@ class Queue:
         self.pump()
         many = self._over(-LEAVING_PER_TURN, -(LEAVING_PER_TURN << 10))  # a policy has made the limit smaller
         while self.ready and self._over(0, 0) and not self.checking:
-            # behind an expired head are messages that a consumer gets in the next turn: only then is it known what is too much
+            # a consumer may take what is behind an expired head, in the next turn: only then is it known how many are too many
             if (many or self._head_has_expired()) and not self._may_leave():
                 return
             self.patient = True
@@ -878,22 +878,17 @@ class Queue:
         found = self._find(offset)
         return found[0].message(found[1]) if found else None
 
-    def read_steps(self, offset: int) -> Generator[bool, None, tuple[bytes, bytes, Body, int] | None]:
-        """`read` in pieces: a large batch is checked slice by slice, and a large body is not copied or read."""
-        window = self._behind
-        while (found := self._in_memory(offset)) is None:
-            window.patient = True
-            loaded = self.log.load(window, offset)
-            waits, window.waits = window.waits, None
+    def read_steps(self, offset: int) -> Generator[None, None, tuple[bytes, bytes, Body, int] | None]:
+        """`read` in pieces: a large batch is checked slice by slice. A large body is returned as it is, without being copied or read."""
+        found = self._in_memory(offset)
+        if found is None:
+            window = self._behind
+            loaded = yield from self.log.load_steps(window, offset)
             self._write_off_lost()
-            if waits is None:
-                found = (window.batch, offset - window.batch.first) if loaded and window.holds(offset) else None
-                break
-            for _ in self.log.check_steps(*waits):
-                yield True
-                if self.deleted:
-                    return None
-        return found[0].parts(found[1]) if found else None
+            if not loaded or not window.holds(offset):
+                return None
+            found = window.batch, offset - window.batch.first
+        return found[0].parts(found[1])
 
     def _in_memory(self, offset: int) -> tuple[Batch, int] | None:
         for b in (self.tail, self.front, self._behind.batch, *self.backlog):
@@ -909,7 +904,7 @@ class Queue:
         return found
 
     def _find_outline(self, offset: int) -> tuple[Batch, int] | None:
-        """`_find` for callers that look at no body: a large batch is not checked for them."""
+        """`_find` for callers that need no body. A large batch is not checked for them."""
         return self._in_memory(offset) or self._load_behind(self._outline, offset)
 
     def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:
@@ -1003,7 +998,7 @@ class Queue:
     def expire(self) -> None:
         """Drop or dead-letter the messages at the head that have expired (only the head is looked at, like both peers)."""
         while self.ready > 0:
-            self.patient = True  # a large message is checked in pieces before it may leave for its age
+            self.patient = True  # a large message is checked in pieces before it may expire
             found = self._head()
             self.patient = False
             if self.checking:

@@ -22,7 +22,7 @@ BYTES_PER_STEP = 8 << 10
 LOAD_STEPS = 200
 """To read a batch from the log."""
 SLICE_STEPS = 50
-"""To check a slice of a large batch."""
+"""The steps for checking one slice of a large batch."""
 WALK = 1000
 """Offsets that are looked at one by one in a step, where messages wait to be tried again."""
 
@@ -85,12 +85,12 @@ class Reader:
             if batch.first > self.position:  # what was there is lost
                 self.position = batch.first
                 return steps
-            if batch.first + batch.count <= self.position:  # it was checked for a message that has left meanwhile
+            if batch.first + batch.count <= self.position:  # the message for which it was checked has left meanwhile
                 return steps
         return steps + self._deliver(batch, min(end, batch.first + batch.count), delivered)
 
     def _load(self) -> bool | None:
-        """Go on loading; None while a large batch is being checked, else whether there is a message."""
+        """Continue to load. Returns None while a large batch is being checked, else whether there is a message."""
         assert self._loading is not None
         try:
             next(self._loading)

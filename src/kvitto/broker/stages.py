@@ -73,9 +73,9 @@ class Stage:
         self.window = Window()
         self.window.patient = True
         self.reading: Iterator[object] | None = None
-        """Reads what comes next, in pieces, if it is a large batch."""
+        """The steps that read the next message if it is in a large batch."""
         self.body: tuple[int, Buf] | None = None
-        """A large body that has been read, and its offset."""
+        """The offset and the body of a large message that has been read."""
         self.closed = False
         self.seen = 0
         self.used_ms = now_ms
@@ -369,7 +369,7 @@ class Stages(Service):
 
     @staticmethod
     def _is_read(stage: Stage) -> bool:
-        """Read what comes next in a stage, if it is large: some slices in each turn. True if it can be moved now."""
+        """Read the next message of a stage, some slices in each turn if it is large. Returns True if it can be moved now."""
         if stage.reading is None:
             stage.reading = read_next(stage)
         for _ in range(SLICES_PER_TURN):
@@ -423,7 +423,7 @@ class Stages(Service):
             batch = window.batch
             if not batch.first <= offset < batch.first + batch.count:
                 if not queue.log.load(window, offset):
-                    window.waits = None  # a large batch is checked before it is its turn
+                    window.waits = None  # a large batch is checked when its turn comes
                     return None
                 batch = window.batch
             if offset >= batch.first:
@@ -476,7 +476,7 @@ class Stages(Service):
         return n
 
     def _put_large(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, Buf, int]) -> int:
-        """A large message: 1, or 0 if a queue is full."""
+        """Add a large message to the parcel. Returns 1, or 0 if a queue is full."""
         key, props, body, _ = message
         try:
             route = vhost.route(key)
@@ -502,7 +502,7 @@ class Stages(Service):
     def _put_each(
         parcel: Parcel, targets: list[Queue], key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int
     ) -> None:
-        """One message for several queues."""
+        """Add one message to the parcel for each of several queues."""
         for target in targets:
             parcel.room.keep(target, 1, len(body))
             if target.log.durable:
@@ -511,7 +511,7 @@ class Stages(Service):
                 parcel.direct.append((target, key, props, body, ttl_ms, 0))
 
     def _put_special(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, bytes | Buf, int]) -> int:
-        """A message whose properties matter: 1, or 0 if a queue is full."""
+        """Add a message whose properties matter to the parcel. Returns 1, or 0 if a queue is full."""
         key, props, body, _ = message
         fields, properties = read_properties(props)
         headers = properties.headers or {}
@@ -598,7 +598,7 @@ class Stages(Service):
 
 
 def read_next(stage: Stage) -> Iterator[object]:
-    """Steps that read what comes next in a stage if it is large: its batch is checked, and then its body is read."""
+    """Read the next message of a stage if it is large: first its batch is checked, then its body is read."""
     queue, window = stage.queue, stage.window
     offset, end = Stages.unmoved(queue, 0)
     if queue.deleted or offset >= end:

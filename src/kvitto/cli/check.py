@@ -107,7 +107,7 @@ def report(found: Survey) -> dict[str, Any]:
 
 
 def named(directory: Path, error: Exception) -> str:
-    """The end of a message: which directory, unless what is wrong with it says that, and what is wrong."""
+    """Return the end of a message: the directory, unless the error names it already, and the error."""
     text = str(error)
     return f": {text}" if os.path.abspath(directory) in text else f" {directory}: {text}"
 

@@ -18,7 +18,7 @@ class Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """The commands' parsers are of this class too, so an argument too many is refused with the usage of the command it was given to."""
+    """Parsers of commands have this class, too. So an argument too many is refused with the usage of the command to which it was given."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)

@@ -39,7 +39,7 @@ PIECE_BYTES = 48 << 10
 
 LOOK = "ack_requeue_true"
 SETTLING = ("ack_requeue_false", "reject_requeue_false")
-"""With these the message leaves the queue."""
+"""With these modes the message leaves the queue."""
 ACK_MODES = (LOOK, "ack_requeue_false", "reject_requeue_true", "reject_requeue_false")
 ENCODINGS = ("auto", "base64")
 
@@ -102,7 +102,7 @@ async def _look(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
 
 
 async def _held(slices: Slices, queue: Queue, offset: int, body: Body) -> memoryview:
-    """The body in memory: one that is only on disk is read slice by slice, whatever becomes of the message meanwhile. StoreError."""
+    """Return the body in memory. One that is only on disk is read slice by slice, even if its message leaves meanwhile. Raises StoreError."""
     if isinstance(body, Stored):
         lease = lease_body(queue.log, offset)
         steps = body.take()
@@ -120,7 +120,7 @@ async def _held(slices: Slices, queue: Queue, offset: int, body: Body) -> memory
 
 
 class Taker(Consumer):
-    """Keeps what `Queue.get` has delivered last."""
+    """Keeps the message that `Queue.get` has delivered last."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue, "", False, False, 0, {})
@@ -209,7 +209,7 @@ def _head(got: Got) -> dict[str, Any]:
 
 
 async def _encoding(slices: Slices, body: memoryview, wanted: str) -> str:
-    """How the body is shown: as a string, if it is UTF-8 and nothing else is wanted, or in base64."""
+    """Return the encoding of the body in the answer: string if that is wanted and the body is UTF-8, else base64."""
     if wanted != "auto":
         return "base64"
     try:
@@ -221,7 +221,7 @@ async def _encoding(slices: Slices, body: memoryview, wanted: str) -> str:
 
 
 async def _payload(slices: Slices, body: memoryview, encoding: str) -> AsyncIterator[bytes]:
-    """The body between the quotes of JSON, piece by piece. No piece is kept: all of them may take six times the memory of the body."""
+    """Yield the text between the quotes of the JSON string for a body. No piece is kept, since all of them may take six times its memory."""
     if encoding == "string":
         async for text in _texts(slices, body):
             yield json.dumps(text)[1:-1].encode("ascii")
@@ -232,7 +232,7 @@ async def _payload(slices: Slices, body: memoryview, encoding: str) -> AsyncIter
 
 
 async def _texts(slices: Slices, body: memoryview) -> AsyncIterator[str]:
-    """The body as text, piece by piece. UnicodeDecodeError if it is not UTF-8."""
+    """Yield the body as text, piece by piece. Raises UnicodeDecodeError if it is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for at in range(0, len(body) or 1, PIECE_BYTES):
         yield decoder.decode(body[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(body))

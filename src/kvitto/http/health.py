@@ -108,7 +108,7 @@ CHECKS: tuple[tuple[str, Callable[[Call], Response]], ...] = (
 ROUTES = (
     ("GET", "/healthz", Access.ANYBODY, healthz),
     *(("GET", f"/api/health/checks/{path}", Access.MANAGEMENT, check) for path, check in CHECKS),
-    # what monitoring that is older than RabbitMQ 3.8 asks for
+    # monitoring from before RabbitMQ 3.8 asks for these
     ("GET", "/api/healthchecks/node", Access.MANAGEMENT, alarms),
     ("GET", "/api/healthchecks/node/{node}", Access.MANAGEMENT, alarms),
 )

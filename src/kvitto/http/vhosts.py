@@ -83,7 +83,7 @@ async def delete_vhost(call: Call) -> Response:
 
 
 def close_connections(api: Api, vhost: VHost) -> Iterator[None]:
-    """Close the connections to a virtual host, to which nobody connects from here on, some in each piece."""
+    """Close all connections to a virtual host, some in each piece. From the first piece on nobody can connect to it."""
     vhost.deleting = True
     cost = Cost()
     for connection in list(api.connections):

@@ -26,7 +26,7 @@ _END = bytes([FRAME_END])
 
 
 class Streamed:
-    """The rest of a large body in memory, which goes out in pieces. The memory belongs to it: nobody changes the bytes."""
+    """A large body in memory that is sent in pieces. Nobody may change its bytes."""
 
     def __init__(self, channel: int, body: memoryview) -> None:
         self.channel = channel
@@ -44,7 +44,7 @@ class Streamed:
         return len(self._body)
 
     def encode(self, frame_max: int) -> memoryview:
-        """The next frames."""
+        """Return the next frames."""
         most = frame_max - FRAME_OVERHEAD
         n = min(self.size - self._at, max(PIECE // most, 1) * most)
         data = self._next(n)
@@ -60,7 +60,7 @@ class Streamed:
         return self._body[self._at : self._at + n]
 
     def end(self) -> None:
-        """The body is out, or never will be."""
+        """Release the body: all of it has been sent, or the rest never will be."""
         self._body = memoryview(b"")
 
 

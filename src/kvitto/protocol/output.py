@@ -64,7 +64,7 @@ class Output:
         return True
 
     def backlog(self) -> int:
-        """Bytes in memory that wait for a socket that takes no more."""
+        """Return how many bytes in memory wait for a socket that takes no more."""
         if not self.paused:
             return 0
         return self.buf.n + sum(part.memory if isinstance(part, Streamed) else part.n for part in self.parts)
@@ -163,7 +163,7 @@ class Output:
             self.mark()
 
     def put_content_bytes(self, channel: int, props: bytes, body: bytes | Buf) -> None:
-        """`put_content` for those who hold bytes objects, or a large body in a buffer."""
+        """`put_content` for callers that have bytes objects, or a large body in a buffer."""
         if isinstance(body, Buf):
             self.put_large(channel, props, Streamed(channel, body.view()))
             return

@@ -87,4 +87,4 @@ def _bind_one(family: int, address: tuple[object, ...], both: bool) -> socket.so
 
 
 class Unavailable(OSError):
-    """`filename` is the address with the port that cannot be had."""
+    """`filename` has the address and the port that cannot be used."""

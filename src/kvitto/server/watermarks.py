@@ -17,7 +17,7 @@ Block = Callable[[str | None, str], None]
 
 
 def amount(size: int) -> str:
-    """A number of bytes as it is said to people."""
+    """Format a number of bytes for a person."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size} bytes"
 
 

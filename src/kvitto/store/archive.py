@@ -47,7 +47,7 @@ class Kept:
 
 
 def same(found: bytes, about: bytes) -> bool:
-    """Whether both say the same, however it is written."""
+    """Whether two texts are the same JSON document, however it is formatted."""
     try:
         return bool(json.loads(found) == json.loads(about))
     except ValueError:
@@ -129,7 +129,7 @@ class Archive:
         return size
 
     def _describe(self, directory: str) -> None:
-        """Put queue.json there; damage to one that was there is told of, as by `kvitto check`."""
+        """Write queue.json. Raises an alarm if the file that was there is damaged, as `kvitto check` would say."""
         path, disk = paths.about(directory), self.store.disk
         found = disk.read_file(path) if disk.exists(path) else None
         if found == self.about:

@@ -166,7 +166,7 @@ class Batch:
         self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)
 
     def put_slices(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> Iterator[int]:
-        """`put` for a large body, which is copied slice by slice. Yields the bytes of each slice, and nothing else is put meanwhile."""
+        """`put` for a large body, copied slice by slice. Yields the size of each slice. Nothing else may be put until the last slice."""
         widen(self.index, _ENTRY)
         widen(self.meta, len(key) + len(props))
         start = self.body.n
@@ -271,7 +271,7 @@ class Batch:
         return self.meta.p[m] if m < end else 0
 
     def parts(self, i: int) -> tuple[bytes, bytes, Body, int]:
-        """As `message`, but a large body is not copied: it is a Buf that nobody may change, or a `Stored`, which can read it."""
+        """Like `message`, but a large body is not copied. It is a Buf that nobody may change, or a `Stored`, which can read it from disk."""
         if self.stored is None and not self.shared:
             return self.message(i)
         e = self.index_at
@@ -282,7 +282,7 @@ class Batch:
         return meta[:key_len], meta[key_len:], body, bits.le16(self.index.p, e + 18) & FLAGS
 
     def viewed(self, i: int) -> tuple[bytes, bytes, memoryview, int]:
-        """As `message`, but the body is not copied: the batch must not change while the view is used."""
+        """Like `message`, but the body is a view. The batch must not change while the view is used."""
         e = self.index_at + _ENTRY * i
         m = self.meta_at + bits.le32(self.index.p, e)
         b = self.body_at + bits.le32(self.index.p, e + 4)
@@ -379,9 +379,9 @@ class Stored:
         return self._read(0, self._size)
 
     def take(self) -> Generator[None, None, Buf]:
-        """Read it slice by slice into a buffer, which nobody may change. Raises StoreError if the file has become shorter.
+        """Read the body slice by slice into a buffer that nobody may change. Raises StoreError if the file has become shorter.
 
-        The caller sees to it that the file stays open.
+        The caller has to keep the file open.
         """
         body = Buf(0)
         while body.n < self._size:
@@ -399,7 +399,7 @@ class Stored:
 
 
 Body = bytes | Buf | Stored
-"""A body in memory; one that is large, in a buffer that nobody may change any more; or one that is only on disk."""
+"""The body of a message: bytes, or a buffer that nobody may change if it is large, or a `Stored` if it is only on disk."""
 
 
 def widen(buf: Buf, more: int) -> None:

@@ -23,14 +23,14 @@ Key = tuple[str, ...]
 Defined = list[tuple[str, Key, Any]]
 
 NEW = paths.DEFINITIONS + ".new"
-"""The name of the log that is being written anew."""
+"""The name of the new log during a compaction."""
 DIGITS = 16
 DURABLE_WIDTH = 12
 """Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
 COMPACT_BYTES = 4 << 20
 """Bytes of lines that mean nothing any more, above which the log is worth writing anew."""
 COMPACT_LINES = 50
-"""So many lines are encoded in one step of a compaction. They take about 0.5 ms."""
+"""A step of a compaction encodes this many lines, which takes about 0.5 ms."""
 
 
 class Tracked:
@@ -80,10 +80,10 @@ class Tracked:
 
 
 class Compaction:
-    """The log as it is written anew, some lines in each step, while the old one goes on growing.
+    """Rewrites the log into a new file, some lines in each step, while the old log keeps growing.
 
-    First comes what was defined at the begin, then what has changed since then. From there on (`complete`) each change is written to
-    both files, until `Definitions.replace` gives the new one the name of the old one.
+    It writes first what was defined when it began, and then all changes since. When it is `complete`, each change is written to both
+    files, until `Definitions.replace` gives the new file the name of the old one.
     """
 
     def __init__(self, disk: Disk, entries: list[tuple[tuple[str, Key], Any]]) -> None:
@@ -92,19 +92,19 @@ class Compaction:
         self.complete = False
         self._entries = entries
         self._size = 0
-        """Bytes of what was defined at the begin. All lines vouch for them: they are synced before the file gets its name."""
+        """The size of what was defined at the begin. Each line says that so many bytes are durable, which is true once the file has its name."""
         self._since: deque[tuple[str, str, Key, Any]] = deque()
         self._come = self._came = 0
-        """Changes since the latest step, and between the two steps before."""
+        """The number of changes since the latest step, and the number of changes between the two steps before."""
         self._steps = self._write()
 
     def step(self) -> None:
-        """Write some lines. StoreFull if there is no room for them."""
+        """Write some lines. Raises StoreFull if there is no room for them."""
         self._came, self._come = self._come, 0
         next(self._steps, None)
 
     def add(self, op: str, kind: str, key: Key, value: Any) -> None:
-        """A change that has been written to the old log. StoreFull if the new one has no room for it."""
+        """Take a change that has been written to the old log. Raises StoreFull if the new file has no room for it."""
         if self.complete:
             self.file.append(_line(op, kind, key, value, self._size))
         else:
@@ -122,7 +122,7 @@ class Compaction:
             yield
         self._entries = []
         while self._since:
-            count = max(COMPACT_LINES, 2 * self._came)  # so that there is an end, however many come
+            count = max(COMPACT_LINES, 2 * self._came)  # more than come meanwhile, so that it ends
             some = [self._since.popleft() for _ in range(min(len(self._since), count))]
             self.file.append(b"".join(_line(*change, size) for change in some))
             if self._since:
@@ -130,7 +130,7 @@ class Compaction:
         self.complete = True
 
     def _parts(self, durable: int) -> Iterator[bytes]:
-        """The lines of what was defined, some at a time."""
+        """Yield the lines of what was defined, COMPACT_LINES at a time."""
         for at in range(0, len(self._entries), COMPACT_LINES):
             some = self._entries[at : at + COMPACT_LINES]
             yield b"".join(_line("put", kind, key, value, durable) for (kind, key), value in some)
@@ -148,7 +148,7 @@ class Definitions:
         self._file: Tracked | None = None
         self.unwritten: list[bytes] = []
         self.compaction: Compaction | None = None
-        """The log is being written anew."""
+        """The compaction under way, if there is one."""
 
     @property
     def file(self) -> Tracked:
@@ -250,13 +250,14 @@ class Definitions:
         except StoreFull:
             self.abandon_compaction()
 
-    def begin_compaction(self) -> None:
-        """Begin to write the log anew in steps (`compaction`). StoreFull if there is no room for another file."""
+    def begin_compaction(self) -> Compaction:
+        """Begin a compaction, whose steps the caller runs. Raises StoreFull if there is no room for another file."""
         self._tried = self.file.end
         self.compaction = Compaction(self._disk, list(self._entries.items()))
+        return self.compaction
 
     def abandon_compaction(self) -> None:
-        """Give up writing the log anew; the old file stays."""
+        """Give up a compaction. The old file stays."""
         given_up, self.compaction = self.compaction, None
         if given_up is not None:
             given_up.file.close()
@@ -264,7 +265,7 @@ class Definitions:
                 self._disk.unlink(NEW)
 
     def replace(self, durable: int) -> None:
-        """The new file takes the name of the old one. So much of it is durable, and with it all that is durable of the old one.
+        """Give the new file the name of the old one. `durable` bytes of it are durable, among them all that is durable in the old file.
 
         Until the directory has been synced, a power cut may leave the old file under the name.
         """
@@ -281,22 +282,17 @@ class Definitions:
 
         StoreFull if there is no room; then the old one stays.
         """
-        self._tried = self.file.end
-        total = len(self._render(0))
-        fresh = Tracked(self._disk.open(NEW, create=True))
-        fresh.truncate(0)
+        self.abandon_compaction()
+        compaction = self.begin_compaction()
         try:
-            fresh.append(self._render(total))
+            while not compaction.complete:
+                compaction.step()
         except StoreFull:
-            fresh.close()
-            self._disk.unlink(NEW)
+            self.abandon_compaction()
             raise
-        fresh.sync()
-        fresh.durable = fresh.end
-        self._disk.rename(NEW, paths.DEFINITIONS)
+        compaction.file.sync()
+        self.replace(compaction.file.end)
         self._disk.sync_dir("")
-        self.file.close()
-        self._file, self._live, self._tried = fresh, total, 0
 
     def close(self) -> None:
         self.abandon_compaction()
@@ -305,10 +301,6 @@ class Definitions:
 
     def _list(self) -> Defined:
         return [(kind, key, value) for (kind, key), value in self._entries.items()]
-
-    def _render(self, durable: int) -> bytes:
-        """In a compact log each line vouches for the whole file: it was synced before it got its name."""
-        return b"".join(_line("put", kind, key, value, durable) for kind, key, value in self._list())
 
     def _replay(self, data: bytes, path: str) -> tuple[int, int, Defined]:
         """(end of the valid lines, the greatest `durable` that any valid line of the file claims, all that was ever put)."""

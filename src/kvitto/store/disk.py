@@ -370,8 +370,8 @@ class RealDisk:
             self._free(removed)
 
     def _held_open(self, full: str) -> int:
-        """A descriptor of a large file that is about to lose its name, so that a thread can free its bytes; -1 for any other file."""
-        with contextlib.suppress(OSError):  # what cannot be held open is freed here and now
+        """Open a large file that is about to lose its name, so that a thread can free its bytes. Returns -1 for any other file."""
+        with contextlib.suppress(OSError):  # the bytes of a file that cannot be opened are freed at once
             if self.remover is not None and os.stat(full).st_size > LARGE_BYTES:
                 return os.open(full, os.O_RDONLY)
         return -1

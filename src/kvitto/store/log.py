@@ -42,11 +42,11 @@ ROLL_WHEN_SETTLED_MS = 3_600_000
 """Where there is an archive, small segments go there too, but not more often than this."""
 CHUNK_BYTES = 256 * 1024
 STREAMED_BYTES = 2 << 20
-"""A batch with more bytes than this is read in parts of about so many bytes. A body with more bytes is not read into memory."""
+"""A batch with more bytes than this is read in parts of about this size. A body with more bytes is not read into memory."""
 PART_MESSAGES = 1000
 """At most this many messages of such a batch are read at a time."""
 _FIELDS = struct.Struct("<IIIIHHI")
-"""An entry of the index: where meta data and body begin, the bytes of body, properties and key, flags, time to live."""
+"""An entry of the index: offsets of meta data and body, sizes of body, properties and key, flags, time to live."""
 
 _AGAIN = "what it had settled comes again, flagged"
 
@@ -66,7 +66,7 @@ class Window:
         self.patient = False
         """The user of this window can wait until a large batch has been read and checked in pieces."""
         self.outline = outline
-        """The user of this window looks at sizes, priorities and times only: a large batch need not have been checked for that."""
+        """The user of this window needs sizes, priorities and times only. A large batch is not checked for that."""
         self.waits: tuple[Segment, int, BatchHeader] | None = None
         """The large batch that has to be checked before `load` can find the message that it was asked for (`Log.check_steps`)."""
 
@@ -478,7 +478,7 @@ class Log:
         """Point `window` at some messages of a large batch, or at one large message, whose body is not read into memory."""
         if head.first > offset and not self._is_whole(part, start, position):
             return self._damaged(window, part, start, offset)
-        # nobody has checked that what the header says of offsets is true: an offset that seems to be in none is looked up for sure
+        # the header has not been checked: if it says that the offset is in no batch, a checked look has to confirm that
         if window.outline and head.first <= offset and self._open_part(window, part, position, head, offset):
             return True
         if position not in part.checked and window.patient:
@@ -490,7 +490,7 @@ class Log:
         sums = part.checked[position]
         good = bool(sums) and self._open_part(window, part, position, head, offset, sums)
         if not good or head.count == 1 or window.batch.stored is not None:
-            # the next look at it needs another check: a body that is read from the disk later is not compared with `sums` again
+            # the next look needs another check, because a body that is read from the disk later is not compared with `sums`
             part.checked.pop(position, None)
         return good or self._damaged(window, part, position, offset)
 
@@ -503,12 +503,12 @@ class Log:
         offset: int,
         sums: list[int] | None = None,
     ) -> bool:
-        """Read messages of a large batch, from `offset` on: as many as have about STREAMED_BYTES. False if they are not there.
+        """Read messages of a large batch from `offset` on, about STREAMED_BYTES of them. Returns False if they cannot be read.
 
-        With `sums`, also False if one of the slices that are read is not as it was when it was checked.
+        With `sums`, it also returns False if a slice has changed since it was checked.
         """
         if sums is not None and not self._bytes_of(part, position, sums, position + PREFIX, 1):
-            return False  # the header, or what is next to it
+            return False  # the first slice, which has the header, has changed
         i = max(offset - head.first, 0)
         n = min(head.count - i, PART_MESSAGES)
         index = position + BATCH_HEADER
@@ -522,7 +522,7 @@ class Log:
         while k < n:
             meta_from, body_from, size, props_len, key_len, _, _ = _FIELDS.unpack_from(data, ENTRY * k)
             if (meta_from - meta_at, body_from - body_at) != (meta_len, body_len):
-                return False  # each begins where the one before it ends: only what is damaged says anything else
+                return False  # each message begins where the one before it ends, or the index is damaged
             ends = meta_len + key_len + props_len, body_len + size
             if k and sum(ends) > STREAMED_BYTES:
                 break
@@ -544,7 +544,7 @@ class Log:
         return True
 
     def _bytes_of(self, part: Segment, position: int, sums: list[int] | None, start: int, n: int) -> bytes:
-        """Bytes of the large batch at `position`, fewer if they are not there. With `sums` none but from slices that fit them."""
+        """Read n bytes of the large batch at `position`. The result is shorter at the end of the file, and empty if a slice does not fit `sums`."""
         file = self.file_of(part)
         if sums is None or not n:
             return file.read_at(start, n)
@@ -563,7 +563,7 @@ class Log:
 
     @staticmethod
     def _fill_window(window: Window, part: Segment, position: int, found: list[bytes]) -> None:
-        """Fill a window's chunk with what was found from `position` on."""
+        """Put what was read from `position` on into a window's chunk."""
         size = sum(map(len, found))
         window.batch.count, window.at = 0, size  # nothing behind what is read here is in the chunk
         window.chunk.n = 0
@@ -572,7 +572,7 @@ class Log:
         window.segment, window.position, window.length = part, position, size
 
     def load_steps(self, window: Window, offset: int) -> Generator[None, None, bool]:
-        """`load`, which checks a large batch slice by slice."""
+        """Like `load`, but a large batch is checked slice by slice."""
         while True:
             window.patient = True
             found = self.load(window, offset)
@@ -585,7 +585,7 @@ class Log:
     def check_steps(self, part: Segment, position: int, head: BatchHeader) -> Iterator[None]:
         """Read a large batch, a slice in each step, and note in `part.checked` whether it is unharmed.
 
-        If so, the note has the checksum of each slice, and the end of the batch: what is read of it later is compared with these.
+        The note has the checksum of each slice, with which later reads are compared, and the end of the batch. It is empty for damage.
         """
         part.leases += 1
         sums: list[int] = []

@@ -180,7 +180,7 @@ class Offsets:
         try:
             self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
         except StoreFull:
-            self._file.truncate(size)  # a start after a kill takes a part of a slot for damage
+            self._file.truncate(size)  # after a kill, a start would take a part of a slot for damage
             raise
         kept.sequence += 1
 

@@ -16,9 +16,9 @@ SPARE = "spare"
 INVENTORY = "inventory"
 
 ROOT = frozenset((LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY))
-"""All that is in the data directory itself; while it is being written a file may have `.new` behind its name."""
+"""All names in the data directory itself. A file that is being written may have `.new` behind its name."""
 NOBODYS = "lost+found"
-"""What a file system has in its own root."""
+"""A directory that file systems make in their own root."""
 
 SEGMENT_SUFFIX = ".log"
 SETTLEMENTS_SUFFIX = ".ack"

@@ -108,7 +108,7 @@ class Segment:
         """Of those who still read bodies from it; it may have been unlinked."""
         self.gone = False
         self.checked: dict[int, list[int]] = {}
-        """By position, of large batches that have been read in slices: the checksums of the slices and the end; none for damage."""
+        """By position of a large batch that has been checked: the checksums of its slices and its end. The list is empty for damage."""
         self.ahead = 0
         """How many bytes behind `size` belong to a batch that is being written in slices."""
 

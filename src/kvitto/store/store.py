@@ -50,7 +50,7 @@ FREEING = 4
 FILE_COST = 256 << 10
 """Unlinking even an empty file takes about as long as freeing this many bytes, so they are added to the size of each file."""
 DIRECTORY_COST = 2 << 20
-"""The same for a directory, which is removed with the small files in it."""
+"""The same cost for a directory, which is removed together with the small files in it."""
 
 
 class SyncJob:
@@ -74,7 +74,7 @@ class SyncJob:
         self.defined = 0
         """The length of the definitions log that this job makes durable, 0 if the log is not part of the job."""
         self.compacted = 0
-        """The same for the definitions that are being written anew, once all of them are there."""
+        """The length of the new definitions log that this job makes durable, 0 if no compaction is complete."""
         self.named = False
         """Whether the job makes the name of the definitions log durable."""
         self._paths: dict[int, str] = {}
@@ -187,11 +187,11 @@ def format_of(disk: Disk) -> bytes:
 
 
 def refuse_foreign(disk: Disk) -> None:
-    """StoreError if the directory is in use for something else: its files and a broker's would be hard to tell apart."""
+    """Raise StoreError if the directory has files that are not a broker's, since both would be hard to tell apart later."""
     names = disk.listdir("")
     if paths.FORMAT in names or paths.DEFINITIONS in names:
         return
-    for name in names:  # a first start that was cut short leaves some of the broker's own
+    for name in names:  # an interrupted first start leaves some of the broker's own files
         if name.removesuffix(paths.copying("")) not in paths.ROOT and name != paths.NOBODYS:
             where = getattr(disk, "root", "the data directory")
             text = f"{where} is no data directory of Kvitto's and not empty, it holds {name!r}"
@@ -265,7 +265,7 @@ class Store:
         self._defined = (-1, 0)
         """Where the inventory has the definitions, and with how many bytes."""
         self._naming = False
-        """The definitions have been written anew, and no sync has made the name of the new file durable yet."""
+        """A compaction has ended, and no sync has made the name of the new definitions log durable yet."""
         self._orphans: dict[str, int] = {}
         self.definitions: Definitions
         self.journal: Journal
@@ -503,6 +503,18 @@ class Store:
         if len(self.removals) == 1:
             self._remove_while_cheap()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something for `work` to do."""
+        return self.may_remove or self.compacting
+
+    def work(self) -> None:
+        """Do what one turn may of the work that nobody waits for: unlink files, rewrite definitions."""
+        if self.may_remove:
+            self.remove_some()
+        if self.compacting:
+            self.compact_some()
+
     def remove_some(self) -> None:
         """Unlink as many files as one turn may, beside those that have been unlinked since the last turn."""
         much, self._removed = self._removed >= REMOVED_PER_TURN, 0
@@ -737,7 +749,7 @@ class Store:
             job.defined = self.definitions.file.end
         compaction = self.definitions.compaction
         if compaction is not None and compaction.complete:
-            if compaction.file not in self._others:  # it has got lines since the sync before
+            if compaction.file not in self._others:  # lines that go to both files do not note that this one has changed
                 files.append(compaction.file)
             job.compacted = compaction.file.end
         job.named = self._naming
@@ -839,7 +851,7 @@ class Store:
                 self._defined = slot, durable
 
     def _definitions_synced(self, job: SyncJob) -> None:
-        """Note what this sync has made durable of the definitions, or of those that are being written anew."""
+        """Note what this sync has made durable of the definitions log, and of the new log of a compaction."""
         if job.named:
             self._naming = False
         if job.defined:
@@ -850,7 +862,7 @@ class Store:
             self._replace_definitions(job.compacted)
 
     def _begin_compaction(self) -> None:
-        """Write the definitions anew, some lines in each turn (`compact_some`)."""
+        """Begin to rewrite the definitions log. `compact_some` writes some lines in each turn."""
         try:
             self.definitions.begin_compaction()
             self.inventory.put(self._defined[0], (DEFINITIONS, NOBODY, 0), inventory.UNKNOWN)
@@ -865,11 +877,11 @@ class Store:
 
     @property
     def compacting(self) -> bool:
-        """Whether `compact_some` has something to do."""
+        """Whether a compaction has lines left to write."""
         return self.definitions.compaction is not None and not self.definitions.compaction.complete
 
     def compact_some(self) -> None:
-        """Write some of the definitions anew. When all are there, the next sync makes them durable."""
+        """Write some lines of the new definitions log. Once all are written, the next sync makes them durable."""
         compaction = self.definitions.compaction
         assert compaction is not None
         try:
@@ -887,7 +899,7 @@ class Store:
             self.when_durable(lambda: None, messages=False)
 
     def _replace_definitions(self, durable: int) -> None:
-        """The definitions that were written anew are durable, all that the old file had when this sync began: they take its place.
+        """Replace the definitions log by the new one, which has durably all that the old one had when this sync began.
 
         What has been defined since then waits for the next sync, which makes the new name durable, too.
         """

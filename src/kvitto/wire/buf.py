@@ -23,7 +23,7 @@ class Buf:
         return self.n
 
     def __bool__(self) -> bool:
-        """A buffer that holds nothing is one, too."""
+        """An empty buffer is true, too: only None stands for no buffer."""
         return True
 
     def reserve(self, more: int) -> None:

@@ -255,7 +255,7 @@ class Held:
 
 
 def free(broker: Broker, *lists: list[Any]) -> None:
-    """Free lists in pieces, since freeing a million objects takes some time, and so does freeing large ones."""
+    """Free lists in pieces, because freeing a million objects, or a few large ones, takes some milliseconds."""
     if any(lists):
         broker.jobs.start(freed(*lists))
 
