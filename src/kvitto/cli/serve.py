@@ -166,7 +166,7 @@ async def serve(config: Config) -> int:
 
 
 def ready(server: Server) -> str:
-    """Return the line for the program that started this one. Its form is fixed. A listener that is off is left out, further hosts come last."""
+    """Return the line for the program that started this one. Its form is fixed. What is off is left out, further hosts come last."""
     config = server.config
     host = in_url(config.host)
     http = f" http={in_url(config.http_host)}:{server.http_port}" if config.http_port is not None else ""

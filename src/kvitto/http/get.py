@@ -102,7 +102,7 @@ async def _look(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
 
 
 async def _held(slices: Slices, queue: Queue, offset: int, body: Body) -> memoryview:
-    """Return the body in memory. One that is only on disk is read slice by slice, even if its message leaves meanwhile. Raises StoreError."""
+    """Return the body in memory. One that is only on disk is read slice by slice, even if its message leaves. Raises StoreError."""
     if isinstance(body, Stored):
         lease = lease_body(queue.log, offset)
         steps = body.take()
@@ -221,7 +221,7 @@ async def _encoding(slices: Slices, body: memoryview, wanted: str) -> str:
 
 
 async def _payload(slices: Slices, body: memoryview, encoding: str) -> AsyncIterator[bytes]:
-    """Yield the text between the quotes of the JSON string for a body. No piece is kept, since all of them may take six times its memory."""
+    """Yield the text between the quotes of the JSON string for a body. No piece is kept: all of them may take six times its memory."""
     if encoding == "string":
         async for text in _texts(slices, body):
             yield json.dumps(text)[1:-1].encode("ascii")

@@ -24,7 +24,7 @@ class Crowd:
     def __init__(self, broker: Broker, has_room: Callable[[], bool]) -> None:
         self.first: ChannelConsumer | None = None
         self.serving: ChannelConsumer | None = None
-        """The consumer that is being served. Other consumers of its queue wait meanwhile, even if they come before it in the queue's rota."""
+        """The consumer that is being served. Others of its queue wait meanwhile, even if they come before it in the queue's rota."""
         self.due = False
         """The hub knows that there is room."""
         self._broker = broker

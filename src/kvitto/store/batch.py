@@ -271,7 +271,7 @@ class Batch:
         return self.meta.p[m] if m < end else 0
 
     def parts(self, i: int) -> tuple[bytes, bytes, Body, int]:
-        """Like `message`, but a large body is not copied. It is a Buf that nobody may change, or a `Stored`, which can read it from disk."""
+        """Like `message`, but a large body is not copied. It is a Buf that nobody may change, or a `Stored`, which can read it."""
         if self.stored is None and not self.shared:
             return self.message(i)
         e = self.index_at

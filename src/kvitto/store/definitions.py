@@ -92,7 +92,7 @@ class Compaction:
         self.complete = False
         self._entries = entries
         self._size = 0
-        """The size of what was defined at the begin. Each line says that so many bytes are durable, which is true once the file has its name."""
+        """The size of what was defined at the begin. Each line says that this is durable, which is true once the file has its name."""
         self._since: deque[tuple[str, str, Key, Any]] = deque()
         self._come = self._came = 0
         """The number of changes since the latest step, and the number of changes between the two steps before."""

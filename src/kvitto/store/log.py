@@ -544,7 +544,7 @@ class Log:
         return True
 
     def _bytes_of(self, part: Segment, position: int, sums: list[int] | None, start: int, n: int) -> bytes:
-        """Read n bytes of the large batch at `position`. The result is shorter at the end of the file, and empty if a slice does not fit `sums`."""
+        """Read n bytes of the large batch at `position`. It gets fewer at the end of the file, and none if a slice does not fit `sums`."""
         file = self.file_of(part)
         if sums is None or not n:
             return file.read_at(start, n)
