@@ -54,7 +54,7 @@ class LargeModel(QueueModel):
         raise AssertionError("the turns never end")
 
     def turn(self) -> None:
-        if self.hurry:
+        if self.hurry and not any(self.leaves_unseen(m) for m in self.at(READY)):  # what expires leaves in any turn
             self.rig.broker.turn(1)
             self.watch()
         else:

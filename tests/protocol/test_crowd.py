@@ -31,3 +31,16 @@ def test_nobody_is_forgotten_when_the_output_is_full_and_the_turn_is_over(
         other.feed(sessions.content(1, m.BasicPublish("", "q"), b"\0\0", BODY))
     house.settle()
     assert house.broker.vhosts["/"].queues["q"].ready == 0
+
+
+def test_a_consumer_keeps_pace_with_a_publisher_who_fills_each_read() -> None:
+    """Each turn took half a MiB of input and gave half a MiB of output, in which there are fewer messages."""
+    house = House()
+    wire, other = house.wire(), house.wire()
+    ask(wire, m.QueueDeclare("q"), m.BasicConsume("q", "a consumer tag of a usual length", no_ack=True))
+    message = sessions.content(1, m.BasicPublish("", "q"), b"\0\0", bytes(16))
+    many = message * (LIMIT // len(message))
+    for _ in range(3):
+        other.feed(many)
+        house.turn()
+        assert house.broker.vhosts["/"].queues["q"].ready == 0

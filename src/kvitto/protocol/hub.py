@@ -41,6 +41,9 @@ WRITE_COST = 3000
 """What a turn may write, in units of about a microsecond."""
 INPUT_COST = 3000
 """What a turn may spend on input that was left over, in the same units."""
+ROUNDS = 3
+"""How often a turn goes on delivering to connections whose full output their sockets have just taken. A turn takes half a MiB of
+input from each publisher, of which deliveries make up to twice as many bytes: consumers would fall behind with one output each."""
 Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 """Queues that are to be written, whom to call once that is durable, and whom if one of them goes out of service before."""
 
@@ -125,6 +128,11 @@ class Hub:
         broker.turn(WRITE_COST)
         self.confirm()
         self.flush()
+        for _ in range(ROUNDS):
+            if not self._crowds:
+                break
+            self._serve_crowds()
+            self.flush()
         if self.unfinished:
             self.schedule()
 
