@@ -56,12 +56,14 @@ def alternate(
 ) -> tuple[list[Run], list[str]]:
     """At least `settings.runs` of each broker, in turn, and more as long as one is disturbed and repeats are left.
 
+    Every other round runs in reverse order: the kernel gives the pages of a queue that one broker has deleted to the next one.
+
     Returns the runs, and what failed: a broker that fails once has no more turns in this scenario.
     """
     runs: list[Run] = []
     failed: dict[str, str] = {}
     for number in range(settings.runs + settings.repeats):
-        for name, turn in turns.items():
+        for name, turn in list(turns.items())[:: -1 if number % 2 else 1]:
             clean = sum(1 for run in runs if run.broker == name and not run.disturbed)
             if clean >= settings.runs or name in failed:
                 continue

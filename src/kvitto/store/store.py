@@ -505,7 +505,9 @@ class Store:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something for `work` to do."""
+        """Whether there is something for `work` to do. Asked three times a turn, and nearly always there is nothing."""
+        if not self.removals and self.definitions.compaction is None:
+            return False
         return self.may_remove or self.compacting
 
     def work(self) -> None:
