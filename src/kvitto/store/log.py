@@ -315,7 +315,7 @@ class Log:
             self._remove_files(part.base)
         else:  # not before the inventory has forgotten it
             remove = partial(self.store.remove, part.size, partial(self._remove_files, part.base))
-            self.store.when_durable(remove, messages=False)
+            self.store.after_a_sync(remove)
 
     def _remove_transient(self, base: int, settled: bool) -> None:
         """Unlink a segment that no restart will ask for. `settled`: the segment has a settlement log, which goes too."""

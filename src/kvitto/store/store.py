@@ -69,6 +69,7 @@ class SyncJob:
         self.unlinks: list[tuple[str, str]] = []
         self.copies: list[tuple[str, str]] = []
         self.callbacks: list[Callable[[], None]] = []
+        self.unhurried: list[Callable[[], None]] = []
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0
@@ -248,6 +249,7 @@ class Store:
         self._removed = 0
         """Bytes of files that have been unlinked since the last turn with removals."""
         self._callbacks: list[Callable[[], None]] = []
+        self._unhurried: list[Callable[[], None]] = []
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
         self.unsynced = 0
@@ -461,7 +463,7 @@ class Store:
         if part in self._acks and part.acks is not None:
             acks, part.acks = part.acks, None
             self._others[acks] = None
-            self.when_durable(lambda: self.close(acks), messages=False)
+            self.after_a_sync(lambda: self.close(acks))
         self.dropped(part)
 
     def forget_entry(self, part: Segment) -> None:
@@ -684,7 +686,15 @@ class Store:
 
     @property
     def dirty(self) -> bool:
-        return bool(self._segments or self._others or self._acks or self._dirs or self._callbacks or self._clean)
+        return bool(
+            self._segments
+            or self._others
+            or self._acks
+            or self._dirs
+            or self._callbacks
+            or self._unhurried
+            or self._clean
+        )
 
     @property
     def waiting(self) -> bool:
@@ -699,6 +709,13 @@ class Store:
         """Call back once all that has been written so far is durable; without `messages` only journal and definitions are meant."""
         self._callbacks.append(callback)
         self._messages_wanted |= messages
+
+    def after_a_sync(self, callback: Callable[[], None]) -> None:
+        """Call back once journal, definitions and inventory are durable as they are now. That is no reason to sync at once."""
+        if self.short:
+            self.when_durable(callback, messages=False)
+        else:
+            self._unhurried.append(callback)
 
     def take_room(self, size: int, path: str) -> None:
         """Before `size` bytes of messages are written to `path`. StoreFull if too little would be left."""
@@ -771,6 +788,7 @@ class Store:
         job.unlinks, self._unlinks = self._unlinks, []
         job.copies, self._copies = self._copies, []
         job.callbacks, self._callbacks = self._callbacks, []
+        job.unhurried, self._unhurried = self._unhurried, []
         job.journal_written = self.journal.written
         if not self.syncing:
             job.files, job.dirs, job.defined = [], [], 0
@@ -819,8 +837,9 @@ class Store:
         if entered:  # a segment counts once the inventory would miss it
             self._others[self.inventory.file] = None
             self._callbacks[:0] = job.callbacks
+            self._unhurried[:0] = job.unhurried
         else:
-            for callback in job.callbacks:
+            for callback in (*job.callbacks, *job.unhurried):
                 callback()
         if self._clean:
             self._call_for_clean()
