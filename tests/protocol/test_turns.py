@@ -18,7 +18,6 @@ AT_ONCE = 4
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
     house = House()
     monkeypatch.setattr(hubs, "WRITE_COST", AT_ONCE * brokers.QUEUE_COST)
-    monkeypatch.setattr(brokers, "QUEUES_AT_A_TIME", 2)
     return house
 
 

@@ -80,7 +80,6 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(pieces, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
     patch.setattr(pieces, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
     patch.setattr(hub, "WRITE_COST", rng.choice((1, 60, 3000)))
-    patch.setattr(brokers, "QUEUES_AT_A_TIME", rng.choice((1, 20)))
     patch.setattr(secrets, "randbits", Dice.bits)
     patch.setattr(secrets, "token_bytes", Dice.bytes)
     patch.setattr(secrets, "token_hex", lambda n: Dice.bytes(n).hex())

@@ -54,8 +54,6 @@ QUEUE_COST = 25
 """Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
 SLICE_COST = 1200
 """The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
-QUEUES_AT_A_TIME = 20
-"""Queues that are served together, before what they have is written."""
 BEHIND_BYTES = 64 << 20
 """Bytes of messages that wait to be written while publishers are still read from."""
 POOL_MAX = 64
@@ -102,6 +100,8 @@ class Broker:
         """Applied records that still wait until slow queues have written their batches."""
         self.turns = 0
         self.allowance = ALLOWANCE
+        self.clock_is_read = False
+        """By input that has come since the last turn, which asks for a turn."""
         """What deliveries of this turn may still cost."""
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
@@ -389,7 +389,9 @@ class Broker:
 
         Raises StoreError if the disk fails for good.
         """
-        self.read_clock()
+        if not self.clock_is_read:
+            self.read_clock()
+        self.clock_is_read = False
         self.turns += 1
         self.dead_letters.new_turn()
         if self.store.has_work:
@@ -425,26 +427,25 @@ class Broker:
         self.allowance = ALLOWANCE
 
     def _write_dirty(self, most: int) -> int:
-        """Deliver and write what the queues have that are dirty now, a few at a time; returns what is left of the cost."""
-        left = len(self.dirty)
-        while left > 0 and most > 0:
-            queues = [self.dirty.popleft() for _ in range(min(left, QUEUES_AT_A_TIME))]
-            for queue in queues:
-                queue.dirty = False
-                try:
-                    queue.pump()
-                except Exception as error:  # noqa: BLE001 - the wall around this queue
-                    queue.contain(error)
-            for queue in queues:
+        """Deliver and write what the queues have that are dirty now; returns what is left of the cost."""
+        for _ in range(len(self.dirty)):
+            if most <= 0:
+                break
+            queue = self.dirty.popleft()
+            queue.dirty = False
+            try:
+                queue.pump()
+            except Exception as error:  # noqa: BLE001 - the wall around this queue
+                queue.contain(error)
+            if queue in self.slow:
+                size, cost = pieces.WHOLE_BYTES, SLICE_COST
+            else:
                 size = 0 if queue.tail is None else min(queue.tail.size(), pieces.WHOLE_BYTES)
                 cost = QUEUE_COST + (size >> 11)
-                if queue in self.slow:
-                    size, cost = pieces.WHOLE_BYTES, SLICE_COST
-                self.flush(queue)
-                most -= cost
-                self._queue_size += (size - self._queue_size) / 64
-            left -= len(queues)
-            self.written += len(queues)
+            self.flush(queue)
+            most -= cost
+            self._queue_size += (size - self._queue_size) / 64
+            self.written += 1
         return most
 
     def _note_applied(self) -> None:

@@ -166,10 +166,12 @@ class Connection:
         self.quiet_in = 0
         self._at = 0
         try:
-            self.hub.broker.read_clock()
+            broker = self.hub.broker
+            broker.read_clock()
+            broker.clock_is_read = True
             if not self.yielded:
                 self.budget = _READ_BUDGET
-                if self.publisher and self.hub.broker.behind:
+                if self.publisher and broker.behind:
                     self.spend(_READ_BUDGET)
                 self._take(box, n)
             self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)

@@ -235,13 +235,14 @@ class Inventory:
 
     def put(self, slot: int, key: Key, sizes: Sizes) -> bool:
         """Say how much of a file is durable; True if the inventory did not name it before."""
+        at = slot * SLOT
         seed = self._seeds.get(slot)
-        if seed is not None and slot * SLOT not in self.owed:
-            self._write(slot * SLOT + HALF, _sizes(seed, sizes))
+        if seed is not None and at not in self.owed:
+            self._write(at + HALF, _sizes(seed, sizes))
             return False
         name = _name(key)
         self._seeds[slot] = seed = int.from_bytes(name[-8:], "little")
-        self._write(slot * SLOT, name + _sizes(seed, sizes))
+        self._write(at, name + _sizes(seed, sizes))
         return True
 
     def _write(self, at: int, data: bytes) -> None:

@@ -822,7 +822,8 @@ class Store:
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()
-        self._definitions_synced(job)
+        if job.defined or job.named or job.compacted:
+            self._definitions_synced(job)
         for part, log_ in changed.items():
             if part.durable and part in log_.segments:
                 entered |= self.enter(log_, part)
