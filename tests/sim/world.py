@@ -13,7 +13,6 @@ from random import Random
 import pytest
 import xxhash
 
-from kvitto.broker import broker as brokers
 from kvitto.broker import deadletter, stages
 from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue

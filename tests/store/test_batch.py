@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,3 +100,31 @@ def test_an_empty_or_cut_header_is_no_batch() -> None:
     assert not BatchHeader(b"", 0).length
     assert not BatchHeader(data[:63], 0).length
     assert not BatchHeader(data, 1).length
+
+
+def a_batch() -> Batch:
+    batch = Batch()
+    batch.start(0, 0)
+    return batch
+
+
+@pytest.mark.parametrize("size", range(140))
+def test_fields_of_any_length_are_copied_whole_and_alone(size: int) -> None:
+    """Short fields are copied in moves that overlap: none may write or leave out a byte at its ends."""
+    field = bytes(range(1, 1 + size))
+    batch = a_batch()
+    for _ in range(3):
+        batch.put(field, b"\xfe" * size, field, -1, 0)
+    for number in range(3):
+        key, props, body, *_ = batch.message(number)
+        assert (bytes(key), bytes(props), bytes(body)) == (field, b"\xfe" * size, field)
+
+
+@pytest.mark.parametrize("size", range(1, 140))
+def test_keys_are_the_same_only_if_every_byte_is(size: int) -> None:
+    key = bytes(range(1, 1 + size))
+    batch = a_batch()
+    for at in range(size):
+        for one in (key, key, key[:at] + b"\xff" + key[at + 1 :]):
+            batch.put(one, b"", b"", -1, 0)
+    assert [batch.same_key(3 * at, 3) for at in range(size)] == [2] * size

@@ -65,6 +65,9 @@ class Broker:
     replaying = False
     """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped by a limit."""
 
+    clock_is_read = False
+    """Whether input has read it since the last turn: the next one, which that input asks for, need not."""
+
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.clock = clock
@@ -100,8 +103,6 @@ class Broker:
         """Applied records that still wait until slow queues have written their batches."""
         self.turns = 0
         self.allowance = ALLOWANCE
-        self.clock_is_read = False
-        """By input that has come since the last turn, which asks for a turn."""
         """What deliveries of this turn may still cost."""
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""

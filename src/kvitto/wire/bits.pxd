@@ -1,5 +1,4 @@
 # Inline twins of bits.py for compiled callers. Loads and stores go through memcpy, which gcc turns into one move.
-from libc.string cimport memcmp
 
 cdef extern from * nogil:
     """
@@ -20,11 +19,34 @@ cdef extern from * nogil:
     static inline void kv_put_le16(unsigned char *p, unsigned int x) { uint16_t v = (uint16_t)x; memcpy(p, &v, 2); }
     static inline void kv_put_le32(unsigned char *p, unsigned int x) { uint32_t v = x; memcpy(p, &v, 4); }
     static inline void kv_put_le64(unsigned char *p, unsigned long long x) { uint64_t v = x; memcpy(p, &v, 8); }
+    /* Short fields are moved and compared here: a call into libc costs more. The last move of a field overlaps the one before. */
+    #define KV_TWICE(T, n) { T first, last; memcpy(&first, s, sizeof(T)); memcpy(&last, s + n - sizeof(T), sizeof(T)); \
+                             memcpy(d, &first, sizeof(T)); memcpy(d + n - sizeof(T), &last, sizeof(T)); }
+    #define KV_DIFFERENT(T, a, b) ({ T x, y; memcpy(&x, a, sizeof(T)); memcpy(&y, b, sizeof(T)); x != y; })
     static inline void kv_copy(unsigned char *d, const unsigned char *s, Py_ssize_t n) {
-        if (n <= 64) {                       /* short fields: cheaper than a call into libc */
-            while (n >= 8) { uint64_t v; memcpy(&v, s, 8); memcpy(d, &v, 8); d += 8; s += 8; n -= 8; }
-            while (n-- > 0) *d++ = *s++;
-        } else memcpy(d, s, (size_t)n);
+        if (n > 64) memcpy(d, s, (size_t)n);
+        else if (n > 16) {
+            uint64_t v, last;
+            memcpy(&last, s + n - 8, 8);
+            unsigned char *end = d + n - 8;
+            for (; d < end; d += 8, s += 8) { memcpy(&v, s, 8); memcpy(d, &v, 8); }
+            memcpy(end, &last, 8);
+        }
+        else if (n >= 8) KV_TWICE(uint64_t, n)
+        else if (n >= 4) KV_TWICE(uint32_t, n)
+        else if (n >= 2) KV_TWICE(uint16_t, n)
+        else if (n == 1) *d = *s;
+    }
+    static inline int kv_same(const unsigned char *a, const unsigned char *b, Py_ssize_t n) {
+        if (n > 64) return memcmp(a, b, (size_t)n) == 0;
+        if (n >= 8) {
+            Py_ssize_t i;
+            for (i = 0; i < n - 8; i += 8) if (KV_DIFFERENT(uint64_t, a + i, b + i)) return 0;
+            return !KV_DIFFERENT(uint64_t, a + n - 8, b + n - 8);
+        }
+        if (n >= 4) return !KV_DIFFERENT(uint32_t, a, b) && !KV_DIFFERENT(uint32_t, a + n - 4, b + n - 4);
+        if (n >= 2) return !KV_DIFFERENT(uint16_t, a, b) && !KV_DIFFERENT(uint16_t, a + n - 2, b + n - 2);
+        return n <= 0 || *a == *b;
     }
     """
     unsigned int kv_be16(const unsigned char* p) noexcept
@@ -40,6 +62,7 @@ cdef extern from * nogil:
     void kv_put_le32(unsigned char* p, unsigned int v) noexcept
     void kv_put_le64(unsigned char* p, unsigned long long v) noexcept
     void kv_copy(unsigned char* d, const unsigned char* s, Py_ssize_t n) noexcept
+    bint kv_same(const unsigned char* a, const unsigned char* b, Py_ssize_t n) noexcept
 
 cdef inline unsigned int be16(const unsigned char* p, Py_ssize_t i) noexcept nogil:
     return kv_be16(p + i)
@@ -68,4 +91,4 @@ cdef inline void put_le64(unsigned char* p, Py_ssize_t i, unsigned long long v) 
 cdef inline void copy(unsigned char* dst, Py_ssize_t d, const unsigned char* src, Py_ssize_t s, Py_ssize_t n) noexcept nogil:
     kv_copy(dst + d, src + s, n)
 cdef inline bint same(const unsigned char* a, Py_ssize_t i, const unsigned char* b, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
-    return memcmp(a + i, b + j, <size_t>n) == 0
+    return kv_same(a + i, b + j, n)
