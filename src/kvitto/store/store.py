@@ -549,6 +549,11 @@ class Store:
         self._dirs[directory] = None
         self._unlinks.append((directory, path))
 
+    def _unlink(self, directory: str, path: str) -> None:
+        if self.disk.exists(path):  # the queue may have been deleted meanwhile
+            self.disk.unlink(path)
+            self._dirs[directory] = None
+
     def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
         self._clean[part] = callback
@@ -830,9 +835,7 @@ class Store:
         for log_, part in job.seals:
             self._for_log(log_, partial(self._seal, log_, part))
         for directory, path in job.unlinks:
-            if self.disk.exists(path):
-                self.disk.unlink(path)
-                self._dirs[directory] = None
+            self.remove(1, partial(self._unlink, directory, path))
         if job.journal_applied:
             self.journal.retire(job.journal_applied)
         if entered:  # a segment counts once the inventory would miss it
