@@ -186,7 +186,7 @@ class LargeModel(QueueModel):
 
     @rule(start=st.integers(0, 60), end=st.integers(0, 60), steps=st.sampled_from([1, 400]))
     def read(self, start: int, end: int, steps: int) -> None:
-        """L: by offset."""
+        """By offset."""
         self.wait_for_all()
         self.space()
         self.rig.settle_down()

@@ -87,7 +87,9 @@ def compile_changed(c_files: Path, target: Path) -> None:
         for done in pool.map(compile_one, commands):
             if done.returncode:
                 raise BuildError(f"{' '.join(done.args)}: {done.stderr}")
-    made.write_text(json.dumps(now))
+    whole = made.with_name(f"made.{os.getpid()}")  # several runs may begin side by side
+    whole.write_text(json.dumps(now))
+    whole.replace(made)
 
 
 def compile_one(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -98,7 +98,7 @@ def test_without_epoll_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_confirms_reports_times_and_ratios(kvitto_broker: HasUrl, capsys: pytest.CaptureFixture[str]) -> None:
-    """F1, smaller: a receipt for a stream costs less than one for each message."""
+    """A receipt for a stream costs less than one for each message."""
     assert command("confirms", "--uri", kvitto_broker.url, "-C", "100", "-j") == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result["seconds"]) == {"tx", "each", "streamed"}
