@@ -26,6 +26,9 @@ from kvitto.client import AMQPError, Connection
 
 START_S = 600.0
 """A broker may have to read millions of messages first."""
+RABBITMQ_TRIES = 3
+"""RabbitMQ gives up where its own checks at a start take too long, as they may on a machine that is busy."""
+LAST_LINES = 20
 STOP_S = 300.0
 INSTALL_RABBITMQ = "sudo apt-get install -y rabbitmq-server"
 RABBITMQ_PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
@@ -47,6 +50,15 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise BrokerFailed(f"no free port on 127.0.0.1 from {PORTS[0]} to {PORTS[-1]}")
+
+
+def last_lines(log: Path) -> str:
+    """What a log ends with, to be shown behind its name: it may be in a directory that is removed soon."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
 
 
 def uri_for(port: int, scheme: str = "amqp", query: str = "") -> str:
@@ -113,7 +125,7 @@ class Node:
         while not answers(self.uri):
             if not self.running or time.monotonic() > deadline:
                 self.kill()
-                raise BrokerFailed(f"{self.name} did not start; see {self.log}")
+                raise BrokerFailed(f"{self.name} did not start; see {self.log}{last_lines(self.log)}")
             time.sleep(0.01)
 
     @property
@@ -258,6 +270,12 @@ class RabbitMQ(Node):
         self.data = self.place / "mnesia"
         self.port, self.tls_port, self.dist_port, self.epmd_port = (free_port() for _ in range(4))
         self._epmd: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        for _ in range(RABBITMQ_TRIES - 1):
+            with contextlib.suppress(BrokerFailed):
+                return super().start()
+        return super().start()
 
     def begin(self) -> None:
         script = rabbitmq_script()
