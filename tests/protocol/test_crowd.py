@@ -7,6 +7,8 @@ import pytest
 from kvitto.broker import broker
 from kvitto.protocol.output import LIMIT
 from kvitto.wire import methods as m
+from kvitto.wire.methods import frame
+from kvitto.wire.spec import FRAME_METHOD
 from tests.protocol import sessions
 from tests.protocol.sansio import House
 from tests.protocol.test_limits import ask
@@ -44,3 +46,27 @@ def test_a_consumer_keeps_pace_with_a_publisher_who_fills_each_read() -> None:
         other.feed(many)
         house.turn()
         assert house.broker.vhosts["/"].queues["q"].ready == 0
+
+
+def test_nobody_waits_behind_the_many_queues_of_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A10: what a connection got beyond one output came out of the next turn's allowance, and the others' queues waited for many turns."""
+    house = House()
+    greedy, publisher, other = house.wire(), house.wire(), house.wire()
+    names = [f"q{number}" for number in range(20)]
+    ask(greedy, *(m.QueueDeclare(name) for name in names))
+    ask(other, m.QueueDeclare("other"), m.BasicConsume("other", "c", no_ack=True))
+    for name in names:
+        publisher.feed(sessions.content(1, m.BasicPublish("", name), b"\0\0", BODY) * 1000)
+        house.settle()
+    monkeypatch.setattr(broker, "ALLOWANCE", 1000)  # less than two outputs
+    greedy.feed(b"".join(frame(FRAME_METHOD, 1, m.BasicConsume(name, name, no_ack=True).encode()) for name in names))
+    one = sessions.content(1, m.BasicPublish("", "other"), b"\0\0", b"")
+    waited = 0
+    while any(house.broker.vhosts["/"].queues[name].ready for name in names):
+        if not house.broker.vhosts["/"].queues["other"].ready:
+            publisher.feed(one)
+            waited = 0
+        house.turn()
+        greedy.written.clear()
+        waited += 1
+        assert waited <= 2

@@ -126,3 +126,16 @@ def test_files_and_directories_wait_while_the_bytes_of_others_are_freed(rig: Rig
     rig.settle_down()
     assert not rig.store.removals
     assert not any(path.startswith(f"{paths.QUEUES}/") for path in rig.disk.files())
+
+
+def test_what_is_settled_goes_with_the_next_sync_and_asks_for_none(rig: Rig) -> None:
+    """A flood fills segments one after the other: a sync of its own for each of them took a tenth of the broker's time."""
+    done: list[str] = []
+    rig.store.after_a_sync(lambda: done.append("later"))
+    assert rig.store.dirty and not rig.store.waiting
+    rig.store.when_durable(lambda: done.append("now"))
+    rig.sync()
+    assert done == ["now", "later"]
+    rig.store.short = True
+    rig.store.after_a_sync(lambda: done.append("soon"))
+    assert rig.store.waiting, "there is little room: what frees some does not wait"

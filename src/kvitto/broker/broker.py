@@ -66,7 +66,9 @@ class Broker:
     """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped by a limit."""
 
     clock_is_read = False
-    """Whether input has read it since the last turn: the next one, which that input asks for, need not."""
+    """Input has read the clock since the last turn, so the turn that this input asks for need not."""
+    left = 0
+    """What the last turn has left of its allowance."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
@@ -425,7 +427,7 @@ class Broker:
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
         self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
-        self.allowance = ALLOWANCE
+        self.left, self.allowance = self.allowance, ALLOWANCE
 
     def _write_dirty(self, most: int) -> int:
         """Deliver and write what the queues have that are dirty now; returns what is left of the cost."""

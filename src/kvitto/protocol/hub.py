@@ -42,8 +42,11 @@ WRITE_COST = 3000
 INPUT_COST = 3000
 """What a turn may spend on input that was left over, in the same units."""
 ROUNDS = 3
-"""How often a turn goes on delivering to connections whose full output their sockets have just taken. A turn takes half a MiB of
-input from each publisher, of which deliveries make up to twice as many bytes: consumers would fall behind with one output each."""
+"""How often a turn goes on delivering to connections whose full output their sockets have just taken.
+
+A turn takes half a MiB of input from each publisher. As deliveries the same messages often have more bytes, so a consumer with one
+output of half a MiB in each turn would fall behind a single publisher.
+"""
 Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 """Queues that are to be written, whom to call once that is durable, and whom if one of them goes out of service before."""
 
@@ -115,7 +118,10 @@ class Hub:
         broker.on_full = self._full
 
     def turn(self) -> None:
-        """Go on with what the last turn has left, deliver and write what has come in, note who waits for which sync, flush outputs."""
+        """Go on with what the last turn has left, deliver and write what has come in, note who waits for which sync, flush outputs.
+
+        While the turn has time left, connections whose sockets have taken a full output get more.
+        """
         broker = self.broker
         if self._yielded:
             self._go_on()
@@ -128,13 +134,21 @@ class Hub:
         broker.turn(WRITE_COST)
         self.confirm()
         self.flush()
+        if self._crowds:
+            self._serve_rounds()
+        if self.unfinished:
+            self.schedule()
+
+    def _serve_rounds(self) -> None:
+        """Spend what this turn has left of its allowance, and nothing of the next one's, which is for all queues."""
+        broker = self.broker
+        renewed, broker.allowance = broker.allowance, broker.left
         for _ in range(ROUNDS):
-            if not self._crowds:
+            if not self._crowds or broker.allowance <= 0:
                 break
             self._serve_crowds()
             self.flush()
-        if self.unfinished:
-            self.schedule()
+        broker.allowance = renewed
 
     def _go_on(self) -> None:
         """Handle the input that the last turns have left, as much as fits into this one; publishers wait while the broker is behind."""

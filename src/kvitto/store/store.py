@@ -51,6 +51,8 @@ FILE_COST = 256 << 10
 """Unlinking even an empty file takes about as long as freeing this many bytes, so they are added to the size of each file."""
 DIRECTORY_COST = 2 << 20
 """The same cost for a directory, which is removed together with the small files in it."""
+SMALL_FILE = 1
+"""In place of the size of a file that is not large, because 0 stands for a directory."""
 
 
 class SyncJob:
@@ -70,6 +72,7 @@ class SyncJob:
         self.copies: list[tuple[str, str]] = []
         self.callbacks: list[Callable[[], None]] = []
         self.unhurried: list[Callable[[], None]] = []
+        """Callbacks that were no reason for this sync."""
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0
@@ -250,6 +253,7 @@ class Store:
         """Bytes of files that have been unlinked since the last turn with removals."""
         self._callbacks: list[Callable[[], None]] = []
         self._unhurried: list[Callable[[], None]] = []
+        """What `after_a_sync` has been given."""
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
         self.unsynced = 0
@@ -507,7 +511,7 @@ class Store:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something for `work` to do. Asked three times a turn, and nearly always there is nothing."""
+        """Whether there is something for `work` to do. Asked several times in each turn, and nearly always there is nothing."""
         if not self.removals and self.definitions.compaction is None:
             return False
         return self.may_remove or self.compacting
@@ -716,7 +720,9 @@ class Store:
         self._messages_wanted |= messages
 
     def after_a_sync(self, callback: Callable[[], None]) -> None:
-        """Call back once journal, definitions and inventory are durable as they are now. That is no reason to sync at once."""
+        """Call back once journal, definitions and inventory are durable as they are now. Unless there is little room on the disk, that is
+        no reason to sync at once.
+        """
         if self.short:
             self.when_durable(callback, messages=False)
         else:
@@ -835,7 +841,7 @@ class Store:
         for log_, part in job.seals:
             self._for_log(log_, partial(self._seal, log_, part))
         for directory, path in job.unlinks:
-            self.remove(1, partial(self._unlink, directory, path))
+            self.remove(SMALL_FILE, partial(self._unlink, directory, path))
         if job.journal_applied:
             self.journal.retire(job.journal_applied)
         if entered:  # a segment counts once the inventory would miss it

@@ -19,9 +19,10 @@ cdef extern from * nogil:
     static inline void kv_put_le16(unsigned char *p, unsigned int x) { uint16_t v = (uint16_t)x; memcpy(p, &v, 2); }
     static inline void kv_put_le32(unsigned char *p, unsigned int x) { uint32_t v = x; memcpy(p, &v, 4); }
     static inline void kv_put_le64(unsigned char *p, unsigned long long x) { uint64_t v = x; memcpy(p, &v, 8); }
-    /* Short fields are moved and compared here: a call into libc costs more. The last move of a field overlaps the one before. */
-    #define KV_TWICE(T, n) { T first, last; memcpy(&first, s, sizeof(T)); memcpy(&last, s + n - sizeof(T), sizeof(T)); \
-                             memcpy(d, &first, sizeof(T)); memcpy(d + n - sizeof(T), &last, sizeof(T)); }
+    /* Short fields are moved and compared here, because a call into libc costs more. The last move of a field overlaps the one before
+       it, so both loads come before both stores. The two fields themselves must not overlap. */
+    #define KV_TWICE(T, n) { T first, last; memcpy(&first, s, sizeof(T)); memcpy(&last, s + (n) - sizeof(T), sizeof(T)); \
+                             memcpy(d, &first, sizeof(T)); memcpy(d + (n) - sizeof(T), &last, sizeof(T)); }
     #define KV_DIFFERENT(T, a, b) ({ T x, y; memcpy(&x, a, sizeof(T)); memcpy(&y, b, sizeof(T)); x != y; })
     static inline void kv_copy(unsigned char *d, const unsigned char *s, Py_ssize_t n) {
         if (n > 64) memcpy(d, s, (size_t)n);
