@@ -431,3 +431,15 @@ def test_large_transactions_of_one_sync_are_batches_of_their_own() -> None:
     head = BatchHeader(part.file.read_at(part.position_before(0), HEADER), 0)
     assert (head.first, head.count) == (0, 5)
     assert House(house.disk.kill()).broker.vhosts["/"].queues["q"].ready == 10
+
+
+def test_what_comes_back_in_a_commit_is_delivered_before_what_it_publishes(tx: Raw, name: str) -> None:
+    """T2, A5: the publish is a batch alone of its queue, which needs no record of the journal."""
+    queue = tx.declare(name + ".d", 2, durable=True)
+    tx.publish(2, "", queue, b"first")
+    tx.call(1, m.BasicConsume(queue, "c"), m.BasicConsumeOk)
+    assert tx.message().body == b"first"
+    tx.publish(1, "", queue, b"second")
+    tx.put(1, m.BasicNack(1, False, True))
+    commit(tx)
+    assert [tx.message().body for _ in range(2)] == [b"first", b"second"]
