@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TAG = r"[A-Z]\d*"
+TAG, NUMBERED = r"[A-Z]\d*", r"[A-Z]\d+"
 FIRST = re.compile(rf'"""({TAG}(?:-{TAG})?(?:, {TAG}(?:-{TAG})?)*)[:.,]')
 """A docstring that begins with tags."""
-INSIDE = re.compile(rf"\(({TAG[:-1]}+(?:-{TAG[:-1]}+)?(?:, {TAG[:-1]}+(?:-{TAG[:-1]}+)?)*)\)")
+INSIDE = re.compile(rf"\(({NUMBERED}(?:-{NUMBERED})?(?:, {NUMBERED}(?:-{NUMBERED})?)*)\)")
 """Tags in parentheses, all with a number."""
 
 

@@ -66,9 +66,9 @@ class Broker:
     """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped by a limit."""
 
     clock_is_read = False
-    """Input has read the clock since the last turn, so the turn that this input asks for need not."""
+    """Whether input has read the clock since the last turn. The next turn does not read it again then."""
     left = 0
-    """What the last turn has left of its allowance."""
+    """The part of its allowance that the last turn has not used."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store

@@ -277,7 +277,7 @@ class DeadLetters(walls.Routine):
         self.broker.records.write(parcel.record, apply, full)
 
     def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
-        """Make a dead letter of the message at this offset. None if it cannot be read, or has nowhere to go any more.
+        """Make a dead letter of the message at this offset. Returns None if it cannot be read, or if its queue has lost its dead-letter exchange.
 
         It works in pieces, because a batch may have to be checked, a route to be searched for, and a body to be read.
         """

@@ -879,7 +879,7 @@ class Queue:
         return found[0].message(found[1]) if found else None
 
     def read_steps(self, offset: int) -> Generator[None, None, tuple[bytes, bytes, Body, int] | None]:
-        """`read` in pieces: a large batch is checked slice by slice. A large body is returned as it is, without being copied or read."""
+        """Do what `read` does in pieces: a large batch is checked slice by slice. A large body is returned without being copied or read."""
         found = self._in_memory(offset)
         if found is None:
             window = self._behind
@@ -904,7 +904,7 @@ class Queue:
         return found
 
     def _find_outline(self, offset: int) -> tuple[Batch, int] | None:
-        """`_find` for callers that need no body. A large batch is not checked for them."""
+        """Find a message as `_find` does, for callers that do not need its body: a large batch is not checked."""
         return self._in_memory(offset) or self._load_behind(self._outline, offset)
 
     def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:

@@ -18,7 +18,7 @@ class Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parsers of commands have this class, too. So an argument too many is refused with the usage of the command to which it was given."""
+    """The parsers of commands have this class, too, so that a surplus argument is refused with the usage of its own command."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)

@@ -1,4 +1,4 @@
-"""`kvitto perf confirms`: what a receipt costs.
+"""`kvitto perf confirms` measures what a receipt costs.
 
 The same persistent messages to a durable queue three times: one transaction each, one confirm waited for each, and
 streamed confirms. The experiment behind the 2011 figures "a bit more than 4 minutes" against "around 2 seconds".

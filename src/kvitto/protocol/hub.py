@@ -42,7 +42,7 @@ WRITE_COST = 3000
 INPUT_COST = 3000
 """What a turn may spend on input that was left over, in the same units."""
 ROUNDS = 3
-"""How often a turn goes on delivering to connections whose full output their sockets have just taken.
+"""A turn delivers so many times more to connections whose sockets have just taken a full output.
 
 A turn takes half a MiB of input from each publisher. As deliveries the same messages often have more bytes, so a consumer with one
 output of half a MiB in each turn would fall behind a single publisher.
@@ -140,7 +140,10 @@ class Hub:
             self.schedule()
 
     def _serve_rounds(self) -> None:
-        """Spend what this turn has left of its allowance, and nothing of the next one's, which is for all queues."""
+        """Serve consumers that wait for room, with what this turn has not used of its allowance.
+
+        The allowance of the next turn is for all queues, so nothing is taken from it.
+        """
         broker = self.broker
         renewed, broker.allowance = broker.allowance, broker.left
         for _ in range(ROUNDS):

@@ -229,8 +229,7 @@ class Archive:
 
     def _remove(self, base: int) -> None:
         """The inventory has forgotten the segment."""
-        if self.store.disk.exists(paths.segment(self.directory, base)):
-            self.store.disk.unlink(paths.segment(self.directory, base))
+        self.store.unlink(self.directory, paths.segment(self.directory, base))
         self.store.unlink_later(self.directory, paths.settlements(self.directory, base))
 
     def remove(self) -> bool:

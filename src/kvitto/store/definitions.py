@@ -265,7 +265,7 @@ class Definitions:
                 self._disk.unlink(NEW)
 
     def replace(self, durable: int) -> None:
-        """Give the new file the name of the old one. `durable` bytes of it are durable, among them all that is durable in the old file.
+        """Give the new file the name of the old one. Its first `durable` bytes are durable, and hold all that is durable in the old file.
 
         Until the directory has been synced, a power cut may leave the old file under the name.
         """

@@ -326,10 +326,8 @@ class Log:
                 disk.unlink(paths.settlements(self.directory, base))
 
     def _remove_files(self, base: int) -> None:
-        path, acks = paths.segment(self.directory, base), paths.settlements(self.directory, base)
-        if self.store.disk.exists(path):
-            self.store.disk.unlink(path)
-            self.store.renamed(self.directory)
+        self.store.unlink(self.directory, paths.segment(self.directory, base))
+        acks = paths.settlements(self.directory, base)
         if self.store.disk.exists(acks):
             # A settlement log that outlives its messages is harmless, the other order would bring them back.
             self.store.unlink_later(self.directory, acks)

@@ -52,7 +52,7 @@ FILE_COST = 256 << 10
 DIRECTORY_COST = 2 << 20
 """The same cost for a directory, which is removed together with the small files in it."""
 SMALL_FILE = 1
-"""In place of the size of a file that is not large, because 0 stands for a directory."""
+"""The size to give for a file that is not large, because 0 stands for a directory."""
 
 
 class SyncJob:
@@ -253,7 +253,7 @@ class Store:
         """Bytes of files that have been unlinked since the last turn with removals."""
         self._callbacks: list[Callable[[], None]] = []
         self._unhurried: list[Callable[[], None]] = []
-        """What `after_a_sync` has been given."""
+        """Callbacks that wait for the next sync and do not hasten it."""
         self._undefined: list[Callable[[], None]] = []
         self._messages_wanted = False
         self.unsynced = 0
@@ -553,10 +553,11 @@ class Store:
         self._dirs[directory] = None
         self._unlinks.append((directory, path))
 
-    def _unlink(self, directory: str, path: str) -> None:
+    def unlink(self, directory: str, path: str) -> None:
+        """Unlink a file of `directory` if it is still there, and have the next sync make that durable."""
         if self.disk.exists(path):  # the queue may have been deleted meanwhile
             self.disk.unlink(path)
-            self._dirs[directory] = None
+            self.renamed(directory)
 
     def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
@@ -720,8 +721,9 @@ class Store:
         self._messages_wanted |= messages
 
     def after_a_sync(self, callback: Callable[[], None]) -> None:
-        """Call back once journal, definitions and inventory are durable as they are now. Unless there is little room on the disk, that is
-        no reason to sync at once.
+        """Call back after the next sync that covers journal, definitions and inventory as they are now.
+
+        The sync is not hastened, unless there is little room on the disk.
         """
         if self.short:
             self.when_durable(callback, messages=False)
@@ -833,15 +835,14 @@ class Store:
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()
-        if job.defined or job.named or job.compacted:
-            self._definitions_synced(job)
+        self._definitions_synced(job)
         for part, log_ in changed.items():
             if part.durable and part in log_.segments:
                 entered |= self.enter(log_, part)
         for log_, part in job.seals:
             self._for_log(log_, partial(self._seal, log_, part))
         for directory, path in job.unlinks:
-            self.remove(SMALL_FILE, partial(self._unlink, directory, path))
+            self.remove(SMALL_FILE, partial(self.unlink, directory, path))
         if job.journal_applied:
             self.journal.retire(job.journal_applied)
         if entered:  # a segment counts once the inventory would miss it

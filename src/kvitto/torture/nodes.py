@@ -27,7 +27,7 @@ from kvitto.client import AMQPError, Connection
 START_S = 600.0
 """A broker may have to read millions of messages first."""
 RABBITMQ_TRIES = 3
-"""RabbitMQ gives up where its own checks at a start take too long, as they may on a machine that is busy."""
+"""RabbitMQ sometimes ends while it starts on a busy machine, so a test starts it up to this many times."""
 LAST_LINES = 20
 STOP_S = 300.0
 INSTALL_RABBITMQ = "sudo apt-get install -y rabbitmq-server"
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 def last_lines(log: Path) -> str:
-    """What a log ends with, to be shown behind its name: it may be in a directory that is removed soon."""
+    """Return the end of a log, to be shown behind its name, because the log may be in a directory that is removed soon."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:

@@ -304,7 +304,7 @@ class Plan:
         self.durable = [queue for queue in islice(bulk.batches, FEW) if queue.log.durable]
         few = len(bulk.batches) < FEW and len(self.durable) == 1
         small = bulk.size <= TAIL_BYTES and not bulk.packed.operations
-        # what comes back to a queue comes before what was published: with a batch alone that would be delivered first
+        # A batch without a record is delivered at once. Messages that this commit gives back have to be delivered before it.
         self.alone = few and small and not self.returning and not self.chan.connection.hub.broker.full
         if not self.alone:
             yield from bulk.encode()
