@@ -277,9 +277,10 @@ class DeadLetters(walls.Routine):
         self.broker.records.write(parcel.record, apply, full)
 
     def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
-        """Make a dead letter of the message at this offset. Returns None if it cannot be read, or if its queue has lost its dead-letter exchange.
+        """Make a dead letter of the message at this offset.
 
-        It works in pieces, because a batch may have to be checked, a route to be searched for, and a body to be read.
+        Returns None if it cannot be read, or if its queue has no dead-letter exchange any more. It works in pieces, because a batch may
+        have to be checked, a route to be searched for, and a body to be read.
         """
         message = yield from queue.read_steps(offset)
         if message is None:
