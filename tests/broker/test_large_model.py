@@ -176,7 +176,7 @@ class LargeModel(QueueModel):
             if done:
                 break
             self.rig.turn()
-            if self.rig.store.dirty:
+            if self.rig.store.commits.dirty:
                 self.rig.sync(everything=False)
         assert done == [True]
         self.push_out()
@@ -241,7 +241,7 @@ class LargeModel(QueueModel):
             self.rig.broker.jobs.run()
             self.rig.broker.turn(1)
             self.watch()
-            if turn % every == 0 and self.rig.store.dirty:
+            if turn % every == 0 and self.rig.store.commits.dirty:
                 job = self.rig.store.begin_sync(everything=everything)
                 job.run()
                 self.rig.store.end_sync(job)

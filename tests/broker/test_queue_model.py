@@ -212,7 +212,7 @@ class QueueModel(RuleBasedStateMachine):
                 self.leave(m)
         if not self.rig.broker.unwritten:
             told = [m for m in self.messages if not m.confirmed]
-            self.rig.store.when_durable(lambda: [setattr(m, "confirmed", True) for m in told] and None)
+            self.rig.store.commits.when_announced(lambda: [setattr(m, "confirmed", True) for m in told] and None)
 
     def more_turns(self) -> None:
         while (due := self.rig.broker.timers.next_ms) is not None and due <= self.rig.clock.monotonic_ms():

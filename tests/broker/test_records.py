@@ -54,7 +54,7 @@ def turns_until(rig: Rig, seen: list[str]) -> int:
     turns = 0
     while not seen:
         turns += 1
-        if rig.store.dirty and not rig.broker.jobs.waiting:
+        if rig.store.commits.dirty and not rig.broker.jobs.waiting:
             rig.sync()
         else:
             rig.turn()

@@ -198,7 +198,7 @@ def test_a_large_dead_letter_is_in_one_place(cut: bool) -> None:
     for turn in range(60):
         rig.broker.jobs.run()
         rig.broker.turn(ONE_PIECE)
-        if turn % 4 == 3 and rig.store.dirty:
+        if turn % 4 == 3 and rig.store.commits.dirty:
             job = rig.store.begin_sync(everything=True)
             job.run()
             rig.store.end_sync(job)
@@ -225,7 +225,7 @@ def test_a_queue_with_priorities_starts_with_a_large_message_that_it_has_not_sor
     rig.declare("q", x_max_priority=5)
     rig.settle_down()
     put(rig, "q", LARGE)
-    while rig.queue("q").backlog or not rig.store.dirty:
+    while rig.queue("q").backlog or not rig.store.commits.dirty:
         rig.turn()
     rig.sync(everything=False)
     marks = set()
@@ -416,7 +416,7 @@ def confirmed(wire: Wire) -> bool:
 
 def step(house: House) -> None:
     house.turn()
-    if house.store.waiting:
+    if house.store.commits.waiting:
         house.sync()
 
 

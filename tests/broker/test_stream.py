@@ -107,7 +107,7 @@ def test_only_what_is_durable_is_delivered() -> None:
     rig.publish("s", b"a")
     rig.turn()
     assert not follower.got
-    assert rig.store.waiting, "a consumer at the tail waits for a sync of its own"
+    assert rig.store.commits.waiting, "a consumer at the tail waits for a sync of its own"
     rig.sync(everything=False)
     rig.sync(everything=False)  # of the inventory, to which the segment was new
     assert follower.bodies == [b"a"]
@@ -727,7 +727,7 @@ class StreamModel(RuleBasedStateMachine):
                     at += 1
                 assert delivery.offset == at or at < delivery.offset <= self.first, f"{delivery} instead of {at}"
                 assert delivery.body == self.sent[delivery.offset] and not delivery.redelivered
-                assert delivery.offset < self.q.log.durable_end
+                assert delivery.offset < self.q.log.announced_end
                 self.expected[f] = delivery.offset + 1
                 self.held[f].append(delivery.offset)
             f.got.clear()
@@ -737,7 +737,7 @@ class StreamModel(RuleBasedStateMachine):
         self.watch()
         told = len(self.sent)
         if not self.rig.broker.unwritten:
-            self.rig.store.when_durable(lambda: setattr(self, "safe", max(self.safe, told)))
+            self.rig.store.commits.when_announced(lambda: setattr(self, "safe", max(self.safe, told)))
 
     @rule(n=st.integers(1, 6), size=st.sampled_from([5, 60, 300]))
     def publish(self, n: int, size: int) -> None:

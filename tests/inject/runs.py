@@ -14,7 +14,8 @@ import pytest
 
 from kvitto.base.errors import PromiseError, StoreError
 from kvitto.protocol.connection import Connection
-from kvitto.store.store import Store, SyncJob
+from kvitto.store.commit import Commit
+from kvitto.store.store import Store
 from tests.inject.sites import SITES, Injected
 from tests.protocol.answers import check_service
 from tests.protocol.sansio import House, Wire
@@ -115,7 +116,7 @@ def stopping() -> Iterator[None]:
         turn(self)
         turned = SITES.fired
 
-    def stopping_begin(self: Store, *, everything: bool) -> SyncJob:
+    def stopping_begin(self: Store, *, everything: bool) -> Commit:
         stop_if_over()
         return begin_sync(self, everything=everything)
 
@@ -143,7 +144,7 @@ def run(day: int, number: int, hit: int) -> tuple[str, str]:
             return "not reached", ""
         outcome = ""
         try:
-            if ended is None and not world.house.store.busy:  # else the day has ended in the middle of a sync
+            if ended is None and not world.house.store.commits.busy:  # else the day has ended in the middle of a sync
                 outcome = what_happened(world)
                 if outcome != "nothing that anybody notices":
                     bystander.check()

@@ -8,7 +8,8 @@ from kvitto.base.errors import StoreError
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
-from kvitto.store.store import Store, SyncJob
+from kvitto.store.commit import Commit
+from kvitto.store.store import Store
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import Method, decode, frame
@@ -137,7 +138,7 @@ class House:
         self.end_sync(job)
         self.turn()
 
-    def end_sync(self, job: SyncJob) -> None:
+    def end_sync(self, job: Commit) -> None:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
@@ -146,7 +147,7 @@ class House:
         """Turn and sync until nobody waits and nothing is left for the next turn."""
         self.turn()
         for _ in range(1000):
-            if self.store.waiting:
+            if self.store.commits.waiting:
                 self.sync()
             elif self.hub.unfinished:
                 self.turn()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvitto.base.errors import StoreError
-from kvitto.store.store import SyncJob
+from kvitto.store.commit import Commit
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
@@ -71,7 +71,7 @@ class ConfirmModel(RuleBasedStateMachine):
         self.house = House()
         self.wire = self.house.wire()
         self.admin = self.house.wire()
-        self.job: SyncJob | None = None
+        self.job: Commit | None = None
         self.rest = b""
         self.sent = self.fed = 0
         self.publishers = [Publisher(1), Publisher(2)]
@@ -143,7 +143,7 @@ class ConfirmModel(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None and not self.failed)
     @rule(everything=st.booleans())
     def begin_sync(self, everything: bool) -> None:
-        if everything or self.house.store.waiting:
+        if everything or self.house.store.commits.waiting:
             self.job = self.house.store.begin_sync(everything=everything)
             self.advance("written", "syncing")
 
@@ -231,7 +231,7 @@ class ConfirmModel(RuleBasedStateMachine):
         self.room()
         for _ in range(4):
             self.turn()
-            if self.house.store.waiting:
+            if self.house.store.commits.waiting:
                 self.begin_sync(True)
                 self.end_sync()
         assert not self.rest

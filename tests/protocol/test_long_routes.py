@@ -61,7 +61,7 @@ def test_a_message_is_routed_in_pieces_and_confirmed_when_it_is_there(house: Hou
     )
     publish(other, "", "b", body=b"served")
     house.turn()
-    while house.store.waiting:
+    while house.store.commits.waiting:
         house.sync()
     assert other.methods() == [m.BasicAck(1, False)] and ready(house, "b") == 1
     assert one.methods() == [] and not ready(house, "a")
@@ -247,7 +247,7 @@ def test_a_queue_that_fails_while_the_others_get_their_copies_is_no_reason_for_a
 
 
 def turns(house: House) -> Iterator[None]:
-    while house.hub.unfinished or house.store.waiting:
+    while house.hub.unfinished or house.store.commits.waiting:
         if house.hub.unfinished:
             house.turn()
         else:

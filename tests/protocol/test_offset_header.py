@@ -73,7 +73,7 @@ def test_only_what_is_durable_is_delivered() -> None:
     for _ in range(3):
         house.turn()
     assert delivered(consumer) == 0
-    assert house.store.waiting
+    assert house.store.commits.waiting
     house.settle()  # two syncs: the segment is new, and then the inventory
     assert delivered(consumer) == 3
     house.settle()

@@ -332,7 +332,7 @@ def step(house: House) -> None:
     if house.hub.unfinished:
         house.turn()
         return
-    assert house.store.waiting
+    assert house.store.commits.waiting
     job = house.store.begin_sync(everything=False)
     job.run()
     house.end_sync(job)

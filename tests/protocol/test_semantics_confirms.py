@@ -92,12 +92,12 @@ def test_one_sync_confirms_all_that_is_pending() -> None:
     wire.put(1, m.QueueDeclare("a", durable=True), m.QueueDeclare("b", durable=True), m.ConfirmSelect())
     house.settle()
     wire.frames()
-    syncs = house.store.syncs
+    syncs = house.store.commits.syncs
     for number in range(100):
         wire.feed(content(1, m.BasicPublish("", "ab"[number % 2]), NO_PROPERTIES, b"x"))
         house.turn()
     house.settle()
-    assert wire.methods() == [m.BasicAck(100, True)] and house.store.syncs == syncs + 1
+    assert wire.methods() == [m.BasicAck(100, True)] and house.store.commits.syncs == syncs + 1
 
 
 def test_a_failed_sync_confirms_nothing() -> None:

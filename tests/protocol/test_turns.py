@@ -59,7 +59,7 @@ def test_a_confirm_waits_until_all_its_queues_are_written(house: House) -> None:
     publish(second, *names(3, "p"))
     for _ in range(4):
         house.turn()
-        assert not house.store.waiting
+        assert not house.store.commits.waiting
     house.turn()
     house.turn()
     house.settle()
@@ -73,7 +73,7 @@ def test_what_comes_while_much_waits_is_confirmed_in_order(house: House) -> None
     for number in range(10):
         publish(wire, f"q{number}", *names(5))
         house.turn()
-        if house.store.waiting:
+        if house.store.commits.waiting:
             house.sync()
         seen.append(acked(wire))
     house.settle()

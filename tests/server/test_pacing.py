@@ -120,7 +120,7 @@ async def _flood(server: Server, disk: StuckDisk) -> None:
         for _ in range(20):
             other.put(1, m.QueueDeclare("q", passive=True))
             await asyncio.to_thread(other.expect, m.QueueDeclareOk)
-        assert server.store.unsynced < pacing.FIRST + 2 * MIB
+        assert server.store.commits.unsynced < pacing.FIRST + 2 * MIB
         assert flooding.is_alive()
         disk.free.set()
         await asyncio.to_thread(other.expect, m.BasicAck)

@@ -56,8 +56,8 @@ def test_a_busy_broker_has_one_turn_in_each_round_of_the_loop(tmp_path: Path) ->
         def again() -> None:
             nonlocal synced
             synced += 1
-            server.store.wrote_file(server.store.definitions.file)
-            server.store.when_durable(again)
+            server.store.commits.wrote_file(server.store.definitions.file)
+            server.store.commits.when_announced(again)
 
         server.hub.turn = busy  # type: ignore[method-assign]
         server.received = IDLE_BYTES  # a sync is run by the thread
@@ -67,7 +67,7 @@ def test_a_busy_broker_has_one_turn_in_each_round_of_the_loop(tmp_path: Path) ->
             server.received = IDLE_BYTES
             await asyncio.sleep(0)
             rounds += 1
-        server.store.when_durable = lambda *_: None  # type: ignore[method-assign,assignment]
+        server.store.commits.when_announced = lambda *_: None  # type: ignore[method-assign,assignment]
         assert turns <= rounds + synced + 1
         await server.stop()
 
@@ -86,9 +86,9 @@ def test_a_turn_syncs_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.Monk
         def again() -> None:
             synced.append(1)
             if len(synced) < 5:
-                server.store.when_durable(again)
+                server.store.commits.when_announced(again)
 
-        server.store.when_durable(again)
+        server.store.commits.when_announced(again)
         server._do_turn()
         assert len(synced) == 1
         while len(synced) < 5:

@@ -16,8 +16,8 @@ from kvitto.server import datasync
 from kvitto.server import syncer as syncer_module
 from kvitto.server.embedded import Broker
 from kvitto.server.syncer import SHORT_S, Syncer
+from kvitto.store.commit import DIRS_AT_ONCE, Commit
 from kvitto.store.disk import File, RealDisk
-from kvitto.store.store import DIRS_AT_ONCE, SyncJob
 
 
 def nothing() -> None:
@@ -74,7 +74,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Syncer, "_serve", lambda self: datasync.serve(self._taken, self._told))
 
 
-class Many(SyncJob):
+class Many(Commit):
     """Names its files that many times."""
 
     times = 1
@@ -84,7 +84,7 @@ class Many(SyncJob):
             yield wave * self.times
 
 
-def run(job: SyncJob) -> None:
+def run(job: Commit) -> None:
     """In the threads."""
 
     async def main() -> None:
@@ -131,7 +131,7 @@ def test_a_sync_that_fails_fails_the_job(tmp_path: Path) -> None:
     files: list[File] = [disk.open(f"f{n}", create=True) for n in range(datasync.MOST + 1)]
     pipe = os.pipe()
     files[3].fileno = lambda: pipe[0]  # type: ignore[method-assign]
-    job = SyncJob(disk, files, [""])
+    job = Commit(disk, files, [""])
     run(job)
     assert isinstance(job.error, SyncError)
     assert str(job.error) == f"cannot sync {files[3].path}: [Errno 22] Invalid argument"
@@ -148,7 +148,7 @@ def test_what_has_no_descriptor_is_synced_by_python(tmp_path: Path) -> None:
     synced_in: list[str] = []
     file.fileno = lambda: -1  # type: ignore[method-assign]
     file.sync = lambda: synced_in.append(threading.current_thread().name)  # type: ignore[method-assign]
-    job = SyncJob(disk, [file], [""])
+    job = Commit(disk, [file], [""])
     run(job)
     assert job.error is None and synced_in == ["kvitto-sync"]
     file.close()
@@ -204,11 +204,11 @@ def test_few_directories_are_open_at_one_time(tmp_path: Path) -> None:
         patch.setattr(os, "close", close_it)
         for allowed, expected in ((1 << 30, DIRS_AT_ONCE), (3, 3), (1, 1)):
             limit, most, opened = allowed, 0, 0
-            job = SyncJob(disk, [], [""] * 100)
+            job = Commit(disk, [], [""] * 100)
             run(job)
             assert job.error is None and (most, opened) == (expected, 100) and not held
         limit = 0
-        job = SyncJob(disk, [], [""])
+        job = Commit(disk, [], [""])
         run(job)
         assert str(job.error) == "no descriptor is left"
 
@@ -220,7 +220,7 @@ def test_a_stop_in_the_middle_of_a_job_leaves_no_descriptor_open(tmp_path: Path)
     async def main() -> None:
         syncer = Syncer(asyncio.get_running_loop(), lambda job: pytest.fail("it is told"), nothing)
         before = set(os.listdir("/proc/self/fd"))
-        syncer.submit(SyncJob(disk, [], [""] * 5))
+        syncer.submit(Commit(disk, [], [""] * 5))
         syncer.stop()
         assert not set(os.listdir("/proc/self/fd")) - before
 
@@ -251,7 +251,7 @@ def test_a_sync_whose_end_is_not_known_has_failed(tmp_path: Path) -> None:
     """C8: it is told, whatever went wrong on the way."""
     disk = RealDisk(str(tmp_path))
 
-    class Broken(SyncJob):
+    class Broken(Commit):
         def failed(self, descriptor: int, code: int) -> None:
             raise ZeroDivisionError
 
@@ -269,18 +269,18 @@ def test_a_sync_whose_end_is_not_known_has_failed(tmp_path: Path) -> None:
 def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C2: one message at a time, until syncs run in the loop."""
     places: set[str] = set()
-    run, waves = SyncJob.run, SyncJob.waves
+    run, waves = Commit.run, Commit.waves
 
-    def run_here(job: SyncJob) -> None:
+    def run_here(job: Commit) -> None:
         places.add("loop")
         run(job)
 
-    def run_there(job: SyncJob) -> Generator[list[int], None, None]:
+    def run_there(job: Commit) -> Generator[list[int], None, None]:
         places.add("thread")
         return waves(job)
 
-    monkeypatch.setattr(SyncJob, "run", run_here)
-    monkeypatch.setattr(SyncJob, "waves", run_there)
+    monkeypatch.setattr(Commit, "run", run_here)
+    monkeypatch.setattr(Commit, "waves", run_there)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         channel = connection.channel()

@@ -16,9 +16,17 @@ import kvitto
 from tests.sim.kinds import KINDS
 from tests.sim.result import Result
 
-WANTED = {"power": 100_000, "tx": 10_000, "torn": 20_000, "bitflip": 10_000, "eio": 1_500, "enospc": 200}
+WANTED = {
+    "power": 100_000,
+    "tx": 10_000,
+    "torn": 20_000,
+    "bitflip": 10_000,
+    "eio": 1_500,
+    "enospc": 200,
+    "replica": 20_000,
+}
 """States or failures of each kind that a full run tries."""
-PARTS = {"power": 0.2, "tx": 0.2}
+PARTS = {"power": 0.2, "tx": 0.2, "replica": 0.5}
 """Of the operations of a run, where all of them would be many states of few lives. A run that is repeated tries all."""
 
 

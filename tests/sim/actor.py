@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
+from kvitto.store.commit import Commit
 from kvitto.store.disk import Bytes
-from kvitto.store.store import SyncJob
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, BasicGetOk, Method
 from tests.protocol.sansio import House
@@ -452,7 +452,7 @@ class Actor(Client):
             return
         self.house.turn()
         self.read()
-        job: SyncJob = self.house.store.begin_sync(everything=self.rng.random() < 0.5)
+        job: Commit = self.house.store.begin_sync(everything=self.rng.random() < 0.5)
         self.something_quick()
         at = self.rng.randint(0, len(job.files))
         job.files.insert(at, Meanwhile(self.something_quick))  # type: ignore[arg-type]

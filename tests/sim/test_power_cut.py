@@ -63,7 +63,9 @@ def look(disk: SimDisk, ends: dict[str, int] | None = None) -> Found:
     assert not rig.store.alarms
     for incarnation, end in (ends or {}).items():
         queue = rig.broker.queues.get(incarnation)
-        assert queue is None or queue.next >= queue.log.durable_end >= end, f"{queue.name}: {queue.next} is told again"
+        assert queue is None or queue.next >= queue.log.announced_end >= end, (
+            f"{queue.name}: {queue.next} is told again"
+        )
     return contents(rig)
 
 

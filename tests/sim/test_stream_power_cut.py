@@ -80,7 +80,7 @@ def day(rig: Rig, told: Told) -> None:
         queue.mark_dirty()
         rig.turn()  # what has been written is not durable yet: nobody may get it
         now = len(told.sent)
-        rig.store.when_durable(lambda now=now: setattr(told, "confirmed", now))  # type: ignore[misc]
+        rig.store.commits.when_announced(lambda now=now: setattr(told, "confirmed", now))  # type: ignore[misc]
         rig.sync(everything=hour % 2 == 0)
         reader.ack()
         rig.clock.advance(streams.SAVE_MS / 1000)

@@ -50,7 +50,7 @@ class Client:
                 self.take(self._deliveries.pop(0), self._channels.pop(0), payload)
         for queue in self.house.broker.queues.values():
             if queue.durable:
-                self.ledger.tell_end(queue.log.queue_id, queue.log.durable_end)
+                self.ledger.tell_end(queue.log.queue_id, queue.log.announced_end)
         return methods
 
     def take(self, delivery: BasicDeliver | BasicGetOk, channel: int, body: bytes) -> None:
@@ -86,7 +86,7 @@ class Client:
             self.house.broker.retry_writes()
         self.house.turn()
         methods = self.read()
-        if self.house.store.waiting:
+        if self.house.store.commits.waiting:
             self.house.sync()
         return methods + self.read()
 
@@ -96,8 +96,9 @@ class Client:
 
     def rest(self) -> list[Method]:
         methods = self.flow()
+        commits = self.house.store.commits
         for _ in range(self.patience):
-            if not self.house.store.waiting and not self.house.broker.full and not self.house.hub.unfinished:
+            if not (commits.waiting or commits.behind or self.house.broker.full or self.house.hub.unfinished):
                 return methods
             methods += self.flow()
         raise AssertionError("the broker never comes to rest")

@@ -32,7 +32,7 @@ def test_what_the_broker_moves_is_found_at_every_step(tmp_path: Path, monkeypatc
     queue.requeue(10, 2, 200)
     queue.purge()
     steps = 0
-    while rig.store.dirty or not steps:
+    while rig.store.commits.dirty or not steps:
         rig.turn()
         check(rig, tmp_path / str(steps), queue.log.queue_id)
         steps += 1

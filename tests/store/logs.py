@@ -90,7 +90,7 @@ class Shelf:
         assert self.store.failed is None
 
     def rest(self) -> None:
-        while self.store.dirty:
+        while self.store.commits.dirty:
             self.sync()
 
     def again(self) -> Recovered:

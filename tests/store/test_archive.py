@@ -358,7 +358,7 @@ def test_the_settlements_of_a_segment_go_after_it() -> None:
         rig.broker.tick()
         for _ in range(seed % 4):
             rig.turn()
-            if rig.store.dirty:
+            if rig.store.commits.dirty:
                 rig.sync()
         disk = rig.disk.crash(Random(seed), hostile=True)
         files = disk.files()
@@ -547,7 +547,7 @@ def test_no_power_cut_while_an_archive_is_removed_looks_like_damage() -> None:
             assert Survey(disk.copy()).findings == []
             assert Rig(disk).store.alarms == []
         rig.turn()
-        if rig.store.dirty:
+        if rig.store.commits.dirty:
             rig.sync()
     assert rig.disk.listdir(ARCHIVE) == []
 

@@ -80,7 +80,7 @@ def build(in_order: bool) -> Memory:
             move(home, apply=False)
         job = home.store.begin_sync(everything=True)
         job.run()
-        home.store._callbacks.clear()
+        home.store.commits._hurried.clear()
         home.store.end_sync(job)
         home.store.inventory.file.sync()
         home.leave()

@@ -86,7 +86,7 @@ def test_a_journal_file_that_ends_while_it_is_synced_is_entered() -> None:
         rig.settle_down()
         done: list[bool] = []
         record(rig, queue_id, b"x" * 400)
-        rig.store.when_durable(lambda: done.append(True), messages=False)
+        rig.store.commits.when_announced(lambda: done.append(True), messages=False)
         job = rig.store.begin_sync(everything=False)
         record(rig, queue_id, b"y" * 400)
         job.run()
@@ -118,7 +118,7 @@ def test_definitions_are_not_written_anew_while_the_inventory_cannot_say_so(monk
     size = rig.store.definitions.file.end
     for _ in range(20):
         rig.store.definitions.put("policy", ("/", "p"), {"pattern": "x" * 100})
-        rig.store.wrote_file(rig.store.definitions.file)
+        rig.store.commits.wrote_file(rig.store.definitions.file)
         sync(rig)
     assert rig.store.definitions.file.end > size + 1000, "it was written anew"
     file.full = False

@@ -79,7 +79,7 @@ def test_offsets_are_not_used_again_wherever_the_power_goes() -> None:
         shelf.sync()
         shelf.settle(*range(shelf.log.next))
         for _ in range(seed % 5):
-            if shelf.store.dirty:
+            if shelf.store.commits.dirty:
                 shelf.sync()
         shelf.cut(Random(seed), hostile=True)
         assert shelf.log.next == 6
@@ -172,7 +172,7 @@ def test_a_footer_that_finds_no_room_does_not_end_the_sync() -> None:
     shelf = Shelf()
     fill(shelf, 5)
     told: list[bool] = []
-    shelf.store.when_durable(lambda: told.append(True))
+    shelf.store.commits.when_announced(lambda: told.append(True))
     job = shelf.store.begin_sync(everything=True)
     job.run()
     shelf.disk.full = True
@@ -292,19 +292,19 @@ def test_nobody_is_told_of_offsets_that_a_start_would_use_again() -> None:
                 shelf.write(b"x" * 200, b"y")
             else:
                 shelf.log.skip(shelf.log.next, 5)
-            told.append(shelf.log.durable_end)
+            told.append(shelf.log.announced_end)
             if step % 2:
                 shelf.sync()
-                told.append(shelf.log.durable_end)
+                told.append(shelf.log.announced_end)
         shelf.rest()
-        told.append(shelf.log.durable_end)
+        told.append(shelf.log.announced_end)
         assert told == sorted(told) and told[0] == 0
         assert told[-1] < shelf.log.next
         if end == "again":
             shelf.again()
         else:
             shelf.cut(Random(1), hostile=True)
-        assert shelf.log.next >= shelf.log.durable_end >= told[-1]
+        assert shelf.log.next >= shelf.log.announced_end >= told[-1]
 
 
 def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhere_before_it_goes() -> None:
@@ -322,7 +322,7 @@ def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhe
         with suppress(PowerCut):
             Shelf(disk).rest()
         left = Shelf(disk.crash(Random(cut_at), hostile=True))
-        assert left.log.next == left.log.durable_end == 2
+        assert left.log.next == left.log.announced_end == 2
 
 
 def test_a_start_takes_no_memory_for_what_was_never_written() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvitto.store import log, paths, store
+from kvitto.store import log, paths, removals
 from tests.support.rig import Rig
 
 FILES = 12
@@ -17,7 +17,7 @@ FILES = 12
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Every file counts as large, and one may be unlinked in a turn."""
     monkeypatch.setattr(log, "LARGE_BYTES", 0)
-    monkeypatch.setattr(store, "REMOVED_PER_TURN", 1)
+    monkeypatch.setattr(removals, "REMOVED_PER_TURN", 1)
     return Rig()
 
 
@@ -52,13 +52,13 @@ def test_a_turn_unlinks_few_files(rig: Rig, durable: bool, end: Callable[[Rig], 
     assert left[0] >= FILES
     end(rig)
     for _ in range(4 * FILES):
-        if rig.store.dirty:
+        if rig.store.commits.dirty:
             rig.sync()
         else:
             rig.turn()
         left.append(segments(rig))
     assert max(before - after for before, after in pairwise(left)) <= 2
-    assert left[-1] <= 1 and not rig.store.removals
+    assert left[-1] <= 1 and not rig.store.removals.waiting
 
 
 @pytest.mark.parametrize("end", [delete, purge])
@@ -81,7 +81,7 @@ def test_an_end_in_order_leaves_no_file_behind(rig: Rig, end: Callable[[Rig], No
     end(rig)
     rig.turn()
     rig.sync()
-    assert rig.store.removals
+    assert rig.store.removals.waiting
     rig.broker.finish()
     rig.store.shut()
     assert segments(rig) <= 1
@@ -112,7 +112,7 @@ def test_a_file_that_somebody_has_removed_by_hand_is_not_missed(rig: Rig) -> Non
 def test_files_and_directories_wait_while_the_bytes_of_others_are_freed(rig: Rig) -> None:
     """A directory that holds a file which is being freed keeps the kernel spinning until the file is gone."""
     fill(rig, "q", True)
-    rig.disk.freeing = store.FREEING + 1
+    rig.disk.freeing = removals.FREEING + 1
     delete(rig)
     for _ in range(4):
         rig.turn()
@@ -121,21 +121,22 @@ def test_files_and_directories_wait_while_the_bytes_of_others_are_freed(rig: Rig
     rig.disk.freeing = 1
     for _ in range(4 * FILES):
         rig.turn()
-    assert segments(rig) == 0 and len(rig.store.removals) == 1, "the directory is there"
+    assert segments(rig) == 0 and len(rig.store.removals.waiting) == 1, "the directory is there"
     rig.disk.freeing = 0
     rig.settle_down()
-    assert not rig.store.removals
+    assert not rig.store.removals.waiting
     assert not any(path.startswith(f"{paths.QUEUES}/") for path in rig.disk.files())
 
 
 def test_what_is_settled_goes_with_the_next_sync_and_asks_for_none(rig: Rig) -> None:
     """A flood fills segments one after the other: a sync of its own for each of them took a tenth of the broker's time."""
     done: list[str] = []
-    rig.store.after_a_sync(lambda: done.append("later"))
-    assert rig.store.dirty and not rig.store.waiting
-    rig.store.when_durable(lambda: done.append("now"))
+    rig.store.commits.after_a_sync(lambda: done.append("later"))
+    assert rig.store.commits.dirty and not rig.store.commits.waiting
+    rig.store.commits.when_synced(lambda: done.append("now"))
+    rig.store.commits.when_announced(lambda: done.append("told"))
     rig.sync()
-    assert done == ["now", "later"]
-    rig.store.short = True
-    rig.store.after_a_sync(lambda: done.append("soon"))
-    assert rig.store.waiting, "there is little room: what frees some does not wait"
+    assert done == ["now", "later", "told"]
+    rig.store.commits.in_haste = True
+    rig.store.commits.after_a_sync(lambda: done.append("soon"))
+    assert rig.store.commits.waiting, "there is little room: what frees some does not wait"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from kvitto.store.commit import ROOM_KEPT
 from kvitto.store.segment import HEADER, RESERVE_LEAST
-from kvitto.store.store import ROOM_KEPT
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.rig import Rig
 from tests.support.simdisk import SimDisk

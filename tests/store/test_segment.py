@@ -112,7 +112,7 @@ def test_offsets_that_were_never_written_are_gaps_after_a_start() -> None:
 
 
 def test_a_reader_by_offset_is_not_held_up_by_a_gap_between_segments() -> None:
-    """`durable_end` stayed for ever at the end of a segment whose last offsets were never written."""
+    """`synced_end` stayed for ever at the end of a segment whose last offsets were never written."""
     shelf = Shelf()
     shelf.write(b"x")
     shelf.rest()
@@ -120,11 +120,11 @@ def test_a_reader_by_offset_is_not_held_up_by_a_gap_between_segments() -> None:
     shelf.rest()
     shelf.log.skip(shelf.log.next, 3)
     shelf.write(b"y")
-    assert shelf.log.durable_end < shelf.log.next
+    assert shelf.log.announced_end < shelf.log.next
     shelf.rest()
-    assert shelf.log.durable_end == shelf.log.next
+    assert shelf.log.announced_end == shelf.log.next
     shelf.again()
-    assert shelf.log.durable_end == shelf.log.next
+    assert shelf.log.announced_end == shelf.log.next
 
 
 def test_a_footer_is_written_only_over_synced_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_ag
         (name,) = damaged.names(".bad")
         assert len(damaged.disk.read_file(f"{DIRECTORY}/{name}")) == len(whole)
         for _ in range(2):
-            assert damaged.log.next == damaged.log.durable_end == 4
+            assert damaged.log.next == damaged.log.announced_end == 4
             damaged.again()
             assert not damaged.store.alarms
 

@@ -141,14 +141,14 @@ def test_a_sync_covers_what_was_written_when_it_began() -> None:
     shelf.write(b"the inventory knows the segment")
     shelf.rest()
     shelf.write(b"a")
-    shelf.store.when_durable(lambda: told.append("a"))
+    shelf.store.commits.when_announced(lambda: told.append("a"))
     job = shelf.store.begin_sync(everything=False)
     shelf.write(b"b")
-    shelf.store.when_durable(lambda: told.append("b"))
+    shelf.store.commits.when_announced(lambda: told.append("b"))
     job.run()
     shelf.store.end_sync(job)
     assert told == ["a"]
-    assert shelf.store.waiting
+    assert shelf.store.commits.waiting
     shelf.sync()
     assert told == ["a", "b"]
 
@@ -191,7 +191,7 @@ def test_after_a_failed_sync_there_is_no_other() -> None:
     shelf = Shelf()
     told: list[str] = []
     shelf.write(b"a")
-    shelf.store.when_durable(lambda: told.append("a"))
+    shelf.store.commits.when_announced(lambda: told.append("a"))
     job = shelf.store.begin_sync(everything=True)
     shelf.disk.fail_at[shelf.disk.operations + 1] = StoreError("gone")
     job.run()
@@ -211,7 +211,7 @@ def test_without_syncing_everything_is_durable_at_once() -> None:
     store.open()
     store.load_definitions()
     told: list[str] = []
-    store.when_durable(lambda: told.append("x"))
+    store.commits.when_announced(lambda: told.append("x"))
     job = store.begin_sync(everything=False)
     assert not job.files and not job.dirs
     job.run()
@@ -557,8 +557,8 @@ def test_without_syncs_nothing_is_said_to_be_durable() -> None:
     store.load_definitions()
     durable = store.definitions.file.durable
     store.definitions.put("user", ("name",), {})
-    store.wrote_file(store.definitions.file)
-    store.when_durable(lambda: None)
+    store.commits.wrote_file(store.definitions.file)
+    store.commits.when_announced(lambda: None)
     job = store.begin_sync(everything=True)
     job.run()
     store.end_sync(job)

@@ -52,9 +52,9 @@ class Rig:
         """Turn and sync until nothing is left to do."""
         self.turn()
         for _ in range(2000):
-            if self.store.dirty:
+            if self.store.commits.dirty:
                 self.sync()
-            elif self.broker.dead_letters.moves or self.broker.jobs.waiting or self.store.removals:
+            elif self.broker.dead_letters.moves or self.broker.jobs.waiting or self.store.removals.waiting:
                 self.turn()
             else:
                 return

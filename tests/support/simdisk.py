@@ -403,19 +403,21 @@ class SimDisk:
 
     def copy(self) -> SimDisk:
         """The same state on another disk, which a test may start from without touching this one."""
+        inodes: dict[int, Inode] = {}
+        return self.copy_with(lambda inode: inodes.setdefault(id(inode), inode.copy()))
+
+    def copy_with(self, copied: Callable[[Inode], Inode]) -> SimDisk:
+        """The same with the files that `copied` gives for those of this disk."""
+
+        def of(inode: Inode | None) -> Inode | None:
+            return None if inode is None else copied(inode)
+
         twin = SimDisk(self._boot, reserving=self.reserving)
         twin.linking, twin.operations, twin.cut_at, twin._dead = self.linking, self.operations, self.cut_at, self._dead
         twin.full, twin.free, twin.fail_at = self.full, self.free, dict(self.fail_at)
-        inodes: dict[int, Inode] = {}
-
-        def copied(inode: Inode | None) -> Inode | None:
-            if inode is not None and id(inode) not in inodes:
-                inodes[id(inode)] = inode.copy()
-            return None if inode is None else inodes[id(inode)]
-
-        twin._names = {path: copied(inode) for path, inode in self._names.items()}
-        twin._certain = {path: copied(inode) for path, inode in self._certain.items()}
-        twin._pending = [replace(change, inode=copied(change.inode)) for change in self._pending]
+        twin._names = {path: of(inode) for path, inode in self._names.items()}
+        twin._certain = {path: of(inode) for path, inode in self._certain.items()}
+        twin._pending = [replace(change, inode=of(change.inode)) for change in self._pending]
         return twin
 
     def __deepcopy__(self, _: dict[int, object]) -> SimDisk:

@@ -250,7 +250,7 @@ class Broker:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
             self.sync_all()
             for _ in range(STEPS):  # the journal's files go, in steps of which each is durable before the next
-                if self.store.waiting:
+                if self.store.commits.waiting:
                     self.sync_all()
         for queue in self.queues.values():
             queue.release_windows()
@@ -272,7 +272,7 @@ class Broker:
             self._defined()
 
     def _defined(self) -> None:
-        self.store.wrote_file(self.store.definitions.file)
+        self.store.commits.wrote_file(self.store.definitions.file)
         self.definitions_pending = True
         if self.store.definitions.unwritten:
             self._no_room("cannot write the definitions: the disk is full")
@@ -558,11 +558,11 @@ class Broker:
         self.turn()
         # a sync may seal segments, bring them to an archive or retire the journal, which writes again
         for _ in range(STEPS):
-            self.store.remove_all()
+            self.store.finish_work()
             for queue in self.queues.values():
                 if queue.fault is None:
                     queue.log.trim()
-            if not self.store.dirty:
+            if not self.store.commits.dirty:
                 break
             self.sync_all()
         if self.unwritten or self.store.definitions.unwritten:

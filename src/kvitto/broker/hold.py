@@ -126,7 +126,7 @@ def hold(queue: Queue, end: int, holder: object) -> Iterator[None]:
 
     It ends early when `holder`, who asked, is gone: from then on what is not held yet is for whoever comes next.
     """
-    end = min(end, queue.log.durable_end)
+    end = min(end, queue.log.announced_end)
     before = 0 if queue.hold is None else queue.hold.end
     for _ in waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop)):
         yield

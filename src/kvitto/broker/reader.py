@@ -37,7 +37,7 @@ class Reader:
         self.queue = queue
         self.consumer = consumer
         self.position = start
-        self.end = min(end, queue.log.durable_end)
+        self.end = min(end, queue.log.announced_end)
         self.count = 0
         self.done = done
         self.blocked = False

@@ -51,7 +51,7 @@ class Records:
         """
         if self._held or not self._settles_durable(record):
             self._held += 1
-            self._broker.store.when_durable(lambda: self._go_on(record, done, full))
+            self._broker.store.commits.when_synced(lambda: self._go_on(record, done, full), messages=True)
         else:
             self._write(record, done, full)
 
@@ -66,7 +66,7 @@ class Records:
 
     def _settles_durable(self, record: Record) -> bool:
         queues = [(self._broker.queues.get(queue_id), end) for queue_id, end in record.ends.items()]
-        return all(queue is None or end <= queue.log.durable_end for queue, end in queues)
+        return all(queue is None or end <= queue.log.synced_end for queue, end in queues)
 
     def _write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         if record.large and self._stopped:
@@ -103,7 +103,7 @@ class Records:
         if record.packed is not None:
             count += record.packed.messages
             record.packed = None  # its memory is not needed any more
-        self._broker.store.when_durable(lambda: self.due.append((count, done)), messages=False)
+        self._broker.store.commits.when_synced(lambda: self.due.append((count, done)))
 
     def apply(self, most: int) -> None:
         """Apply durable records in order: as many as fit into a turn, or all of them if no other turn follows."""

@@ -88,7 +88,7 @@ class Stage:
     @property
     def whole(self) -> bool:
         """All that was put into it is durable."""
-        return self.queue.log.durable_end == self.queue.next
+        return self.queue.log.synced_end == self.queue.next
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Stages(Service):
             if writer.waiting:
                 writer.waiting[-1].done.append(lambda _: done(False))
             else:
-                self.broker.store.when_defined(lambda: done(False))
+                self.broker.store.when_defined(lambda: done(False), announced=True)
             return
         tasks = list(dict.fromkeys(tasks))
         missing = next((task for task in tasks if (batch, task) not in writer.open), None)
@@ -280,7 +280,7 @@ class Stages(Service):
         if any(stage.queue in self.broker.unwritten for stage in writer.waiting[0].stages):
             self.broker.timers.after(FULL_MS, self._advance, writer)
         else:
-            self.broker.store.when_durable(walls.guarded(self, lambda: self._advance(writer)))
+            self.broker.store.commits.when_synced(walls.guarded(self, lambda: self._advance(writer)), messages=True)
 
     def _write_commit(self, writer: Writer, commit: Commit) -> None:
         writer.written = commit.batch
@@ -295,7 +295,7 @@ class Stages(Service):
             for fresh, done in enumerate(commit.done):
                 walls.run(self, done, fresh == 0)
 
-        self.broker.store.when_defined(walls.guarded(self, committed))
+        self.broker.store.when_defined(walls.guarded(self, committed), announced=True)
 
     def _define(self, writer: Writer) -> None:
         if writer.written == NONE and not writer.moving:
@@ -437,7 +437,7 @@ class Stages(Service):
         for start, n in queue.requeued:
             if start + n > at:
                 return max(start, at), start + n
-        return max(queue.cursor, at), queue.log.durable_end
+        return max(queue.cursor, at), queue.log.synced_end
 
     def _put_run(self, parcel: Parcel, vhost: VHost, batch: Batch, i: int, n: int, runs: dict[Queue, Batch]) -> int:
         """Messages with one key: how many of them were taken. 0: a queue is full, or others must go first."""

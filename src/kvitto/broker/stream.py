@@ -205,7 +205,7 @@ class Stream(Queue):
     def deliver_ready(self) -> None:
         """Deliver what is durable to every consumer that has credit."""
         if self.consumers:
-            end = self.log.durable_end
+            end = self.log.announced_end
             for c in list(self.consumers):
                 self._feed(c, end)
 
@@ -295,14 +295,14 @@ class Stream(Queue):
             self.tail = None
             self.tail_first = self.next
             self._written(tail)
-        end = self.log.durable_end
+        end = self.log.announced_end
         positions = [c.place.position for c in self.consumers if c.place is not None]
         self._drop_recent(positions, end)
         if tail is not None and end == self.log.next and positions:
             self.mark_dirty()  # nothing is synced: it may be delivered at once
         elif end < self.log.next and not self._awaiting and any(p >= end for p in positions):
             self._awaiting = True
-            self.broker.store.when_durable(walls.guarded(self, self._arrived))
+            self.broker.store.commits.when_announced(walls.guarded(self, self._arrived))
         self._watch_age()
 
     def _written(self, batch: Batch) -> None:

@@ -526,7 +526,7 @@ class VHost:
             self.broker.undefine("queue", (self.name, queue.name))
         queue.log.delete()
         if consumers and queue.log.durable:
-            self.broker.store.when_defined(partial(self._dismiss, consumers))
+            self.broker.store.when_defined(partial(self._dismiss, consumers), announced=True)
         elif consumers:
             self._dismiss(consumers)
 

@@ -31,7 +31,7 @@ def lowest(queue: Queue) -> int:
         found.append(queue.delays.lowest)
     if queue.hold is not None and queue.hold.count:
         found.append(queue.hold.lowest())
-    return min(*found, queue.log.durable_end)
+    return min(*found, queue.log.announced_end)
 
 
 def run_from(queue: Queue, offset: int) -> tuple[int, int, bool] | None:
@@ -50,7 +50,7 @@ def next_from(queue: Queue, offset: int) -> int:
     if len(queue.delays):
         return offset  # they are in no order, and nobody who plans a batch meets any
     found = run_from(queue, offset)
-    return queue.log.durable_end if found is None else min(found[0], queue.log.durable_end)
+    return queue.log.announced_end if found is None else min(found[0], queue.log.announced_end)
 
 
 def count(queue: Queue, start: int, end: int) -> int:

@@ -101,7 +101,7 @@ class Api:
     async def defined(self) -> None:
         """Wait until all definitions made so far are durable. This never returns if the disk fails."""
         done = asyncio.Event()
-        self.host.store.when_defined(done.set)
+        self.host.store.when_defined(done.set, announced=True)
         self.host.schedule()
         await done.wait()
 

@@ -112,7 +112,7 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     yield counter("kvitto_messages_acknowledged_total", "Messages settled by an ack.", acked)
     yield counter("kvitto_messages_unroutable_total", "Messages for which there was no queue.", hub.unroutable)
     yield counter("kvitto_messages_confirmed_total", "Publishes answered with a confirm, nacks included.", hub.answered)
-    yield counter("kvitto_store_syncs_total", "Syncs to disk, each for all that waited.", host.store.syncs)
+    yield counter("kvitto_store_syncs_total", "Syncs to disk, each for all that waited.", host.store.commits.syncs)
     yield gauge(
         "kvitto_sync_enabled", "1: confirms wait for the disk. 0: they do not (--sync off).", int(host.config.sync)
     )

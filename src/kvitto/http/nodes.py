@@ -82,7 +82,7 @@ def kvitto(call: Call) -> dict[str, Any]:
         "data_dir": os.path.abspath(host.config.data_dir),
         "pid": os.getpid(),
         "uptime_ms": host.uptime_ms,
-        "syncs": host.store.syncs,
+        "syncs": host.store.commits.syncs,
         "alarms": len(call.api.alarms),
         "publishers_blocked": host.hub.blocked is not None,
     }

@@ -379,17 +379,17 @@ class Connection:
             self.hub.broker.definitions_pending and not self.answering
         ):  # what still works waits for the disk when it is done
             self.hub.broker.definitions_pending = False
-            self._answer_when_durable(before)
+            self._answer_when_announced(before)
         elif self.output.buf.n > INPUT_PAUSE or len(self.output.parts) > PARTS_MAX:
             self._choke()
 
-    def _answer_when_durable(self, before: int) -> None:
+    def _answer_when_announced(self, before: int) -> None:
         """What the method changed must be on disk before its answer goes out (D2): hold the answer, and the input behind it."""
         buf = self.output.buf
         answer = buf.tobytes(before)
         buf.n = before
 
-        def durable() -> None:
+        def announced() -> None:
             self.output.buf.add(answer)
             if not self.output.dirty:
                 self.output.mark()
@@ -398,7 +398,7 @@ class Connection:
 
         self.answering = True
         self.stall()
-        self.hub.broker.store.when_defined(walls.guarded(self, durable))
+        self.hub.broker.store.when_defined(walls.guarded(self, announced), announced=True)
 
     def perform(
         self,
@@ -444,7 +444,7 @@ class Connection:
                 return
             self.answering = False
             if self.state == RUNNING and defines:
-                self._answer_when_durable(before)
+                self._answer_when_announced(before)
             else:
                 self.unstall()
 

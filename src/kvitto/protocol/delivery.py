@@ -299,7 +299,7 @@ class OffsetConsumer(StreamConsumer):
         queue = self.queue
         if left <= 0 or not queue.ready:
             return left
-        durable = queue.log.durable_end
+        durable = queue.log.announced_end
         at = queue.cursor
         if queue.ranked:  # any of them may be the next one
             at = queue.next - 1
@@ -319,7 +319,7 @@ class OffsetConsumer(StreamConsumer):
         if broker.full:
             broker.timers.after(FULL_MS, self.look)
         else:
-            broker.store.when_durable(walls.guarded(self, self.look))
+            broker.store.commits.when_announced(walls.guarded(self, self.look))
 
     def look(self) -> None:
         self.awaiting = False
@@ -391,7 +391,7 @@ class GetConsumer(Consumer):
         else:
             tag = channel.remember_one(offset, len(body), self.slot)
             channel.got += 1
-        if self.offsets and offset < self.queue.log.durable_end:
+        if self.offsets and offset < self.queue.log.announced_end:
             fields = split(props)
             edit_headers(fields, {"x-stream-offset": offset})
             props = join(fields)

@@ -19,7 +19,7 @@ from kvitto.broker.route import Route
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.holding import Holding
 from kvitto.protocol.timeouts import Timeouts
-from kvitto.store.store import ROOM_KEPT
+from kvitto.store.commit import ROOM_KEPT
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicDeliver
 
@@ -227,9 +227,9 @@ class Hub:
             for channel, sequence, unsynced, _ in published.channels:
                 self._written(channel, sequence, unsynced, waiting)
             for _, done, _ in published.waiting:
-                self.broker.store.when_durable(done)
+                self.broker.store.commits.when_announced(done)
         if waiting:
-            self.broker.store.when_durable(lambda: self._synced(waiting))
+            self.broker.store.commits.when_announced(lambda: self._synced(waiting))
 
     def _written(self, channel: Channel, sequence: int, unsynced: bool, waiting: list[tuple[Channel, int]]) -> None:
         """Handle a channel whose published messages are in the files: it waits for the next sync, or is answered."""
@@ -271,7 +271,7 @@ class Hub:
             self._written(channel, late.sequence, late.unsynced, waiting)
         for item in [item for item in self._late_waiting if reached(item[0].targets)]:
             self._late_waiting.remove(item)
-            self.broker.store.when_durable(item[1][1])
+            self.broker.store.commits.when_announced(item[1][1])
 
     def note_published(self) -> None:
         """What has been published until now is in the files once all the queues are written that are dirty now."""

@@ -31,8 +31,9 @@ from kvitto.server.syncer import Syncer
 from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
+from kvitto.store.commit import Commit
 from kvitto.store.disk import Disk, RealDisk
-from kvitto.store.store import Store, SyncJob
+from kvitto.store.store import Store
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class Server:
             await asyncio.sleep(0.01)
         for connection in list(self.hub.connections):
             connection.transport.abort()
-        while self.store.busy and self._error is None:
+        while self.store.commits.busy and self._error is None:
             await asyncio.sleep(0.001)
 
     # -- turn and sync ---------------------------------------------------------------------------------------
@@ -316,9 +317,9 @@ class Server:
         self._heard += self.received
         idle, self.received = self.received < IDLE_BYTES, 0
         now = self._loop.time()
-        if store.waiting:
+        if store.commits.waiting:
             self.pacing.waited(now)
-        while store.waiting and not store.busy and store.failed is None:
+        while store.commits.waiting and not store.commits.busy and store.failed is None:
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
@@ -328,14 +329,14 @@ class Server:
                 self.schedule()
                 break
         if store.syncing and store.failed is None:
-            if self.pacing.is_too_much(store.unsynced, now) and not store.busy:
-                store.when_durable(nothing)
+            if self.pacing.is_too_much(store.commits.unsynced, now) and not store.commits.busy:
+                store.commits.when_synced(nothing, messages=True)
                 self._begin(False, False)
-            pressed = self.pacing.look(store.unsynced, now)
+            pressed = self.pacing.look(store.commits.unsynced, now)
             if pressed != store.pressed:
                 self.broker.press(pressed)
                 self.schedule()
-        if store.dirty and not store.busy and self._lazy is None:
+        if store.commits.dirty and not store.commits.busy and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 
     def _lazy_sync(self) -> None:
@@ -343,7 +344,7 @@ class Server:
         self.guard(self._sync_rest)
 
     def _sync_rest(self) -> None:
-        if not self.store.busy and self.store.dirty:
+        if not self.store.commits.busy and self.store.commits.dirty:
             self._full_sync_at = self._loop.time()
             if self._begin(True, False):
                 self.schedule()  # who wants the next sync now has not been asked
@@ -352,7 +353,7 @@ class Server:
         """Sync; True if it is done already: in an idle loop a short one holds up nobody, and the thread is far away."""
         assert self._syncer is not None
         job = self.store.begin_sync(everything=everything)
-        if (job.files or job.dirs or job.copies) and not (idle and self._syncer.is_short(job)):
+        if (job.files or job.dirs) and not (idle and self._syncer.is_short(job)):
             self._syncer.submit(job)
             return False
         self._syncer.run(job)
@@ -360,11 +361,11 @@ class Server:
         self.hub.after_sync()
         return True
 
-    def _synced(self, job: SyncJob) -> None:
+    def _synced(self, job: Commit) -> None:
         self.guard(lambda: self._end_sync(job))
         self.guard(self._do_turn)
 
-    def _end_sync(self, job: SyncJob) -> None:
+    def _end_sync(self, job: Commit) -> None:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed

@@ -12,7 +12,7 @@ from select import PIPE_BUF
 
 from kvitto.server import datasync
 from kvitto.server.datasync import DESCRIPTOR, MOST, OUTCOME, REQUEST
-from kvitto.store.store import SyncJob
+from kvitto.store.commit import Commit
 
 SHORT_S = 0.0005
 """A sync that usually takes longer than this is done by a thread. Waking the thread and being woken by it costs about 0.1 ms."""
@@ -30,7 +30,7 @@ class Syncer:
     """Sends descriptors to the threads through one pipe, and reads the outcomes from another pipe, which the loop watches."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, done: Callable[[SyncJob], None], freed: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, done: Callable[[Commit], None], freed: Callable[[], None]
     ) -> None:
         self._loop = loop
         self._done = done
@@ -44,7 +44,7 @@ class Syncer:
             os.set_blocking(end, False)
         self._threads: list[threading.Thread] = []
         self._apart: threading.Thread | None = None
-        self._job: SyncJob | None = None
+        self._job: Commit | None = None
         self._waves: Generator[list[int], None, None]
         self._waiting = memoryview(b"")
         """Requests that have not been written yet, because the pipe was full."""
@@ -62,11 +62,11 @@ class Syncer:
         self._remover = threading.Thread(target=self._free, name="kvitto-free", daemon=True)
         self._remover.start()
 
-    def is_short(self, job: SyncJob) -> bool:
+    def is_short(self, job: Commit) -> bool:
         """Whether the job is small and this disk has been quick lately."""
         return job.small and self._usual < SHORT_S
 
-    def submit(self, job: SyncJob) -> None:
+    def submit(self, job: Commit) -> None:
         """Have the job run by threads. The loop calls `done` when it has ended."""
         if job.apart:
             thread = threading.Thread(target=self._run_apart, args=(job,), name="kvitto-sync", daemon=True)
@@ -82,7 +82,7 @@ class Syncer:
         if not self._next():
             self._loop.call_soon(self._end_job)
 
-    def run(self, job: SyncJob) -> None:
+    def run(self, job: Commit) -> None:
         """Run the job in the calling thread, and return when it has ended."""
         begin = time.perf_counter()
         job.run()
@@ -194,10 +194,10 @@ class Syncer:
         self.freeing -= len(os.read(self._counted, 2 * FREEING_MAX))
         self._on_freed()
 
-    def _measure(self, job: SyncJob, seconds: float) -> None:
+    def _measure(self, job: Commit, seconds: float) -> None:
         job.seconds = seconds
         self._usual += (seconds - self._usual) * WEIGHT
 
-    def _run_apart(self, job: SyncJob) -> None:
+    def _run_apart(self, job: Commit) -> None:
         self.run(job)
         self._loop.call_soon_threadsafe(self._done, job)

@@ -114,7 +114,7 @@ class Archive:
             slot = self.store.inventory.take()
             self.store.inventory.put(slot, (ARCHIVED, self.queue_id, kept.base), UNKNOWN)
             kept.slot = slot
-            self.store.wrote_file(self.store.inventory.file)
+            self.store.commits.wrote_file(self.store.inventory.file)
 
     def _size(self, base: int) -> int:
         """Bytes of a segment's files, if it matters."""
@@ -160,7 +160,7 @@ class Archive:
         """Whether a segment is in here for sure. If not it is brought, and then `log_.drop_settled` called."""
         if not part.archived and part not in self._coming and not self.held_up:
             self._coming.add(part)
-            self.store.when_clean(part, partial(self._take_settlements, log_, part))
+            self.store.commits.when_clean(part, partial(self._take_settlements, log_, part))
         return part.archived
 
     def _take_settlements(self, log_: Log, part: Segment) -> None:
@@ -168,24 +168,22 @@ class Archive:
         try:
             if not self.store.disk.exists(self.directory):
                 self.store.disk.makedirs(self.directory)
-                self.store.renamed("")
-                self.store.renamed(paths.ARCHIVE)
+                self.store.commits.renamed("")
+                self.store.commits.renamed(paths.ARCHIVE)
             self._describe(self.directory)
-            self.store.link(paths.settlements(log_.directory, part.base), paths.settlements(self.directory, part.base))
+            path, name = (paths.settlements(directory, part.base) for directory in (log_.directory, self.directory))
+            self.store.link(log_, path, name, partial(self._take_messages, log_, part))
         except StoreFull as error:
             self._put_off(part, error)
-        else:
-            self.store.when_durable(partial(self._take_messages, log_, part), messages=False)
 
     def _take_messages(self, log_: Log, part: Segment) -> None:
         try:
             if not self.store.disk.exists(paths.settlements(self.directory, part.base)):
                 raise StoreFull(f"there is no room for a copy in {self.directory}")
-            self.store.link(paths.segment(log_.directory, part.base), paths.segment(self.directory, part.base))
+            path, name = (paths.segment(directory, part.base) for directory in (log_.directory, self.directory))
+            self.store.link(log_, path, name, partial(self._arrived, log_, part))
         except StoreFull as error:
             self._put_off(part, error)
-        else:
-            self.store.when_durable(partial(self._arrived, log_, part), messages=False)
 
     def _arrived(self, log_: Log, part: Segment) -> None:
         if not self.store.disk.exists(paths.segment(self.directory, part.base)):
@@ -223,14 +221,14 @@ class Archive:
                 return True
             left -= kept.size
             self.kept.remove(kept)
-            remove = partial(self.store.remove, SEGMENT_BYTES, partial(self._remove, kept.base))
-            self.store.when_durable(remove, messages=False)
+            remove = partial(self.store.removals.add, SEGMENT_BYTES, partial(self._remove, kept.base))
+            self.store.commits.when_synced(remove)
         return bool(self.kept)
 
     def _remove(self, base: int) -> None:
         """The inventory has forgotten the segment."""
         self.store.unlink(self.directory, paths.segment(self.directory, base))
-        self.store.unlink_later(self.directory, paths.settlements(self.directory, base))
+        self.store.commits.unlink_later(self.directory, paths.settlements(self.directory, base))
 
     def remove(self) -> bool:
         """The queue is gone, and so are all its segments. False while one of their files is there: queue.json goes after them."""
@@ -238,7 +236,7 @@ class Archive:
         if any(name.endswith((paths.SEGMENT_SUFFIX, paths.SETTLEMENTS_SUFFIX)) for name in names):
             return False
         self.store.disk.rmtree(self.directory)
-        self.store.renamed(paths.ARCHIVE)
+        self.store.commits.renamed(paths.ARCHIVE)
         return True
 
     def _is_old(self, kept: Kept) -> bool:

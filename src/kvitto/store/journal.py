@@ -439,7 +439,7 @@ class Journal:
             self._slices = None
             self._wrote(record, file, slices.size)
         else:
-            self.store.wrote_file(file)
+            self.store.commits.wrote_file(file)
         return slices.done
 
     def stop_writing(self) -> None:
@@ -448,7 +448,7 @@ class Journal:
             assert self._file is not None
             self._slices = None
             self._cut(self._file)
-            self.store.wrote_file(self._file)
+            self.store.commits.wrote_file(self._file)
 
     def _prepare(self, record: Record) -> File:
         """Give the record its sequence. Returns the file that it will be in."""
@@ -473,7 +473,7 @@ class Journal:
         """All of a record is in the file."""
         self._size += size
         self.sequence = self._last[self._number] = record.sequence
-        self.store.wrote_file(file)
+        self.store.commits.wrote_file(file)
 
     def _next_file(self) -> File:
         salt = secrets.randbits(64)
@@ -490,7 +490,7 @@ class Journal:
         self._names[self._number], self._files[self._number], self._last[self._number] = name, file, self.sequence
         self._slots[self._number] = slot
         self._size = self._durable = self._reserved = 0
-        self.store.renamed(paths.JOURNALS)
+        self.store.commits.renamed(paths.JOURNALS)
         return file
 
     def applied_to(self, sequence: int) -> None:
@@ -527,21 +527,21 @@ class Journal:
             return
         oldest = max(self._last.pop(number) for number in gone) + 1
         for number in gone:
-            self.store.close(self._files.pop(number, None))
+            self.store.commits.close(self._files.pop(number, None))
             self._ends.pop(number, None)
         if self._number not in self._last:
             self._file = None
         names = [self._names.pop(number) for number in gone]
-        self.store.when_durable(lambda: self._unlink(names, oldest), messages=False)
+        self.store.commits.when_synced(lambda: self._unlink(names, oldest))
 
     def _unlink(self, names: list[str], oldest: int) -> None:
         for name in names:
-            self.store.remove(SEGMENT_BYTES, partial(self.store.disk.unlink, name))
-        self.store.remove(1, partial(self._unlinked, oldest))
+            self.store.removals.add(SEGMENT_BYTES, partial(self.store.disk.unlink, name))
+        self.store.removals.add(1, partial(self._unlinked, oldest))
 
     def _unlinked(self, oldest: int) -> None:
-        self.store.renamed(paths.JOURNALS)
-        self.store.when_durable(lambda: self._retired(oldest), messages=False)
+        self.store.commits.renamed(paths.JOURNALS)
+        self.store.commits.when_synced(lambda: self._retired(oldest))
 
     def _retired(self, oldest: int) -> None:
         self.oldest = max(self.oldest, oldest)

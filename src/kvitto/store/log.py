@@ -2,7 +2,7 @@
 
 Called once per batch, never per message. A log belongs to a `Store`, which knows what has to be synced and when.
 Invariants: segments are ordered and do not overlap; only the last one is written; `next` is above every offset
-that was ever used, and after a start above every one that was written or that `durable_end` has told anybody of: the last segment
+that was ever used, and after a start above every one that was written or that `announced_end` has told anybody of: the last segment
 is dropped only once a later one is durable; a settled offset is settled for good; the delivered mark is in a settlement log that stays.
 """
 
@@ -107,6 +107,7 @@ class Log:
         self.leaving = False
         self.out_of_service = False
         """Its queue's work has failed: nothing more is done with its files."""
+        self._announced = 0
         self._scratch = Buf(0)
         self._marked: Segment | None = None
         self._slices: Slices | None = None
@@ -121,7 +122,7 @@ class Log:
         self.next = batch.first + batch.count
         self.journal = max(self.journal, batch.journal)
         if self.durable:
-            self.store.wrote(self, current, batch.size())
+            self.store.commits.wrote(self, current, batch.size())
 
     def write_some(self, batch: Batch, most: int) -> int:
         """Append a large batch with about `most` bytes in each call, until `is_writing` says no more; then it is as if `write` had done it.
@@ -138,7 +139,7 @@ class Log:
             self._slices = None
             raise
         if self.durable:
-            self.store.wrote(self, slices.part, size)
+            self.store.commits.wrote(self, slices.part, size)
         if slices.done:
             self._slices = None
             self.next = batch.first + batch.count
@@ -191,7 +192,7 @@ class Log:
             last.end = base
         self.segments.append(fresh)
         if self.durable:
-            self.store.renamed(self.directory)
+            self.store.commits.renamed(self.directory)
         return fresh
 
     def _write_header(self, part: Segment) -> None:
@@ -203,7 +204,7 @@ class Log:
         """No further batch goes into this segment; its footer follows once it is durable."""
         current.full = True
         if self.durable:
-            self.store.seal_when_durable(self, current)
+            self.store.commits.seal_when_synced(self, current)
 
     def skip(self, first: int, count: int) -> None:
         """Offsets first..first+count-1 were settled before they were written, and never will be. No file knows of them yet."""
@@ -238,7 +239,7 @@ class Log:
             path = paths.settlements(self.directory, part.base)
             part.acks = self.store.disk.open(path, create=True)
             if self.durable:
-                self.store.renamed(self.directory)
+                self.store.commits.renamed(self.directory)
         now_ms = self.store.clock.now_ms()
         try:
             if not part.acks_size:
@@ -253,7 +254,7 @@ class Log:
             self._marked = part
         self.mark = mark
         if self.durable:
-            self.store.settled(self, part)
+            self.store.commits.settled(self, part)
 
     def drop_settled(self) -> None:
         """Unlink what holds no unsettled message, once the archive has it, unless the journal needs it to know what it has applied."""
@@ -292,7 +293,7 @@ class Log:
     def _may_go(self, part: Segment) -> bool:
         """What only this segment's files say must be said elsewhere first: which offset is next, and the delivered mark."""
         if part is self.segments[-1]:
-            self.store.wrote(self, self._create(self.next))
+            self.store.commits.wrote(self, self._create(self.next))
         if self.durable and not self.segments[-1].durable:
             return False  # the sync that makes it durable asks again
         if part is self._marked:
@@ -309,13 +310,13 @@ class Log:
         acks = part.acks
         self.store.going(part)
         if not self.durable:
-            self.store.remove(part.size, partial(self._remove_transient, part.base, acks is not None))
+            self.store.removals.add(part.size, partial(self._remove_transient, part.base, acks is not None))
         elif part.evidence:
             self.store.set_aside(self.directory, part.base)
             self._remove_files(part.base)
         else:  # not before the inventory has forgotten it
-            remove = partial(self.store.remove, part.size, partial(self._remove_files, part.base))
-            self.store.after_a_sync(remove)
+            remove = partial(self.store.removals.add, part.size, partial(self._remove_files, part.base))
+            self.store.commits.after_a_sync(remove)
 
     def _remove_transient(self, base: int, settled: bool) -> None:
         """Unlink a segment that no restart will ask for. `settled`: the segment has a settlement log, which goes too."""
@@ -330,7 +331,7 @@ class Log:
         acks = paths.settlements(self.directory, base)
         if self.store.disk.exists(acks):
             # A settlement log that outlives its messages is harmless, the other order would bring them back.
-            self.store.unlink_later(self.directory, acks)
+            self.store.commits.unlink_later(self.directory, acks)
 
     def delete(self) -> None:
         """Unlink everything; the queue's definition is gone already. Without room it is not, and the queue may come back."""
@@ -365,7 +366,7 @@ class Log:
 
     def _remove(self) -> None:
         self.store.forget(self)
-        self.store.remove(0, partial(self.store.remove_queue, self.directory))
+        self.store.removals.add(0, partial(self.store.remove_queue, self.directory))
 
     def _remove_messages(self, base: int) -> None:
         """Unlink a segment, unless somebody has done so by hand."""
@@ -377,39 +378,50 @@ class Log:
         """Unlink all files of a queue that is gone, the large ones one by one."""
         for part in parts:
             if part.size > LARGE_BYTES:
-                self.store.remove(part.size, partial(self._remove_messages, part.base))
+                self.store.removals.add(part.size, partial(self._remove_messages, part.base))
         if self.durable:
-            self.store.remove(0, partial(self.store.remove_queue, self.directory))
+            self.store.removals.add(0, partial(self.store.remove_queue, self.directory))
         else:
-            self.store.remove(0, partial(self.store.disk.rmtree, self.directory))
+            self.store.removals.add(0, partial(self.store.disk.rmtree, self.directory))
 
     def trim(self) -> None:
         """Give back the room ahead: the log is about to be left in order, and what follows its last batch would be damage."""
         for part in self.segments:
             if part.trim():
-                self.store.wrote(self, part)
+                self.store.commits.wrote(self, part)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     @property
-    def durable_end(self) -> int:
-        """Offsets below this one are durable (or were never written, or are settled), and the files know that they were used.
+    def synced_end(self) -> int:
+        """Offsets below this one are durable on this machine (or were never written, or are settled), and the files know of them.
 
-        Offsets that were skipped since the last write are not among them: a start may use those again. So nobody must be told of more.
+        Offsets that were skipped since the last write are not among them, because a start may use those again.
         """
         if not self.durable:
             return self.next
         if not self.store.syncing:
             return self.segments[-1].end if self.segments else 0
         end = 0
-        for part in reversed(
-            self.segments
-        ):  # a sync covers all segments that have anything to sync: before a durable one all are
+        # a sync covers all segments that have anything to sync, so all before a durable one are durable
+        for part in reversed(self.segments):
             if part.durable:
                 if part.durable >= part.size:
-                    return end or part.durable_end
-                end = part.durable_end
+                    return end or part.synced_end
+                end = part.synced_end
         return end
+
+    @property
+    def announced_end(self) -> int:
+        """Peers may be told of offsets below this one: no crash, and no loss of this machine, gives them to other messages.
+
+        It is a number of the log, not of its segments: it stays when those go, and a segment that has just been made has announced nothing.
+        """
+        return self._announced if self.durable and self.store.syncing else self.synced_end
+
+    def announced(self, end: int) -> None:
+        """A commit has been announced that covers the offsets below `end`."""
+        self._announced = max(self._announced, end)
 
     def load(self, window: Window, offset: int) -> bool:
         """Point `window` at the first batch that ends behind `offset`. False if there is none.
@@ -689,7 +701,7 @@ class Log:
         if self.segments and not self.segments[-1].full:
             last = self.segments[-1]
             last.settled += told - last.end
-            last.end = last.durable_end = told
+            last.end = last.synced_end = told
         self._sync_found()
         if self._marked is None and self.segments and self.mark > self.segments[0].base:
             rest = [s for s in self.segments if not s.linked]
@@ -710,6 +722,7 @@ class Log:
         self.lost.clear()
         if self.durable:
             self._enter_found()
+        self._announced = self.synced_end
         self.drop_settled()
         return found
 
@@ -884,9 +897,9 @@ class Log:
             self.store.quarantine(self, part, str(damage))
             if not part.evidence:
                 part.file.truncate(part.size)
-        part.durable, part.durable_end = part.size, part.end
+        part.durable, part.synced_end = part.size, part.end
         part.full = part.evidence  # then nothing may be written over its end
-        self.store.wrote(self, part)
+        self.store.commits.wrote(self, part)
 
     def _recover_orphan(self, base: int) -> None:
         """A settlement log whose segment is gone: only its numbers matter, and it goes too once they are told elsewhere."""
@@ -912,7 +925,7 @@ class Log:
             part.acks.write_at(0, [head])
         if len(data) > part.acks_size:
             part.acks.truncate(part.acks_size)
-        self.store.settled(self, part)
+        self.store.commits.settled(self, part)
         return replay
 
     @staticmethod

@@ -98,16 +98,16 @@ class Offsets:
             if self._file is None:
                 self._store.make_dir(self._directory, True)
                 self._file = self._store.disk.open(self._path, create=True)
-                self._store.renamed(self._directory)
+                self._store.commits.renamed(self._directory)
             for tag in list(self._changed):
                 self._write_slot(tag, self._kept[tag])
                 del self._changed[tag]
         if self._file is not None:
-            self._store.wrote_file(self._file)
+            self._store.commits.wrote_file(self._file)
             size = self._file.size()
             if size > self._entered:
                 self._entered = size
-                self._store.when_durable(lambda: self._enter(size), messages=False)
+                self._store.commits.when_synced(lambda: self._enter(size))
 
     def _enter(self, size: int) -> None:
         """The file is durable with this size: from now on it is missed if it is not there, or shorter."""
@@ -117,7 +117,7 @@ class Offsets:
         try:
             self._slot = store.inventory.take() if self._slot < 0 else self._slot
             if store.inventory.put(self._slot, (OFFSETS, self._queue_id, 0), (size, 0, 0)):
-                store.wrote_file(store.inventory.file)
+                store.commits.wrote_file(store.inventory.file)
         except StoreFull:
             self._entered = 0
 
@@ -143,8 +143,8 @@ class Offsets:
         if store.upgrading:
             self._rewrite()
         elif self._slot < 0 and data:  # a killed process may not have synced it
-            store.wrote_file(self._file)
-            store.when_durable(lambda: self._enter(len(data)), messages=False)
+            store.commits.wrote_file(self._file)
+            store.commits.when_synced(lambda: self._enter(len(data)))
 
     def _take(self, data: bytes) -> None:
         self._pairs = -(-len(data) // (2 * SLOT))
@@ -172,7 +172,7 @@ class Offsets:
                 self._file.write_at(2 * SLOT * pair, [bytes(2 * SLOT)])
             else:
                 self._write_slot(*known)
-            self._store.wrote_file(self._file)
+            self._store.commits.wrote_file(self._file)
 
     def _write_slot(self, tag: str, kept: Kept) -> None:
         assert self._file is not None
@@ -186,7 +186,7 @@ class Offsets:
 
     def _rewrite(self) -> None:
         """The format before this one had checksums that did not tell whose file it is."""
-        self._store.close(self._file)
+        self._store.commits.close(self._file)
         content = bytearray(2 * SLOT * self._pairs)
         for tag, kept in self._kept.items():
             at = SLOT * (2 * kept.pair + (kept.sequence + 1) % 2)
@@ -205,7 +205,7 @@ class Offsets:
 
     def close(self) -> None:
         """The stream is deleted."""
-        self._store.close(self._file)
+        self._store.commits.close(self._file)
         self._file = None
         self._changed.clear()
         with suppress(StoreFull):

@@ -83,7 +83,7 @@ class Segment:
         self.size = HEADER
         self.reserved = 0
         self.durable = 0
-        self.durable_end = base
+        self.synced_end = base
         self.count = 0
         self.gaps: list[tuple[int, int]] | None = None
         self.body_bytes = 0
@@ -204,7 +204,7 @@ class Segment:
             return False
         self.end, self.count, self.journal, self.body_bytes = values[1:]
         self.settled = self.end - self.base - self.count
-        self.durable, self.durable_end = self.size, self.end
+        self.durable, self.synced_end = self.size, self.end
         self.full = True
         self.forget_index()
         return True

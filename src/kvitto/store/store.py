@@ -1,27 +1,28 @@
-"""The data directory: which files are dirty, what a sync covers, and start-up.
+"""The data directory of a broker: how it is opened and left, its two small logs, and what happens behind a sync.
 
-The store never syncs by itself in the loop. `begin_sync` hands out a `SyncJob`; whoever drives the store runs it (the
-server in its sync thread, a test inline) and reports back with `end_sync`. What is written while a job runs belongs to the next.
-A failed job is final (semantics C8): the store refuses to begin another one.
+The store never syncs by itself in the loop. `begin_sync` hands out a `Commit`; whoever drives the store has it synced and gives it back to
+`end_sync`, which is the one place that says what may happen behind a sync, and in which order. Logs, journal and archives write files and
+report to `commits` what is dirty. A failed sync is final (C8): the store refuses to begin another one.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull, SyncError
 from kvitto.store import inventory, paths
+from kvitto.store.commit import ROOM_KEPT, Commit, GroupCommit
+from kvitto.store.copies import Copies
 from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
 from kvitto.store.inventory import DEFINITIONS, NOBODY, ORPHAN, SEGMENT, Inventory
 from kvitto.store.journal import Journal
 from kvitto.store.log import Log
+from kvitto.store.removals import SMALL_FILE, Removals
 from kvitto.store.segment import HEADER, Segment
 
 FORMAT = b"kvitto 2\n"
@@ -33,126 +34,10 @@ STARTING = b"starting"
 UNKNOWN_BOOT = b"unknown"
 """In place of a boot id, or of its beginning: differs from every one."""
 log = logging.getLogger("kvitto.store")
-SMALL_FILES = 2
-SMALL_BYTES = 64 << 10
-DIRS_AT_ONCE = 48
-"""At most this many directories are open at a time to be synced, because the limits on descriptors leave little room for them."""
-ROOM_KEPT = 16 << 20
-"""Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 SPARE_BYTES = 1 << 20
 """Bytes kept in a file of their own and given up when others have taken the last ones: for what frees space again."""
 ROOM_STEP = 16 << 20
 """After so many bytes of messages the disk is asked again."""
-REMOVED_PER_TURN = 64 << 20
-"""How many bytes of files are unlinked in one turn: a file system needs some milliseconds to free so many."""
-FREEING = 4
-"""No file is unlinked while the bytes of more than this many removed files have not been freed."""
-FILE_COST = 256 << 10
-"""Unlinking even an empty file takes about as long as freeing this many bytes, so they are added to the size of each file."""
-DIRECTORY_COST = 2 << 20
-"""The same cost for a directory, which is removed together with the small files in it."""
-SMALL_FILE = 1
-"""The size to give for a file that is not large, because 0 stands for a directory."""
-
-
-class SyncJob:
-    """One group commit.
-
-    `run` uses nothing but files, so another thread may call it. `server/syncer.py` syncs the descriptors of `waves` instead where it can.
-    """
-
-    def __init__(self, disk: Disk, files: list[File], dirs: list[str]) -> None:
-        self.disk = disk
-        self.files = files
-        self.dirs = dirs
-        self.segments: list[tuple[Log, Segment, int, int]] = []
-        self.acks: list[tuple[Log, Segment, int]] = []
-        self.seals: list[tuple[Log, Segment]] = []
-        self.unlinks: list[tuple[str, str]] = []
-        self.copies: list[tuple[str, str]] = []
-        self.callbacks: list[Callable[[], None]] = []
-        self.unhurried: list[Callable[[], None]] = []
-        """Callbacks that were no reason for this sync."""
-        self.journal_applied = 0
-        self.journal_written = (0, 0)
-        self.defined = 0
-        """The length of the definitions log that this job makes durable, 0 if the log is not part of the job."""
-        self.compacted = 0
-        """The length of the new definitions log that this job makes durable, 0 if no compaction is complete."""
-        self.named = False
-        """Whether the job makes the name of the definitions log durable."""
-        self._paths: dict[int, str] = {}
-        self.size = 0
-        """Bytes of messages."""
-        self.seconds = 0.0
-        """How long it took, if whoever ran it says so."""
-        self.error: Exception | None = None
-
-    @property
-    def small(self) -> bool:
-        """Few files, few bytes: the disk is done with them in the time of one write."""
-        if len(self.files) > SMALL_FILES or self.dirs:
-            return False
-        waiting = 0
-        for _, part, size, _ in self.segments:
-            waiting += size - part.durable + part.ahead
-        for _, part, size in self.acks:
-            waiting += size - part.acks_durable
-        return waiting <= SMALL_BYTES
-
-    def run(self) -> None:
-        """Sync all files and directories, and make the copies. An error is kept in `error`."""
-        try:
-            for file in self.files:
-                file.sync()
-            for path, name in self.copies:
-                file = self.disk.open(path)
-                copied(self.disk, file, name)
-                file.close()
-            for path in self.dirs:
-                self.disk.sync_dir(path)
-        except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
-            self.error = error
-
-    @property
-    def apart(self) -> bool:
-        """Whether the job can only be done by `run`, because a copy has to be made or a file has no descriptor."""
-        return bool(self.copies) or any(file.fileno() < 0 for file in self.files)
-
-    def waves(self) -> Generator[list[int], None, None]:
-        """Yield lists of descriptors: all of one list are synced before the next list is asked for.
-
-        The descriptor of a directory is inverted, and is closed when the next list is asked for. A caller that stops early has to close
-        the generator. Raises SyncError if a directory cannot be opened.
-        """
-        self._paths = {file.fileno(): file.path for file in self.files}
-        left = deque(self.dirs)
-        while left or self._paths:
-            opened: list[int] = []
-            try:
-                while left and len(opened) < DIRS_AT_ONCE:
-                    try:
-                        fd = self.disk.open_dir(left[0])
-                    except SyncError:
-                        if not opened:
-                            raise
-                        break  # perhaps there is a descriptor for it when these are closed
-                    if fd >= 0:
-                        opened.append(fd)
-                        self._paths[~fd] = left[0]
-                    left.popleft()
-                if self._paths:
-                    yield list(self._paths)
-            finally:
-                for fd in opened:
-                    with suppress(OSError):
-                        os.close(fd)
-            self._paths = {}
-
-    def failed(self, descriptor: int, code: int) -> None:
-        """Note that the sync of a descriptor has failed with this errno."""
-        error = OSError(code, os.strerror(code))
-        self.error = self.error or SyncError(f"cannot sync {self._paths[descriptor]}: {error}")
 
 
 def raise_it(_log: Log, error: Exception) -> None:
@@ -225,8 +110,10 @@ class Store:
         self.syncing = sync
         self.alarms: list[str] = []
         self.failed: Exception | None = None
+        self.commits = GroupCommit(disk)
+        self.removals = Removals(disk)
+        self.copies = Copies(disk, self.commits)
         self.blocked_drops: dict[Log, None] = {}
-        self.syncs = 0
         self.short = False
         """There is little room on the disk: what is settled goes at once, however little it is."""
         self.on_fault: Callable[[Log, Exception], None] = raise_it
@@ -235,29 +122,9 @@ class Store:
         """A queue is out of service: what it held in memory is not written, so the directory is not left in order."""
         self._room = 0
         self._lock: object | None = None
-        self._job: SyncJob | None = None
-        self._segments: dict[Segment, Log] = {}
-        self._acks: dict[Segment, Log] = {}
-        self._dirs: dict[str, None] = {}
-        self._others: dict[File, None] = {}
-        self._seals: list[tuple[Log, Segment]] = []
-        self._unlinks: list[tuple[str, str]] = []
-        self._copies: list[tuple[str, str]] = []
-        self._clean: dict[Segment, Callable[[], None]] = {}
         self.leaving: dict[Log, None] = {}
         """Of deleted queues that have an archive, until all that is settled is in there."""
-        self._closing: list[File] = []
-        self.removals: deque[tuple[int, Callable[[], None]]] = deque()
-        """Files that are unlinked in later turns, in order: their bytes, and what unlinks them. The size of a directory is 0."""
-        self._removed = 0
-        """Bytes of files that have been unlinked since the last turn with removals."""
-        self._callbacks: list[Callable[[], None]] = []
-        self._unhurried: list[Callable[[], None]] = []
-        """Callbacks that wait for the next sync and do not hasten it."""
-        self._undefined: list[Callable[[], None]] = []
-        self._messages_wanted = False
-        self.unsynced = 0
-        """Bytes of messages that no sync has begun for."""
+        self._undefined: list[tuple[Callable[[], None], bool]] = []
         self.pressed = False
         """Whether so much is unsynced that large batches have to wait until the next sync begins (server/pacing.py)."""
         self.doubt = False
@@ -401,21 +268,11 @@ class Store:
             self.disk.sync_dir("")
         self._write_small(paths.FORMAT, FORMAT)
 
-    def close(self, file: File | None) -> None:
-        """Close a file, after the running sync if that has it."""
-        if file is None:
-            return
-        self._others.pop(file, None)
-        if self._job is not None and file in self._job.files:
-            self._closing.append(file)
-        else:
-            file.close()
-
     def shut(self) -> None:
         """After the last sync: mark the directory as left in order."""
         if self.failed is None and hasattr(self, "definitions"):
             self.definitions.abandon_compaction()
-        if self.failed is None and not self.dirty and not self.faulty and self.inventory.is_open:
+        if self.failed is None and not self.commits.dirty and not self.faulty and self.inventory.is_open:
             self._end_in_order()
         self.disk.close()
         close = getattr(self._lock, "close", None)
@@ -427,47 +284,26 @@ class Store:
     def make_dir(self, path: str, durable: bool) -> None:
         self.disk.makedirs(path)
         if durable:
-            self._dirs[paths.QUEUES] = None
-
-    def renamed(self, directory: str) -> None:
-        """A name was made or removed in `directory`."""
-        self._dirs[directory] = None
-
-    def wrote(self, log_: Log, part: Segment, size: int = 0) -> None:
-        """`size`: bytes of messages."""
-        self._segments[part] = log_
-        self.unsynced += size
-
-    def settled(self, log_: Log, part: Segment) -> None:
-        self._acks[part] = log_
-
-    def wrote_file(self, file: File) -> None:
-        """A file that is no queue's (journal, definitions) has new bytes."""
-        self._others[file] = None
+            self.commits.renamed(paths.QUEUES)
 
     def dropped(self, part: Segment) -> None:
         """A segment goes: close its files, and sync them no more."""
         with suppress(StoreFull):  # of a queue that is deleted: it need not be told
             self.forget_entry(part)
-        self._segments.pop(part, None)
-        self._acks.pop(part, None)
-        self._clean.pop(part, None)
+        self.commits.dropped(part)
         part.gone = True
         if not part.leases:
-            self.close(part.file)
-        self.close(part.acks)
+            self.commits.close(part.file)
+        self.commits.close(part.acks)
 
     def lease_ended(self, part: Segment) -> None:
         """Somebody has read what he needs of a segment; if it has been dropped meanwhile, its file is closed with the last one."""
         if part.gone and not part.leases:
-            self.close(part.file)
+            self.commits.close(part.file)
 
     def going(self, part: Segment) -> None:
         """The same where its names stay until a sync has ended: that has to cover what settled it."""
-        if part in self._acks and part.acks is not None:
-            acks, part.acks = part.acks, None
-            self._others[acks] = None
-            self.after_a_sync(lambda: self.close(acks))
+        self.commits.sync_settlements(part)
         self.dropped(part)
 
     def forget_entry(self, part: Segment) -> None:
@@ -478,14 +314,14 @@ class Store:
 
     def drop_slot(self, slot: int) -> None:
         if self.inventory.drop(slot):
-            self._others[self.inventory.file] = None
+            self.commits.wrote_file(self.inventory.file)
 
     def enter(self, log_: Log, part: Segment) -> bool:
         """Have the inventory say how much of a segment is durable; True if it knew nothing of it before."""
         try:
             if part.slot < 0:
                 part.slot = self.inventory.take()
-            sizes = part.durable, part.acks_durable, part.durable_end
+            sizes = part.durable, part.acks_durable, part.synced_end
             return self.inventory.put(part.slot, (SEGMENT, log_.queue_id, part.base), sizes)
         except StoreFull as error:  # the next sync of this segment tries again
             log.warning("%s", error)
@@ -496,78 +332,51 @@ class Store:
         for entry in self.inventory.claim(SEGMENT, queue_id).values():
             self.drop_slot(entry.slot)
 
-    def seal_when_durable(self, log_: Log, part: Segment) -> None:
-        self._seals.append((log_, part))
-        self._segments[part] = log_
-
-    def remove(self, size: int, unlink: Callable[[], None]) -> None:
-        """Call `unlink`, which frees `size` bytes: at once if little has been freed since the last turn, else in a later turn.
-
-        What is left when the process is killed, a start removes.
-        """
-        self.removals.append((size, unlink))
-        if len(self.removals) == 1:
-            self._remove_while_cheap()
-
     @property
     def has_work(self) -> bool:
         """Whether there is something for `work` to do. Asked several times in each turn, and nearly always there is nothing."""
-        if not self.removals and self.definitions.compaction is None:
+        if not self.removals.waiting and not self.copies.waiting and self.definitions.compaction is None:
             return False
-        return self.may_remove or self.compacting
+        return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting
 
     def work(self) -> None:
-        """Do what one turn may of the work that nobody waits for: unlink files, rewrite definitions."""
-        if self.may_remove:
-            self.remove_some()
+        """Do what one turn may of the work that nobody waits for: unlink files, copy segments, rewrite definitions."""
+        if self.removals.may_go_on:
+            self.removals.some()
+        if self.copies.waiting:
+            self._copy_some()
         if self.compacting:
             self.compact_some()
 
-    def remove_some(self) -> None:
-        """Unlink as many files as one turn may, beside those that have been unlinked since the last turn."""
-        much, self._removed = self._removed >= REMOVED_PER_TURN, 0
-        if not much:
-            self._remove_while_cheap()
+    def finish_work(self) -> None:
+        """Unlink and copy all that is left: there is no further turn."""
+        self.removals.all()
+        while self.copies.waiting:
+            self._copy_some()
 
-    @property
-    def may_remove(self) -> bool:
-        """Whether the next of the removals need not wait until the bytes of others are free.
-
-        A directory waits for all of them: the kernel spins to remove one while files that were in it are being freed.
-        """
-        return bool(self.removals) and self.disk.freeing <= (FREEING if self.removals[0][0] else 0)
-
-    def _remove_while_cheap(self) -> None:
-        while self._removed < REMOVED_PER_TURN and self.may_remove:
-            size, unlink = self.removals.popleft()
-            self._removed += size + FILE_COST if size else DIRECTORY_COST
-            unlink()
-
-    def remove_all(self) -> None:
-        """Unlink all files at once: there is no further turn."""
-        while self.removals:
-            self.remove_some()
-
-    def unlink_later(self, directory: str, path: str) -> None:
-        """Unlink `path` once the names removed from `directory` so far are durably gone."""
-        self._dirs[directory] = None
-        self._unlinks.append((directory, path))
+    def _copy_some(self) -> None:
+        log_ = self.copies.waiting[0][0]
+        try:
+            self.copies.step()
+        except Exception as error:  # noqa: BLE001 - the wall around each queue
+            self.on_fault(log_, error)
 
     def unlink(self, directory: str, path: str) -> None:
         """Unlink a file of `directory` if it is still there, and have the next sync make that durable."""
         if self.disk.exists(path):  # the queue may have been deleted meanwhile
             self.disk.unlink(path)
-            self.renamed(directory)
+            self.commits.renamed(directory)
 
-    def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
-        """Call back once all that is in the files of a segment is durable, footer and settlements too."""
-        self._clean[part] = callback
+    def link(self, log_: Log, path: str, name: str, done: Callable[[], None]) -> None:
+        """Have a file under a second name, then call `done`: it is durable there, or it is not there, because there was no room.
 
-    def link(self, path: str, name: str) -> None:
-        """Have a file under a second name too; where that cannot be, the next sync makes a copy, if there is room."""
-        if not self.disk.exists(name) and not self.disk.link(path, name):
-            self._copies.append((path, name))
-        self._dirs[name.rpartition("/")[0]] = None
+        Where a file can have one name only, a copy is made.
+        """
+        if self.disk.exists(name) or self.disk.link(path, name):
+            self.commits.renamed(name.rpartition("/")[0])
+            self.commits.when_synced(done)
+        else:
+            self.copies.add(log_, path, name, done)
 
     def put_file(self, path: str, content: bytes) -> None:
         """Write a small file that is whole for whoever reads it; durable after the next sync."""
@@ -579,14 +388,12 @@ class Store:
             file.close()
             raise
         self.disk.rename(path + ".new", path)
-        self._dirs[path.rpartition("/")[0]] = None
-        self.wrote_file(file)
-        self.when_durable(lambda: self.close(file), messages=False)
+        self.commits.renamed(path.rpartition("/")[0])
+        self.commits.wrote_file(file)
+        self.commits.when_synced(lambda: self.commits.close(file))
 
     def forget(self, log_: Log) -> None:
-        self._seals = [s for s in self._seals if s[0] is not log_]
-        self._unlinks = [u for u in self._unlinks if u[0] != log_.directory]
-        self._dirs.pop(log_.directory, None)
+        self.commits.forget(log_)
         self.blocked_drops.pop(log_, None)
         self.leaving.pop(log_, None)
 
@@ -661,7 +468,7 @@ class Store:
 
     def remove_queue(self, directory: str) -> None:
         self.disk.rmtree(directory)
-        self._dirs[paths.QUEUES] = None
+        self.commits.renamed(paths.QUEUES)
 
     def set_aside(self, directory: str, base: int) -> str:
         """A damaged segment of which there is no copy leaves its queue under another name. Gives that."""
@@ -677,7 +484,7 @@ class Store:
         while self.disk.exists(name):
             name, more = f"{first}.{more}", more + 1
         self.disk.rename(path, name)
-        self._dirs[directory] = None
+        self.commits.renamed(directory)
         return name
 
     def remember(self, directory: str, path: str) -> None:
@@ -692,43 +499,7 @@ class Store:
         """Journal records from this sequence on may be replayed after a crash."""
         return self.journal.oldest
 
-    # -- group commit ----------------------------------------------------------------------------------------
-
-    @property
-    def dirty(self) -> bool:
-        return bool(
-            self._segments
-            or self._others
-            or self._acks
-            or self._dirs
-            or self._callbacks
-            or self._unhurried
-            or self._clean
-        )
-
-    @property
-    def waiting(self) -> bool:
-        """Somebody waits for the next sync."""
-        return bool(self._callbacks)
-
-    @property
-    def busy(self) -> bool:
-        return self._job is not None
-
-    def when_durable(self, callback: Callable[[], None], *, messages: bool = True) -> None:
-        """Call back once all that has been written so far is durable; without `messages` only journal and definitions are meant."""
-        self._callbacks.append(callback)
-        self._messages_wanted |= messages
-
-    def after_a_sync(self, callback: Callable[[], None]) -> None:
-        """Call back after the next sync that covers journal, definitions and inventory as they are now.
-
-        The sync is not hastened, unless there is little room on the disk.
-        """
-        if self.short:
-            self.when_durable(callback, messages=False)
-        else:
-            self._unhurried.append(callback)
+    # -- room on the disk -------------------------------------------------------------------------------------
 
     def take_room(self, size: int, path: str) -> None:
         """Before `size` bytes of messages are written to `path`. StoreFull if too little would be left."""
@@ -741,7 +512,7 @@ class Store:
 
     def make_room(self, short: bool) -> None:
         """Once a second while there is little room, and when there is enough again."""
-        self.short = short
+        self.short = self.commits.in_haste = short
         free = self.disk.free_bytes()
         if short and free < SPARE_BYTES:
             self._spare(False)
@@ -757,111 +528,120 @@ class Store:
                 file.truncate(0)
             file.close()
 
-    def when_defined(self, callback: Callable[[], None]) -> None:
-        """Call back once the definitions made so far are durable, if there is no room for them: once they have been written."""
+    # -- the end of a sync --------------------------------------------------------------------------------------
+
+    def when_defined(self, callback: Callable[[], None], *, announced: bool = False) -> None:
+        """Call back once the definitions made so far are durable; if there is no room for them, once they have been written.
+
+        `announced`: the callback tells a peer, so it waits for the second stage of their commit.
+        """
         if self.definitions.unwritten:
-            self._undefined.append(callback)
+            self._undefined.append((callback, announced))
+        elif announced:
+            self.commits.when_announced(callback, messages=False)
         else:
-            self.when_durable(callback, messages=False)
+            self.commits.when_synced(callback)
 
     def write_definitions(self) -> None:
         """Those that had no room. StoreFull if there still is none."""
         self.definitions.flush()
-        self.wrote_file(self.definitions.file)
+        self.commits.wrote_file(self.definitions.file)
         waiting, self._undefined = self._undefined, []
-        for callback in waiting:
-            self.when_durable(callback, messages=False)
+        for callback, announced in waiting:
+            self.when_defined(callback, announced=announced)
 
-    def begin_sync(self, *, everything: bool) -> SyncJob:
-        """What somebody waits for, as a job; with `everything` also what nobody waits for: settlements are written behind (A11)."""
-        assert self._job is None and self.failed is None
-        files, dirs = list(self._others), list(self._dirs)
-        job = self._job = SyncJob(self.disk, files, dirs)
-        if self.definitions.dirty and self.definitions.file in self._others:
-            job.defined = self.definitions.file.end
-        compaction = self.definitions.compaction
+    def begin_sync(self, *, everything: bool) -> Commit:
+        """What somebody waits for, as a commit; with `everything` also what nobody waits for: settlements are written behind (A11)."""
+        assert self.failed is None
+        definitions = self.definitions
+        defined = definitions.dirty and self.commits.has_file(definitions.file)
+        commit = self.commits.begin(everything=everything)
+        if defined:
+            commit.defined = definitions.file.end
+        compaction = definitions.compaction
         if compaction is not None and compaction.complete:
-            if compaction.file not in self._others:  # lines that go to both files do not note that this one has changed
-                files.append(compaction.file)
-            job.compacted = compaction.file.end
-        job.named = self._naming
-        self._others, self._dirs = {}, {}
-        if everything or self._messages_wanted:
-            files += [part.file for part in self._segments if part.file is not None]
-            job.segments = [(log_, part, part.size, part.end) for part, log_ in self._segments.items()]
-            job.seals, self._seals = self._seals, []
-            self._segments = {}
-            self._messages_wanted = False
-            job.size, self.unsynced = self.unsynced, 0
+            if compaction.file not in commit.files:  # lines that go to both files do not note that this one has changed
+                commit.files.append(compaction.file)
+            commit.compacted = compaction.file.end
+        commit.named = self._naming
         if everything:
-            files += [part.acks for part in self._acks if part.acks is not None]
-            job.acks = [(log_, part, part.acks_size) for part, log_ in self._acks.items()]
-            job.journal_applied = self.journal.written_out
-            self._acks = {}
-        job.unlinks, self._unlinks = self._unlinks, []
-        job.copies, self._copies = self._copies, []
-        job.callbacks, self._callbacks = self._callbacks, []
-        job.unhurried, self._unhurried = self._unhurried, []
-        job.journal_written = self.journal.written
+            commit.journal_applied = self.journal.written_out
+        commit.journal_written = self.journal.written
         if not self.syncing:
-            job.files, job.dirs, job.defined = [], [], 0
-        return job
+            commit.files, commit.dirs, commit.defined = [], [], 0
+        return commit
 
-    def end_sync(self, job: SyncJob) -> None:
-        """The job has run: pass on what is durable now. After an error: remember it, tell nobody anything."""
-        assert job is self._job
-        self._job = None
-        for file in self._closing:
-            file.close()
-        self._closing.clear()
-        if job.error is not None:
-            self.failed = job.error
+    def end_sync(self, commit: Commit) -> None:
+        """A commit has been synced: note what is durable, do what has waited for that, and announce it as soon as it may be.
+
+        This is the first of the two stages of a commit, and it gives way to the second (ADR 20). The order of the steps matters.
+        """
+        commits = self.commits
+        commits.end(commit)
+        if (
+            commit.error is not None
+        ):  # nothing that this sync had to cover is certain: nobody is told anything, for good (C8)
+            self.failed = commit.error
             self.distrust()
             return
-        self.syncs += 1
-        entered = False
-        if self.syncing:
-            entered = self.journal.durable_to(job.journal_written)
-        changed: dict[Segment, Log] = {}
-        for log_, part, size in job.acks:
-            part.acks_durable = size
-            changed[part] = log_
-        for log_, part, size, end in job.segments:
-            fresh = not part.durable
-            part.durable, part.durable_end = size, end
-            changed[part] = log_
-            if fresh and len(log_.segments) > 1:
-                self._for_log(log_, log_.drop_settled)
+        # The facts come first, because each later step writes files that repeat them: a footer, an entry of the inventory, the `durable`
+        # of the next batch.
+        fresh, changed, logs = self._note_synced(commit)
+        # A segment that is settled stays until a later one is durable, since the next offset is known from the last one.
+        for log_ in logs:
+            self._for_log(log_, log_.drop_settled)
+        # The inventory says what is durable, so it is written behind the sync; it gives the rest of this turn's steps an entry to drop.
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()
-        self._definitions_synced(job)
+        self._definitions_synced(commit)
         for part, log_ in changed.items():
             if part.durable and part in log_.segments:
-                entered |= self.enter(log_, part)
-        for log_, part in job.seals:
+                fresh |= self.enter(log_, part)
+        # A footer says that all before it has been synced.
+        for log_, part in commit.seals:
             self._for_log(log_, partial(self._seal, log_, part))
-        for directory, path in job.unlinks:
-            self.remove(SMALL_FILE, partial(self.unlink, directory, path))
-        if job.journal_applied:
-            self.journal.retire(job.journal_applied)
-        if entered:  # a segment counts once the inventory would miss it
-            self._others[self.inventory.file] = None
-            self._callbacks[:0] = job.callbacks
-            self._unhurried[:0] = job.unhurried
+        # The names that had to go before these are durably gone.
+        for directory, path in commit.unlinks:
+            self.removals.add(SMALL_FILE, partial(self.unlink, directory, path))
+        # What the journal's records have brought to the queues is durable there, so their files may go.
+        if commit.journal_applied:
+            self.journal.retire(commit.journal_applied)
+        for log_ in {log_: None for _, log_ in changed.items()}:
+            commit.ends[log_] = log_.synced_end
+        if fresh:
+            # A start takes a file that is missing for one that never was, unless the inventory names it. So the first commit of a file
+            # promises nothing before the next sync, which has the inventory.
+            commits.wrote_file(self.inventory.file)
+            commits.put_off(commit)
         else:
-            for callback in (*job.callbacks, *job.unhurried):
-                callback()
-        if self._clean:
-            self._call_for_clean()
+            commits.call_back(commit)
+        # Callbacks may have written to segments that were clean, so these are looked at behind them.
+        commits.call_for_clean()
+        # A compaction marks the definitions as unknown in the inventory: last, since it is a change that the next sync has to cover.
         if self.definitions.bloated and not self.leaving:
             self._begin_compaction()
+        # Stage two. Peers come last, and what they do next belongs to the next commit.
+        commits.announce(commit)
 
-    def _call_for_clean(self) -> None:
-        """Call back for the segments in whose files all is durable now (`when_clean`)."""
-        for part in [p for p in self._clean if p not in self._segments and p not in self._acks]:
-            if part in self._clean:  # the one before may have dropped it
-                self._clean.pop(part)()
+    def _note_synced(self, commit: Commit) -> tuple[bool, dict[Segment, Log], list[Log]]:
+        """Note how much of each file is durable.
+
+        Returns whether a file of the journal is new to the inventory, the segments of which more is durable, and the logs of those of
+        which nothing was before.
+        """
+        new = self.syncing and self.journal.durable_to(commit.journal_written)
+        changed: dict[Segment, Log] = {}
+        logs: list[Log] = []
+        for log_, part, size in commit.acks:
+            part.acks_durable = size
+            changed[part] = log_
+        for log_, part, size, end in commit.segments:
+            if not part.durable and len(log_.segments) > 1:
+                logs.append(log_)
+            part.durable, part.synced_end = size, end
+            changed[part] = log_
+        return new, changed, logs
 
     def _for_log(self, log_: Log, work: Callable[[], None]) -> None:
         """Do something for one queue's files; if that fails, the others' work goes on."""
@@ -882,16 +662,16 @@ class Store:
                 self.inventory.put(slot, (DEFINITIONS, NOBODY, 0), (durable, 0, 0))
                 self._defined = slot, durable
 
-    def _definitions_synced(self, job: SyncJob) -> None:
+    def _definitions_synced(self, commit: Commit) -> None:
         """Note what this sync has made durable of the definitions log, and of the new log of a compaction."""
-        if job.named:
+        if commit.named:
             self._naming = False
-        if job.defined:
-            self.definitions.synced(job.defined)
-        if job.defined or job.named:
+        if commit.defined:
+            self.definitions.synced(commit.defined)
+        if commit.defined or commit.named:
             self._enter_definitions()
-        if job.compacted and self.definitions.compaction is not None and not self.leaving:
-            self._replace_definitions(job.compacted)
+        if commit.compacted and self.definitions.compaction is not None and not self.leaving:
+            self._replace_definitions(commit.compacted)
 
     def _begin_compaction(self) -> None:
         """Begin to rewrite the definitions log. `compact_some` writes some lines in each turn."""
@@ -905,7 +685,7 @@ class Store:
             self.definitions.abandon_compaction()
             return
         # it has to be durable before the new file, which is shorter, gets its name
-        self._others[self.inventory.file] = None
+        self.commits.wrote_file(self.inventory.file)
 
     @property
     def compacting(self) -> bool:
@@ -925,21 +705,21 @@ class Store:
             self.fail(error)
             raise
         if compaction.complete:
-            self._others[compaction.file] = None
+            self.commits.wrote_file(compaction.file)
             # what the log says of deleted queues is needed until their directories are durably gone
-            self._dirs[paths.QUEUES] = None
-            self.when_durable(lambda: None, messages=False)
+            self.commits.renamed(paths.QUEUES)
+            self.commits.when_synced(lambda: None)
 
     def _replace_definitions(self, durable: int) -> None:
         """Replace the definitions log by the new one, which has durably all that the old one had when this sync began.
 
         What has been defined since then waits for the next sync, which makes the new name durable, too.
         """
-        self._others.pop(self.definitions.file, None)
+        self.commits.forget_file(self.definitions.file)
         self.definitions.replace(durable)
         self._naming = True
-        self._dirs[""] = None
-        self._others[self.definitions.file] = None
+        self.commits.renamed("")
+        self.commits.wrote_file(self.definitions.file)
 
     def compact_definitions(self) -> None:
         """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
@@ -956,7 +736,7 @@ class Store:
         except StoreFull as error:
             log.warning("%s; the definitions stay as they are", error)
         else:
-            self._others.pop(old, None)
+            self.commits.forget_file(old)
         self._enter_definitions()
 
     def _seal(self, log_: Log, part: Segment) -> None:
@@ -964,7 +744,7 @@ class Store:
             return
         try:
             part.write_footer()
-            self.wrote(log_, part)
+            self.commits.wrote(log_, part)
         except StoreFull:  # without a footer the next start reads the segment instead
             log.warning("no room for the footer of %s", part.file.path)
 

@@ -78,7 +78,7 @@ class StreamLog(Log):
         if not head.leases:
             head.file = None
         self._dropping = True
-        self.store.when_durable(self._dropped, messages=False)
+        self.store.commits.when_synced(self._dropped)
         self.on_drop()
 
     def _dropped(self) -> None:
@@ -169,12 +169,12 @@ class StreamLog(Log):
                 break
             self._open_files.remove(oldest)
             file, oldest.file = oldest.file, None
-            self.store.close(file)
+            self.store.commits.close(file)
         self._open_files.append(part)
 
     def _fill(self, current: Segment) -> None:
         super()._fill(current)
-        self.store.when_clean(current, lambda: self._idle(current))
+        self.store.commits.when_clean(current, lambda: self._idle(current))
 
     # -- start and end ---------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvitto.base import limits
 from kvitto.protocol.states import CLOSED, CLOSING
-from kvitto.store.store import SyncJob
+from kvitto.store.commit import Commit
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, frame
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
@@ -48,7 +48,7 @@ class World:
         self.due = False
         self.cut = False
         """Whether this process has started after a power cut."""
-        self.job: SyncJob | None = None
+        self.job: Commit | None = None
         self.peers: dict[int, Peer] = {}
         self.gone: list[Peer] = []
         self.oracle = Oracle(self)
@@ -129,12 +129,12 @@ class World:
         """Turn, and a whole sync."""
         self.do_turn()
         self.do_end_sync()
-        if self.house.store.waiting or self.house.store.dirty:
+        if self.house.store.commits.waiting or self.house.store.commits.dirty:
             self.do_begin_sync(1)
             self.do_end_sync()
 
     def do_begin_sync(self, everything: int = 0) -> None:
-        if self.job is None and (everything or self.house.store.waiting):
+        if self.job is None and (everything or self.house.store.commits.waiting):
             self.job = self.house.store.begin_sync(everything=bool(everything))
 
     def do_end_sync(self) -> None:
@@ -242,7 +242,7 @@ class World:
         self.do_end_sync()
         for _ in range(SETTLE_MAX):
             self.do_turn()
-            if self.house.store.waiting or self.house.store.dirty:
+            if self.house.store.commits.waiting or self.house.store.commits.dirty:
                 self.do_begin_sync(1)
                 self.do_end_sync()
             elif self.house.broker.idle and not getattr(self.house.hub, "unfinished", False):

@@ -43,10 +43,10 @@ def _queue(conn: Connection, name: str) -> Queue:
 def _position(queue: Queue) -> tuple[str, int, int, int]:
     """(incarnation, first, next, settled): first unsettled offset, end of what is durable, offset below which all is settled.
 
-    No offset from `durable_end` on is told: after a crash it may be another message's, and a reader would settle that unread.
+    No offset from `announced_end` on is told: after a crash it may be another message's, and a reader would settle that unread.
     """
     first = waiting.lowest(queue)
-    return queue.log.queue_id, first, queue.log.durable_end, first
+    return queue.log.queue_id, first, queue.log.announced_end, first
 
 
 def _refuse_stream(queue: Queue, why: str) -> None:
@@ -158,7 +158,7 @@ def count(conn: Connection, chan: Channel, m: LogCount) -> None:
 
 def _counted(queue: Queue, start: int, end: int) -> tuple[int, int, int]:
     """(first, end, count): the lowest offset that waits, `end` moved up to the next one that does, and how many do in [start, end)."""
-    end = min(end, queue.log.durable_end)
+    end = min(end, queue.log.announced_end)
     return waiting.lowest(queue), waiting.next_from(queue, end), waiting.count(queue, start, end)
 
 

@@ -1,0 +1,368 @@
+"""The group commit: what is dirty, what one sync covers, and who is called behind it.
+
+A commit has two stages (docs/adr/0020-a-commit-has-two-stages.md). The first ends when its files are synced on this machine: the store
+notes what is durable, and goes on with its own work (`when_synced`). The second ends when the commit may be announced: peers are told
+(`when_announced`). Without replicas the second stage follows the first in the same call.
+
+Nothing runs by itself: `Store.begin_sync` hands out a `Commit`, whoever drives the store has it synced (the server in its sync thread, a
+test in place), and `Store.end_sync` takes it back. What is written while a commit is synced belongs to the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import SyncError
+from kvitto.store.disk import Disk, File
+
+if TYPE_CHECKING:
+    from kvitto.store.log import Log
+    from kvitto.store.segment import Segment
+
+SMALL_FILES = 2
+SMALL_BYTES = 64 << 10
+DIRS_AT_ONCE = 48
+"""At most this many directories are open at a time to be synced, because the limits on descriptors leave little room for them."""
+ROOM_KEPT = 16 << 20
+"""Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
+
+Callbacks = list[Callable[[], None]]
+
+
+class Commit:
+    """One group commit: what its sync covers, and who is called behind it.
+
+    `run` uses nothing but files, so another thread may call it. `server/syncer.py` syncs the descriptors of `waves` instead where it can.
+    """
+
+    def __init__(self, disk: Disk, files: list[File], dirs: list[str]) -> None:
+        self.disk = disk
+        self.files = files
+        self.dirs = dirs
+        self.segments: list[tuple[Log, Segment, int, int]] = []
+        """Segments with the size that is covered, and the offset behind the last message in it."""
+        self.acks: list[tuple[Log, Segment, int]] = []
+        """Segments with the size of the settlement log that is covered."""
+        self.seals: list[tuple[Log, Segment]] = []
+        self.unlinks: list[tuple[str, str]] = []
+        self.hurried: Callbacks = []
+        """Callbacks of stage one that were a reason for this sync."""
+        self.unhurried: Callbacks = []
+        """Callbacks of stage one that were none."""
+        self.announcements: Callbacks = []
+        """Callbacks of stage two."""
+        self.ends: dict[Log, int] = {}
+        """Logs with the offset below which stage two announces everything."""
+        self.journal_applied = 0
+        self.journal_written = (0, 0)
+        self.defined = 0
+        """The length of the definitions log that this commit makes durable, 0 if the log is not part of it."""
+        self.compacted = 0
+        """The length of the new definitions log that this commit makes durable, 0 if no compaction is complete."""
+        self.named = False
+        """Whether the commit makes the name of the definitions log durable."""
+        self.number = 0
+        """Commits are numbered from 1 in the order in which their sync ended."""
+        self._paths: dict[int, str] = {}
+        self.size = 0
+        """Bytes of messages."""
+        self.seconds = 0.0
+        """How long the sync took, if whoever ran it says so."""
+        self.error: Exception | None = None
+
+    @property
+    def small(self) -> bool:
+        """Whether there are few files and few bytes: the disk is done with them in the time of one write."""
+        if len(self.files) > SMALL_FILES or self.dirs:
+            return False
+        waiting = 0
+        for _, part, size, _ in self.segments:
+            waiting += size - part.durable + part.ahead
+        for _, part, size in self.acks:
+            waiting += size - part.acks_durable
+        return waiting <= SMALL_BYTES
+
+    def run(self) -> None:
+        """Sync all files and directories. An error is kept in `error`."""
+        try:
+            for file in self.files:
+                file.sync()
+            for path in self.dirs:
+                self.disk.sync_dir(path)
+        except Exception as error:  # noqa: BLE001 - top of the sync thread: reported by end_sync
+            self.error = error
+
+    @property
+    def apart(self) -> bool:
+        """Whether the commit can only be synced by `run`, because a file has no descriptor."""
+        return any(file.fileno() < 0 for file in self.files)
+
+    def waves(self) -> Generator[list[int], None, None]:
+        """Yield lists of descriptors: all of one list are synced before the next list is asked for.
+
+        The descriptor of a directory is inverted, and is closed when the next list is asked for. A caller that stops early has to close
+        the generator. Raises SyncError if a directory cannot be opened.
+        """
+        self._paths = {file.fileno(): file.path for file in self.files}
+        left = deque(self.dirs)
+        while left or self._paths:
+            opened: list[int] = []
+            try:
+                while left and len(opened) < DIRS_AT_ONCE:
+                    try:
+                        fd = self.disk.open_dir(left[0])
+                    except SyncError:
+                        if not opened:
+                            raise
+                        break  # perhaps there is a descriptor for it when these are closed
+                    if fd >= 0:
+                        opened.append(fd)
+                        self._paths[~fd] = left[0]
+                    left.popleft()
+                if self._paths:
+                    yield list(self._paths)
+            finally:
+                for fd in opened:
+                    with suppress(OSError):
+                        os.close(fd)
+            self._paths = {}
+
+    def failed(self, descriptor: int, code: int) -> None:
+        """Note that the sync of a descriptor has failed with this errno."""
+        error = OSError(code, os.strerror(code))
+        self.error = self.error or SyncError(f"cannot sync {self._paths[descriptor]}: {error}")
+
+
+class GroupCommit:
+    """What has been written since the last commit began, the commit that is being synced, and those that wait to be announced."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.running: Commit | None = None
+        """The commit that is being synced."""
+        self.syncs = 0
+        """The number of commits whose sync has ended."""
+        self.allowed: int | None = None
+        """The number of the last commit that may be announced (`allow`). None: there are no replicas, and each of them may be."""
+        self.unsynced = 0
+        """Bytes of messages that no sync has begun for."""
+        self.in_haste = False
+        """There is little room on the disk: a callback that could wait for somebody else's sync asks for one, since it frees some."""
+        self._segments: dict[Segment, Log] = {}
+        self._acks: dict[Segment, Log] = {}
+        self._dirs: dict[str, None] = {}
+        self._files: dict[File, None] = {}
+        self._seals: list[tuple[Log, Segment]] = []
+        self._unlinks: list[tuple[str, str]] = []
+        self._clean: dict[Segment, Callable[[], None]] = {}
+        self._closing: list[File] = []
+        self._hurried: Callbacks = []
+        self._unhurried: Callbacks = []
+        self._announcements: Callbacks = []
+        self._ends: dict[Log, int] = {}
+        self._messages_wanted = False
+        self._unannounced: deque[Commit] = deque()
+
+    # -- what is dirty -----------------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a commit that begins now has anything to sync, or anybody to call."""
+        return bool(
+            self._segments
+            or self._files
+            or self._acks
+            or self._dirs
+            or self._hurried
+            or self._announcements
+            or self._unhurried
+            or self._clean
+        )
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody waits for the next sync."""
+        return bool(self._announcements or self._hurried)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is being synced."""
+        return self.running is not None
+
+    @property
+    def behind(self) -> bool:
+        """Whether a commit that has been synced waits to be announced."""
+        return bool(self._unannounced)
+
+    def wrote(self, log: Log, part: Segment, size: int = 0) -> None:
+        """A segment has new bytes, `size` of them bytes of messages."""
+        self._segments[part] = log
+        self.unsynced += size
+
+    def settled(self, log: Log, part: Segment) -> None:
+        """The settlement log of a segment has new bytes. Nobody waits for them: only a commit of everything syncs it (A11)."""
+        self._acks[part] = log
+
+    def wrote_file(self, file: File) -> None:
+        """A file that is no queue's (journal, definitions, inventory) has new bytes."""
+        self._files[file] = None
+
+    def has_file(self, file: File) -> bool:
+        """Whether the next commit syncs this file."""
+        return file in self._files
+
+    def forget_file(self, file: File) -> None:
+        """The next commit need not sync this file."""
+        self._files.pop(file, None)
+
+    def renamed(self, directory: str) -> None:
+        """A name was made or removed in `directory`."""
+        self._dirs[directory] = None
+
+    def seal_when_synced(self, log: Log, part: Segment) -> None:
+        """Nothing more is written to a segment: it gets its footer when all before that is durable."""
+        self._seals.append((log, part))
+        self._segments[part] = log
+
+    def unlink_later(self, directory: str, path: str) -> None:
+        """Unlink `path` once the names removed from `directory` so far are durably gone."""
+        self._dirs[directory] = None
+        self._unlinks.append((directory, path))
+
+    def close(self, file: File | None) -> None:
+        """Close a file, behind the sync that is running if that has it."""
+        if file is None:
+            return
+        self._files.pop(file, None)
+        if self.running is not None and file in self.running.files:
+            self._closing.append(file)
+        else:
+            file.close()
+
+    def sync_settlements(self, part: Segment) -> None:
+        """A segment is about to go: what has been settled in it belongs to the next commit, and its file is closed behind that."""
+        if part in self._acks and part.acks is not None:
+            acks, part.acks = part.acks, None
+            self._files[acks] = None
+            self.after_a_sync(lambda: self.close(acks))
+
+    def dropped(self, part: Segment) -> None:
+        """A segment has gone: sync its files no more."""
+        self._segments.pop(part, None)
+        self._acks.pop(part, None)
+        self._clean.pop(part, None)
+
+    def forget(self, log: Log) -> None:
+        """A queue has gone, with its directory."""
+        self._seals = [seal for seal in self._seals if seal[0] is not log]
+        self._unlinks = [unlink for unlink in self._unlinks if unlink[0] != log.directory]
+        self._dirs.pop(log.directory, None)
+
+    # -- who is called -----------------------------------------------------------------------------------------
+
+    def when_synced(self, callback: Callable[[], None], *, messages: bool = False) -> None:
+        """Call back once what has been written so far is durable on this machine: for steps of the store that need one before them to be.
+
+        Journal, definitions and inventory are meant, and only with `messages` those too. Whoever tells a peer calls `when_announced`.
+        """
+        self._hurried.append(callback)
+        self._messages_wanted |= messages
+
+    def after_a_sync(self, callback: Callable[[], None]) -> None:
+        """The same, but nobody waits for it: the sync is not hastened, unless there is little room on the disk."""
+        (self._hurried if self.in_haste else self._unhurried).append(callback)
+
+    def when_announced(self, callback: Callable[[], None], *, messages: bool = True) -> None:
+        """Call back once what has been written so far will not be lost, and may be told. Without `messages` they are not meant."""
+        self._announcements.append(callback)
+        self._messages_wanted |= messages
+
+    def when_caught_up(self, callback: Callable[[], None]) -> None:
+        """Call back once all that is synced by now has been announced: at once, unless a commit waits for its second stage."""
+        if self._unannounced:
+            self._unannounced[-1].announcements.append(callback)
+        else:
+            callback()
+
+    def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
+        """Call back once all that is in the files of a segment is durable, footer and settlements too."""
+        self._clean[part] = callback
+
+    # -- the two stages ----------------------------------------------------------------------------------------
+
+    def begin(self, *, everything: bool) -> Commit:
+        """Put what somebody waits for into a commit; with `everything` also what nobody waits for."""
+        assert self.running is None
+        commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
+        self._files, self._dirs = {}, {}
+        if everything or self._messages_wanted:
+            commit.files += [part.file for part in self._segments if part.file is not None]
+            commit.segments = [(log, part, part.size, part.end) for part, log in self._segments.items()]
+            commit.seals, self._seals = self._seals, []
+            self._segments = {}
+            self._messages_wanted = False
+            commit.size, self.unsynced = self.unsynced, 0
+        if everything:
+            commit.files += [part.acks for part in self._acks if part.acks is not None]
+            commit.acks = [(log, part, part.acks_size) for part, log in self._acks.items()]
+            self._acks = {}
+        commit.unlinks, self._unlinks = self._unlinks, []
+        commit.hurried, self._hurried = self._hurried, []
+        commit.unhurried, self._unhurried = self._unhurried, []
+        commit.announcements, self._announcements = self._announcements, []
+        commit.ends, self._ends = self._ends, {}
+        return commit
+
+    def end(self, commit: Commit) -> None:
+        """The sync of a commit has ended: close the files that have waited for that, and give the commit its number."""
+        assert commit is self.running
+        self.running = None
+        for file in self._closing:
+            file.close()
+        self._closing.clear()
+        if commit.error is None:
+            self.syncs += 1
+            commit.number = self.syncs
+
+    def put_off(self, commit: Commit) -> None:
+        """Move the callbacks of a commit to the next one, before those that it has: they wait for something that is not synced yet."""
+        self._hurried[:0] = commit.hurried
+        self._unhurried[:0] = commit.unhurried
+        self._announcements[:0] = commit.announcements
+        for log, end in commit.ends.items():
+            self._ends.setdefault(log, end)
+        commit.hurried, commit.unhurried, commit.announcements, commit.ends = [], [], [], {}
+
+    def call_back(self, commit: Commit) -> None:
+        """Stage one is complete: call those of `when_synced`, then those of `after_a_sync`, each in the order in which they have asked."""
+        for callback in (*commit.hurried, *commit.unhurried):
+            callback()
+
+    def call_for_clean(self) -> None:
+        """Call back for the segments in whose files all is durable now (`when_clean`)."""
+        for part in [part for part in self._clean if part not in self._segments and part not in self._acks]:
+            if part in self._clean:  # the one before may have dropped it
+                self._clean.pop(part)()
+
+    def announce(self, commit: Commit) -> None:
+        """Stage one of a commit is complete: announce it as soon as it may be, and not before the commits that ended before it."""
+        self._unannounced.append(commit)
+        self._announce_allowed()
+
+    def allow(self, number: int) -> None:
+        """Replicas have synced what the commits up to this number have: announce those."""
+        self.allowed = number
+        self._announce_allowed()
+
+    def _announce_allowed(self) -> None:
+        waiting = self._unannounced
+        while waiting and (self.allowed is None or waiting[0].number <= self.allowed):
+            commit = waiting.popleft()
+            for log, end in commit.ends.items():
+                log.announced(end)
+            for callback in commit.announcements:
+                callback()

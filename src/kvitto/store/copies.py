@@ -1,0 +1,78 @@
+"""Copies of settled segments for the archive, where the file system gives a file one name only (docs/formats.md, Archive).
+
+A copy is made in the loop, one slice in each turn, because a 64 MiB segment takes a disk much longer than a turn may last. So all that
+changes the directory comes from one thread, in one order. Used by the store for archives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import StoreFull
+from kvitto.store import paths, pieces
+from kvitto.store.commit import ROOM_KEPT, GroupCommit
+from kvitto.store.disk import Disk
+
+if TYPE_CHECKING:
+    from kvitto.store.disk import File
+    from kvitto.store.log import Log
+
+
+class Copies:
+    def __init__(self, disk: Disk, commits: GroupCommit) -> None:
+        self._disk = disk
+        self._commits = commits
+        self.waiting: deque[tuple[Log, Iterator[None]]] = deque()
+        """The copies that are to be made, with the logs whose segments they are. The first of them has been begun."""
+
+    def add(self, log: Log, path: str, name: str, done: Callable[[], None]) -> None:
+        """Copy `path` to `name`, then call `done`: the copy is durable, or it is not there, because there was no room for it."""
+        self.waiting.append((log, self._steps(path, name, done)))
+
+    def step(self) -> None:
+        """Write a slice of the first copy. A copy of a queue that is out of service is given up, and so is one whose step raises."""
+        log, steps = self.waiting.popleft()
+        if log.out_of_service:
+            return
+        for _ in steps:
+            self.waiting.appendleft((log, steps))
+            return
+
+    def _steps(self, path: str, name: str, done: Callable[[], None]) -> Iterator[None]:
+        source = self._disk.open(path)
+        try:
+            copy = yield from self._written(source, paths.copying(name))
+        finally:
+            source.close()
+        if copy is None:
+            done()
+            return
+        # its own name comes behind the sync that makes it durable: a file of this name is whole
+        self._commits.wrote_file(copy)
+        self._commits.when_synced(lambda: self._named(copy, name, done))
+
+    def _written(self, source: File, name: str) -> Generator[None, None, File | None]:
+        """Yield after each slice. Returns the copy, or None if there is no room for it."""
+        size, at, copy = source.size(), 0, None
+        try:
+            if self._disk.free_bytes() - ROOM_KEPT < size:
+                return None
+            copy = self._disk.open(name, create=True)
+            copy.truncate(0)
+            while at < size:
+                at += copy.write_at(at, [source.read_at(at, pieces.SLICE_BYTES)])
+                yield
+        except StoreFull:
+            if copy is not None:
+                copy.truncate(0)
+                copy.close()
+            return None
+        return copy
+
+    def _named(self, copy: File, name: str, done: Callable[[], None]) -> None:
+        self._commits.close(copy)
+        self._disk.rename(paths.copying(name), name)
+        self._commits.renamed(name.rpartition("/")[0])
+        self._commits.when_synced(done)

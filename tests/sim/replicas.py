@@ -1,0 +1,143 @@
+"""Runs with a replica that lags behind: what a peer has been told is there, too, and every prefix of the leader's operations starts.
+
+Nothing of Kvitto sends anything to anybody yet. The replica stands for any follower that applies what a `Disk` does in the order in which
+it is done, and syncs where the leader has synced; the second stage of a commit waits for it (`GroupCommit.allow`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from random import Random
+
+from kvitto.store.commit import Commit
+from tests.protocol.sansio import House
+from tests.sim.actor import Actor
+from tests.sim.cuts import Shown, play
+from tests.sim.result import Result, finding
+from tests.sim.world import Dice, World, check_sound, check_state, digest, small_world, waiting
+from tests.support.clock import ManualClock
+from tests.support.recording import RecordingDisk, Replica
+from tests.support.simdisk import SimDisk
+
+
+class Lagging(House):
+    """A broker that may announce a commit once its replica has all that the commit's sync had covered."""
+
+    def __init__(self, disk: RecordingDisk, clock: ManualClock, replica: Replica, rng: Random) -> None:
+        self.rng = rng
+        self.replica = replica
+        self.leader = disk
+        self.marks: list[int] = []
+        """The number of operations at the end of the sync of each commit since the start."""
+        super().__init__(disk, clock)
+        self.catch_up()
+        self.before = self.store.commits.allowed = self.store.commits.syncs
+
+    def end_sync(self, job: Commit) -> None:
+        self.marks.append(len(self.leader.recorded))
+        super().end_sync(job)
+        self.lag()
+
+    def turn(self) -> None:
+        self.lag()
+        super().turn()
+
+    def lag(self) -> None:
+        """The replica applies some operations, or all, or none."""
+        behind = len(self.leader.recorded) - self.replica.applied
+        self.apply(self.rng.choice((0, 0, self.rng.randint(0, behind), behind)))
+
+    def catch_up(self) -> None:
+        self.apply(len(self.leader.recorded) - self.replica.applied)
+
+    def apply(self, count: int) -> None:
+        self.replica.apply(self.replica.applied + count)
+        if self.marks:
+            self.store.commits.allow(self.before + bisect_right(self.marks, self.replica.applied))
+
+    def settle(self) -> None:
+        super().settle()
+        while self.store.commits.behind:
+            self.catch_up()
+            super().settle()
+
+
+class ReplicatedWorld(World):
+    """Each end is followed by a start of the leader, or of its replica."""
+
+    house: Lagging
+    disk: RecordingDisk
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, RecordingDisk())
+        self.lags = Random(f"{seed} lags")
+
+    def start(self) -> None:
+        self.up = False
+        self.house = Lagging(self.disk, self.clock, Replica(self.disk, self.disk.copy()), self.lags)
+        self.up = True
+        if self.ledger.queues:
+            self.house.settle()
+            found = waiting(self.house.broker)
+            self.ledger.check(found)
+            self.ledger.adopt(found)
+        self.actor = Actor(self.house, self.ledger, self.rng, self.queues, self._numbers)
+
+    def end(self, kind: str) -> None:
+        old = self.disk
+        super().end(kind)
+        if kind != "order" and self.rng.random() < 0.6:
+            found: SimDisk = lost(self.house, self.rng)
+        else:
+            found = self.disk
+        found.watch = None
+        self.disk = RecordingDisk.of(found)
+        self.disk.watch, self.disk.operations = old.watch, old.operations
+
+
+def lost(house: Lagging, rng: Random) -> SimDisk:
+    """The disk of a replica from which a broker starts when the leader is lost: it has at least all that has been announced."""
+    replica = house.replica.copy()
+    recorded = len(house.leader.recorded)
+    replica.apply(rng.choice((replica.applied, recorded, rng.randint(replica.applied, recorded))))
+    disk = replica.disk
+    disk._boot += 1  # another machine
+    return disk.crash(rng, hostile=rng.random() < 0.5) if rng.random() < 0.5 else disk.kill()
+
+
+class Losses:
+    """The leader is lost at an operation; the run itself goes on."""
+
+    def __init__(self, world: ReplicatedWorld, result: Result, part: float) -> None:
+        self.world = world
+        self.result = result
+        self.part = part
+        self._choice = Random(f"{world.seed} losses")
+        self._seen: set[tuple[int, int]] = set()
+
+    def look(self) -> None:
+        if self._choice.random() >= self.part or not self.world.up:
+            return
+        world = self.world
+        rng = Random(f"{world.seed} {world.disk.operations}")
+        found = lost(world.house, rng)
+        state = digest(found), len(world.ledger.queues)
+        with finding(self.result, f"operation {world.disk.operations}, of the replica {world.house.replica.applied}"):
+            self.result.tried += 1
+            self.result.notes["states"] += state not in self._seen
+            self._seen.add(state)
+            with Dice.others(rng):
+                check_sound(found.copy())
+                check_state(found, world.clock, world.ledger)
+        if self.result.findings:
+            raise Shown
+
+
+def replica(seed: int, part: float = 1.0) -> Result:
+    """The leader is lost at each operation: a replica that has synced what was announced starts, and nothing that was told is lost."""
+    result = Result(seed)
+    with small_world(seed):
+        world = ReplicatedWorld(seed)
+        world.disk.watch = Losses(world, result, part).look
+        play(world, result)
+    return result
