@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.sim.cuts import power, torn, tx
 from tests.sim.faults import eio, enospc
 from tests.sim.flips import bitflip
-from tests.sim.replicas import replica
+from tests.sim.replicas import prefix, replica
 from tests.sim.result import Result
 
 KINDS: dict[str, Callable[..., Result]] = {
@@ -17,6 +17,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "bitflip": bitflip,
     "eio": eio,
     "enospc": enospc,
+    "prefix": prefix,
     "replica": replica,
 }
 """From a seed, and the part that is to be tried of what could be (1.0: all)."""

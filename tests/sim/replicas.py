@@ -43,7 +43,9 @@ class Lagging(House):
         super().turn()
 
     def lag(self) -> None:
-        """The replica applies some operations, or all, or none."""
+        """The replica applies some operations, or all, or none. Before that the leader may be lost: peers may just have been told something."""
+        if self.leader.watch is not None:
+            self.leader.watch()
         behind = len(self.leader.recorded) - self.replica.applied
         self.apply(self.rng.choice((0, 0, self.rng.randint(0, behind), behind)))
 
@@ -131,6 +133,76 @@ class Losses:
                 check_state(found, world.clock, world.ledger)
         if self.result.findings:
             raise Shown
+
+
+class Prefixes:
+    """Each prefix of what the disk has recorded is replayed on another disk, and a broker starts from that; the run itself goes on."""
+
+    def __init__(self, world: World, result: Result, part: float) -> None:
+        self.world = world
+        self.result = result
+        self.part = part
+        self._choice = Random(f"{world.seed} prefixes")
+        self.replica = self._follow()
+
+    def _follow(self) -> Replica:
+        assert isinstance(self.world.disk, RecordingDisk)
+        return Replica(self.world.disk, self.world.disk.copy())
+
+    def look(self) -> None:
+        """The operation that the disk is at has not been recorded yet: the prefix ends before it."""
+        leader = self.world.disk
+        assert isinstance(leader, RecordingDisk)
+        if self.replica.leader is not leader:
+            self.replica = self._follow()
+        if self._choice.random() >= self.part:
+            return
+        self.replica.apply(len(leader.recorded))
+        rng = Random(f"{self.world.seed} {leader.operations}")
+        found = self.replica.copy().disk
+        found._boot += rng.randrange(2)  # on the same machine, or on another one
+        with finding(self.result, f"operation {leader.operations}"):
+            self.result.tried += 1
+            with Dice.others(rng):
+                check_sound(found.copy())
+                check_state(found, self.world.clock, self.world.ledger)
+        if self.result.findings:
+            raise Shown
+
+    def compare(self) -> None:
+        """What was recorded is all that has happened."""
+        leader = self.replica.leader
+        self.replica.apply(len(leader.recorded))
+        assert self.replica.disk.files() == leader.files(), "something has changed that was not recorded"
+
+
+class RecordedWorld(World):
+    """A broker whose disk records all that it does; so does the disk of the next one."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, RecordingDisk())
+        self.prefixes: Prefixes
+
+    def end(self, kind: str) -> None:
+        self.prefixes.compare()
+        watch, operations = self.disk.watch, self.disk.operations
+        super().end(kind)
+        self.disk = RecordingDisk.of(self.disk)
+        self.disk.watch, self.disk.operations = watch, operations
+
+
+def prefix(seed: int, part: float = 1.0) -> Result:
+    """All that changes the directory is one order of operations, and a broker starts from each prefix of it."""
+    result = Result(seed)
+    with small_world(seed):
+        world = RecordedWorld(seed)
+        world.prefixes = Prefixes(world, result, part)
+        world.disk.watch = world.prefixes.look
+        play(world, result)
+        if not result.findings:
+            with finding(result, "the end"):
+                world.prefixes.compare()
+    return result
 
 
 def replica(seed: int, part: float = 1.0) -> Result:

@@ -14,7 +14,7 @@ from tests.support.simdisk import SimFile
 
 SEED = int(os.environ["KVITTO_SEED"])
 """From the operating system, for all processes of a test run, which shows it at its end (tests/conftest.py)."""
-PARTS = {"power": 0.02, "tx": 0.02, "torn": 0.02, "bitflip": 0.1, "eio": 1.0, "enospc": 1.0, "replica": 0.1}
+PARTS = {"power": 0.02, "tx": 0.02, "torn": 0.02, "bitflip": 0.1, "eio": 1.0, "enospc": 1.0, "prefix": 0.1, "replica": 0.1}
 RUNS = 2
 
 

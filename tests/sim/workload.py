@@ -43,6 +43,10 @@ class Client:
                 methods.append(method)
                 if isinstance(method, BasicAck | BasicNack) and channel == CONFIRMS:
                     self._answered(method)
+                elif isinstance(method, m.QueueDeclareOk):
+                    self.ledger.queue(method.queue).exists = True
+                elif isinstance(method, m.TxCommitOk | m.StageCommitOk) and self.ledger.transactions:
+                    self.ledger.transactions[-1].told = True
                 elif isinstance(method, BasicDeliver | BasicGetOk):
                     self._deliveries.append(method)
                     self._channels.append(channel)
@@ -114,7 +118,8 @@ class Client:
         job.run()
         self.house.end_sync(job)
         for name, bodies in gone.items():
-            if not self.house.broker.unwritten:
+            # a replica that has not synced them yet may bring them back
+            if not self.house.broker.unwritten and not self.house.store.commits.behind:
                 self.ledger.queue(name).gone |= bodies
         self.house.turn()
         self.read()

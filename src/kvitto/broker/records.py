@@ -38,13 +38,13 @@ class Records:
         self._unwritten: deque[Waiting] = deque()
         """A large record that is being written in slices, and the records behind it."""
         self.due: deque[tuple[int, Callable[[], object]]] = deque()
-        """Durable records that have not been applied yet, in order: (number of messages, function that applies the record).
+        """Announced records that have not been applied yet, in order: (number of messages, function that applies the record).
 
         The function returns something true while there is more to be done for the record.
         """
 
     def write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
-        """Write an atomic record and call `done` in a turn once it is durable; `done` applies it. Without room: `full`, and it never was.
+        """Write an atomic record and call `done` in a turn once it is announced; `done` applies it. Without room: `full`, and it never was.
 
         What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
         power cut took give theirs to others. Records stay in order.
@@ -103,10 +103,12 @@ class Records:
         if record.packed is not None:
             count += record.packed.messages
             record.packed = None  # its memory is not needed any more
-        self._broker.store.commits.when_synced(lambda: self.due.append((count, done)))
+        # Applied when it is announced, and not before: what it moves may be delivered at once. If the record were lost with this machine
+        # then, the move would be made again elsewhere, and the message delivered as if for the first time (A9).
+        self._broker.store.commits.when_announced(lambda: self.due.append((count, done)), messages=False)
 
     def apply(self, most: int) -> None:
-        """Apply durable records in order: as many as fit into a turn, or all of them if no other turn follows."""
+        """Apply announced records in order: as many as fit into a turn, or all of them if no other turn follows."""
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self.due and left > 0:
             count, apply = self.due[0]

@@ -281,13 +281,6 @@ class GroupCommit:
         self._announcements.append(callback)
         self._messages_wanted |= messages
 
-    def when_caught_up(self, callback: Callable[[], None]) -> None:
-        """Call back once all that is synced by now has been announced: at once, unless a commit waits for its second stage."""
-        if self._unannounced:
-            self._unannounced[-1].announcements.append(callback)
-        else:
-            callback()
-
     def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
         self._clean[part] = callback
