@@ -125,3 +125,15 @@ def test_who_finds_no_room_is_told_and_the_others_go_on(rig: Rig) -> None:
     third = write(rig, ("b", b"after"), packed=False)
     rig.settle_down()
     assert third == ["done"] and rig.drain("b") == [b"after"]
+
+
+def test_a_record_is_applied_when_it_is_announced(rig: Rig) -> None:
+    """A9: were it applied before, and this machine lost, the move would be made again elsewhere, and its message delivered as a new one."""
+    rig.store.commits.allow(rig.store.commits.syncs)
+    seen = write(rig, ("a", b"m"), packed=False)
+    for _ in range(3):
+        rig.sync()
+    assert seen == [] and not rig.queue("a").ready
+    rig.store.commits.allow(rig.store.commits.syncs)
+    rig.turn()
+    assert seen == ["done"] and rig.queue("a").ready == 1

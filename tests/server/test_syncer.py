@@ -142,7 +142,7 @@ def test_a_sync_that_fails_fails_the_job(tmp_path: Path) -> None:
 
 
 def test_what_has_no_descriptor_is_synced_by_python(tmp_path: Path) -> None:
-    """A copy that has to be made, a file that is none of the system's."""
+    """A file that is none of the system's."""
     disk = RealDisk(str(tmp_path))
     file = disk.open("f", create=True)
     synced_in: list[str] = []

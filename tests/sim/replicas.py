@@ -43,7 +43,7 @@ class Lagging(House):
         super().turn()
 
     def lag(self) -> None:
-        """The replica applies some operations, or all, or none. Before that the leader may be lost: peers may just have been told something."""
+        """The replica applies some operations, or all, or none. Before that the leader may be lost: a peer may just have been told."""
         if self.leader.watch is not None:
             self.leader.watch()
         behind = len(self.leader.recorded) - self.replica.applied

@@ -7,14 +7,26 @@ from collections.abc import Callable
 
 import pytest
 
+from kvitto.store.commit import GroupCommit
 from kvitto.store.journal import Journal
+from kvitto.store.log import Log
+from kvitto.store.store import Store
 from tests.sim.kinds import KINDS
 from tests.sim.world import World, small_world
 from tests.support.simdisk import SimFile
 
 SEED = int(os.environ["KVITTO_SEED"])
 """From the operating system, for all processes of a test run, which shows it at its end (tests/conftest.py)."""
-PARTS = {"power": 0.02, "tx": 0.02, "torn": 0.02, "bitflip": 0.1, "eio": 1.0, "enospc": 1.0, "prefix": 0.1, "replica": 0.1}
+PARTS = {
+    "power": 0.02,
+    "tx": 0.02,
+    "torn": 0.02,
+    "bitflip": 0.1,
+    "eio": 1.0,
+    "enospc": 1.0,
+    "prefix": 0.1,
+    "replica": 0.1,
+}
 RUNS = 2
 
 
@@ -54,3 +66,26 @@ def test_a_broker_that_forgets_is_found_out(
     """The ledger sees what is missing."""
     monkeypatch.setattr(where, name, broken)
     assert any(KINDS["power"](seed, 0.3).findings for seed in range(20))
+
+
+def announce_all(self: GroupCommit) -> None:
+    for commit in self._unannounced:
+        for callback in commit.announcements:
+            callback()
+    self._unannounced.clear()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (GroupCommit, "_announce_allowed", announce_all),
+        (Log, "announced_end", property(lambda self: self.synced_end)),
+        (Store, "when_defined", lambda self, callback, announced=False: self.commits.when_synced(callback)),
+    ],
+    ids=["announces what no replica has", "tells offsets that no replica has", "answers at stage one"],
+)
+def test_a_broker_that_tells_too_early_is_found_out(
+    where: type, name: str, broken: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, broken)
+    assert any(KINDS["replica"](seed, 0.3).findings for seed in range(20))

@@ -98,7 +98,7 @@ class Commit:
 
     @property
     def apart(self) -> bool:
-        """Whether the commit can only be synced by `run`, because a file has no descriptor."""
+        """Whether the commit can only be synced by `run`, because a file is none of the system's: it has no descriptor."""
         return any(file.fileno() < 0 for file in self.files)
 
     def waves(self) -> Generator[list[int], None, None]:
