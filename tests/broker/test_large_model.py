@@ -17,7 +17,7 @@ from kvitto.broker import queue
 from kvitto.broker.bulk import Bulk
 from kvitto.broker.look import Look, looks
 from kvitto.broker.reader import Reader
-from kvitto.store import log, pieces
+from kvitto.store import pieces, reading
 from kvitto.wire.buf import Buf
 from tests.broker import test_queue_model
 from tests.broker.test_queue_model import DEAD, GONE, HELD, READY, Message, QueueModel
@@ -32,9 +32,9 @@ class LargeModel(QueueModel):
         super().__init__()
         self.hurry = False
         for module, name, value in (
-            (log, "STREAMED_BYTES", 150),
-            (log, "PART_MESSAGES", 2),
-            (log, "CHUNK_BYTES", 100),
+            (reading, "STREAMED_BYTES", 150),
+            (reading, "PART_MESSAGES", 2),
+            (reading, "CHUNK_BYTES", 100),
             (pieces, "SLICE_BYTES", 40),
             (pieces, "WHOLE_BYTES", 100),
             (queue, "ADOPTED", 100),

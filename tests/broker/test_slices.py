@@ -13,7 +13,7 @@ from kvitto.broker.deadletter import READING
 from kvitto.broker.look import Look, looks
 from kvitto.broker.reader import Reader
 from kvitto.protocol import connection
-from kvitto.store import log, pieces
+from kvitto.store import pieces, reading
 from kvitto.store.batch import Stored
 from kvitto.store.survey import Survey
 from kvitto.wire import methods as m
@@ -214,8 +214,8 @@ def test_a_large_dead_letter_is_in_one_place(cut: bool) -> None:
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large batch is not read as a whole."""
-    monkeypatch.setattr(log, "STREAMED_BYTES", 5000)
-    monkeypatch.setattr(log, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(reading, "STREAMED_BYTES", 5000)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 2000)
 
 
 @pytest.mark.usefixtures("streamed")
@@ -357,8 +357,8 @@ def test_a_batch_that_was_checked_before_is_compared_again_when_more_of_it_is_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """D3: it was checked once for all of its messages, and a bit that flipped later was delivered without an alarm."""
-    monkeypatch.setattr("kvitto.store.log.STREAMED_BYTES", 5000)
-    monkeypatch.setattr("kvitto.store.log.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("kvitto.store.reading.STREAMED_BYTES", 5000)
+    monkeypatch.setattr("kvitto.store.reading.CHUNK_BYTES", 2000)
     rig = Rig()
     queue, bulk = rig.declare("q"), Bulk(rig.broker)
     bodies = [b"%d" % number * 3000 for number in range(10)]

@@ -13,7 +13,7 @@ from kvitto.protocol.connection import UNCOPIED
 from kvitto.protocol.large import LARGE, LargeBody
 from kvitto.protocol.states import CLOSING
 from kvitto.store.lease import Lease
-from kvitto.store.log import STREAMED_BYTES
+from kvitto.store.reading import STREAMED_BYTES
 from kvitto.wire import methods as m
 from kvitto.wire.methods import decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD, FRAME_OVERHEAD

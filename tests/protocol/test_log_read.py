@@ -8,7 +8,7 @@ from kvitto.base.errors import StoreError
 from kvitto.broker import reader as readers
 from kvitto.broker import waiting
 from kvitto.broker.ranges import RangeSet
-from kvitto.store.log import Log
+from kvitto.store.reading import Reader
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
 from kvitto.wire.properties import edit_headers, join
@@ -189,11 +189,11 @@ def test_a_queue_whose_files_cannot_be_read_is_out_of_service_and_the_broker_goe
     house = House()
     wire = filled(house, 3)
 
-    def failing(self: Log, window: object, offset: int) -> bool:
+    def failing(self: Reader, window: object, offset: int) -> bool:
         raise StoreError("cannot read: input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Log, "load", failing)
+        patch.setattr(Reader, "load", failing)
         close = ask(wire, m.LogRead("q", "r", 0, 3))
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541 and "queue 'q'" in close.reply_text
     assert isinstance(ask(house.wire(), m.QueueDeclare("other")), m.QueueDeclareOk)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import StoreError
-from kvitto.store.log import Log
+from kvitto.store.reading import Reader
 from kvitto.store.stream import StreamLog
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
@@ -16,16 +16,16 @@ from tests.protocol.sansio import House, Wire
 
 def cannot_read(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
     """From now on, but for so many reads."""
-    left, load = after, Log.load
+    left, load = after, Reader.load
 
-    def failing(self: Log, window: Any, offset: int) -> bool:
+    def failing(self: Reader, window: Any, offset: int) -> bool:
         nonlocal left
         left -= 1
         if left < 0:
             raise StoreError("cannot read: input/output error")
         return bool(load(self, window, offset))
 
-    monkeypatch.setattr(Log, "load", failing)
+    monkeypatch.setattr(Reader, "load", failing)
 
 
 def filled(house: House, count: int, **arguments: Any) -> Wire:

@@ -17,7 +17,7 @@ from kvitto.broker import deadletter, stages
 from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue
 from kvitto.protocol import hub
-from kvitto.store import definitions, journal, log, paths, pieces, segment, stream
+from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, stream
 from kvitto.store.survey import Survey
 from tests.protocol.sansio import House
 from tests.sim.actor import Actor, Plan, plan
@@ -66,7 +66,7 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(log, "SEGMENT_BYTES", rng.choice((700, 1500, 4000)))
     patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 600)
     patch.setattr(log, "ROLL_WHEN_SETTLED_MS", 2000)
-    patch.setattr(log, "CHUNK_BYTES", 512)
+    patch.setattr(reading, "CHUNK_BYTES", 512)
     patch.setattr(journal, "ROTATE_BYTES", rng.choice((500, 500, 4000)))
     patch.setattr(journal, "RESERVE_BYTES", 300)
     patch.setattr(segment, "RESERVE_LEAST", 100)

@@ -119,7 +119,7 @@ def test_what_the_store_wrote_is_read(steps: list[tuple[str, Any]], chunk: int, 
         elif step == "sync":
             shelf.rest()
         elif step == "seal" and shelf.log.segments and not shelf.log.segments[-1].full:
-            shelf.log._fill(shelf.log.segments[-1])
+            shelf.log.fill(shelf.log.segments[-1])
             shelf.rest()
         elif step == "again":
             shelf.again()
@@ -206,7 +206,7 @@ def test_how_often_a_message_was_delivered(tmp_path: Path) -> None:
 def test_the_mark_may_be_in_the_log_of_a_later_segment(tmp_path: Path) -> None:
     shelf = Shelf()
     shelf.write(b"a", b"b")
-    shelf.log._fill(shelf.log.segments[-1])
+    shelf.log.fill(shelf.log.segments[-1])
     shelf.rest()
     shelf.write(b"c", b"d")
     shelf.settle(2, mark=3)
@@ -252,7 +252,7 @@ def sealed(tmp_path: Path, place: str = DIRECTORY) -> tuple[Path, Shelf]:
     for k in range(5):
         shelf.write(b"body %d" % k, b"more %d" % k)
     shelf.settle(0)
-    shelf.log._fill(shelf.log.segments[-1])
+    shelf.log.fill(shelf.log.segments[-1])
     shelf.rest()
     return dump(shelf.disk, tmp_path, place), shelf
 
@@ -396,7 +396,7 @@ def test_reading_by_time_and_name(tmp_path: Path) -> None:
             shelf.log.write(batch)
             shelf.settle(batch.first)
             shelf.clock.advance(1800)
-        shelf.log._fill(shelf.log.segments[-1]) if hours < 3 else None
+        shelf.log.fill(shelf.log.segments[-1]) if hours < 3 else None
     start = shelf.clock.now_ms() - 4 * hour
     dump(shelf.disk, tmp_path)
 

@@ -7,7 +7,9 @@ from random import Random
 
 from kvitto.broker.queue import Queue
 from kvitto.store.batch import Batch
-from kvitto.store.log import Log, Recovered, Window
+from kvitto.store.log import Log
+from kvitto.store.reading import Window
+from kvitto.store.recovery import Recovered
 from kvitto.store.settlements import ACKED, REDELIVERED, Settlements
 from kvitto.store.store import Store
 from tests.support.clock import ManualClock
@@ -107,7 +109,7 @@ class Shelf:
     def body(self, offset: int) -> bytes | None:
         """The stored body at an offset, None if there is none."""
         window = Window()
-        if not self.log.load(window, offset) or window.batch.first > offset:
+        if not self.log.reader.load(window, offset) or window.batch.first > offset:
             return None
         return window.batch.message(offset - window.batch.first)[2]
 

@@ -9,7 +9,8 @@ import pytest
 
 from kvitto.base.errors import StoreFull
 from kvitto.store import log as logs
-from kvitto.store.log import Window
+from kvitto.store import reading
+from kvitto.store.reading import Window
 from kvitto.store.settlements import ACKED, Settlements
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.older import without_inventory
@@ -230,8 +231,8 @@ def test_damage_is_read_around_from_either_side() -> None:
 
 def test_what_nobody_has_checked_leads_nowhere_outside_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """D3: sizes and priorities of a large batch are read unchecked; a damaged index had memory read that is not the batch's."""
-    monkeypatch.setattr(logs, "STREAMED_BYTES", 100)
-    monkeypatch.setattr(logs, "CHUNK_BYTES", 90)
+    monkeypatch.setattr(reading, "STREAMED_BYTES", 100)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 90)
     shelf = Shelf()
     shelf.write(b"a")
     start = shelf.log.segments[0].size
@@ -243,7 +244,7 @@ def test_what_nobody_has_checked_leads_nowhere_outside_of_a_large_batch(monkeypa
             other, window = Shelf(shelf.disk.copy()), Window(outline=True)
             other.disk.flip(f"{DIRECTORY}/{0:020d}.log", position, bit)
             for offset in (1, 3, 6):
-                found = other.log.load(window, offset)
+                found = other.log.reader.load(window, offset)
                 if not window.holds(offset):
                     assert other.store.alarms, (position, bit, offset)
                 elif found:
@@ -276,10 +277,10 @@ def test_a_window_holds_nothing_after_a_read_that_found_damage() -> None:
     last = shelf.log.segments[-1]
     shelf.disk.flip(f"{DIRECTORY}/{last.base:020d}.log", last.size - 1)
     window = Window()
-    assert shelf.log.load(window, 0) and window.batch.first == 0
-    assert not shelf.log.load(window, 6)
+    assert shelf.log.reader.load(window, 0) and window.batch.first == 0
+    assert not shelf.log.reader.load(window, 6)
     assert window.batch.count == 0
-    assert shelf.log.load(window, 0) and window.batch.message(0)[2] == shelf.written[0]
+    assert shelf.log.reader.load(window, 0) and window.batch.message(0)[2] == shelf.written[0]
 
 
 def test_nobody_is_told_of_offsets_that_a_start_would_use_again() -> None:

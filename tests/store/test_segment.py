@@ -74,7 +74,7 @@ def sealed() -> Shelf:
     for i in range(3, 6):
         shelf.write(f"a{i}".encode(), f"b{i}".encode())
     part = shelf.log.segments[0]
-    shelf.log._fill(part)
+    shelf.log.fill(part)
     shelf.write(b"next")
     shelf.rest()
     assert part.sealed and FOOTER_MAGIC in shelf.disk.files()[SEGMENT]
@@ -95,7 +95,7 @@ def test_damage_in_the_middle_of_an_open_segment_is_quarantined_and_the_rest_ser
         damaged = Shelf(disk)
         assert damaged.found.ready == 8, "what is lost is found out when it is read"
         assert damaged.served() == {o: b for o, b in shelf.written.items() if o not in (2, 3)}
-        assert damaged.log.lost[0] == (2, 2)
+        assert damaged.log.reader.lost[0] == (2, 2)
         assert damaged.names(".bad")
         damaged.write(b"more")
         assert damaged.again() and damaged.body(8) == b"more"
@@ -116,7 +116,7 @@ def test_a_reader_by_offset_is_not_held_up_by_a_gap_between_segments() -> None:
     shelf = Shelf()
     shelf.write(b"x")
     shelf.rest()
-    shelf.log._fill(shelf.log.segments[0])
+    shelf.log.fill(shelf.log.segments[0])
     shelf.rest()
     shelf.log.skip(shelf.log.next, 3)
     shelf.write(b"y")
@@ -191,7 +191,7 @@ def test_a_body_that_is_a_batch_is_a_body(first: int, salt: int) -> None:
     shelf.rest()
     for is_sealed in (False, True):  # damaged, found by the next start, or by whoever reads
         if is_sealed:
-            shelf.log._fill(shelf.log.segments[0])
+            shelf.log.fill(shelf.log.segments[0])
             shelf.rest()
         for position in range(start, start + 64 + 24):
             disk = shelf.disk.copy()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.broker import waiting, walls
 from kvitto.broker.ranges import RangeSet
-from kvitto.store.log import Window
+from kvitto.store.reading import Window
 from kvitto.store.settlements import DROPPED, RANGE_SETTLED
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Hold:
         runs = self.again if self.again.count else self.fresh
         for start, n in self._first(runs):
             if queue.max_bytes >= 0:
-                size = queue.log.body_bytes(start, n, window)
+                size = queue.log.reader.body_bytes(start, n, window)
             else:
                 queue.estimates += 1
                 size = self.bytes * n // max(self.count, 1)

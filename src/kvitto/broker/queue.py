@@ -28,7 +28,8 @@ from kvitto.broker.ranks import Ranks
 from kvitto.broker.rota import Rota, consumer_index, insert_consumer
 from kvitto.store import pieces
 from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, TTL_MAX, Batch, Body
-from kvitto.store.log import Log, Window
+from kvitto.store.log import Log
+from kvitto.store.reading import Window
 from kvitto.store.settlements import (
     ACKED,
     DEAD_LETTERED,
@@ -577,7 +578,7 @@ class Queue:
 
     def _load_at_cursor(self, window: Window) -> Batch | None:
         """The batch in the files that holds the message at the cursor; None if what was there is lost, or has to be checked first."""
-        found = self.log.load(window, self.cursor)
+        found = self.log.reader.load(window, self.cursor)
         self._write_off_lost()
         if window.waits is not None:
             self._check(window)
@@ -597,7 +598,7 @@ class Queue:
             self.broker.jobs.start(self._check_steps(*waits), self._checked, self)
 
     def _check_steps(self, *what: Any) -> Iterator[None]:
-        for step in self.log.check_steps(*what):
+        for step in self.log.reader.check_steps(*what):
             if self.deleted:
                 return
             yield step
@@ -613,7 +614,7 @@ class Queue:
 
     def _write_off_lost(self) -> None:
         """Damage was stepped over: those messages are out of the queue, the alarm has been raised by the store."""
-        for start, count in self.log.lost:
+        for start, count in self.log.reader.lost:
             for offset, n in self.requeued.remove(start, count):
                 self.settle(offset, n, DROPPED)
                 self.ready -= n
@@ -625,7 +626,7 @@ class Queue:
                 self.ready -= n
                 self.cursor += n
         self.requeued_ready = self.requeued.count > 0
-        self.log.lost.clear()
+        self.log.reader.lost.clear()
 
     def _forget_unreadable(self, offset: int) -> None:
         if self.requeued.discard(offset):
@@ -883,7 +884,7 @@ class Queue:
         found = self._in_memory(offset)
         if found is None:
             window = self._behind
-            loaded = yield from self.log.load_steps(window, offset)
+            loaded = yield from self.log.reader.load_steps(window, offset)
             self._write_off_lost()
             if not loaded or not window.holds(offset):
                 return None
@@ -909,7 +910,7 @@ class Queue:
 
     def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:
         if not window.holds(offset):
-            found = self.log.load(window, offset)
+            found = self.log.reader.load(window, offset)
             self._write_off_lost()
             if window.waits is not None:
                 self._check(window)
@@ -1113,7 +1114,7 @@ class Queue:
         window = Window()  # the same batch may hold many of them
         for start, n in ranges:
             written = min(n, max(self.unwritten_from - start, 0))
-            self.ready_bytes -= self.log.body_bytes(start, written, window)
+            self.ready_bytes -= self.log.reader.body_bytes(start, written, window)
             for b in (*self.backlog, self.tail):
                 if b is not None:
                     first = max(start + written, b.first)

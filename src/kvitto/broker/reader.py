@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.broker import waiting, walls
 from kvitto.broker.consumer import Consumer
-from kvitto.store.log import Window
+from kvitto.store.reading import Window
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
@@ -74,7 +74,7 @@ class Reader:
         if not batch.first <= self.position < batch.first + batch.count:
             if self._loading is None:
                 steps += LOAD_STEPS
-                self._loading = self.queue.log.load_steps(self._window, self.position)
+                self._loading = self.queue.log.reader.load_steps(self._window, self.position)
             loaded = walls.within(self.queue, self._load)
             if loaded is None:
                 return steps + SLICE_STEPS

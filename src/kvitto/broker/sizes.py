@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kvitto.store.log import Window
+from kvitto.store.reading import Window
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
@@ -44,7 +44,7 @@ def _sizes(queue: Queue) -> Iterator[int]:
             if not window.holds(at):
                 yield size
                 size = 0
-                if not queue.log.load(window, at):
+                if not queue.log.reader.load(window, at):
                     break
             batch = window.batch
             i = max(at - batch.first, 0)

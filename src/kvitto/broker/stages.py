@@ -23,7 +23,7 @@ from kvitto.broker.queue import Queue
 from kvitto.broker.walls import Service
 from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Run, Settle
-from kvitto.store.log import Window
+from kvitto.store.reading import Window
 from kvitto.store.settlements import ACKED
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import edit_headers, join
@@ -422,7 +422,7 @@ class Stages(Service):
         while offset < end:
             batch = window.batch
             if not batch.first <= offset < batch.first + batch.count:
-                if not queue.log.load(window, offset):
+                if not queue.log.reader.load(window, offset):
                     window.waits = None  # a large batch is checked when its turn comes
                     return None
                 batch = window.batch
@@ -604,7 +604,7 @@ def read_next(stage: Stage) -> Iterator[object]:
     if queue.deleted or offset >= end:
         return
     if not window.holds(offset):
-        loaded = yield from queue.log.load_steps(window, offset)
+        loaded = yield from queue.log.reader.load_steps(window, offset)
         if not loaded:
             return
     window.patient = True

@@ -22,7 +22,7 @@ from kvitto.broker.equivalence import describe
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.store import pieces
-from kvitto.store.log import Window
+from kvitto.store.reading import Window
 from kvitto.store.stream import Retention, StreamLog
 from kvitto.wire.tables import Timestamp
 
@@ -267,8 +267,8 @@ class Stream(Queue):
             if at < recent.first + recent.count:
                 return recent
         place.window.patient = True
-        found = self.log.load(place.window, at)
-        self.log.lost.clear()  # the alarm has been raised by the store
+        found = self.log.reader.load(place.window, at)
+        self.log.reader.lost.clear()  # the alarm has been raised by the store
         return place.window.batch if found else None
 
     # -- turn ------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.store import segment
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import BatchHeader
-from kvitto.store.log import Log, Recovered, Window
+from kvitto.store.log import Log
 from kvitto.store.offsets import Offsets
+from kvitto.store.recovery import Recovered
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File
-    from kvitto.store.inventory import Entry
     from kvitto.store.segment import Segment
     from kvitto.store.store import Store
 
@@ -45,6 +45,8 @@ class Retention:
 
 
 class StreamLog(Log):
+    flags = False
+
     def __init__(self, store: Store, queue_id: str, retention: Retention, segment_bytes: int = SEGMENT_BYTES) -> None:
         super().__init__(store, queue_id, True)
         self.segment_bytes = max(segment_bytes, SEGMENT_BYTES_MIN)
@@ -125,11 +127,6 @@ class StreamLog(Log):
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def load(self, window: Window, offset: int) -> bool:
-        if window.segment is not None and window.segment.base < self.first:
-            window.release()  # its file is closed
-        return super().load(window, offset)
-
     def offset_at(self, time_ms: int) -> int:
         """The first offset that was written at that time or later, `next` if there is none."""
         i = bisect_left(self.segments, time_ms, key=lambda part: self._time_at(part, segment.HEADER))
@@ -146,10 +143,6 @@ class StreamLog(Log):
     def _time_at(self, part: Segment, position: int) -> int:
         head = next(self._headers(part, position), None)
         return 0 if head is None else head.time_ms
-
-    def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
-        self.file_of(part)
-        return super()._damaged(window, part, position, offset)
 
     # -- open files ------------------------------------------------------------------------------------------
 
@@ -172,8 +165,8 @@ class StreamLog(Log):
             self.store.commits.close(file)
         self._open_files.append(part)
 
-    def _fill(self, current: Segment) -> None:
-        super()._fill(current)
+    def fill(self, current: Segment) -> None:
+        super().fill(current)
         self.store.commits.when_clean(current, lambda: self._idle(current))
 
     # -- start and end ---------------------------------------------------------------------------------------
@@ -183,14 +176,11 @@ class StreamLog(Log):
         self.offsets.load()
         return found
 
-    def _recover_segment(self, base: int, entry: Entry | None) -> None:
-        super()._recover_segment(base, entry)
+    def found(self, part: Segment) -> None:
+        """The one before it will hardly be read soon: not all files of a long stream may be open at once."""
         before = self.segments[-2] if len(self.segments) > 1 else None
         if before is not None and before.sealed and not before.settled and before not in self._open_files:
             self._idle(before)
-
-    def _note_doubt(self, parts: list[Segment]) -> None:
-        """Nothing is flagged in a stream."""
 
     def trim(self) -> None:
         self.offsets.write()

@@ -1,0 +1,373 @@
+"""What a start finds of one log: segments, their settlement logs, and what is missing of them.
+
+Called once for each queue. Invariants that it restores: `next` is above every offset that was ever used or told, the delivered mark is
+in a settlement log that stays, and all that is taken for granted from now on is durable again. docs/formats.md (Recovery) has the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import StoreFull
+from kvitto.store import paths, segment, settlements
+from kvitto.store.inventory import SEGMENT, Entry
+from kvitto.store.segment import DamagedSegment, Segment
+from kvitto.store.settlements import Settlements
+
+if TYPE_CHECKING:
+    from kvitto.store.log import Log
+
+_AGAIN = "what it had settled comes again, flagged"
+
+log = logging.getLogger("kvitto.store")
+
+
+class Recovered:
+    """What a queue needs to know of its log after a start."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.requeued: list[tuple[int, int]] = []
+        self.ready = 0
+        self.ready_bytes = 0
+        self.redeliveries: dict[int, int] = {}
+        self.doubt = 0
+
+
+class Recovery:
+    """One start of one log. Time grows with the number of segments, not of messages."""
+
+    def __init__(self, log_: Log) -> None:
+        self.log = log_
+        self.store = log_.store
+        self._found = Recovered()
+        self._known: dict[int, Entry] = {}
+        """What the inventory has of the queue's segments, by base."""
+        self._replays: dict[int, settlements.Replay] = {}
+        """What the settlement logs say, by base."""
+
+    def run(self) -> Recovered:
+        """Take what is on disk. The order of the steps matters: each goes by what those before it have found."""
+        log_ = self.log
+        if log_.durable:
+            self._known = self.store.inventory.claim(SEGMENT, log_.queue_id)
+        self._miss_settlements(self.store.disk.listdir(log_.directory))
+        names = self.store.disk.listdir(log_.directory)  # those that are another queue's have been put aside
+        acks = {paths.base_of(name) for name in names if name.endswith(paths.SETTLEMENTS_SUFFIX)}
+        bases = sorted(paths.base_of(name) for name in names if name.endswith(paths.SEGMENT_SUFFIX))
+        for base in bases:
+            self._segment(base, self._known.get(base))
+        self._miss_segments(bases)
+        told = self._replay_all(acks)
+        orphans = acks - {part.base for part in log_.segments}
+        for orphan in orphans:
+            self._orphan(orphan)
+        self._raise_mark(told)
+        self._count()
+        self._end_last(told)
+        # what a killed process has written is taken for granted from here on: whatever is written next says so
+        self._sync_found()
+        self._save_mark()
+        self._flag()
+        self._sync_noted()
+        with suppress(StoreFull):
+            # a segment says which offset is next before the settlement logs go that said so
+            self._tell_next()
+            for orphan in orphans:
+                self.store.disk.unlink(paths.settlements(log_.directory, orphan))
+        log_.reader.lost.clear()
+        if log_.durable:
+            self._enter_found()
+        log_.announced(log_.synced_end)
+        log_.drop_settled()
+        return self._found
+
+    def _replay_all(self, acks: set[int]) -> int:
+        """Read the settlement logs of the segments. Returns the end of the offsets that files tell of."""
+        log_ = self.log
+        for part in log_.segments:
+            if part.base in acks:
+                replay = self._replays[part.base] = self._replay(part, self._known.get(part.base))
+                self._found.doubt = max(self._found.doubt, replay.doubt)
+                if replay.mark > log_.mark:
+                    log_.mark, log_.marked = replay.mark, part
+        ends = [part.end for part in log_.segments]
+        told = max([0, log_.mark, *ends, *(replay.highest + 1 for replay in self._replays.values())])
+        log_.next = max(log_.next, told)
+        return told
+
+    def _raise_mark(self, told: int) -> None:
+        """Raise the delivered mark above what was settled and never written, and above what is lost."""
+        log_ = self.log
+        if log_.next > told:  # what was never written, or is lost, lies below the cursor
+            log_.mark, log_.marked = log_.next, None
+        for part in log_.segments:
+            if part.settled and part.end > log_.mark:
+                # Only what was delivered and settled at once is never written, and first deliveries are in order.
+                raised = max([log_.mark] + [start + count for start, count in part.batch_gaps()])
+                if raised > log_.mark:
+                    log_.mark, log_.marked = raised, None
+
+    def _end_last(self, told: int) -> None:
+        """The last segment goes on where the offsets end that files tell of."""
+        if self.log.segments and not self.log.segments[-1].full:
+            last = self.log.segments[-1]
+            last.settled += told - last.end
+            last.end = last.synced_end = told
+
+    def _save_mark(self) -> None:
+        """Write the delivered mark again if it was in a settlement log whose segment is gone, or follows from gaps."""
+        log_ = self.log
+        if log_.marked is None and log_.segments and log_.mark > log_.segments[0].base:
+            rest = [part for part in log_.segments if not part.linked]
+            with suppress(StoreFull):
+                if rest and log_.mark > rest[0].base:
+                    log_.keep_mark(rest)
+
+    def _flag(self) -> None:
+        """Have all flagged that may have been delivered before a power cut, or before damage."""
+        log_, found = self.log, self._found
+        if self.store.doubt:
+            found.doubt = log_.next
+            self._note_doubt(log_.segments)
+        elif damaged := [part for part in log_.segments if self._lacks_settlements(part)]:
+            found.doubt = max(found.doubt, damaged[-1].end)
+            self._note_doubt(damaged)
+
+    def _miss_segments(self, bases: list[int]) -> None:
+        """What the inventory knows and the directory has not is damage; an empty `.bad` remembers it."""
+        known = self._known
+        self.log.next = max([self.log.next, *(entry.end for entry in known.values())])
+        for base in sorted(known.keys() - set(bases)):
+            entry, path = known[base], paths.segment(self.log.directory, base)
+            if not self.store.disk.exists(paths.quarantine(self.log.directory, base)):
+                if entry.end > base:
+                    lost = f"what waited of offsets {base} to {entry.end - 1} is lost"
+                else:
+                    lost = "no message was in it"
+                self.store.remember(self.log.directory, paths.quarantine(self.log.directory, base))
+                self.store.alarm(f"{path} is missing: {lost}; the rest of the queue is served")
+            self.store.drop_slot(entry.slot)
+
+    def _miss_settlements(self, names: list[str]) -> None:
+        """A settlement log that is not there, or says that it is another's: what it had settled comes again, flagged."""
+        for base, entry in self._known.items():
+            path = paths.settlements(self.log.directory, base)
+            if not entry.acks_size or not self.store.disk.exists(paths.segment(self.log.directory, base)):
+                continue
+            if path.rpartition("/")[2] not in names:
+                self.store.remember(self.log.directory, paths.quarantined_settlements(self.log.directory, base))
+                self.store.alarm(f"{path} is missing: {_AGAIN}")
+        for name in names:
+            base = paths.base_of(name)
+            if name.endswith(paths.SETTLEMENTS_SUFFIX) and base >= 0:
+                self._refuse_settlements(base)
+
+    def _refuse_settlements(self, base: int) -> None:
+        path = paths.settlements(self.log.directory, base)
+        head = self.store.disk.open(path)
+        whose = segment.foreign(head.read_at(0, segment.HEADER), segment.ACK_MAGIC, self.log.queue_id, base)
+        head.close()
+        if whose:
+            kept = self.store.put_aside(
+                self.log.directory, path, paths.quarantined_settlements(self.log.directory, base)
+            )
+            self.store.alarm(f"{path}: its header says that it is {whose}. The file is now {kept}; {_AGAIN}")
+
+    def _lacks_settlements(self, part: Segment) -> bool:
+        """Whether what had been settled may be ready again."""
+        if part.base in self._replays:
+            return self._replays[part.base].damaged
+        return part.base in self._known and self._known[part.base].acks_size > 0
+
+    def _enter_found(self) -> None:
+        """What the inventory does not know is taken in: it was new when the broker ended, or about to go."""
+        for part in self.log.segments:
+            if part.slot < 0 and part.durable:
+                self.store.enter(self.log, part)
+
+    def _note_doubt(self, parts: list[Segment]) -> None:
+        """After a power cut, or damage, any message may have been delivered, what told so was lost: the next starts must know it too.
+
+        Below the mark too: in a queue with priorities it lies behind messages that were never delivered.
+        """
+        for part in parts if self.log.flags else ():
+            if not part.done and part.size > segment.HEADER and not part.linked:
+                doubt = Settlements()
+                doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
+                with suppress(StoreFull):
+                    self.log.append_block(part, doubt.entries.view(), self.log.mark)
+
+    def _tell_next(self) -> None:
+        """Where what says that offsets were used is not to stay (damage, an orphan), a segment that begins at `next` says so."""
+        if self.log.next > (self.log.segments[-1].end if self.log.segments else 0):
+            fresh = self.log.create(self.log.next)
+            assert fresh.file is not None
+            if self.store.syncing:
+                fresh.file.sync()
+                self.store.disk.sync_dir(self.log.directory)
+            fresh.durable = fresh.size
+
+    def _sync_found(self) -> None:
+        """What a killed process left may not be on disk yet, but from here on it is taken for granted: each block that follows says so."""
+        if self.store.in_order or not self.store.syncing or not self.log.durable:
+            return
+        for part in self.log.segments:
+            if part.file is not None:  # of a sealed segment the footer may not have been synced
+                part.file.sync()
+            if part.acks is not None:
+                part.acks.sync()
+        self.store.disk.sync_dir(self.log.directory)
+
+    def _sync_noted(self) -> None:
+        """What this start has added to the settlement logs itself."""
+        if self.store.in_order or not self.store.syncing or not self.log.durable:
+            return
+        made = False
+        for part in self.log.segments:
+            if part.acks is not None and part.acks_size > part.acks_durable:
+                part.acks.sync()
+                made = made or not part.acks_durable
+        if made:
+            self.store.disk.sync_dir(self.log.directory)
+
+    def _segment(self, base: int, entry: Entry | None) -> None:
+        part = Segment(base)
+        path = paths.segment(self.log.directory, base)
+        part.file = self.store.disk.open(path)
+        head = part.file.read_at(0, segment.HEADER)
+        if whose := segment.foreign(head, segment.MAGIC, self.log.queue_id, base):
+            part.file.close()
+            self._set_aside(part, entry, base, f"its header says that it is {whose}")
+            return
+        part.slot = -1 if entry is None else entry.slot
+        part.salt, copy = segment.salts(head)
+        part.created_ms = segment.created_ms(head)
+        part.linked = self.log.archive is not None and base in self.log.archive.found
+        if not segment.header_is_valid(head, segment.MAGIC):
+            if not self._mend_header(part, head, entry):
+                return
+        elif copy != part.salt and not part.linked:
+            # torn by a power cut, or rotten: the next damage could cost the segment
+            log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
+            part.file.write_at(segment.SALT_AGAIN, [part.salt.to_bytes(8, "little")])
+        bad = paths.quarantine(self.log.directory, base)
+        owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
+        if owed:
+            self.log.quarantine(part, "damage had been found in it")
+        if not part.read_footer():
+            self._scan(part, owed, entry.size if entry else 0)
+        if self.log.segments:
+            last = self.log.segments[-1]
+            last.settled += base - last.end
+            last.end = base
+            if not last.full:
+                self.log.fill(last)
+        self.log.segments.append(part)
+        self.log.journal = max(self.log.journal, part.journal)
+        self.log.found(part)
+
+    def _set_aside(self, part: Segment, entry: Entry | None, end: int, why: str) -> None:
+        """Nothing of it is served; the inventory need not know it any more."""
+        end = max(end, entry.end if entry else 0)
+        self.log.next = max(self.log.next, end)
+        path, kept = paths.segment(self.log.directory, part.base), self.store.set_aside(self.log.directory, part.base)
+        if entry is not None:
+            self.store.drop_slot(entry.slot)
+        lost = f"offsets {part.base} to {end - 1} cannot be read" if end > part.base else "no message was in it"
+        self.store.alarm(f"{path}: {why}, {lost}; the file is now {kept}, the rest of the queue is served")
+
+    def _mend_header(self, part: Segment, head: bytes, entry: Entry | None) -> bool:
+        """False if there is nothing to be served: without the salt no batch can be told from what a message's body holds."""
+        assert part.file is not None
+        path = paths.segment(self.log.directory, part.base)
+        end, synced = part.claims()
+        # A power cut before the first sync may have taken the header, and then nothing of the rest was promised to anybody.
+        damaged = (part.file.size() > segment.HEADER and (synced or not self.store.doubt)) or entry is not None
+        if part.find_salt(head):
+            if damaged:
+                self.log.quarantine(part, "the segment's header is damaged")
+            if not part.evidence:
+                self.log.write_header(part)
+            return True
+        empty = not part.file.size()
+        part.file.close()
+        self.log.next = max(self.log.next, end if damaged else part.base)
+        if damaged:
+            part.slot = -1
+            self._set_aside(part, entry, end, "it is empty" if empty else "the segment's header is damaged")
+        else:
+            self.store.disk.unlink(path)
+        return False
+
+    def _scan(self, part: Segment, damaged: bool, known: int) -> None:
+        assert part.file is not None
+        try:
+            part.scan(self.store.intact or damaged, self.store.doubt, known)
+        except DamagedSegment as damage:
+            self.log.quarantine(part, str(damage))
+            if not part.evidence:
+                part.file.truncate(part.size)
+        part.durable, part.synced_end = part.size, part.end
+        part.full = part.evidence  # then nothing may be written over its end
+        self.store.commits.wrote(self.log, part)
+
+    def _orphan(self, base: int) -> None:
+        """A settlement log whose segment is gone: only its numbers matter, and it goes too once they are told elsewhere."""
+        replay = settlements.Replay(base, 0)
+        path = paths.settlements(self.log.directory, base)
+        replay.run(self.store.disk.read_file(path), segment.HEADER)
+        if replay.mark > self.log.mark:
+            self.log.mark, self.log.marked = replay.mark, None
+        self.log.next = max(self.log.next, replay.mark, replay.highest + 1)
+
+    def _replay(self, part: Segment, entry: Entry | None) -> settlements.Replay:
+        path = paths.settlements(self.log.directory, part.base)
+        data = self.store.disk.read_file(path)
+        replay = self._blank(part)
+        replay.run(data, segment.HEADER, self.store.doubt, entry.acks_size if entry else 0)
+        replay.damaged |= self.store.in_order and len(data) > max(replay.end, segment.HEADER)
+        if replay.damaged:
+            self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
+        part.acks = self.store.disk.open(path)
+        part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)
+        if part.acks.size() < segment.HEADER or not segment.header_is_valid(data, segment.ACK_MAGIC):
+            head = segment.header(segment.ACK_MAGIC, self.log.queue_id, part.base, self.store.clock.now_ms())
+            part.acks.write_at(0, [head])
+        if len(data) > part.acks_size:
+            part.acks.truncate(part.acks_size)
+        self.store.commits.settled(self.log, part)
+        return replay
+
+    @staticmethod
+    def _blank(part: Segment) -> settlements.Replay:
+        """Nothing in it is settled. What was never written has no bit: a queue may have passed on any number of messages in between."""
+        gaps = part.batch_gaps() if part.settled else ()
+        return settlements.Replay(part.base, part.end - part.base, gaps)
+
+    def _count(self) -> None:
+        """Count what is unsettled; below the mark it comes again, flagged, above it was never delivered."""
+        found = self._found
+        first = self.log.segments[0].base if self.log.segments else self.log.next
+        found.cursor = self.log.mark = max(self.log.mark, first)
+        for part in self.log.segments:
+            replay = self._replays.get(part.base)
+            if replay is None and part.base >= self.log.mark:
+                found.ready += part.end - part.base - part.settled
+                found.ready_bytes += part.body_bytes
+                continue
+            replay = replay or self._blank(part)
+            part.settled = replay.settled + part.end - part.base - replay.span
+            found.ready += replay.span - replay.settled
+            for start, count in replay.unsettled():
+                found.ready_bytes += (
+                    part.body_bytes if count == part.count else self.log.reader.body_bytes(start, count)
+                )
+                below = min(start + count, self.log.mark) - start
+                if below > 0:
+                    found.requeued.append((start, below))
+            for offset, deliveries in replay.redeliveries.items():
+                if not replay.is_settled(offset):  # nor is its message lost
+                    found.redeliveries[offset] = deliveries
