@@ -143,7 +143,7 @@ def test_consumers_at_the_tail_read_nothing_from_disk(monkeypatch: pytest.Monkey
     queue = stream(rig)
     follower = Follower(queue)
     rig.settle_down()
-    monkeypatch.setattr(queue.log, "load", lambda *_: pytest.fail("it read back what it had just written"))
+    monkeypatch.setattr(queue.log.reader, "load", lambda *_: pytest.fail("it read back what it had just written"))
     fill(rig, 0, 20)
     assert follower.offsets == list(range(20))
     assert not queue._recent
