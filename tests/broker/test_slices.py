@@ -15,7 +15,7 @@ from kvitto.broker.reader import Reader
 from kvitto.protocol import connection
 from kvitto.store import pieces, reading
 from kvitto.store.batch import Stored
-from kvitto.store.survey import Survey
+from kvitto.store.repair.survey import Survey
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
 from tests.protocol import sessions

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kvitto.store.survey import Survey
+from kvitto.store.repair.survey import Survey
 from kvitto.wire import methods as m
 from tests.crash.serve import Served
 from tests.crash.trace import STRACE, Call, Replay, calls

@@ -6,9 +6,9 @@ import logging
 from random import Random
 
 from kvitto.base.errors import StoreError
-from kvitto.store.examine import batches
+from kvitto.store.repair.examine import batches
+from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import salts
-from kvitto.store.survey import Survey
 from tests.sim.ledger import short
 from tests.sim.result import Result, finding
 from tests.sim.world import Dice, Found, World, served, small_world

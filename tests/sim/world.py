@@ -18,7 +18,7 @@ from kvitto.broker.broker import Broker
 from kvitto.broker.queue import Queue
 from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, stream
-from kvitto.store.survey import Survey
+from kvitto.store.repair.survey import Survey
 from tests.protocol.sansio import House
 from tests.sim.actor import Actor, Plan, plan
 from tests.sim.ledger import Ledger

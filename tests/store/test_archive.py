@@ -8,6 +8,7 @@ import pytest
 
 from kvitto.store import archive as archives
 from kvitto.store import log as logs
+from kvitto.store.repair.survey import Survey
 from kvitto.store.settlements import (
     ACKED,
     DEAD_LETTERED,
@@ -17,7 +18,6 @@ from kvitto.store.settlements import (
     RANGE_SETTLED,
     REJECTED,
 )
-from kvitto.store.survey import Survey
 from tests.support.archived import ARCHIVE, QUEUES, about, bases, entries
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import SimDisk

@@ -19,7 +19,7 @@ import pytest
 from kvitto.base.errors import StoreError
 from kvitto.store import journal as journals
 from kvitto.store.journal import Append, Record
-from kvitto.store.survey import Survey
+from kvitto.store.repair.survey import Survey
 from tests.support.datadir import SEGMENT_BYTES, Home, Memory
 from tests.support.rig import address
 

@@ -15,9 +15,9 @@ from kvitto.store import journal as journals
 from kvitto.store import log
 from kvitto.store.batch import TTL_MAX, Batch
 from kvitto.store.journal import Append, Packed, Record, Run, Settle
-from kvitto.store.salvage import Salvage
+from kvitto.store.repair.salvage import Salvage
+from kvitto.store.repair.survey import Survey
 from kvitto.store.store import Store
-from kvitto.store.survey import Survey
 from tests.support.clock import ManualClock
 from tests.support.older import without_inventory
 from tests.support.rig import Rig, Taker, address

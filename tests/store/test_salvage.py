@@ -13,10 +13,10 @@ import pytest
 from kvitto.base.clock import SystemClock
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths
-from kvitto.store.readonly import ReadOnlyDisk
-from kvitto.store.salvage import Salvage
+from kvitto.store.repair.readonly import ReadOnlyDisk
+from kvitto.store.repair.salvage import Salvage
+from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import HEADER
-from kvitto.store.survey import Survey
 from tests.support import datadir
 from tests.support.datadir import Memory, Message
 from tests.support.older import without_inventory

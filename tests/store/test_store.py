@@ -10,9 +10,9 @@ import pytest
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import definitions
 from kvitto.store.disk import RealDisk
-from kvitto.store.salvage import Salvage
+from kvitto.store.repair.salvage import Salvage
+from kvitto.store.repair.survey import Survey
 from kvitto.store.store import FORMAT, Store
-from kvitto.store.survey import Survey
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.clock import ManualClock
 from tests.support.older import without_inventory

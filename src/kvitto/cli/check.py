@@ -14,8 +14,8 @@ from typing import Any
 
 from kvitto.base.errors import StoreError
 from kvitto.base.table import printable, table
-from kvitto.store.readonly import ReadOnlyDisk
-from kvitto.store.survey import Folder, Survey
+from kvitto.store.repair.readonly import ReadOnlyDisk
+from kvitto.store.repair.survey import Folder, Survey
 
 SOUND, DAMAGED, FAILED = 0, 1, 2
 COLUMNS = ("vhost", "queue", "ready", "settled", "damaged", "segments", "directory")

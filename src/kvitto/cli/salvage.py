@@ -16,8 +16,8 @@ from kvitto.base.errors import StoreError
 from kvitto.base.table import printable
 from kvitto.cli.check import DAMAGED, SOUND, failed, named, report, show, survey
 from kvitto.store.disk import RealDisk
-from kvitto.store.readonly import ReadOnlyDisk
-from kvitto.store.salvage import Salvage
+from kvitto.store.repair.readonly import ReadOnlyDisk
+from kvitto.store.repair.salvage import Salvage
 
 
 def add_parser(commands: Any) -> None:

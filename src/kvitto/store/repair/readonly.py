@@ -11,7 +11,7 @@ from typing import NoReturn
 from kvitto.base.errors import StoreError
 from kvitto.store import paths
 from kvitto.store.disk import LOCK_BYTES_MAX, Bytes, Lock, RealDisk, RealFile, fail
-from kvitto.store.examine import Finding
+from kvitto.store.repair.examine import Finding
 
 PAGE = 4096
 UNREADABLE = b"\xff"

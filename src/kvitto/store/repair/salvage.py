@@ -17,11 +17,11 @@ from kvitto.base.errors import StoreError
 from kvitto.store import paths, segment, settlements
 from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
-from kvitto.store.examine import Part, batches
+from kvitto.store.repair.examine import Part, batches
+from kvitto.store.repair.survey import INITIALISED, Folder, Survey
 from kvitto.store.segment import HEADER, Segment
 from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements
 from kvitto.store.store import UNKNOWN_BOOT, WITHOUT_INVENTORY
-from kvitto.store.survey import INITIALISED, Folder, Survey
 from kvitto.wire import tables
 
 NOT_FINISHED = b"salvage not finished\n"

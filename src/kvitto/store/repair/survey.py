@@ -13,14 +13,15 @@ from itertools import pairwise
 from typing import Any
 
 from kvitto.base.errors import StoreError
-from kvitto.store import examine, inventory, offsets, paths
+from kvitto.store import inventory, offsets, paths
 from kvitto.store.batch import MAGIC
 from kvitto.store.definitions import Defined, Key, lines
 from kvitto.store.disk import Disk
-from kvitto.store.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.journal import MAGIC as JOURNAL_MAGIC
 from kvitto.store.journal import Record
+from kvitto.store.repair import examine
+from kvitto.store.repair.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
 from kvitto.store.segment import HEADER
 from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, how_it_ended
 from kvitto.wire import tables
