@@ -395,7 +395,7 @@ def test_a_footer_that_a_killed_process_has_written_is_synced_by_the_next(monkey
         rig.broker.finish()
         rig.store.shut()
         rig.cut(Random(seed), hostile=True)
-        assert rig.store.in_order and not rig.store.alarms
+        assert rig.store.ending.in_order and not rig.store.alarms
 
 
 def test_behind_a_damaged_last_batch_of_a_segment_the_next_segment_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_an_end_in_order_in_the_middle_leaves_nothing_of_it(rig: Rig) -> None:
     rig.store.shut()
     rig.disk = rig.disk.kill()
     rig.start()
-    assert rig.store.in_order and rig.queue("a").ready == 0 and not rig.store.alarms
+    assert rig.store.ending.in_order and rig.queue("a").ready == 0 and not rig.store.alarms
 
 
 def test_who_finds_no_room_is_told_and_the_others_go_on(rig: Rig) -> None:

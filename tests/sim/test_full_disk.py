@@ -77,7 +77,7 @@ def test_an_end_while_the_disk_is_full_leaves_nothing_that_looks_like_damage() -
             in_order = False
         rig = Rig(house.disk.kill())
         try:
-            assert rig.store.in_order == in_order
+            assert rig.store.ending.in_order == in_order
             assert not rig.store.alarms
             found = contents(rig)
             assert all(name in found for name, told in ledger.queues.items() if told.exists)
@@ -103,7 +103,7 @@ def test_an_end_that_a_full_disk_has_taken_acks_from_is_not_in_order() -> None:
     rig.store.shut()
     rig.disk = rig.disk.kill()
     rig.start()
-    assert rig.store.in_order and rig.peek("q") == []
+    assert rig.store.ending.in_order and rig.peek("q") == []
 
 
 def test_acks_work_while_the_disk_is_full_and_a_durable_queue_declared_then_is_answered_later() -> None:

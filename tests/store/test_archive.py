@@ -529,7 +529,7 @@ def test_an_orderly_end_leaves_an_archiving_queue_in_order() -> None:
     assert bases(rig.disk.files(), queue_id, QUEUES) == [12]
     rig.disk = rig.disk.kill()
     rig.start()
-    assert rig.store.in_order and not rig.store.alarms
+    assert rig.store.ending.in_order and not rig.store.alarms
 
 
 def test_no_power_cut_while_an_archive_is_removed_looks_like_damage() -> None:

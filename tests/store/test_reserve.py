@@ -25,7 +25,7 @@ def test_a_segment_has_room_ahead_until_it_is_left_in_order() -> None:
     assert not rig.store.alarms and rig.peek("q") == [b"a"]
     rig.publish("q", b"b")
     rig.restart()
-    assert not rig.store.alarms and rig.store.in_order
+    assert not rig.store.alarms and rig.store.ending.in_order
     assert rig.disk.files()[path].endswith(b"b") and rig.peek("q") == [b"a", b"b"]
 
 

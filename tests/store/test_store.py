@@ -89,16 +89,16 @@ def test_a_power_cut_at_the_very_first_start_leaves_a_directory_that_starts() ->
 def test_an_orderly_end_a_kill_and_a_power_cut_are_told_apart() -> None:
     """A11: the machine's boot id is durable before anything else happens."""
     shelf = Shelf()
-    assert shelf.store.in_order and not shelf.store.doubt
+    assert shelf.store.ending.in_order and not shelf.store.ending.doubt
     shelf.again()
-    assert not shelf.store.in_order and not shelf.store.doubt
+    assert not shelf.store.ending.in_order and not shelf.store.ending.doubt
     for seed in range(10):
         shelf.cut(Random(seed), hostile=True)
-        assert shelf.store.doubt
+        assert shelf.store.ending.doubt
     shelf.rest()
     shelf.store.shut()
     shelf.again()
-    assert shelf.store.in_order and not shelf.store.doubt
+    assert shelf.store.ending.in_order and not shelf.store.ending.doubt
 
 
 def test_what_was_delivered_before_a_power_cut_is_flagged_by_every_start_that_follows() -> None:
@@ -489,7 +489,7 @@ def test_after_a_failed_sync_the_page_cache_is_not_trusted() -> None:
     for path in [path for path in rig.disk.files() if path.endswith(".ack")]:
         rig.disk.open(path).truncate(0)
     rig.kill()
-    assert rig.store.doubt
+    assert rig.store.ending.doubt
     assert [delivery.redelivered for delivery in rig.take("q")] == [True, True]
 
 
@@ -545,7 +545,7 @@ def test_a_queue_that_comes_back_since_its_deletion_had_no_room_is_not_damaged()
     rig.disk = rig.disk.kill()
     assert Survey(rig.disk.copy()).findings == []
     rig.start()
-    assert not rig.store.in_order
+    assert not rig.store.ending.in_order
     assert not rig.store.alarms
     assert rig.peek("q") == [b"a", b"b", b"c"]
 

@@ -239,7 +239,7 @@ class Broker:
         for queue in self.queues.values():
             hold.restore(queue)
             brought = queue.next - ends[queue]
-            if brought and not queue.stream and (self.store.doubt or queue.log.damaged):
+            if brought and not queue.stream and (self.store.ending.doubt or queue.log.damaged):
                 # it may have been delivered before a power cut or damage took it from the queue (A9)
                 queue.settlements.add(ends[queue], brought, IN_DOUBT, 0)
                 queue.doubt = queue.next

@@ -92,7 +92,7 @@ class Archive:
         if names:
             with suppress(StoreFull):  # the next segment asks again
                 self._describe(self.directory)
-            if not self.store.in_order and disk.exists(paths.about(self.directory)):
+            if not self.store.ending.in_order and disk.exists(paths.about(self.directory)):
                 file = disk.open(paths.about(self.directory))
                 file.sync()  # a killed process may have written it, and no sync has covered that
                 file.close()
@@ -137,7 +137,7 @@ class Archive:
         missed = directory == self.directory and bool(self.kept)  # no segment is in an archive before it
         if found is None:
             why = "is missing" if missed else ""
-        elif self.store.doubt and not missed and (b"\0" in found or not found.endswith(b"\n")):
+        elif self.store.ending.doubt and not missed and (b"\0" in found or not found.endswith(b"\n")):
             why = ""  # a power cut has torn it
         else:
             why = "" if same(found, self.about) else "did not say which queue this is"

@@ -332,7 +332,7 @@ class Journal:
             data, at = self._found(number, salt), 0
             while decoded := Record.decode(data, at, salt):
                 begins, (record, at) = not at, decoded
-                if begins and before and record.sequence > max(last, floor) + 1 and not self.store.doubt:
+                if begins and before and record.sequence > max(last, floor) + 1 and not self.store.ending.doubt:
                     raise damaged(before, "its end, before the records of a later file")
                 last, before = record.sequence, self._names[number]
                 self.oldest = min(self.oldest, record.sequence)
@@ -344,7 +344,9 @@ class Journal:
 
     def _missing(self, entry: Entry) -> None:
         """Somebody has removed it: to go on without it is a decision, which is carried out, and not in silence."""
-        what = "it had been applied" if self.store.in_order else "transactions and dead letters may be lost with it"
+        what = (
+            "it had been applied" if self.store.ending.in_order else "transactions and dead letters may be lost with it"
+        )
         self.store.alarm(f"{paths.JOURNALS}/{entry.number:016d} is missing: {what}")
         self.store.inventory.drop(entry.slot)
 
@@ -355,7 +357,7 @@ class Journal:
             self.store.inventory.put(self._slots[number], (JOURNAL, NOBODY, number), (size, 0, 0))
             return
         self._slots[number] = entry.slot
-        if size < entry.size and not self.store.in_order:
+        if size < entry.size and not self.store.ending.in_order:
             raise damaged(self._names[number], f"byte {size}, although it had been synced up to byte {entry.size}")
         if size < entry.size:
             self.store.alarm(f"{self._names[number]} is damaged at byte {size}; what it held had been applied")
@@ -378,7 +380,7 @@ class Journal:
         while (at := data.find(MAGIC, at + 1)) >= 0 and left > 0:
             left -= min(int.from_bytes(data[at + 4 : at + 8], "little"), len(data) - at)
             found = Record.decode(data, at, salt)
-            if found and (found[0].durable > position or not self.store.doubt):
+            if found and (found[0].durable > position or not self.store.ending.doubt):
                 return True
         return False
 

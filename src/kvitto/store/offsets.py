@@ -149,7 +149,7 @@ class Offsets:
     def _take(self, data: bytes) -> None:
         self._pairs = -(-len(data) // (2 * SLOT))
         kept: list[tuple[str, Kept]] = []
-        doubt, old = self._store.doubt, self._store.upgrading
+        doubt, old = self._store.ending.doubt, self._store.upgrading
         for pair in range(self._pairs):
             slots = slots_of(data, pair)
             valid = [found for slot in slots if (found := entry(pair, slot, self._seed, old)) is not None]
@@ -157,7 +157,7 @@ class Offsets:
                 kept.append(max(valid, key=lambda tag: tag[1].sequence))
             else:
                 self._free.append((pair, -1))
-            synced = 2 * SLOT * pair < self._entered or self._store.in_order
+            synced = 2 * SLOT * pair < self._entered or self._store.ending.in_order
             if text := damage(slots, len(valid), doubt or not synced):
                 self._store.alarm(f"{self._path}, byte {2 * SLOT * pair}: {text}")
             elif sum(map(any, slots)) > len(valid):

@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
-from kvitto.store import paths, segment, settlements
+from kvitto.store import judge, paths, segment, settlements
 from kvitto.store.inventory import SEGMENT, Entry
-from kvitto.store.segment import DamagedSegment, Segment
+from kvitto.store.judge import End, Header, SegmentHeader, Settled
+from kvitto.store.segment import Segment
 from kvitto.store.settlements import Settlements
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Recovery:
     def _flag(self) -> None:
         """Have all flagged that may have been delivered before a power cut, or before damage."""
         log_, found = self.log, self._found
-        if self.store.doubt:
+        if self.store.ending.doubt:
             found.doubt = log_.next
             self._note_doubt(log_.segments)
         elif damaged := [part for part in log_.segments if self._lacks_settlements(part)]:
@@ -166,11 +167,11 @@ class Recovery:
                 self._refuse_settlements(base)
 
     def _refuse_settlements(self, base: int) -> None:
+        """Put a settlement log aside that is another's."""
         path = paths.settlements(self.log.directory, base)
-        head = self.store.disk.open(path)
-        whose = segment.foreign(head.read_at(0, segment.HEADER), segment.ACK_MAGIC, self.log.queue_id, base)
-        head.close()
-        if whose:
+        data = self.store.disk.read_file(path)
+        what, whose = judge.settlements_header(data, self.log.queue_id, base, self.store.ending, self._known.get(base))
+        if what is Settled.FOREIGN:
             kept = self.store.put_aside(
                 self.log.directory, path, paths.quarantined_settlements(self.log.directory, base)
             )
@@ -212,7 +213,7 @@ class Recovery:
 
     def _sync_found(self) -> None:
         """What a killed process left may not be on disk yet, but from here on it is taken for granted: each block that follows says so."""
-        if self.store.in_order or not self.store.syncing or not self.log.durable:
+        if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
             return
         for part in self.log.segments:
             if part.file is not None:  # of a sealed segment the footer may not have been synced
@@ -223,7 +224,7 @@ class Recovery:
 
     def _sync_noted(self) -> None:
         """What this start has added to the settlement logs itself."""
-        if self.store.in_order or not self.store.syncing or not self.log.durable:
+        if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
             return
         made = False
         for part in self.log.segments:
@@ -234,22 +235,25 @@ class Recovery:
             self.store.disk.sync_dir(self.log.directory)
 
     def _segment(self, base: int, entry: Entry | None) -> None:
-        part = Segment(base)
-        path = paths.segment(self.log.directory, base)
+        part, path = Segment(base), paths.segment(self.log.directory, base)
         part.file = self.store.disk.open(path)
-        head = part.file.read_at(0, segment.HEADER)
-        if whose := segment.foreign(head, segment.MAGIC, self.log.queue_id, base):
-            part.file.close()
-            self._set_aside(part, entry, base, f"its header says that it is {whose}")
-            return
+        size = part.file.size()
+        found = judge.segment_header(part.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
         part.slot = -1 if entry is None else entry.slot
-        part.salt, copy = segment.salts(head)
-        part.created_ms = segment.created_ms(head)
+        part.salt = found.salt
+        part.created_ms = segment.created_ms(part.file.read_at(0, segment.HEADER))
         part.linked = self.log.archive is not None and base in self.log.archive.found
-        if not segment.header_is_valid(head, segment.MAGIC):
-            if not self._mend_header(part, head, entry):
-                return
-        elif copy != part.salt and not part.linked:
+        if found.what in (Header.FOREIGN, Header.UNREADABLE, Header.NEVER):
+            part.file.close()
+            self.log.next = max(self.log.next, found.end)
+            self._refuse_segment(part, found, entry, bool(size))
+            return
+        if found.what is Header.DAMAGED:
+            if found.promised:
+                self.log.quarantine(part, "the segment's header is damaged")
+            if not part.evidence:
+                self.log.write_header(part)
+        elif found.what is Header.SALT and not part.linked:
             # torn by a power cut, or rotten: the next damage could cost the segment
             log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
             part.file.write_at(segment.SALT_AGAIN, [part.salt.to_bytes(8, "little")])
@@ -258,7 +262,7 @@ class Recovery:
         if owed:
             self.log.quarantine(part, "damage had been found in it")
         if not part.read_footer():
-            self._scan(part, owed, entry.size if entry else 0)
+            self._scan(part, owed, entry)
         if self.log.segments:
             last = self.log.segments[-1]
             last.settled += base - last.end
@@ -269,47 +273,32 @@ class Recovery:
         self.log.journal = max(self.log.journal, part.journal)
         self.log.found(part)
 
-    def _set_aside(self, part: Segment, entry: Entry | None, end: int, why: str) -> None:
+    def _refuse_segment(self, part: Segment, found: SegmentHeader, entry: Entry | None, filled: bool) -> None:
         """Nothing of it is served; the inventory need not know it any more."""
-        end = max(end, entry.end if entry else 0)
-        self.log.next = max(self.log.next, end)
-        path, kept = paths.segment(self.log.directory, part.base), self.store.set_aside(self.log.directory, part.base)
+        path, base, end = paths.segment(self.log.directory, part.base), part.base, found.end
+        if found.what is Header.NEVER:
+            self.store.disk.unlink(path)
+            return
+        if found.what is Header.FOREIGN:
+            why = f"its header says that it is {found.whose}"
+        else:
+            why = "the segment's header is damaged" if filled else "it is empty"
+        kept = self.store.set_aside(self.log.directory, base)
         if entry is not None:
             self.store.drop_slot(entry.slot)
-        lost = f"offsets {part.base} to {end - 1} cannot be read" if end > part.base else "no message was in it"
+        lost = f"offsets {base} to {end - 1} cannot be read" if end > base else "no message was in it"
         self.store.alarm(f"{path}: {why}, {lost}; the file is now {kept}, the rest of the queue is served")
 
-    def _mend_header(self, part: Segment, head: bytes, entry: Entry | None) -> bool:
-        """False if there is nothing to be served: without the salt no batch can be told from what a message's body holds."""
+    def _scan(self, part: Segment, owed: bool, entry: Entry | None) -> None:
         assert part.file is not None
-        path = paths.segment(self.log.directory, part.base)
-        end, synced = part.claims()
-        # A power cut before the first sync may have taken the header, and then nothing of the rest was promised to anybody.
-        damaged = (part.file.size() > segment.HEADER and (synced or not self.store.doubt)) or entry is not None
-        if part.find_salt(head):
-            if damaged:
-                self.log.quarantine(part, "the segment's header is damaged")
-            if not part.evidence:
-                self.log.write_header(part)
-            return True
-        empty = not part.file.size()
-        part.file.close()
-        self.log.next = max(self.log.next, end if damaged else part.base)
-        if damaged:
-            part.slot = -1
-            self._set_aside(part, entry, end, "it is empty" if empty else "the segment's header is damaged")
-        else:
-            self.store.disk.unlink(path)
-        return False
-
-    def _scan(self, part: Segment, damaged: bool, known: int) -> None:
-        assert part.file is not None
-        try:
-            part.scan(self.store.intact or damaged, self.store.doubt, known)
-        except DamagedSegment as damage:
-            self.log.quarantine(part, str(damage))
-            if not part.evidence:
-                part.file.truncate(part.size)
+        data = part.file.read_at(0, part.file.size())
+        what, words = judge.segment_end(part, data, self.store.ending, owed, entry)
+        if words:
+            self.log.quarantine(part, words)
+        elif what is End.FOOTER:
+            log.warning("%s: its footer was damaged, and is written again", part.file.path)
+        if len(data) > part.size and not part.evidence:
+            part.file.truncate(part.size)
         part.durable, part.synced_end = part.size, part.end
         part.full = part.evidence  # then nothing may be written over its end
         self.store.commits.wrote(self.log, part)
@@ -327,13 +316,16 @@ class Recovery:
         path = paths.settlements(self.log.directory, part.base)
         data = self.store.disk.read_file(path)
         replay = self._blank(part)
-        replay.run(data, segment.HEADER, self.store.doubt, entry.acks_size if entry else 0)
-        replay.damaged |= self.store.in_order and len(data) > max(replay.end, segment.HEADER)
+        replay.run(data, segment.HEADER, self.store.ending.doubt, entry.acks_size if entry else 0)
+        what, _ = judge.settlements_header(data, self.log.queue_id, part.base, self.store.ending, entry)
+        replay.damaged = judge.settlements_are_damaged(replay, len(data), self.store.ending)
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
         part.acks = self.store.disk.open(path)
         part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)
-        if part.acks.size() < segment.HEADER or not segment.header_is_valid(data, segment.ACK_MAGIC):
+        if what is not Settled.FINE:
+            if what is Settled.DAMAGED:
+                log.warning("%s: its header was damaged, and is written again", path)
             head = segment.header(segment.ACK_MAGIC, self.log.queue_id, part.base, self.store.clock.now_ms())
             part.acks.write_at(0, [head])
         if len(data) > part.acks_size:

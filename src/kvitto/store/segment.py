@@ -11,7 +11,6 @@ from bisect import bisect_right
 import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import MAGIC as BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
@@ -232,40 +231,14 @@ class Segment:
             self.sparse = array("Q", footer[FOOTER_FIXED:-16])
         self._sparse_known = True
 
-    def find_salt(self, head: bytes) -> bool:
-        """The header is damaged: take the salt with which the first batch verifies. No peer can have put anything in its place."""
-        assert self.file is not None
-        first = BatchHeader(self.file.read_at(HEADER, BATCH_HEADER), 0)
-        if HEADER + first.length > self.file.size():
-            return False
-        data = self.file.read_at(HEADER, first.length)
-        for salt in salts(head):
-            if valid_at(data, 0, first, salt):
-                self.salt = salt
-                return True
-        return False
-
-    def claims(self) -> tuple[int, bool]:
-        """What the batches say, unverified: (end of their offsets, whether any of them had been synced)."""
-        assert self.file is not None
-        at, end, durable = HEADER, self.base, False
-        while True:
-            data = self.file.read_at(at, BATCH_HEADER)
-            head = BatchHeader(data, 0)
-            if not head.length or not end <= head.first <= end + GAP_MAX:
-                return end, durable or data.startswith(FOOTER_MAGIC)
-            at, end, durable = at + head.length, head.end, durable or head.durable > 0
-
-    def scan(self, in_order: bool = False, power_cut: bool = True, known: int = 0) -> None:
-        """Take the books from the batches of a segment without footer.
+    def scan(self, data: bytes, in_order: bool, power_cut: bool, known: int) -> None:
+        """Take the books from the batches of a segment without footer, which is `data`.
 
         `in_order`, `power_cut`: how the last owner ended; a killed process leaves at most an end that is torn.
         `known`: so many bytes had been synced, says the inventory.
-        Cuts a torn tail. Raises DamagedSegment when it cannot be a torn tail (docs/formats.md, Recovery); the offsets that are
-        lost in a hole still count as unsettled, whoever reads them will find out.
+        What follows `size` then is a torn tail. Raises DamagedSegment if it cannot be one (docs/formats.md, Recovery). The offsets that are
+        lost in a hole still count as unsettled: whoever reads them finds out.
         """
-        assert self.file is not None
-        data = self.file.read_at(0, self.file.size())
         at, first_bad = HEADER, -1
         damage = False
         self.gaps = []
@@ -297,8 +270,6 @@ class Segment:
         self._written_end = self.end
         if damage or self.size < known or (in_order and len(data) > self.size):
             raise DamagedSegment("damage before later valid data" if damage else "its end is damaged")
-        if len(data) > self.size:
-            self.file.truncate(self.size)
 
     def batch_gaps(self) -> list[tuple[int, int]]:
         """(start, count) of the offsets that were never written. Those that are lost to damage are not among them."""

@@ -21,6 +21,7 @@ from kvitto.store.definitions import Defined, Definitions
 from kvitto.store.disk import Disk, File
 from kvitto.store.inventory import DEFINITIONS, NOBODY, ORPHAN, SEGMENT, Inventory
 from kvitto.store.journal import Journal
+from kvitto.store.judge import Ending
 from kvitto.store.log import Log
 from kvitto.store.removals import SMALL_FILE, Removals
 from kvitto.store.segment import HEADER, Segment
@@ -87,13 +88,13 @@ def refuse_foreign(disk: Disk) -> None:
             raise StoreError(f"{text}: choose an empty directory, or one that is not there yet")
 
 
-def how_it_ended(disk: Disk) -> tuple[bool, bool, bool]:
-    """How the last owner left the directory: (in order, intact, doubt), as `Store` has them. Where nothing tells: as after a power cut."""
+def how_it_ended(disk: Disk) -> Ending:
+    """How the last owner left the directory. Where nothing tells: as after a power cut."""
     text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
     if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
-        return True, True, False
+        return Ending(True, True, False)
     left = text.split()
-    return False, STARTING in left, not left or left[0] != disk.boot_id().encode()
+    return Ending(False, STARTING in left, not left or left[0] != disk.boot_id().encode())
 
 
 def boot_fault(disk: Disk) -> str:
@@ -127,11 +128,8 @@ class Store:
         self._undefined: list[tuple[Callable[[], None], bool]] = []
         self.pressed = False
         """Whether so much is unsynced that large batches have to wait until the next sync begins (server/pacing.py)."""
-        self.doubt = False
-        """The last owner did not stop in order, and the machine has been started since: its page cache is gone."""
-        self.in_order = True
-        self.intact = True
-        """In order, or only starts that were cut short have been there since: a segment's end that is torn is damaged."""
+        self.ending = Ending(True, True, False)
+        """How the last owner left the directory."""
         self.inventory = Inventory(disk)
         self.upgrading = False
         """The directory has the format before this one until the start has come to its end."""
@@ -151,7 +149,7 @@ class Store:
         disk.makedirs("")
         refuse_foreign(disk)
         self._lock = disk.lock(paths.LOCK)
-        self.in_order, self.intact, self.doubt = how_it_ended(disk)
+        self.ending = how_it_ended(disk)
         if disk.exists(paths.SPARE) and disk.free_bytes() < SPARE_BYTES:
             self._spare(False)
         fault = boot_fault(disk)
@@ -160,14 +158,14 @@ class Store:
             disk.makedirs(path)
         disk.rmtree(paths.TRANSIENT)
         disk.sync_dir("")
-        if not self.in_order and disk.exists(
+        if not self.ending.in_order and disk.exists(
             paths.ARCHIVE
         ):  # a killed process may have made one that no sync has covered
             disk.sync_dir(paths.ARCHIVE)
         if fault:
             self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
         if not self.upgrading:
-            for text in self.inventory.load(self.in_order, self.doubt):
+            for text in self.inventory.load(self.ending.in_order, self.ending.doubt):
                 self.alarm(f"{text}. It is made anew of what is there")
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
@@ -179,8 +177,8 @@ class Store:
             raise StoreError(
                 f"{paths.DEFINITIONS} is missing: restore the file from a backup, or have `kvitto salvage` make a directory of the messages"
             )
-        found = self.definitions.load(self.in_order, self._keep_orphans, known.size if known else 0)
-        if self.in_order:
+        found = self.definitions.load(self.ending.in_order, self._keep_orphans, known.size if known else 0)
+        if self.ending.in_order:
             self._write_boot(STARTING)
         if self.upgrading:
             self.inventory.create()
@@ -191,7 +189,7 @@ class Store:
 
     def started(self) -> None:
         """All that a start has found, doubt included, is durable again: forget how the last owner ended."""
-        if not self.in_order and self.syncing:
+        if not self.ending.in_order and self.syncing:
             self.disk.sync_dir(paths.QUEUES)
         self.inventory.forget_unclaimed()
         self.inventory.file.sync()

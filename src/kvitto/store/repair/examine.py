@@ -8,33 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvitto.store import paths, segment
+from kvitto.store import judge, paths, segment
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import Entry
-from kvitto.store.segment import (
-    FOOTER_FIXED,
-    FOOTER_MAGIC,
-    GAP_MAX,
-    HEADER,
-    DamagedSegment,
-    Segment,
-    find_batch,
-    valid_at,
-)
+from kvitto.store.judge import End, Ending, Header, Settled
+from kvitto.store.segment import GAP_MAX, HEADER, Segment, find_batch, valid_at
 from kvitto.store.settlements import Replay
 
 NEAR = 1 << 20
 """Offsets that a batch which cannot be verified is believed to leave out."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How the last owner left the directory, as `Store` has it."""
-
-    in_order: bool
-    intact: bool
-    doubt: bool
 
 
 SETTLED = Ending(True, True, False)
@@ -162,7 +145,7 @@ def examine(
         data = file.read_at(0, file.size())
         found += _header(part, data, queue_id, ending, after, known)
         if part.readable:
-            found += _messages(part, data, ending, owed, after, known.size if known else 0)
+            found += _messages(part, data, ending, owed, after, known)
     finally:
         file.close()
         part.segment.file = None
@@ -172,83 +155,51 @@ def examine(
 def _header(
     part: Part, data: bytes, queue_id: str, ending: Ending, after: int | None, known: Entry | None
 ) -> list[Finding]:
-    head = data[:HEADER]
-    part.created_ms = segment.created_ms(head)
-    if whose := segment.foreign(head, segment.MAGIC, queue_id, part.base):
-        return [_foreign(part, data, whose, known, after)]
-    if segment.header_is_valid(data, segment.MAGIC):
-        part.segment.salt = segment.salts(head)[0]
-        return _name(part, part.path, head, queue_id, ending.doubt)
-    end, synced = part.segment.claims()
-    part.intact, part.created_ms = False, 0
-    for salt in segment.salts(head):
-        if find_batch(data, HEADER, salt)[0] >= 0:
-            part.segment.salt = salt
-            break
-    else:
-        part.readable = False
-    promised = (len(data) > HEADER and (synced or not ending.doubt)) or known is not None
-    if not promised and not (data and ending.in_order):
+    verdict = judge.segment_header(lambda at, n: data[at : at + n], len(data), queue_id, part.base, ending, known)
+    what, end = verdict.what, verdict.end if after is None else after
+    part.segment.salt = verdict.salt
+    part.created_ms = segment.created_ms(data[:HEADER])
+    part.intact = what is Header.FINE
+    if what is Header.FINE:
+        return []
+    if what is Header.SALT:  # a header that had never been synced may be torn there
+        text = "the copy of the salt in its header is damaged; all else can be read"
+        return [] if ending.doubt else [Finding(part.path, text, 64)]
+    if what is Header.DAMAGED:
+        part.created_ms = 0
+        text = "the segment's header is damaged; its messages can be read"
+        return [Finding(part.path, text, 0)] if verdict.promised else []
+    part.readable = False
+    if what is Header.NEVER:
+        part.created_ms = 0
         return []  # a start that was cut short, or a full disk
-    if part.readable:
-        return [Finding(part.path, "the segment's header is damaged; its messages can be read", 0)]
-    end = max(end, known.end if known else 0) if after is None else after
     part.holes.append(Hole(HEADER, len(data), part.base, end))
-    if not data:
-        return [
-            Finding(
-                part.path, f"it is empty: what waited of offsets {part.base} to {end - 1} is lost", 0, (part.base, end)
-            )
-        ]
-    text = (
-        f"the segment's header is damaged, and without it offsets {part.base} to {end - 1}, as they say, cannot be read"
-    )
+    if what is Header.FOREIGN:  # it lies in another place than it was written to: nothing of it is this queue's
+        return [Finding(part.path, f"its header says that it is {verdict.whose}", 16, (part.base, end))]
+    part.created_ms = 0
+    lost = f"offsets {part.base} to {end - 1}"
+    if data:
+        text = f"the segment's header is damaged, and without it {lost}, as they say, cannot be read"
+    else:
+        text = f"it is empty: what waited of {lost} is lost"
     return [Finding(part.path, text, 0, (part.base, end))]
 
 
-def _foreign(part: Part, data: bytes, whose: str, known: Entry | None, after: int | None) -> Finding:
-    """A file that lies in another place than it was written to: nothing of it is this queue's."""
-    part.readable = part.intact = False
-    end = max(part.base, known.end if known else 0) if after is None else after
-    part.holes.append(Hole(HEADER, len(data), part.base, end))
-    return Finding(part.path, f"its header says that it is {whose}", 16, (part.base, end))
-
-
-def _name(part: Part, path: str, head: bytes, queue_id: str, doubt: bool) -> list[Finding]:
-    """A file that lies in another place than it was written to, and what the header's checksum does not cover."""
-    owner, base = head[16:32].hex(), int.from_bytes(head[32:40], "little")
-    first, copy = segment.salts(head)
-    if (owner, base, first) == (queue_id, part.base, copy):
-        return []
-    part.intact = False
-    if first != copy:  # a header that had never been synced may be torn there
-        return (
-            [] if doubt else [Finding(path, "the copy of the salt in its header is damaged; all else can be read", 64)]
-        )
-    return [Finding(path, f"its header says that it is {base:020d} of queue {owner}", 16)]
-
-
-def _messages(part: Part, data: bytes, ending: Ending, owed: bool, after: int | None, known: int) -> list[Finding]:
+def _messages(
+    part: Part, data: bytes, ending: Ending, owed: bool, after: int | None, known: Entry | None
+) -> list[Finding]:
     own = part.segment
     found: list[Finding] = []
     sealed = own.read_footer()
-    damaged = False
-    if not sealed:
-        try:
-            own.scan(ending.intact or owed, ending.doubt, known)
-        except DamagedSegment:
-            damaged = True
+    what, words = (End.FINE, "") if sealed else judge.segment_end(own, data, ending, owed, known)
     _walk(part, data)
     part.synced |= sealed
-    rest = data[own.size :] if not sealed else b""
+    rest = b"" if sealed else data[own.size :]
     part.tail = len(rest.rstrip(b"\0"))
-    is_whole = int.from_bytes(rest[-8:], "little") == own.size
-    is_footer = is_whole or rest.startswith(FOOTER_MAGIC)
-    is_torn = is_footer and not is_whole and len(rest) < max(int.from_bytes(rest[8:12], "little"), FOOTER_FIXED)
-    if is_footer and (damaged or (part.tail and not ending.doubt and not is_torn)):
+    if what is End.FOOTER:
         part.intact, part.tail = False, 0
         found.append(Finding(part.path, "its footer is damaged; its messages can be read", own.size))
-    elif damaged and (own.size < known or (rest and (ending.intact or owed))):
+    elif words and (own.size < (known.size if known else 0) or (rest and (ending.intact or owed))):
         lose_tail(part, data, after)
     for hole in part.holes:
         found.append(Finding(part.path, _lost(hole), hole.at, (hole.first, hole.end)))
@@ -330,19 +281,14 @@ def settle(disk: Disk, part: Part, queue_id: str, ending: Ending, known: Entry |
     replay = part.acks = part.blank()
     acks_size = known.acks_size if known else 0
     found: list[Finding] = []
-    if whose := segment.foreign(data[:HEADER], segment.ACK_MAGIC, queue_id, part.base):
-        part.acks_intact = False
+    what, whose = judge.settlements_header(data, queue_id, part.base, ending, known)
+    part.acks_intact = what is Settled.FINE
+    if what is Settled.FOREIGN:
         return [Finding(path, f"its header says that it is {whose}: what its own had settled comes again, flagged", 16)]
+    if what is Settled.DAMAGED:
+        found.append(Finding(path, "the settlement log's header is damaged; what it says can be read", 0))
     replay.run(data, HEADER, ending.doubt, acks_size)
-    if not segment.header_is_valid(data, segment.ACK_MAGIC):
-        if (ending.in_order and data) or (len(data) >= HEADER and not ending.doubt) or acks_size:
-            found.append(Finding(path, "the settlement log's header is damaged; what it says can be read", 0))
-        part.acks_intact = False
-    else:
-        intact, part.intact = part.intact, True
-        found += _name(part, path, data[:HEADER], queue_id, ending.doubt)
-        part.acks_intact, part.intact = part.intact, intact
-    if replay.damaged or (ending.in_order and len(data) > max(replay.end, HEADER)):
+    if judge.settlements_are_damaged(replay, len(data), ending):
         part.acks_intact = False
         if max(replay.end, HEADER) < acks_size and len(data) <= max(replay.end, HEADER):
             found.append(

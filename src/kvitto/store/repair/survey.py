@@ -20,8 +20,9 @@ from kvitto.store.disk import Disk
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.journal import MAGIC as JOURNAL_MAGIC
 from kvitto.store.journal import Record
+from kvitto.store.judge import Ending
 from kvitto.store.repair import examine
-from kvitto.store.repair.examine import Blocks, Ending, Finding, Hole, Part, lose_tail
+from kvitto.store.repair.examine import Blocks, Finding, Hole, Part, lose_tail
 from kvitto.store.segment import HEADER
 from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, how_it_ended
 from kvitto.wire import tables
@@ -161,7 +162,7 @@ class Survey:
         if fault := boot_fault(self.disk):
             self.boot_intact = False
             self.damage(paths.BOOT, fault, 0 if self.disk.exists(paths.BOOT) else None)
-        return Ending(*how_it_ended(self.disk))
+        return how_it_ended(self.disk)
 
     def _read_inventory(self) -> None:
         if format_of(self.disk) != FORMAT:

@@ -1,0 +1,165 @@
+"""What a segment and its settlement log are worth: the one judge of damage, for a start, for `kvitto check` and for `kvitto salvage`.
+
+It goes by the bytes, by how the last owner ended, and by what the inventory knows (docs/formats.md, Recovery). It changes nothing: a start
+carries out what it says, and `check` tells it. Called once for each file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.batch import BatchHeader
+from kvitto.store.segment import (
+    ACK_MAGIC,
+    FOOTER_FIXED,
+    FOOTER_MAGIC,
+    GAP_MAX,
+    HEADER,
+    MAGIC,
+    DamagedSegment,
+    Segment,
+    find_batch,
+    foreign,
+    header_is_valid,
+    salts,
+)
+
+if TYPE_CHECKING:
+    from kvitto.store.inventory import Entry
+    from kvitto.store.settlements import Replay
+
+Read = Callable[[int, int], bytes]
+"""Reads bytes of a file: position, count."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the last owner left the directory.
+
+    `in_order`: it had come to its end. `intact`: it had, or only starts that were cut short have been there since: an end that is torn is
+    damage then. `doubt`: the machine has been started since, and its page cache is gone.
+    """
+
+    in_order: bool
+    intact: bool
+    doubt: bool
+
+
+class Header(Enum):
+    """What the header of a segment is."""
+
+    FINE = "fine"
+    SALT = "the copy of the salt is damaged"
+    FOREIGN = "of another queue or another place"
+    DAMAGED = "damaged, but the salt is known: its messages can be read"
+    UNREADABLE = "damaged, and without the salt no message can be told from what is in one"
+    NEVER = "there never was a whole one: nobody has been promised anything that is in the file"
+
+
+@dataclass(frozen=True)
+class SegmentHeader:
+    """A verdict. `salt` counts where messages can be read; `end` is above every offset that was in the file, as far as anything tells."""
+
+    what: Header
+    salt: int = 0
+    end: int = 0
+    whose: str = ""
+    """The place that a foreign header names, in words."""
+    promised: bool = True
+    """Whether somebody may have been promised what is in the file."""
+
+
+def segment_header(
+    read: Read, size: int, queue_id: str, base: int, ending: Ending, known: Entry | None
+) -> SegmentHeader:
+    """Judge the header of the segment of this queue that begins at offset `base`."""
+    head = read(0, HEADER)
+    end = max(base, known.end if known else 0)
+    if whose := foreign(head, MAGIC, queue_id, base):
+        return SegmentHeader(Header.FOREIGN, end=end, whose=whose)
+    salt, copy = salts(head)
+    if header_is_valid(head, MAGIC):
+        return SegmentHeader(Header.FINE if salt == copy else Header.SALT, salt, end)
+    claimed, synced = claims(read, base)
+    # A power cut before the first sync may have taken the header, and then nothing of the rest was promised to anybody.
+    promised = (size > HEADER and (synced or not ending.doubt)) or known is not None
+    # Zeros are no salt: a peer could have put a batch into a message's body that verifies with them.
+    data = read(0, size)
+    for found in filter(None, (salt, copy)):
+        if find_batch(data, HEADER, found)[0] >= 0:
+            return SegmentHeader(Header.DAMAGED, found, end, promised=promised)
+    if promised:
+        return SegmentHeader(Header.UNREADABLE, end=max(end, claimed))
+    return SegmentHeader(Header.NEVER, end=base, promised=False)
+
+
+def claims(read: Read, base: int) -> tuple[int, bool]:
+    """What the batches say, unverified: (end of their offsets, whether any of them had been synced)."""
+    at, end, durable = HEADER, base, False
+    while True:
+        data = read(at, BATCH_HEADER)
+        head = BatchHeader(data, 0)
+        if not head.length or not end <= head.first <= end + GAP_MAX:
+            return end, durable or data.startswith(FOOTER_MAGIC)
+        at, end, durable = at + head.length, head.end, durable or head.durable > 0
+
+
+class End(Enum):
+    """What follows the last whole batch of a segment."""
+
+    FINE = "nothing, or a tail that a crash has torn, and that nobody was promised"
+    FOOTER = "a footer that is damaged: all messages can be read"
+    DAMAGED = "damage before later valid data, or the end of what had been synced"
+
+
+def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> tuple[End, str]:
+    """Take the books of a segment without a valid footer from its batches, and judge what follows the last one.
+
+    `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy. Returns the verdict, and in words
+    what is wrong with the batches or behind them, "" if nothing is.
+    """
+    synced, words = known.size if known else 0, ""
+    try:
+        part.scan(data, ending.intact or owed, ending.doubt, synced)
+    except DamagedSegment as damage:
+        words = str(damage)
+    rest = data[part.size :]
+    is_whole = int.from_bytes(rest[-8:], "little") == part.size
+    if is_whole or rest.startswith(FOOTER_MAGIC):
+        is_torn = not is_whole and len(rest) < max(int.from_bytes(rest[8:12], "little"), FOOTER_FIXED)
+        if words or (any(rest) and not ending.doubt and not is_torn):
+            return End.FOOTER, words
+    return (End.DAMAGED, words) if words else (End.FINE, "")
+
+
+class Settled(Enum):
+    """What the header of a settlement log is."""
+
+    FINE = "fine"
+    FOREIGN = "of another queue or another place"
+    DAMAGED = "damaged: what the log says can be read"
+    NEVER = "it was never whole: nothing that it says was promised"
+
+
+def settlements_header(
+    data: bytes, queue_id: str, base: int, ending: Ending, known: Entry | None
+) -> tuple[Settled, str]:
+    """Judge the header of a settlement log. Returns the verdict, and the place that a foreign header names, in words."""
+    if whose := foreign(data[:HEADER], ACK_MAGIC, queue_id, base):
+        return Settled.FOREIGN, whose
+    salt, copy = salts(data[:HEADER])
+    if header_is_valid(data, ACK_MAGIC) and (salt == copy or ending.doubt):
+        return Settled.FINE, ""
+    synced = known is not None and known.acks_size > 0
+    if (ending.in_order and data) or (len(data) >= HEADER and not ending.doubt) or synced:
+        return Settled.DAMAGED, ""
+    return Settled.NEVER, ""
+
+
+def settlements_are_damaged(replay: Replay, size: int, ending: Ending) -> bool:
+    """Whether a settlement log of `size` bytes lacks blocks that it had: `replay` has read those that it has."""
+    return replay.damaged or (ending.in_order and size > max(replay.end, HEADER))
