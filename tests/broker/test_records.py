@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvitto.base.errors import StoreError
 from kvitto.broker.records import Records
 from kvitto.store import pieces
+from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Packed, Record
-from tests.support.rig import NO_PROPERTIES, Rig, address
+from kvitto.store.log import Log
+from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import SimDisk
 
 SLICES = 12
@@ -137,3 +140,31 @@ def test_a_record_is_applied_when_it_is_announced(rig: Rig) -> None:
     rig.store.commits.allow(rig.store.commits.syncs)
     rig.turn()
     assert seen == ["done"] and rig.queue("a").ready == 1
+
+
+def test_what_a_record_brought_to_a_queue_that_went_out_of_service_comes_again_flagged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A9: it had been delivered in the turn in which the queue could not be written, and the next start has it from the journal."""
+    rig = Rig()
+    for name in "ab":
+        rig.declare(name)
+    rig.settle_down()
+    taker = Taker(rig.queue("b"))
+    rig.queue("b").add_consumer(taker)
+    write(rig, ("a", b"1"), ("b", b"2"), packed=False)
+    rig.sync()
+    bad, flush = rig.queue("b").log, Log.write
+
+    def failing(self: Log, batch: Batch) -> None:
+        if self is bad:
+            raise StoreError("the write fails")
+        flush(self, batch)
+
+    monkeypatch.setattr(Log, "write", failing)
+    for _ in range(3):
+        rig.sync()
+    assert [delivery.body for delivery in taker.got] == [b"2"] and rig.queue("b").fault
+    monkeypatch.undo()
+    rig.kill()
+    assert rig.take("b")[0].redelivered

@@ -19,6 +19,9 @@ from kvitto.broker import vhost
 from kvitto.broker.stream import Stream
 from kvitto.store import offsets, paths
 from kvitto.store import stream as stream_store
+from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.batch import BatchHeader
+from kvitto.store.segment import HEADER
 from kvitto.wire.tables import Timestamp
 from tests.support.rig import Rig, Taker
 
@@ -899,3 +902,30 @@ TestStreamModel.settings = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.reuse, Phase.generate, Phase.shrink),
 )
+
+
+def test_damage_in_a_segment_whose_file_has_been_closed_is_stepped_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: a consumer's window still holds the batches before it, and other segments have been read meanwhile."""
+    monkeypatch.setattr("kvitto.store.stream.OPEN_MAX", 2)
+    rig = Rig()
+    stream(rig, x_stream_max_segment_size_bytes=700)
+    fill(rig, 0, 60)
+    rig.settle_down()
+    rig.kill()
+    queue = rig.queue("s")
+    assert isinstance(queue, Stream)
+    head = queue.log.segments[0]
+    file = queue.log.file_of(head)
+    second = HEADER + BatchHeader(file.read_at(HEADER, BATCH_HEADER), 0).length
+    end = second + BatchHeader(file.read_at(second, BATCH_HEADER), 0).length
+    file.write_at(end - 2, [b"\xff"])
+    slow = Follower(queue, x_stream_offset=0, room=1)
+    rig.settle_down()
+    Follower(queue, x_stream_offset=20, room=100)
+    rig.settle_down()
+    assert head.file is None, "it was closed"
+    slow.unacked = 0
+    queue.mark_dirty()
+    rig.settle_down()
+    assert slow.offsets == [0, 2] and queue.fault is None
+    assert any("offsets 1 to 1 cannot be read" in alarm for alarm in rig.store.alarms)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvitto.store.commit import GroupCommit
+from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.journal import Journal
 from kvitto.store.log import Log
 from kvitto.store.store import Store
@@ -68,17 +68,19 @@ def test_a_broker_that_forgets_is_found_out(
     assert any(KINDS["power"](seed, 0.3).findings for seed in range(20))
 
 
-def announce_all(self: GroupCommit) -> None:
-    for commit in self._unannounced:
-        for callback in commit.announcements:
-            callback()
-    self._unannounced.clear()
+def announce_all(self: GroupCommit, commit: Commit) -> None:
+    self.allowed, allowed = None, self.allowed
+    announce(self, commit)
+    self.allowed = allowed
+
+
+announce = GroupCommit.announce
 
 
 @pytest.mark.parametrize(
     ("where", "name", "broken"),
     [
-        (GroupCommit, "_announce_allowed", announce_all),
+        (GroupCommit, "announce", announce_all),
         (Log, "announced_end", property(lambda self: self.synced_end)),
         (Store, "when_defined", lambda self, callback, announced=False: self.commits.when_synced(callback)),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from kvitto.store import archive as archives
 from kvitto.store import log as logs
+from kvitto.store import pieces
 from kvitto.store.repair.survey import Survey
 from kvitto.store.settlements import (
     ACKED,
@@ -18,6 +19,7 @@ from kvitto.store.settlements import (
     RANGE_SETTLED,
     REJECTED,
 )
+from kvitto.store.store import how_it_ended
 from tests.support.archived import ARCHIVE, QUEUES, about, bases, entries
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import SimDisk
@@ -580,3 +582,47 @@ def stop(rig: Rig) -> None:
     rig.settle_down()
     rig.broker.finish()
     rig.store.shut()
+
+
+@pytest.mark.parametrize("linking", [True, False])
+def test_an_end_in_order_waits_until_a_chain_of_archives_has_all(linking: bool) -> None:
+    """Each of them settles what goes to the next one, and each copy takes syncs of its own."""
+    rig = Rig()
+    rig.disk.linking = linking
+    for k in range(4):
+        to_next = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": f"q{k + 1}", "x_max_length": 3}
+        rig.declare(f"q{k}", x_archive=True, **(to_next if k < 3 else {}))
+    for body in bodies(0, 40):
+        rig.publish("q0", body)
+        rig.turn()
+    for k in range(4):
+        rig.drain(f"q{k}")
+    rig.broker.finish()
+    rig.store.shut()
+    assert how_it_ended(rig.disk).in_order
+
+
+def test_a_copy_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue goes out of service half-way: no bytes of it stay, and no open file."""
+    monkeypatch.setattr(pieces, "SLICE_BYTES", 100)
+    rig = Rig()
+    rig.disk.linking = False
+    queue = rig.declare("q", x_archive=True)
+    put(rig, *bodies(0, 20))
+    rig.settle_down()
+    rig.drain("q")
+
+    def half() -> dict[str, bytes]:
+        return {path: data for path, data in rig.disk.files().items() if path.endswith(".log.new") and data}
+
+    for _ in range(100):
+        if half():
+            break
+        if rig.store.commits.dirty:
+            rig.sync()
+        else:
+            rig.turn()
+    assert rig.store.copies.waiting and half()
+    queue.contain(RuntimeError("a bug"))
+    rig.settle_down()
+    assert not rig.store.copies.waiting and not half()

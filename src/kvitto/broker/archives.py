@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 LOOK_MS = 60_000
 LOOK_AGAIN_MS = 1000
 """After a look that has not unlinked all that it should."""
-STEPS = 12
-"""Syncs until what is left of a deleted queue is in its archive, and more."""
+STEPS = 200
+"""Syncs after which an end in order gives up: far more than a chain of queues with archives needs."""
 
 log = logging.getLogger("kvitto.broker")
 
@@ -107,6 +107,7 @@ class Archives(Service):
         left.leave()
         for _ in range(STEPS):
             if left in store.leaving:
+                store.finish_work()
                 self.broker.sync_files()
         return True
 

@@ -239,8 +239,12 @@ class Broker:
         for queue in self.queues.values():
             hold.restore(queue)
             brought = queue.next - ends[queue]
-            if brought and not queue.stream and (self.store.ending.doubt or queue.log.damaged):
-                # it may have been delivered before a power cut or damage took it from the queue (A9)
+            if (
+                brought
+                and not queue.stream
+                and (self.store.ending.doubt or queue.log.damaged or self.faults.was_out(queue))
+            ):
+                # it may have been delivered before a power cut, damage or a fault took it from the queue (A9)
                 queue.settlements.add(ends[queue], brought, IN_DOUBT, 0)
                 queue.doubt = queue.next
             queue.mark_dirty()

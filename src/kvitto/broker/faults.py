@@ -95,9 +95,13 @@ class Faults:
         """The broker ended with this queue out of service."""
         self._restored[key[1]] = key
 
+    def was_out(self, queue: Queue) -> bool:
+        """Whether the broker ended with this queue out of service."""
+        return queue.log.queue_id in self._restored
+
     def recovered(self, queue: Queue) -> None:
         """Its messages are read from disk: any of them may have been delivered."""
-        if queue.log.queue_id in self._restored and not queue.stream and queue.next > queue.cursor:
+        if self.was_out(queue) and not queue.stream and queue.next > queue.cursor:
             queue.settlements.add(queue.cursor, queue.next - queue.cursor, IN_DOUBT, 0)
             queue.doubt = queue.next
             queue.mark_dirty()

@@ -55,8 +55,8 @@ class Commit:
         """Callbacks of stage one that were none."""
         self.announcements: Callbacks = []
         """Callbacks of stage two."""
-        self.ends: dict[Log, int] = {}
-        """Logs with the offset below which stage two announces everything."""
+        self.carried: list[tuple[Log, int]] = []
+        """What commits before this one would have announced, had they not been put off: logs with the end of what is covered."""
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0
@@ -163,7 +163,7 @@ class GroupCommit:
         self._hurried: Callbacks = []
         self._unhurried: Callbacks = []
         self._announcements: Callbacks = []
-        self._ends: dict[Log, int] = {}
+        self._carried: list[tuple[Log, int]] = []
         self._messages_wanted = False
         self._unannounced: deque[Commit] = deque()
 
@@ -195,7 +195,7 @@ class GroupCommit:
 
     @property
     def behind(self) -> bool:
-        """Whether a commit that has been synced waits to be announced."""
+        """Whether a commit that has been synced waits to be announced. Only with replicas one ever does."""
         return bool(self._unannounced)
 
     def wrote(self, log: Log, part: Segment, size: int = 0) -> None:
@@ -210,10 +210,6 @@ class GroupCommit:
     def wrote_file(self, file: File) -> None:
         """A file that is no queue's (journal, definitions, inventory) has new bytes."""
         self._files[file] = None
-
-    def has_file(self, file: File) -> bool:
-        """Whether the next commit syncs this file."""
-        return file in self._files
 
     def forget_file(self, file: File) -> None:
         """The next commit need not sync this file."""
@@ -307,7 +303,7 @@ class GroupCommit:
         commit.hurried, self._hurried = self._hurried, []
         commit.unhurried, self._unhurried = self._unhurried, []
         commit.announcements, self._announcements = self._announcements, []
-        commit.ends, self._ends = self._ends, {}
+        commit.carried, self._carried = self._carried, []
         return commit
 
     def end(self, commit: Commit) -> None:
@@ -326,9 +322,7 @@ class GroupCommit:
         self._hurried[:0] = commit.hurried
         self._unhurried[:0] = commit.unhurried
         self._announcements[:0] = commit.announcements
-        for log, end in commit.ends.items():
-            self._ends.setdefault(log, end)
-        commit.hurried, commit.unhurried, commit.announcements, commit.ends = [], [], [], {}
+        self._carried = [*commit.carried, *((log, end) for log, _, _, end in commit.segments)]
 
     def call_back(self, commit: Commit) -> None:
         """Stage one is complete: call those of `when_synced`, then those of `after_a_sync`, each in the order in which they have asked."""
@@ -337,25 +331,32 @@ class GroupCommit:
 
     def call_for_clean(self) -> None:
         """Call back for the segments in whose files all is durable now (`when_clean`)."""
+        if not self._clean:
+            return
         for part in [part for part in self._clean if part not in self._segments and part not in self._acks]:
             if part in self._clean:  # the one before may have dropped it
                 self._clean.pop(part)()
 
     def announce(self, commit: Commit) -> None:
         """Stage one of a commit is complete: announce it as soon as it may be, and not before the commits that ended before it."""
-        self._unannounced.append(commit)
-        self._announce_allowed()
+        if self.allowed is None:
+            _tell(commit)
+        else:
+            self._unannounced.append(commit)
+            self.allow(self.allowed)
 
     def allow(self, number: int) -> None:
         """Replicas have synced what the commits up to this number have: announce those."""
         self.allowed = number
-        self._announce_allowed()
+        while self._unannounced and self._unannounced[0].number <= number:
+            _tell(self._unannounced.popleft())
 
-    def _announce_allowed(self) -> None:
-        waiting = self._unannounced
-        while waiting and (self.allowed is None or waiting[0].number <= self.allowed):
-            commit = waiting.popleft()
-            for log, end in commit.ends.items():
-                log.announced(end)
-            for callback in commit.announcements:
-                callback()
+
+def _tell(commit: Commit) -> None:
+    """Announce a commit. A sync covers every segment with anything to be synced, so all below the end of the last one is covered."""
+    for log, end in commit.carried:
+        log.announced(end)
+    for log, _, _, end in commit.segments:
+        log.announced(end)
+    for callback in commit.announcements:
+        callback()

@@ -7,10 +7,11 @@ changes the directory comes from one thread, in one order. Used by the store for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvitto.base.errors import StoreFull
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths, pieces
 from kvitto.store.commit import ROOM_KEPT, GroupCommit
 from kvitto.store.disk import Disk
@@ -24,7 +25,7 @@ class Copies:
     def __init__(self, disk: Disk, commits: GroupCommit) -> None:
         self._disk = disk
         self._commits = commits
-        self.waiting: deque[tuple[Log, Iterator[None]]] = deque()
+        self.waiting: deque[tuple[Log, Generator[None, None, None]]] = deque()
         """The copies that are to be made, with the logs whose segments they are. The first of them has been begun."""
 
     def add(self, log: Log, path: str, name: str, done: Callable[[], None]) -> None:
@@ -35,12 +36,13 @@ class Copies:
         """Write a slice of the first copy. A copy of a queue that is out of service is given up, and so is one whose step raises."""
         log, steps = self.waiting.popleft()
         if log.out_of_service:
+            steps.close()
             return
         for _ in steps:
             self.waiting.appendleft((log, steps))
             return
 
-    def _steps(self, path: str, name: str, done: Callable[[], None]) -> Iterator[None]:
+    def _steps(self, path: str, name: str, done: Callable[[], None]) -> Generator[None, None, None]:
         source = self._disk.open(path)
         try:
             copy = yield from self._written(source, paths.copying(name))
@@ -55,20 +57,25 @@ class Copies:
 
     def _written(self, source: File, name: str) -> Generator[None, None, File | None]:
         """Yield after each slice. Returns the copy, or None if there is no room for it."""
-        size, at, copy = source.size(), 0, None
+        size, at = source.size(), 0
+        if self._disk.free_bytes() - ROOM_KEPT < size:
+            return None
         try:
-            if self._disk.free_bytes() - ROOM_KEPT < size:
-                return None
             copy = self._disk.open(name, create=True)
+        except StoreFull:
+            return None
+        try:
             copy.truncate(0)
             while at < size:
                 at += copy.write_at(at, [source.read_at(at, pieces.SLICE_BYTES)])
                 yield
-        except StoreFull:
-            if copy is not None:
+        except BaseException as error:  # GeneratorExit too: the copy is given up
+            with suppress(StoreError):
                 copy.truncate(0)
-                copy.close()
-            return None
+            copy.close()
+            if isinstance(error, StoreFull):
+                return None
+            raise
         return copy
 
     def _named(self, copy: File, name: str, done: Callable[[], None]) -> None:

@@ -146,16 +146,16 @@ class Settled(Enum):
 
 
 def settlements_header(
-    data: bytes, queue_id: str, base: int, ending: Ending, known: Entry | None
+    head: bytes, size: int, queue_id: str, base: int, ending: Ending, known: Entry | None
 ) -> tuple[Settled, str]:
-    """Judge the header of a settlement log. Returns the verdict, and the place that a foreign header names, in words."""
-    if whose := foreign(data[:HEADER], ACK_MAGIC, queue_id, base):
+    """Judge the header of a settlement log of `size` bytes. Returns the verdict, and the place that a foreign header names, in words."""
+    if whose := foreign(head, ACK_MAGIC, queue_id, base):
         return Settled.FOREIGN, whose
-    salt, copy = salts(data[:HEADER])
-    if header_is_valid(data, ACK_MAGIC) and (salt == copy or ending.doubt):
+    salt, copy = salts(head)
+    if header_is_valid(head, ACK_MAGIC) and (salt == copy or ending.doubt):
         return Settled.FINE, ""
     synced = known is not None and known.acks_size > 0
-    if (ending.in_order and data) or (len(data) >= HEADER and not ending.doubt) or synced:
+    if (ending.in_order and size) or (size >= HEADER and not ending.doubt) or synced:
         return Settled.DAMAGED, ""
     return Settled.NEVER, ""
 

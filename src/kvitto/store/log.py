@@ -289,14 +289,14 @@ class Log:
         if self.archive is not None:
             self.trim()
             self.store.leaving[self] = None
-            self.store.when_defined(self.leave)
+            self.store.when_defined(self.leave, announced=False)
             return
         for part in self.segments:
             part.trim()
             self.store.dropped(part)
         if self.segments and self.durable:
             # Not before the definition is durably gone: the queue must not come back empty after a power cut.
-            self.store.when_defined(partial(self._remove_directory, self.segments))
+            self.store.when_defined(partial(self._remove_directory, self.segments), announced=False)
         elif self.segments:
             self._remove_directory(self.segments)
         self.segments = []
@@ -371,7 +371,8 @@ class Log:
 
     def announced(self, end: int) -> None:
         """A commit has been announced that covers the offsets below `end`."""
-        self._announced = max(self._announced, end)
+        if end > self._announced:
+            self._announced = end
 
     def file_of(self, part: Segment) -> File:
         """The segment's file; it may not have been opened since the start."""

@@ -46,7 +46,7 @@ class Window:
         self.outline = outline
         """The user of this window needs sizes, priorities and times only. A large batch is not checked for that."""
         self.waits: tuple[Segment, int, BatchHeader] | None = None
-        """The large batch that has to be checked before `load` can find the message that it was asked for (`Log.check_steps`)."""
+        """The large batch that has to be checked before `load` can find the message that it was asked for (`Reader.check_steps`)."""
 
     def holds(self, offset: int) -> bool:
         return self.batch.first <= offset < self.batch.first + self.batch.count
@@ -77,7 +77,7 @@ class Source(Protocol):
 
 
 class Reader:
-    """Reads one log. Stateless but for `lost`: where a reader is, its window knows."""
+    """Reads one log. It has no place of its own: a window knows where whoever uses it has come to."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -271,11 +271,9 @@ class Reader:
             part.leases -= 1
             self._source.lease_ended(part)
 
-    @staticmethod
-    def _is_whole(part: Segment, start: int, end: int) -> bool:
+    def _is_whole(self, part: Segment, start: int, end: int) -> bool:
         """Whether the batches between two positions are unharmed: if so, an offset that none of them holds was never written."""
-        assert part.file is not None
-        data, at = part.file.read_at(start, end - start), 0
+        data, at = self._source.file_of(part).read_at(start, end - start), 0
         while at < len(data):
             head = BatchHeader(data, at)
             if not valid_at(data, at, head, part.salt):
@@ -284,11 +282,10 @@ class Reader:
         return True
 
     def _read(self, window: Window, part: Segment, position: int, n: int) -> int:
-        assert part.file is not None
         window.batch.count = window.at = 0  # what the window held is overwritten
         window.chunk.n = 0
         window.chunk.reserve(n)
-        got = part.file.read_into(position, window.chunk.view(0, n))
+        got = self._source.file_of(part).read_into(position, window.chunk.view(0, n))
         window.chunk.n = got
         window.segment, window.position, window.length = part, position, got
         return got
@@ -303,8 +300,7 @@ class Reader:
 
     def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
         """Not every batch from `position` on verifies: step over to the next that does, keep a copy, raise the alarm."""
-        assert part.file is not None
-        data = part.file.read_at(0, part.size)
+        data = self._source.file_of(part).read_at(0, part.size)  # a stream closes files that are not read
         at = position - 1
         while True:
             at, _ = find_batch(data, at + 1, part.salt)

@@ -169,8 +169,11 @@ class Recovery:
     def _refuse_settlements(self, base: int) -> None:
         """Put a settlement log aside that is another's."""
         path = paths.settlements(self.log.directory, base)
-        data = self.store.disk.read_file(path)
-        what, whose = judge.settlements_header(data, self.log.queue_id, base, self.store.ending, self._known.get(base))
+        file = self.store.disk.open(path)
+        head, size = file.read_at(0, segment.HEADER), file.size()
+        file.close()
+        known = self._known.get(base)
+        what, whose = judge.settlements_header(head, size, self.log.queue_id, base, self.store.ending, known)
         if what is Settled.FOREIGN:
             kept = self.store.put_aside(
                 self.log.directory, path, paths.quarantined_settlements(self.log.directory, base)
@@ -296,7 +299,7 @@ class Recovery:
         if words:
             self.log.quarantine(part, words)
         elif what is End.FOOTER:
-            log.warning("%s: its footer was damaged, and is written again", part.file.path)
+            log.warning("%s: its footer was damaged, and is cut off", part.file.path)
         if len(data) > part.size and not part.evidence:
             part.file.truncate(part.size)
         part.durable, part.synced_end = part.size, part.end
@@ -317,7 +320,9 @@ class Recovery:
         data = self.store.disk.read_file(path)
         replay = self._blank(part)
         replay.run(data, segment.HEADER, self.store.ending.doubt, entry.acks_size if entry else 0)
-        what, _ = judge.settlements_header(data, self.log.queue_id, part.base, self.store.ending, entry)
+        what, _ = judge.settlements_header(
+            data[: segment.HEADER], len(data), self.log.queue_id, part.base, self.store.ending, entry
+        )
         replay.damaged = judge.settlements_are_damaged(replay, len(data), self.store.ending)
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")

@@ -158,9 +158,8 @@ class Store:
             disk.makedirs(path)
         disk.rmtree(paths.TRANSIENT)
         disk.sync_dir("")
-        if not self.ending.in_order and disk.exists(
-            paths.ARCHIVE
-        ):  # a killed process may have made one that no sync has covered
+        # a killed process may have made one that no sync has covered
+        if not self.ending.in_order and disk.exists(paths.ARCHIVE):
             disk.sync_dir(paths.ARCHIVE)
         if fault:
             self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
@@ -528,10 +527,10 @@ class Store:
 
     # -- the end of a sync --------------------------------------------------------------------------------------
 
-    def when_defined(self, callback: Callable[[], None], *, announced: bool = False) -> None:
+    def when_defined(self, callback: Callable[[], None], *, announced: bool) -> None:
         """Call back once the definitions made so far are durable; if there is no room for them, once they have been written.
 
-        `announced`: the callback tells a peer, so it waits for the second stage of their commit.
+        `announced`: whether the callback tells a peer, so that it waits for the second stage of their commit.
         """
         if self.definitions.unwritten:
             self._undefined.append((callback, announced))
@@ -552,9 +551,8 @@ class Store:
         """What somebody waits for, as a commit; with `everything` also what nobody waits for: settlements are written behind (A11)."""
         assert self.failed is None
         definitions = self.definitions
-        defined = definitions.dirty and self.commits.has_file(definitions.file)
         commit = self.commits.begin(everything=everything)
-        if defined:
+        if definitions.dirty and definitions.file in commit.files:
             commit.defined = definitions.file.end
         compaction = definitions.compaction
         if compaction is not None and compaction.complete:
@@ -584,15 +582,16 @@ class Store:
             return
         # The facts come first, because each later step writes files that repeat them: a footer, an entry of the inventory, the `durable`
         # of the next batch.
-        fresh, changed, logs = self._note_synced(commit)
+        fresh, changed, grown = self._note_synced(commit)
         # A segment that is settled stays until a later one is durable, since the next offset is known from the last one.
-        for log_ in logs:
+        for log_ in grown:
             self._for_log(log_, log_.drop_settled)
         # The inventory says what is durable, so it is written behind the sync; it gives the rest of this turn's steps an entry to drop.
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()
-        self._definitions_synced(commit)
+        if commit.defined or commit.named or commit.compacted:
+            self._definitions_synced(commit)
         for part, log_ in changed.items():
             if part.durable and part in log_.segments:
                 fresh |= self.enter(log_, part)
@@ -605,8 +604,6 @@ class Store:
         # What the journal's records have brought to the queues is durable there, so their files may go.
         if commit.journal_applied:
             self.journal.retire(commit.journal_applied)
-        for log_ in {log_: None for _, log_ in changed.items()}:
-            commit.ends[log_] = log_.synced_end
         if fresh:
             # A start takes a file that is missing for one that never was, unless the inventory names it. So the first commit of a file
             # promises nothing before the next sync, which has the inventory.
@@ -620,9 +617,10 @@ class Store:
         if self.definitions.bloated and not self.leaving:
             self._begin_compaction()
         # Stage two. Peers come last, and what they do next belongs to the next commit.
-        commits.announce(commit)
+        if not fresh:
+            commits.announce(commit)
 
-    def _note_synced(self, commit: Commit) -> tuple[bool, dict[Segment, Log], list[Log]]:
+    def _note_synced(self, commit: Commit) -> tuple[bool, dict[Segment, Log], dict[Log, None]]:
         """Note how much of each file is durable.
 
         Returns whether a file of the journal is new to the inventory, the segments of which more is durable, and the logs of those of
@@ -630,16 +628,16 @@ class Store:
         """
         new = self.syncing and self.journal.durable_to(commit.journal_written)
         changed: dict[Segment, Log] = {}
-        logs: list[Log] = []
+        grown: dict[Log, None] = {}
         for log_, part, size in commit.acks:
             part.acks_durable = size
             changed[part] = log_
         for log_, part, size, end in commit.segments:
             if not part.durable and len(log_.segments) > 1:
-                logs.append(log_)
+                grown[log_] = None
             part.durable, part.synced_end = size, end
             changed[part] = log_
-        return new, changed, logs
+        return new, changed, grown
 
     def _for_log(self, log_: Log, work: Callable[[], None]) -> None:
         """Do something for one queue's files; if that fails, the others' work goes on."""

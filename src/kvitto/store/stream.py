@@ -190,5 +190,5 @@ class StreamLog(Log):
         remembered = self.offsets.on_disk
         self.offsets.close()
         if not self.segments and remembered:
-            self.store.when_defined(lambda: self.store.remove_queue(self.directory))
+            self.store.when_defined(lambda: self.store.remove_queue(self.directory), announced=False)
         super().delete()

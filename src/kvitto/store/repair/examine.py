@@ -20,7 +20,7 @@ NEAR = 1 << 20
 """Offsets that a batch which cannot be verified is believed to leave out."""
 
 
-SETTLED = Ending(True, True, False)
+ARCHIVED = Ending(True, True, False)
 """What is in an archive was whole and durable before it came there, however the owner has ended."""
 
 
@@ -281,7 +281,7 @@ def settle(disk: Disk, part: Part, queue_id: str, ending: Ending, known: Entry |
     replay = part.acks = part.blank()
     acks_size = known.acks_size if known else 0
     found: list[Finding] = []
-    what, whose = judge.settlements_header(data, queue_id, part.base, ending, known)
+    what, whose = judge.settlements_header(data[:HEADER], len(data), queue_id, part.base, ending, known)
     part.acks_intact = what is Settled.FINE
     if what is Settled.FOREIGN:
         return [Finding(path, f"its header says that it is {whose}: what its own had settled comes again, flagged", 16)]

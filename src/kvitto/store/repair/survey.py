@@ -125,7 +125,7 @@ class Survey:
             self._find_owner(folder)
             self.queues.append(folder)
         for queue_id in self._ids(paths.ARCHIVE, self._ids_of(ARCHIVED)):
-            folder = self._folder(paths.archive_dir(queue_id), queue_id, examine.SETTLED)
+            folder = self._folder(paths.archive_dir(queue_id), queue_id, examine.ARCHIVED)
             folder.defined = owners.get(queue_id, ("", ()))
             self._check_archive(folder)
             self.archives.append(folder)
