@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from select import PIPE_BUF
 
 from kvitto.server import datasync
@@ -157,9 +156,12 @@ class Syncer:
 
     def _write(self) -> None:
         """Write requests until the pipe is full. `_read` calls this again when outcomes come, since then the pipe has room again."""
-        with suppress(BlockingIOError):
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._requests, self._waiting[:WRITTEN]) :]
+        while self._waiting:
+            try:
+                written = os.write(self._requests, self._waiting[:WRITTEN])
+            except BlockingIOError:
+                return
+            self._waiting = self._waiting[written:]
 
     def _read(self) -> None:
         job = self._job

@@ -99,7 +99,8 @@ class Commit:
     @property
     def apart(self) -> bool:
         """Whether the commit can only be synced by `run`, because a file is none of the system's: it has no descriptor."""
-        return any(file.fileno() < 0 for file in self.files)
+        self._paths = {file.fileno(): file.path for file in self.files}
+        return -1 in self._paths
 
     def waves(self) -> Generator[list[int], None, None]:
         """Yield lists of descriptors: all of one list are synced before the next list is asked for.
@@ -107,7 +108,7 @@ class Commit:
         The descriptor of a directory is inverted, and is closed when the next list is asked for. A caller that stops early has to close
         the generator. Raises SyncError if a directory cannot be opened.
         """
-        self._paths = {file.fileno(): file.path for file in self.files}
+        self._paths = self._paths or {file.fileno(): file.path for file in self.files}
         left = deque(self.dirs)
         while left or self._paths:
             opened: list[int] = []
@@ -165,6 +166,8 @@ class GroupCommit:
         self._announcements: Callbacks = []
         self._carried: list[tuple[Log, int]] = []
         self._messages_wanted = False
+        self.waiting = False
+        """Whether somebody waits for the next sync. It is asked several times in each turn."""
         self._unannounced: deque[Commit] = deque()
 
     # -- what is dirty -----------------------------------------------------------------------------------------
@@ -182,11 +185,6 @@ class GroupCommit:
             or self._unhurried
             or self._clean
         )
-
-    @property
-    def waiting(self) -> bool:
-        """Whether somebody waits for the next sync."""
-        return bool(self._announcements or self._hurried)
 
     @property
     def busy(self) -> bool:
@@ -266,15 +264,20 @@ class GroupCommit:
         Journal, definitions and inventory are meant, and only with `messages` those too. Whoever tells a peer calls `when_announced`.
         """
         self._hurried.append(callback)
+        self.waiting = True
         self._messages_wanted |= messages
 
     def after_a_sync(self, callback: Callable[[], None]) -> None:
         """The same, but nobody waits for it: the sync is not hastened, unless there is little room on the disk."""
-        (self._hurried if self.in_haste else self._unhurried).append(callback)
+        if self.in_haste:
+            self.when_synced(callback)
+        else:
+            self._unhurried.append(callback)
 
     def when_announced(self, callback: Callable[[], None], *, messages: bool = True) -> None:
         """Call back once what has been written so far will not be lost, and may be told. Without `messages` they are not meant."""
         self._announcements.append(callback)
+        self.waiting = True
         self._messages_wanted |= messages
 
     def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
@@ -287,6 +290,7 @@ class GroupCommit:
         """Put what somebody waits for into a commit; with `everything` also what nobody waits for."""
         assert self.running is None
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
+        self.waiting = False
         self._files, self._dirs = {}, {}
         if everything or self._messages_wanted:
             commit.files += [part.file for part in self._segments if part.file is not None]
@@ -322,6 +326,7 @@ class GroupCommit:
         self._hurried[:0] = commit.hurried
         self._unhurried[:0] = commit.unhurried
         self._announcements[:0] = commit.announcements
+        self.waiting = self.waiting or bool(commit.hurried or commit.announcements)
         self._carried = [*commit.carried, *((log, end) for log, _, _, end in commit.segments)]
 
     def call_back(self, commit: Commit) -> None:
