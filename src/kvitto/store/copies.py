@@ -36,7 +36,8 @@ class Copies:
         """Write a slice of the first copy. A copy of a queue that is out of service is given up, and so is one whose step raises."""
         log, steps = self.waiting.popleft()
         if log.out_of_service:
-            steps.close()
+            with suppress(StopIteration, StoreFull):
+                steps.throw(StoreFull("its queue is out of service"))
             return
         for _ in steps:
             self.waiting.appendleft((log, steps))
@@ -69,12 +70,15 @@ class Copies:
             while at < size:
                 at += copy.write_at(at, [source.read_at(at, pieces.SLICE_BYTES)])
                 yield
-        except BaseException as error:  # GeneratorExit too: the copy is given up
+        except StoreError as error:
             with suppress(StoreError):
                 copy.truncate(0)
             copy.close()
             if isinstance(error, StoreFull):
                 return None
+            raise
+        except GeneratorExit:
+            copy.close()
             raise
         return copy
 
