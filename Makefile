@@ -1,13 +1,16 @@
 # Everything here sets up what it needs in .venv; there is no earlier step.
 #   make run      the main job: real flights through the broker into Spark, with two kills, reconciled
-#   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark
+#   make quick    what an edit needs, in less than a minute: lint, and the tests that are both quick and telling
+#   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark; some of it: CHECKS="lint spark"
 #   make bench    measure this machine, and how long one peer can hold up all others
 #   make torture  kill the broker under load 1,000 times (1 h), and check what it promised
 #   make fuzz     hostile input, with sanitizers: bytes guided by coverage, then sessions of several connections; SECONDS=60 for each
 #   make sim      the simulation: power cuts, torn writes, errors, full disks; one run again: make sim SEED=n KIND=power
 #   make compat   other projects' test suites against Kvitto, all of them
 #   make audit    look over the dependencies: the lock, and known vulnerabilities where they can be asked for
-#   make build    compile the data plane;  make lint, make lock, make clean: what they say
+#   make docs     look for links in the documents that lead nowhere, and for targets that are named there and not here
+#   make sdist    the source distribution, in dist/; with TAG=v1.2.3 it must be of that version
+#   make build    compile the data plane;  make lint, make format, make lock, make clean: what they say
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +18,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench torture compat fuzz sim audit build lint format lock clean prerequisites
+.PHONY: help run quick test bench torture compat fuzz sim audit build lint docs format lock sdist clean prerequisites
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -32,8 +35,12 @@ build: prerequisites $(VENV)/installed
 run: build
 	$(BIN)/python -m kvitto.demo.flights
 
+# interpreted, as an edit makes it: nothing is compiled
+quick: $(VENV)/installed
+	$(BIN)/python scripts/test lint quick
+
 test: build
-	$(BIN)/python scripts/test
+	$(BIN)/python scripts/test $(CHECKS)
 
 bench: build
 	$(BIN)/python -m benchmarks
@@ -59,6 +66,9 @@ audit: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/python scripts/test lint
 
+docs: $(VENV)/installed
+	$(BIN)/python scripts/test docs
+
 format: $(VENV)/installed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
@@ -67,6 +77,10 @@ format: $(VENV)/installed
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    --no-emit-index-url --extra dev pyproject.toml --output-file requirements.lock
+
+sdist: $(VENV)/installed
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; print('dist/' + build_sdist('dist'))"
+	@[ -z '$(TAG)' ] || [ -f 'dist/kvitto-$(TAG:v%=%).tar.gz' ] || { echo 'the version is not that of the tag $(TAG)' >&2; exit 1; }
 
 clean:
 	rm -rf build dist run .mypy_cache .ruff_cache .pytest_cache .hypothesis
