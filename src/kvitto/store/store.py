@@ -574,9 +574,8 @@ class Store:
         """
         commits = self.commits
         commits.end(commit)
-        if (
-            commit.error is not None
-        ):  # nothing that this sync had to cover is certain: nobody is told anything, for good (C8)
+        # Nothing that this sync had to cover is certain: nobody is told anything, for good (C8).
+        if commit.error is not None:
             self.failed = commit.error
             self.distrust()
             return
