@@ -115,7 +115,7 @@ async def _flood(server: Server, disk: StuckDisk) -> None:
         other.publish(1, "", "q", b"waits")
         flooding = threading.Thread(target=lambda: [flood.send(burst) for _ in range(COUNT // 100)])
         flooding.start()
-        while not server.pacing._held:
+        while not server.pacing.held:
             await asyncio.sleep(0.01)
         for _ in range(20):
             other.put(1, m.QueueDeclare("q", passive=True))

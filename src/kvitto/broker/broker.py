@@ -414,14 +414,16 @@ class Broker:
             walls.run(self.readers, self.readers.pump)
         while True:
             most = self._write_dirty(most)
-            self.faults.end_failed()
+            if self.faults.failed:
+                self.faults.end_failed()
             if self.dead_letters.moves:
                 walls.run(self.dead_letters, self.dead_letters.run)
             if self.stages.due:
                 walls.run(self.stages, self.stages.run)
             if not self.dirty or most <= 0:
                 break
-        self.write_marks()
+        if self.unmarked:
+            self.write_marks()
         if self.dead_letters.moves and not self.dead_letters.held_up:
             self.timers.after(0, nothing)  # there is another turn soon
         if self.slow:

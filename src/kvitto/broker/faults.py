@@ -32,7 +32,8 @@ class Faults:
         self._broker = broker
         self.fresh: list[Queue] = []
         """Out of service since the last look of the confirms: what was published to them in this turn is not stored."""
-        self._failed: list[tuple[Consumer, Exception]] = []
+        self.failed: list[tuple[Consumer, Exception]] = []
+        """Consumers that could not take a delivery. Their connections end in `end_failed`."""
         self._restored: dict[str, tuple[Any, ...]] = {}
         broker.store.on_fault = self._log_failed
 
@@ -81,12 +82,12 @@ class Faults:
 
     def consumer_failed(self, consumer: Consumer, error: Exception) -> None:
         """A consumer could not take a delivery: the queue goes on without it, and its connection ends when the queue is done."""
-        self._failed.append((consumer, error))
+        self.failed.append((consumer, error))
 
     def end_failed(self) -> None:
         """End the connections of those consumers."""
-        while self._failed:
-            consumer, error = self._failed.pop()
+        while self.failed:
+            consumer, error = self.failed.pop()
             consumer.contain(error)
 
     # -- start -----------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ class Pacing:
         self._waited_at = -LATELY_S
         self.fast: set[Publisher] = set()
         """The connections that have sent much since the last look."""
-        self._held: list[Publisher] = []
+        self.held: list[Publisher] = []
+        """The connections that are not read from at present."""
 
     def measured(self, size: int, seconds: float) -> None:
         """A sync of so many bytes has taken so long."""
@@ -63,9 +64,9 @@ class Pacing:
         if too_much:
             for peer in self.fast:
                 peer.hold()
-            self._held += self.fast
-        elif self._held:
-            held, self._held = self._held, []
+            self.held += self.fast
+        elif self.held:
+            held, self.held = self.held, []
             for peer in held:
                 peer.go_on()
         self.fast.clear()

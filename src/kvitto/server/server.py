@@ -328,11 +328,14 @@ class Server:
             if self._loop.time() - now > SYNCS_S:  # what waited has asked for another sync again and again
                 self.schedule()
                 break
-        if store.syncing and store.failed is None:
-            if self.pacing.is_too_much(store.commits.unsynced, now) and not store.commits.busy:
+        pacing = self.pacing
+        # nothing to hold or to release: asked here, because this is so in most turns of applications that publish one by one
+        calm = not (store.commits.unsynced or pacing.fast or pacing.held or store.pressed)
+        if not calm and store.syncing and store.failed is None:
+            if pacing.is_too_much(store.commits.unsynced, now) and not store.commits.busy:
                 store.commits.when_synced(nothing, messages=True)
                 self._begin(False, False)
-            pressed = self.pacing.look(store.commits.unsynced, now)
+            pressed = pacing.look(store.commits.unsynced, now)
             if pressed != store.pressed:
                 self.broker.press(pressed)
                 self.schedule()
