@@ -11,10 +11,9 @@ from random import Random
 
 from kvitto.store.commit import Commit
 from tests.protocol.sansio import House
-from tests.sim.actor import Actor
 from tests.sim.cuts import Shown, play
 from tests.sim.result import Result, finding
-from tests.sim.world import Dice, World, check_sound, check_state, digest, small_world, waiting
+from tests.sim.world import Dice, World, check_start, digest, small_world
 from tests.support.clock import ManualClock
 from tests.support.recording import RecordingDisk, Replica
 from tests.support.simdisk import SimDisk
@@ -74,27 +73,14 @@ class ReplicatedWorld(World):
         super().__init__(seed, RecordingDisk())
         self.lags = Random(f"{seed} lags")
 
-    def start(self) -> None:
-        self.up = False
-        self.house = Lagging(self.disk, self.clock, Replica(self.disk, self.disk.copy()), self.lags)
-        self.up = True
-        if self.ledger.queues:
-            self.house.settle()
-            found = waiting(self.house.broker)
-            self.ledger.check(found)
-            self.ledger.adopt(found)
-        self.actor = Actor(self.house, self.ledger, self.rng, self.queues, self._numbers)
+    def open_house(self) -> House:
+        return Lagging(self.disk, self.clock, Replica(self.disk, self.disk.copy()), self.lags)
 
-    def end(self, kind: str) -> None:
-        old = self.disk
-        super().end(kind)
+    def found_after(self, old: SimDisk, kind: str) -> SimDisk:
+        found = super().found_after(old, kind)
         if kind != "order" and self.rng.random() < 0.6:
-            found: SimDisk = lost(self.house, self.rng)
-        else:
-            found = self.disk
-        found.watch = None
-        self.disk = RecordingDisk.of(found)
-        self.disk.watch, self.disk.operations = old.watch, old.operations
+            found = lost(self.house, self.rng)
+        return RecordingDisk.of(found)
 
 
 def lost(house: Lagging, rng: Random) -> SimDisk:
@@ -129,8 +115,7 @@ class Losses:
             self.result.notes["states"] += state not in self._seen
             self._seen.add(state)
             with Dice.others(rng):
-                check_sound(found.copy())
-                check_state(found, world.clock, world.ledger)
+                check_start(found, world.clock, world.ledger)
         if self.result.findings:
             raise Shown
 
@@ -164,8 +149,7 @@ class Prefixes:
         with finding(self.result, f"operation {leader.operations}"):
             self.result.tried += 1
             with Dice.others(rng):
-                check_sound(found.copy())
-                check_state(found, self.world.clock, self.world.ledger)
+                check_start(found, self.world.clock, self.world.ledger)
         if self.result.findings:
             raise Shown
 
@@ -183,12 +167,9 @@ class RecordedWorld(World):
         super().__init__(seed, RecordingDisk())
         self.prefixes: Prefixes
 
-    def end(self, kind: str) -> None:
+    def found_after(self, old: SimDisk, kind: str) -> SimDisk:
         self.prefixes.compare()
-        watch, operations = self.disk.watch, self.disk.operations
-        super().end(kind)
-        self.disk = RecordingDisk.of(self.disk)
-        self.disk.watch, self.disk.operations = watch, operations
+        return RecordingDisk.of(super().found_after(old, kind))
 
 
 def prefix(seed: int, part: float = 1.0) -> Result:

@@ -109,6 +109,7 @@ class Client:
 
     def full_sync(self) -> None:
         """Settlements too."""
+        commits = self.house.store.commits
         gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
         self.house.turn()
         while self.house.hub.unfinished:
@@ -119,7 +120,7 @@ class Client:
         self.house.end_sync(job)
         for name, bodies in gone.items():
             # a replica that has not synced them yet may bring them back
-            if not self.house.broker.unwritten and not self.house.store.commits.behind:
+            if not self.house.broker.unwritten and (commits.allowed is None or commits.allowed >= commits.syncs):
                 self.ledger.queue(name).gone |= bodies
         self.house.turn()
         self.read()

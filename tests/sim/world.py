@@ -121,7 +121,7 @@ class World:
 
     def start(self) -> None:
         self.up = False
-        self.house = House(self.disk, self.clock)
+        self.house = self.open_house()
         self.up = True
         if self.ledger.queues:
             self.house.settle()
@@ -129,6 +129,10 @@ class World:
             self.ledger.check(found)
             self.ledger.adopt(found)
         self.actor = Actor(self.house, self.ledger, self.rng, self.queues, self._numbers)
+
+    def open_house(self) -> House:
+        """Start a broker on the disk."""
+        return House(self.disk, self.clock)
 
     def begin(self, disk: SimDisk) -> Rig:
         """A start at this time, on another disk."""
@@ -145,7 +149,7 @@ class World:
             self.house.broker.finish()
             self.house.store.shut()
         old.watch, watch = None, old.watch
-        self.disk = old.crash(self.rng, hostile=self.rng.random() < 0.5) if kind == "power" else old.kill()
+        self.disk = self.found_after(old, kind)
         self.disk.watch, self.disk.trace, self.disk.operations, self.disk.reads = (
             watch,
             old.trace,
@@ -153,6 +157,10 @@ class World:
             old.reads,
         )
         self.disk.fail_at, self.disk.fail_read_at = old.fail_at, old.fail_read_at
+
+    def found_after(self, old: SimDisk, kind: str) -> SimDisk:
+        """The disk that the next broker finds."""
+        return old.crash(self.rng, hostile=self.rng.random() < 0.5) if kind == "power" else old.kill()
 
 
 # -- what is there ---------------------------------------------------------------------------------------------
@@ -226,6 +234,12 @@ def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
     found = served(rig)
     ledger.check(found)
     return found
+
+
+def check_start(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
+    """Check the disk with `kvitto check`, then start from it and hold what is served against the ledger. The disk is used up."""
+    check_sound(disk.copy())
+    return check_state(disk, clock, ledger)
 
 
 def check_sound(disk: SimDisk) -> None:
