@@ -27,7 +27,7 @@ class Lagging(House):
         self.replica = replica
         self.leader = disk
         self.marks: list[int] = []
-        """The number of operations at the end of the sync of each commit since the start."""
+        """How many operations had been recorded when the sync of each commit ended, for the commits since the start."""
         super().__init__(disk, clock)
         self.catch_up()
         self.before = self.store.commits.allowed = self.store.commits.syncs
@@ -42,7 +42,7 @@ class Lagging(House):
         super().turn()
 
     def lag(self) -> None:
-        """The replica applies some operations, or all, or none. Before that the leader may be lost: a peer may just have been told."""
+        """The replica applies some operations, or all, or none. Before that, look at what a loss would do now."""
         if self.leader.watch is not None:
             self.leader.watch()
         behind = len(self.leader.recorded) - self.replica.applied

@@ -52,7 +52,7 @@ class RecordingDisk(SimDisk):
         self.numbers: dict[int, int] = {}
         """The number of each inode, in the order in which they were made."""
         self._inodes: list[Inode] = []
-        """Keeps them all, so that no two have one id."""
+        """All inodes. As long as they are kept, no two of them have the same id."""
         self._thread = threading.get_ident()
 
     @classmethod
@@ -121,17 +121,17 @@ class Replica:
         self._files = list(found.values())
 
     def apply(self, until: int) -> None:
-        """Apply operations in order, until there are so many."""
+        """Apply operations in order until `until` of them have been applied."""
         while self.applied < until:
             self.leader.recorded[self.applied](self)
             self.applied += 1
 
     def make(self, path: str) -> None:
-        """A file has been made. The leader numbers its files in the same order."""
+        """Make a file, and give it the number that it has on the leader, which counts its files in the same order."""
         self._files.append(self.disk.open(path, create=True)._inode)
 
     def file(self, number: int) -> SimFile:
-        """The file with this number, whatever its name is now, if it has one."""
+        """Open the file with this number. It may have been renamed or removed since it was made."""
         return SimFile(self.disk, "", self._files[number])
 
     def copy(self) -> Replica:

@@ -38,7 +38,7 @@ class Records:
         self._unwritten: deque[Waiting] = deque()
         """A large record that is being written in slices, and the records behind it."""
         self.due: deque[tuple[int, Callable[[], object]]] = deque()
-        """Announced records that have not been applied yet, in order: (number of messages, function that applies the record).
+        """The announced records that have not been applied yet, in order, each as (number of messages, function that applies it).
 
         The function returns something true while there is more to be done for the record.
         """

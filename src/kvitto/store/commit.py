@@ -44,19 +44,19 @@ class Commit:
         self.files = files
         self.dirs = dirs
         self.segments: list[tuple[Log, Segment, int, int]] = []
-        """Segments with the size that is covered, and the offset behind the last message in it."""
+        """Each segment that this commit syncs, with its size, and the offset behind the last message in it."""
         self.acks: list[tuple[Log, Segment, int]] = []
-        """Segments with the size of the settlement log that is covered."""
+        """Each segment whose settlement log this commit syncs, with the size of that log."""
         self.seals: list[tuple[Log, Segment]] = []
         self.unlinks: list[tuple[str, str]] = []
         self.hurried: Callbacks = []
-        """Callbacks of stage one that were a reason for this sync."""
+        """What stage one calls for those who have asked for this sync."""
         self.unhurried: Callbacks = []
-        """Callbacks of stage one that were none."""
+        """What stage one calls for those who have only waited for a sync."""
         self.announcements: Callbacks = []
-        """Callbacks of stage two."""
+        """What stage two calls."""
         self.carried: list[tuple[Log, int]] = []
-        """What commits before this one would have announced, had they not been put off: logs with the end of what is covered."""
+        """Logs, each with an end that stage two announces for an earlier commit that was put off."""
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0
@@ -69,14 +69,14 @@ class Commit:
         """Commits are numbered from 1 in the order in which their sync ended."""
         self._paths: dict[int, str] = {}
         self.size = 0
-        """Bytes of messages."""
+        """The bytes of messages that this commit syncs."""
         self.seconds = 0.0
-        """How long the sync took, if whoever ran it says so."""
+        """The time that the sync has taken; whoever runs it sets this."""
         self.error: Exception | None = None
 
     @property
     def small(self) -> bool:
-        """Whether there are few files and few bytes: the disk is done with them in the time of one write."""
+        """Whether there are so few files and bytes that the disk syncs them in about the time of one write."""
         if len(self.files) > SMALL_FILES or self.dirs:
             return False
         waiting = 0
@@ -87,7 +87,7 @@ class Commit:
         return waiting <= SMALL_BYTES
 
     def run(self) -> None:
-        """Sync all files and directories. An error is kept in `error`."""
+        """Sync all files and directories. If that raises an error, keep it in `error`."""
         try:
             for file in self.files:
                 file.sync()
@@ -98,7 +98,7 @@ class Commit:
 
     @property
     def apart(self) -> bool:
-        """Whether the commit can only be synced by `run`, because a file is none of the system's: it has no descriptor."""
+        """Whether only `run` can sync this commit, because one of its files has no descriptor. Only files of tests have none."""
         self._paths = {file.fileno(): file.path for file in self.files}
         return -1 in self._paths
 
@@ -139,7 +139,7 @@ class Commit:
 
 
 class GroupCommit:
-    """What has been written since the last commit began, the commit that is being synced, and those that wait to be announced."""
+    """Keeps what has been written since the last commit began, the commit that is being synced, and those that wait to be announced."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -148,11 +148,11 @@ class GroupCommit:
         self.syncs = 0
         """The number of commits whose sync has ended."""
         self.allowed: int | None = None
-        """The number of the last commit that may be announced (`allow`). None: there are no replicas, and each of them may be."""
+        """The number of the last commit that may be announced (`allow`). It is None without replicas: each commit may be announced then."""
         self.unsynced = 0
-        """Bytes of messages that no sync has begun for."""
+        """The bytes of messages that have been written since the last commit of messages began."""
         self.in_haste = False
-        """There is little room on the disk: a callback that could wait for somebody else's sync asks for one, since it frees some."""
+        """Whether there is little room on the disk. Callbacks of `after_a_sync` free some, so they ask for a sync of their own then."""
         self._segments: dict[Segment, Log] = {}
         self._acks: dict[Segment, Log] = {}
         self._dirs: dict[str, None] = {}
@@ -197,28 +197,28 @@ class GroupCommit:
         return bool(self._unannounced)
 
     def wrote(self, log: Log, part: Segment, size: int = 0) -> None:
-        """A segment has new bytes, `size` of them bytes of messages."""
+        """Note that a segment has new bytes, of which `size` belong to messages."""
         self._segments[part] = log
         self.unsynced += size
 
     def settled(self, log: Log, part: Segment) -> None:
-        """The settlement log of a segment has new bytes. Nobody waits for them: only a commit of everything syncs it (A11)."""
+        """Note that the settlement log of a segment has new bytes. Nobody waits for them: only a commit of everything syncs them (A11)."""
         self._acks[part] = log
 
     def wrote_file(self, file: File) -> None:
-        """A file that is no queue's (journal, definitions, inventory) has new bytes."""
+        """Note that a file that belongs to no queue (journal, definitions, inventory) has new bytes."""
         self._files[file] = None
 
     def forget_file(self, file: File) -> None:
-        """The next commit need not sync this file."""
+        """Leave a file out of the next commit."""
         self._files.pop(file, None)
 
     def renamed(self, directory: str) -> None:
-        """A name was made or removed in `directory`."""
+        """Note that a name was made or removed in `directory`."""
         self._dirs[directory] = None
 
     def seal_when_synced(self, log: Log, part: Segment) -> None:
-        """Nothing more is written to a segment: it gets its footer when all before that is durable."""
+        """Give a segment its footer once all batches in it are durable. Nothing more is written to it."""
         self._seals.append((log, part))
         self._segments[part] = log
 
@@ -228,7 +228,7 @@ class GroupCommit:
         self._unlinks.append((directory, path))
 
     def close(self, file: File | None) -> None:
-        """Close a file, behind the sync that is running if that has it."""
+        """Close a file. If a running sync has it, close it when that has ended."""
         if file is None:
             return
         self._files.pop(file, None)
@@ -238,20 +238,20 @@ class GroupCommit:
             file.close()
 
     def sync_settlements(self, part: Segment) -> None:
-        """A segment is about to go: what has been settled in it belongs to the next commit, and its file is closed behind that."""
+        """Have the next commit sync the settlement log of a segment that is about to be removed, and close the log behind that."""
         if part in self._acks and part.acks is not None:
             acks, part.acks = part.acks, None
             self._files[acks] = None
             self.after_a_sync(lambda: self.close(acks))
 
     def dropped(self, part: Segment) -> None:
-        """A segment has gone: sync its files no more."""
+        """Leave the files of a segment that is removed out of the next commits."""
         self._segments.pop(part, None)
         self._acks.pop(part, None)
         self._clean.pop(part, None)
 
     def forget(self, log: Log) -> None:
-        """A queue has gone, with its directory."""
+        """Leave out what the next commits were to do in the directory of a queue that is removed."""
         self._seals = [seal for seal in self._seals if seal[0] is not log]
         self._unlinks = [unlink for unlink in self._unlinks if unlink[0] != log.directory]
         self._dirs.pop(log.directory, None)
@@ -259,23 +259,23 @@ class GroupCommit:
     # -- who is called -----------------------------------------------------------------------------------------
 
     def when_synced(self, callback: Callable[[], None], *, messages: bool = False) -> None:
-        """Call back once what has been written so far is durable on this machine: for steps of the store that need one before them to be.
+        """Call back once what has been written so far is durable on this machine. Whoever tells a peer something calls `when_announced`.
 
-        Journal, definitions and inventory are meant, and only with `messages` those too. Whoever tells a peer calls `when_announced`.
+        That covers journal, definitions and inventory. It covers messages only if `messages` is true.
         """
         self._hurried.append(callback)
         self.waiting = True
         self._messages_wanted |= messages
 
     def after_a_sync(self, callback: Callable[[], None]) -> None:
-        """The same, but nobody waits for it: the sync is not hastened, unless there is little room on the disk."""
+        """Call back like `when_synced`, but do not ask for a sync, unless there is little room on the disk."""
         if self.in_haste:
             self.when_synced(callback)
         else:
             self._unhurried.append(callback)
 
     def when_announced(self, callback: Callable[[], None], *, messages: bool = True) -> None:
-        """Call back once what has been written so far will not be lost, and may be told. Without `messages` they are not meant."""
+        """Call back once peers may be told that what has been written so far is durable. It covers messages only if `messages` is true."""
         self._announcements.append(callback)
         self.waiting = True
         self._messages_wanted |= messages
@@ -287,7 +287,7 @@ class GroupCommit:
     # -- the two stages ----------------------------------------------------------------------------------------
 
     def begin(self, *, everything: bool) -> Commit:
-        """Put what somebody waits for into a commit; with `everything` also what nobody waits for."""
+        """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for."""
         assert self.running is None
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         self.waiting = False
@@ -311,7 +311,7 @@ class GroupCommit:
         return commit
 
     def end(self, commit: Commit) -> None:
-        """The sync of a commit has ended: close the files that have waited for that, and give the commit its number."""
+        """Note that the sync of a commit has ended: close the files that have waited for that, and give the commit its number."""
         assert commit is self.running
         self.running = None
         for file in self._closing:
@@ -322,7 +322,7 @@ class GroupCommit:
             commit.number = self.syncs
 
     def put_off(self, commit: Commit) -> None:
-        """Move the callbacks of a commit to the next one, before those that it has: they wait for something that is not synced yet."""
+        """Move the callbacks of a commit to the next one, in front of its own, since they need something that is not synced yet."""
         self._hurried[:0] = commit.hurried
         self._unhurried[:0] = commit.unhurried
         self._announcements[:0] = commit.announcements
@@ -330,7 +330,7 @@ class GroupCommit:
         self._carried = [*commit.carried, *((log, end) for log, _, _, end in commit.segments)]
 
     def call_back(self, commit: Commit) -> None:
-        """Stage one is complete: call those of `when_synced`, then those of `after_a_sync`, each in the order in which they have asked."""
+        """End stage one: call what was passed to `when_synced`, then what was passed to `after_a_sync`, each in order."""
         for callback in (*commit.hurried, *commit.unhurried):
             callback()
 
@@ -343,7 +343,7 @@ class GroupCommit:
                 self._clean.pop(part)()
 
     def announce(self, commit: Commit) -> None:
-        """Stage one of a commit is complete: announce it as soon as it may be, and not before the commits that ended before it."""
+        """Announce a commit whose stage one is complete as soon as that is allowed, and not before the commits that ended before it."""
         if self.allowed is None:
             _tell(commit)
         else:
@@ -351,14 +351,14 @@ class GroupCommit:
             self.allow(self.allowed)
 
     def allow(self, number: int) -> None:
-        """Replicas have synced what the commits up to this number have: announce those."""
+        """Announce the commits up to this number: replicas have synced what these cover."""
         self.allowed = number
         while self._unannounced and self._unannounced[0].number <= number:
             _tell(self._unannounced.popleft())
 
 
 def _tell(commit: Commit) -> None:
-    """Announce a commit. A sync covers every segment with anything to be synced, so all below the end of the last one is covered."""
+    """Announce a commit. A sync covers all unsynced bytes of a log, so each offset below the end of its last segment is durable."""
     for log, end in commit.carried:
         log.announced(end)
     for log, _, _, end in commit.segments:

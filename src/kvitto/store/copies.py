@@ -29,7 +29,7 @@ class Copies:
         """The copies that are to be made, with the logs whose segments they are. The first of them has been begun."""
 
     def add(self, log: Log, path: str, name: str, done: Callable[[], None]) -> None:
-        """Copy `path` to `name`, then call `done`: the copy is durable, or it is not there, because there was no room for it."""
+        """Copy `path` to `name`, then call `done`. The copy is durable then, or it is missing because there was no room for it."""
         self.waiting.append((log, self._steps(path, name, done)))
 
     def step(self) -> None:

@@ -22,6 +22,7 @@ from kvitto.store.segment import (
     MAGIC,
     DamagedSegment,
     Segment,
+    created_ms,
     find_batch,
     foreign,
     header_is_valid,
@@ -62,13 +63,15 @@ class Header(Enum):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """A verdict. `salt` counts where messages can be read; `end` is above every offset that was in the file, as far as anything tells."""
+    """A verdict on a header. `salt` is right if messages can be read. `end` is above each offset in the file that anything tells of."""
 
     what: Header
     salt: int = 0
     end: int = 0
     whose: str = ""
-    """The place that a foreign header names, in words."""
+    """The queue and the offset that a foreign header names, as part of a message for people."""
+    created_ms: int = 0
+    """When the segment was made, if the header can be read."""
     promised: bool = True
     """Whether somebody may have been promised what is in the file."""
 
@@ -80,12 +83,13 @@ def segment_header(
     head = read(0, HEADER)
     end = max(base, known.end if known else 0)
     if whose := foreign(head, MAGIC, queue_id, base):
-        return SegmentHeader(Header.FOREIGN, end=end, whose=whose)
+        return SegmentHeader(Header.FOREIGN, end=end, whose=whose, created_ms=created_ms(head))
     salt, copy = salts(head)
     if header_is_valid(head, MAGIC):
-        return SegmentHeader(Header.FINE if salt == copy else Header.SALT, salt, end)
+        what = Header.FINE if salt == copy else Header.SALT
+        return SegmentHeader(what, salt, end, created_ms=created_ms(head))
     claimed, synced = claims(read, base)
-    # A power cut before the first sync may have taken the header, and then nothing of the rest was promised to anybody.
+    # If a power cut before the first sync took the header, nothing in the file had been promised to anybody.
     promised = (size > HEADER and (synced or not ending.doubt)) or known is not None
     # Zeros are no salt: a peer could have put a batch into a message's body that verifies with them.
     data = read(0, size)
@@ -98,7 +102,7 @@ def segment_header(
 
 
 def claims(read: Read, base: int) -> tuple[int, bool]:
-    """What the batches say, unverified: (end of their offsets, whether any of them had been synced)."""
+    """Read what the batches say without verifying them: (end of their offsets, whether any of them had been synced)."""
     at, end, durable = HEADER, base, False
     while True:
         data = read(at, BATCH_HEADER)
@@ -117,7 +121,7 @@ class End(Enum):
 
 
 def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> tuple[End, str]:
-    """Take the books of a segment without a valid footer from its batches, and judge what follows the last one.
+    """Count what is in a segment without a valid footer from its batches, and judge what follows the last one.
 
     `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy. Returns the verdict, and in words
     what is wrong with the batches or behind them, "" if nothing is.
@@ -148,7 +152,7 @@ class Settled(Enum):
 def settlements_header(
     head: bytes, size: int, queue_id: str, base: int, ending: Ending, known: Entry | None
 ) -> tuple[Settled, str]:
-    """Judge the header of a settlement log of `size` bytes. Returns the verdict, and the place that a foreign header names, in words."""
+    """Judge the header of a settlement log of `size` bytes. Returns the verdict, and the place that a foreign header names."""
     if whose := foreign(head, ACK_MAGIC, queue_id, base):
         return Settled.FOREIGN, whose
     salt, copy = salts(head)
@@ -161,5 +165,5 @@ def settlements_header(
 
 
 def settlements_are_damaged(replay: Replay, size: int, ending: Ending) -> bool:
-    """Whether a settlement log of `size` bytes lacks blocks that it had: `replay` has read those that it has."""
+    """Whether a settlement log of `size` bytes has lost blocks. `replay` has read those that are left."""
     return replay.damaged or (ending.in_order and size > max(replay.end, HEADER))

@@ -385,7 +385,7 @@ class Log:
         self.store.quarantine(self, part, why)
 
     def lease_ended(self, part: Segment) -> None:
-        """Nobody reads this segment in steps any more: if it has been dropped meanwhile, its file is closed."""
+        """Close the file of a segment that has been dropped meanwhile, if nobody else reads from it."""
         self.store.lease_ended(part)
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -395,4 +395,4 @@ class Log:
         return Recovery(self).run()
 
     def found(self, part: Segment) -> None:
-        """A start has found a segment, which is now the last one."""
+        """Called for each segment that a start has found; it is the last one of `segments` then."""

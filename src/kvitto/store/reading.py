@@ -72,12 +72,12 @@ class Source(Protocol):
         ...
 
     def lease_ended(self, part: Segment) -> None:
-        """Nobody reads this segment in steps any more."""
+        """Note that one reader less needs the segment's file."""
         ...
 
 
 class Reader:
-    """Reads one log. It has no place of its own: a window knows where whoever uses it has come to."""
+    """Reads one log. Each window keeps a position; the reader keeps none."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -211,7 +211,7 @@ class Reader:
         return True
 
     def _bytes_of(self, part: Segment, position: int, sums: list[int] | None, start: int, n: int) -> bytes:
-        """Read n bytes of the large batch at `position`. It gets fewer at the end of the file, and none if a slice does not fit `sums`."""
+        """Read n bytes of the large batch at `position`. Returns fewer at the end of the file, none if a slice does not match `sums`."""
         file = self._source.file_of(part)
         if sums is None or not n:
             return file.read_at(start, n)
@@ -272,7 +272,7 @@ class Reader:
             self._source.lease_ended(part)
 
     def _is_whole(self, part: Segment, start: int, end: int) -> bool:
-        """Whether the batches between two positions are unharmed: if so, an offset that none of them holds was never written."""
+        """Whether the batches between two positions are unharmed. If they are, an offset that none of them holds was never written."""
         data, at = self._source.file_of(part).read_at(start, end - start), 0
         while at < len(data):
             head = BatchHeader(data, at)

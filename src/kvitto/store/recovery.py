@@ -1,4 +1,4 @@
-"""What a start finds of one log: segments, their settlement logs, and what is missing of them.
+"""The start of one log: its segments and settlement logs are read, and what is missing or damaged is noted.
 
 Called once for each queue. Invariants that it restores: `next` is above every offset that was ever used or told, the delivered mark is
 in a settlement log that stays, and all that is taken for granted from now on is durable again. docs/formats.md (Recovery) has the rules.
@@ -50,12 +50,12 @@ class Recovery:
         """What the settlement logs say, by base."""
 
     def run(self) -> Recovered:
-        """Take what is on disk. The order of the steps matters: each goes by what those before it have found."""
+        """Read what is on disk. The order of the steps matters, because each of them uses what those before it have found."""
         log_ = self.log
         if log_.durable:
             self._known = self.store.inventory.claim(SEGMENT, log_.queue_id)
         self._miss_settlements(self.store.disk.listdir(log_.directory))
-        names = self.store.disk.listdir(log_.directory)  # those that are another queue's have been put aside
+        names = self.store.disk.listdir(log_.directory)  # the logs of other queues have been put aside
         acks = {paths.base_of(name) for name in names if name.endswith(paths.SETTLEMENTS_SUFFIX)}
         bases = sorted(paths.base_of(name) for name in names if name.endswith(paths.SEGMENT_SUFFIX))
         for base in bases:
@@ -86,7 +86,7 @@ class Recovery:
         return self._found
 
     def _replay_all(self, acks: set[int]) -> int:
-        """Read the settlement logs of the segments. Returns the end of the offsets that files tell of."""
+        """Read the settlement logs of the segments. Returns the end of the offsets that any file mentions."""
         log_ = self.log
         for part in log_.segments:
             if part.base in acks:
@@ -100,26 +100,27 @@ class Recovery:
         return told
 
     def _raise_mark(self, told: int) -> None:
-        """Raise the delivered mark above what was settled and never written, and above what is lost."""
+        """Raise the delivered mark above offsets that were settled but never written, and above those that are lost."""
         log_ = self.log
-        if log_.next > told:  # what was never written, or is lost, lies below the cursor
+        if log_.next > told:  # offsets that were never written, or are lost, lie below the cursor
             log_.mark, log_.marked = log_.next, None
         for part in log_.segments:
             if part.settled and part.end > log_.mark:
-                # Only what was delivered and settled at once is never written, and first deliveries are in order.
+                # A message is never written if it was delivered and settled at once. First deliveries are in order, so all before it
+                # had been delivered.
                 raised = max([log_.mark] + [start + count for start, count in part.batch_gaps()])
                 if raised > log_.mark:
                     log_.mark, log_.marked = raised, None
 
     def _end_last(self, told: int) -> None:
-        """The last segment goes on where the offsets end that files tell of."""
+        """Let the last segment go on at the end of the offsets that any file mentions."""
         if self.log.segments and not self.log.segments[-1].full:
             last = self.log.segments[-1]
             last.settled += told - last.end
             last.end = last.synced_end = told
 
     def _save_mark(self) -> None:
-        """Write the delivered mark again if it was in a settlement log whose segment is gone, or follows from gaps."""
+        """Write the delivered mark again if no settlement log that stays has it: its segment is gone, or it was derived from gaps."""
         log_ = self.log
         if log_.marked is None and log_.segments and log_.mark > log_.segments[0].base:
             rest = [part for part in log_.segments if not part.linked]
@@ -128,7 +129,7 @@ class Recovery:
                     log_.keep_mark(rest)
 
     def _flag(self) -> None:
-        """Have all flagged that may have been delivered before a power cut, or before damage."""
+        """Flag all messages that may have been delivered before a power cut, or whose settlements may be lost."""
         log_, found = self.log, self._found
         if self.store.ending.doubt:
             found.doubt = log_.next
@@ -167,7 +168,7 @@ class Recovery:
                 self._refuse_settlements(base)
 
     def _refuse_settlements(self, base: int) -> None:
-        """Put a settlement log aside that is another's."""
+        """Rename a settlement log whose header names another queue or offset."""
         path = paths.settlements(self.log.directory, base)
         file = self.store.disk.open(path)
         head, size = file.read_at(0, segment.HEADER), file.size()
@@ -244,7 +245,7 @@ class Recovery:
         found = judge.segment_header(part.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
         part.slot = -1 if entry is None else entry.slot
         part.salt = found.salt
-        part.created_ms = segment.created_ms(part.file.read_at(0, segment.HEADER))
+        part.created_ms = found.created_ms
         part.linked = self.log.archive is not None and base in self.log.archive.found
         if found.what in (Header.FOREIGN, Header.UNREADABLE, Header.NEVER):
             part.file.close()
@@ -277,7 +278,7 @@ class Recovery:
         self.log.found(part)
 
     def _refuse_segment(self, part: Segment, found: SegmentHeader, entry: Entry | None, filled: bool) -> None:
-        """Nothing of it is served; the inventory need not know it any more."""
+        """Rename or remove a segment from which nothing is served, and have the inventory forget it."""
         path, base, end = paths.segment(self.log.directory, part.base), part.base, found.end
         if found.what is Header.NEVER:
             self.store.disk.unlink(path)

@@ -26,9 +26,9 @@ class Removals:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        """The bytes of each file, and what unlinks it, in order. The size of a directory is 0."""
+        """The files that wait, in order: their bytes, and the function that unlinks them. A directory counts as 0 bytes."""
         self._removed = 0
-        """Bytes of files that have been unlinked since the last turn with removals."""
+        """The bytes of files that have been unlinked since the last turn with removals."""
 
     def add(self, size: int, unlink: Callable[[], None]) -> None:
         """Call `unlink`, which frees `size` bytes: at once if little has been freed since the last turn, else in a later turn."""
@@ -51,7 +51,7 @@ class Removals:
             self._while_cheap()
 
     def all(self) -> None:
-        """Unlink all files at once: there is no further turn."""
+        """Unlink all files now, because no further turn follows."""
         while self.waiting:
             self.some()
 

@@ -89,7 +89,7 @@ def refuse_foreign(disk: Disk) -> None:
 
 
 def how_it_ended(disk: Disk) -> Ending:
-    """How the last owner left the directory. Where nothing tells: as after a power cut."""
+    """Find out how the last owner left the directory. If no file tells, assume a power cut."""
     text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
     if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
         return Ending(True, True, False)
@@ -331,7 +331,7 @@ class Store:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something for `work` to do. Asked several times in each turn, and nearly always there is nothing."""
+        """Whether there is something for `work` to do. This is asked several times in each turn, and nearly always there is nothing."""
         if not self.removals.waiting and not self.copies.waiting and self.definitions.compaction is None:
             return False
         return self.removals.may_go_on or bool(self.copies.waiting) or self.compacting
@@ -346,7 +346,7 @@ class Store:
             self.compact_some()
 
     def finish_work(self) -> None:
-        """Unlink and copy all that is left: there is no further turn."""
+        """Unlink and copy all that is left, because no further turn follows."""
         self.removals.all()
         while self.copies.waiting:
             self._copy_some()
@@ -365,7 +365,7 @@ class Store:
             self.commits.renamed(directory)
 
     def link(self, log_: Log, path: str, name: str, done: Callable[[], None]) -> None:
-        """Have a file under a second name, then call `done`: it is durable there, or it is not there, because there was no room.
+        """Give a file a second name, then call `done`. That name is durable then, or it is missing because there was no room for a copy.
 
         Where a file can have one name only, a copy is made.
         """
@@ -548,7 +548,7 @@ class Store:
             self.when_defined(callback, announced=announced)
 
     def begin_sync(self, *, everything: bool) -> Commit:
-        """What somebody waits for, as a commit; with `everything` also what nobody waits for: settlements are written behind (A11)."""
+        """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for, such as settlements (A11)."""
         assert self.failed is None
         definitions = self.definitions
         commit = self.commits.begin(everything=everything)
@@ -568,9 +568,9 @@ class Store:
         return commit
 
     def end_sync(self, commit: Commit) -> None:
-        """A commit has been synced: note what is durable, do what has waited for that, and announce it as soon as it may be.
+        """Handle a commit that has been synced: note what is durable, do what has waited for that, and announce the commit if it may be.
 
-        This is the first of the two stages of a commit, and it gives way to the second (ADR 20). The order of the steps matters.
+        This is stage one of a commit, and at its end stage two (ADR 20). The order of the steps matters.
         """
         commits = self.commits
         commits.end(commit)
@@ -585,7 +585,7 @@ class Store:
         # A segment that is settled stays until a later one is durable, since the next offset is known from the last one.
         for log_ in grown:
             self._for_log(log_, log_.drop_settled)
-        # The inventory says what is durable, so it is written behind the sync; it gives the rest of this turn's steps an entry to drop.
+        # The inventory says how much of each file is durable, so it is written behind the sync.
         if self.inventory.owed:
             with suppress(StoreFull):
                 self.inventory.write_owed()

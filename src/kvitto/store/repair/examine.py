@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvitto.store import judge, paths, segment
+from kvitto.store import judge, paths
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import Entry
@@ -158,7 +158,7 @@ def _header(
     verdict = judge.segment_header(lambda at, n: data[at : at + n], len(data), queue_id, part.base, ending, known)
     what, end = verdict.what, verdict.end if after is None else after
     part.segment.salt = verdict.salt
-    part.created_ms = segment.created_ms(data[:HEADER])
+    part.created_ms = verdict.created_ms
     part.intact = what is Header.FINE
     if what is Header.FINE:
         return []
@@ -166,17 +166,14 @@ def _header(
         text = "the copy of the salt in its header is damaged; all else can be read"
         return [] if ending.doubt else [Finding(part.path, text, 64)]
     if what is Header.DAMAGED:
-        part.created_ms = 0
         text = "the segment's header is damaged; its messages can be read"
         return [Finding(part.path, text, 0)] if verdict.promised else []
     part.readable = False
     if what is Header.NEVER:
-        part.created_ms = 0
         return []  # a start that was cut short, or a full disk
     part.holes.append(Hole(HEADER, len(data), part.base, end))
     if what is Header.FOREIGN:  # it lies in another place than it was written to: nothing of it is this queue's
         return [Finding(part.path, f"its header says that it is {verdict.whose}", 16, (part.base, end))]
-    part.created_ms = 0
     lost = f"offsets {part.base} to {end - 1}"
     if data:
         text = f"the segment's header is damaged, and without it {lost}, as they say, cannot be read"
