@@ -13,6 +13,7 @@ from kvitto.broker.equivalence import type_name
 from kvitto.broker.exchange import Binding, Exchange, check_declare, check_equivalent
 from kvitto.broker.headers import comparable, identity
 from kvitto.broker.routing import Lookup, at_once, walk
+from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table, Timestamp, Value
 
 
@@ -33,7 +34,7 @@ Q = [Sink(f"q{i}") for i in range(4)]
 
 
 def routed(exchange: Exchange, key: str = "", headers: Table | None = None) -> set[str]:
-    found = list(exchange.route(key, headers))
+    found = list(exchange.route(key, Properties(headers=headers)))
     assert len(found) == len(set(found))
     return {dest.name for dest in found}
 
@@ -41,7 +42,7 @@ def routed(exchange: Exchange, key: str = "", headers: Table | None = None) -> s
 def resolve(
     exchange: Exchange, key: str, headers: Table | None, lookup: Lookup, more: Sequence[str] = ()
 ) -> tuple[list[Sink], bool]:
-    found = at_once(walk(exchange, (key, *more), headers, lookup))
+    found = at_once(walk(exchange, (key, *more), Properties(headers=headers), lookup))
     return found.queues, found.dynamic
 
 
@@ -61,7 +62,7 @@ def test_direct_routes_by_equal_key() -> None:
     assert routed(exchange, "a") == {"q0", "q1"}
     assert routed(exchange, "b") == {"q1"}
     assert routed(exchange, "a.b") == routed(exchange, "") == set()
-    assert not exchange.needs_headers
+    assert not exchange.index.needs_properties
 
 
 def test_fanout_routes_to_all_once() -> None:
@@ -240,7 +241,7 @@ def test_headers_exchange_agrees_with_the_naive_matcher(
         exchange.unbind(bindings[i][0], "", all_arguments[i])
     expected = {b.dest.name for b in exchange.bindings() if naive_headers(b.arguments, headers or {})}
     assert routed(exchange, "", headers) == expected
-    assert exchange.needs_headers
+    assert exchange.index.needs_properties
 
 
 def test_header_values_are_equal_as_in_rabbitmq() -> None:

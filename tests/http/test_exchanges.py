@@ -7,9 +7,10 @@ from urllib.parse import quote, urljoin
 import pytest
 
 import kvitto
-from kvitto.broker import copying
+from kvitto.broker import copying, exchange
 from kvitto.http import messages
 from tests.http.api import Http
+from tests.protocol.test_exchange_type import NAME, PropertyIndex
 
 
 def test_exchanges_are_declared_listed_and_deleted(api: Http) -> None:
@@ -22,6 +23,21 @@ def test_exchanges_are_declared_listed_and_deleted(api: Http) -> None:
     assert {"", "amq.direct", "amq.topic", "events"} <= {e["name"] for e in api.get("/api/exchanges/%2F")}
     assert api.delete("/api/exchanges/%2F/events") == 204
     assert api.delete("/api/exchanges/%2F/events") == 404
+
+
+def test_a_publish_is_routed_by_the_property_that_its_exchange_type_needs(
+    api: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(exchange.TYPES, NAME, PropertyIndex)
+    given = {"type": NAME, "arguments": {"property": "message_id"}}
+    assert api.put("/api/exchanges/%2F/by-id", given) == 201
+    assert api.put("/api/exchanges/%2F/by-id", {"type": NAME}) == 400, "the type checks its arguments"
+    assert api.put("/api/queues/%2F/by-id") == 201
+    assert api.post("/api/bindings/%2F/e/by-id/q/by-id", {"routing_key": "1"}).status == 201
+    for message_id, expected in (("1", True), ("2", False)):
+        message = {"routing_key": "k", "payload": "x", "properties": {"message_id": message_id}}
+        assert api.post("/api/exchanges/%2F/by-id/publish", message).json == {"routed": expected}
+    assert api.delete("/api/exchanges/%2F/by-id") == 204
 
 
 def test_predeclared_exchanges_stay(api: Http) -> None:

@@ -190,10 +190,10 @@ def test_a_binding_bomb_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     kind, code, _ = close_of(ask(wire, m.QueueBind("a", "amq.direct", "one more")))
     assert (kind, code) == (m.ChannelClose, 406) and house.broker.refused["bindings"] == 1
     direct = house.broker.vhosts["/"].exchanges["amq.direct"]
-    assert len(list(direct.bindings())) == 50 and not direct.route("one more", None)
+    assert len(list(direct.bindings())) == 50 and not direct.route("one more", Properties())
     other = house.wire()
     ask(other, m.QueueUnbind("a", "amq.direct", "k0"), m.QueueBind("a", "amq.direct", "one more"))
-    assert direct.route("one more", None)
+    assert direct.route("one more", Properties())
     ask(other, m.QueueDeclare("b"), m.QueueDelete("a"), m.QueueBind("b", "amq.fanout"))
     assert house.broker.vhosts["/"].bindings == 1
     ask(other, m.ExchangeDeclare("e", "direct"), m.QueueBind("b", "e"), m.ExchangeDelete("e"), m.QueueDelete("b"))
@@ -241,7 +241,7 @@ def bind_until_refused(house: House, exchange: str, bindings: list[tuple[str, di
 
 def cpu_s(house: House, exchange: str, key: str, headers: dict[str, object]) -> float:
     started = time.process_time()
-    house.broker.vhosts["/"].route_by_headers(exchange, key, headers)
+    house.broker.vhosts["/"].route_message(exchange, key, Properties(headers=headers))
     return time.process_time() - started
 
 

@@ -13,9 +13,9 @@ from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.deadletter import LETTER_MAX, weight
+from kvitto.broker.index import PIECE_STEPS
 from kvitto.broker.jobs import Cost
 from kvitto.broker.room import Room
-from kvitto.broker.topic import PIECE_STEPS
 from kvitto.store import pieces
 from kvitto.store.batch import DEAD, EXPIRES, FLAGS, Batch
 from kvitto.store.journal import Packed, Record

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker import walls
+from kvitto.broker.index import PIECE_STEPS
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
-from kvitto.broker.topic import PIECE_STEPS
 from kvitto.store.batch import DEAD, Stored
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
@@ -324,7 +324,11 @@ class DeadLetters(walls.Routine):
         keys = [to_key] if to_key is not None else routing_keys
         if to_key is not None:
             headers.pop("CC", None)
-        targets = yield from queue.vhost.target_steps(to_exchange, keys, headers)
+        properties.headers, properties.expiration = (
+            headers,
+            None,
+        )  # routed is what the letter says, not what the message said
+        targets = yield from queue.vhost.target_steps(to_exchange, keys, properties)
         if reason != "rejected":
             kept = [t for t in targets if not is_cycle(t.name, deaths)]
             if targets and not kept:

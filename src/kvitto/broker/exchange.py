@@ -1,29 +1,29 @@
 """Exchanges: from a routing key (or headers) to the queues that a message goes to.
 
-An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type, for
-routing. `routing.py` walks from exchange to exchange. Nothing here knows about storage or permissions; `vhost.py` owns
-the exchanges, caches what is found, and drops the cache when a binding changes.
+An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type
+(`index.py`), for routing. `routing.py` walks from exchange to exchange. Nothing here knows about storage or permissions;
+`vhost.py` owns the exchanges, caches what is found, and drops the cache when a binding changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker import headers as headers_matching
 from kvitto.broker.equivalence import check_arguments, check_field, describe, type_name
 from kvitto.broker.headers import HeadersIndex, identity
-from kvitto.broker.topic import Dest, TopicIndex
+from kvitto.broker.index import Arguments, Dest, Index
+from kvitto.broker.topic import TopicIndex
+from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
 
 if TYPE_CHECKING:
     from kvitto.broker.policies import Policy
 
 ALTERNATE = "alternate-exchange"
-Headers = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,35 +36,11 @@ class Binding:
     arguments: dict[str, Value]
 
 
-class Index(Protocol):
-    """What makes an exchange type: who gets a message. Every `add` is taken back by one `remove`.
-
-    `steps`: how much there may be to look at for one message, beside what is found at once. `cost`: how much it was the last time.
-    """
-
-    steps: int
-    cost: int
-
-    def add(self, routing_key: str, dest: Dest, arguments: dict[str, Value], /) -> None: ...
-
-    def remove(self, routing_key: str, dest: Dest, arguments: dict[str, Value], /) -> None: ...
-
-    def route(self, routing_key: str, headers: Headers | None, /) -> Collection[Dest]:
-        """Each destination once. May be a view: not to be kept."""
-        ...
-
-    def search(self, routing_key: str, headers: Headers | None, /) -> Generator[bool, None, Collection[Dest]]:
-        """The same in pieces, between which there may be changes: for an index with many `steps`."""
-        ...
-
-
-class DirectIndex:
+class DirectIndex(Index):
     """The routing key must be the binding's."""
 
-    steps = 0
-    cost = 0
-
-    def __init__(self) -> None:
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(arguments)
         self._keys: dict[str, dict[Dest, int]] = {}
 
     def add(self, routing_key: str, dest: Dest, _arguments: object) -> None:
@@ -79,12 +55,8 @@ class DirectIndex:
         if not dests:
             del self._keys[routing_key]
 
-    def route(self, routing_key: str, _headers: object) -> Collection[Dest]:
+    def route(self, routing_key: str, _properties: object) -> Collection[Dest]:
         return self._keys.get(routing_key, ())
-
-    def search(self, routing_key: str, headers: object) -> Generator[bool, None, Collection[Dest]]:
-        yield from ()
-        return self.route(routing_key, headers)
 
 
 class FanoutIndex(DirectIndex):
@@ -96,16 +68,17 @@ class FanoutIndex(DirectIndex):
     def remove(self, _routing_key: str, dest: Dest, arguments: object) -> None:
         super().remove("", dest, arguments)
 
-    def route(self, _routing_key: str, headers: object) -> Collection[Dest]:
-        return super().route("", headers)
+    def route(self, _routing_key: str, properties: object) -> Collection[Dest]:
+        return super().route("", properties)
 
 
-TYPES: dict[str, Callable[[], Index]] = {
+TYPES: dict[str, type[Index]] = {
     "direct": DirectIndex,
     "fanout": FanoutIndex,
     "topic": TopicIndex,
     "headers": HeadersIndex,
 }
+"""All exchange types, by the name that a declaration gives."""
 
 
 class Exchange:
@@ -132,8 +105,7 @@ class Exchange:
         self.arguments: dict[str, Value] = arguments or {}
         self.policy: Policy | None = None
         self.take_policy(None)
-        self.needs_headers = type == "headers"
-        self.index = TYPES[type]()
+        self.index = TYPES[type](self.arguments)
         self._bindings: dict[Dest, dict[tuple[str, bytes], Binding]] = {}
 
     def take_policy(self, policy: Policy | None) -> None:
@@ -153,8 +125,7 @@ class Exchange:
 
     def bind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
         """False if this binding is there already. ChannelError 406 for arguments that the type cannot use."""
-        if self.needs_headers:
-            headers_matching.check_arguments(arguments)
+        self.index.check_binding(routing_key, arguments)
         own = self._bindings.setdefault(dest, {})
         key = (routing_key, identity(arguments))
         if key in own:
@@ -212,23 +183,24 @@ class Exchange:
         for own in list(self._bindings.values()):
             yield from list(own.values())
 
-    def route(self, routing_key: str, headers: Headers | None) -> Collection[Dest]:
+    def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
         """The destinations bound to this exchange that match, each once. To be used before the next change."""
-        return self.index.route(routing_key, headers)
+        return self.index.route(routing_key, properties)
 
 
-def check_declare(name: str, vhost: str, type: str, arguments: Headers) -> None:
-    """ChannelError 406 for a type that nobody knows or an alternate exchange that is not a name."""
+def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> None:
+    """ChannelError 406 for a type that nobody knows, an alternate exchange that is not a name, or arguments that the type cannot use."""
+    thing = describe("exchange", name, vhost)
     if type not in TYPES:
         raise ChannelError(PRECONDITION_FAILED, f"invalid exchange type '{type}'")
     if ALTERNATE in arguments and not isinstance(arguments[ALTERNATE], str):
         got = type_name(arguments[ALTERNATE])
-        text = f"invalid type '{got}' for arg '{ALTERNATE}' in {describe('exchange', name, vhost)}"
-        raise ChannelError(PRECONDITION_FAILED, text)
+        raise ChannelError(PRECONDITION_FAILED, f"invalid type '{got}' for arg '{ALTERNATE}' in {thing}")
+    TYPES[type].check_exchange(thing, arguments)
 
 
 def check_equivalent(
-    exchange: Exchange, vhost: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: Headers
+    exchange: Exchange, vhost: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: Arguments
 ) -> None:
     """ChannelError 406 unless the exchange could have been declared like this (D1)."""
     thing = describe("exchange", exchange.name, vhost)
@@ -236,4 +208,4 @@ def check_equivalent(
     check_field(thing, "durable", exchange.durable, durable)
     check_field(thing, "auto_delete", exchange.auto_delete, auto_delete)
     check_field(thing, "internal", exchange.internal, internal)
-    check_arguments(thing, [ALTERNATE], exchange.arguments, arguments)
+    check_arguments(thing, (ALTERNATE, *exchange.index.arguments), exchange.arguments, arguments)

@@ -13,10 +13,10 @@ from datetime import datetime
 from decimal import Decimal
 from hashlib import blake2b
 from sys import intern
-from typing import Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.topic import PIECE_STEPS, Dest
+from kvitto.broker.index import PIECE_STEPS, Arguments, Dest, Index
+from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
 
 MODES = ("all", "any", "all-with-x", "any-with-x")
@@ -89,15 +89,28 @@ class Pattern:
         return any(hits) if self.any else all(hits)
 
 
-class HeadersIndex:
+class HeadersIndex(Index):
     """Bindings of a headers exchange; those with equal arguments are matched once."""
 
-    def __init__(self) -> None:
-        self._patterns: dict[bytes, Pattern] = {}
-        self.steps = 0
-        self.cost = 0
+    needs_properties = True
 
-    def add(self, _routing_key: str, dest: Dest, arguments: dict[str, Value]) -> None:
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(arguments)
+        self._patterns: dict[bytes, Pattern] = {}
+
+    def check_binding(self, _routing_key: str, arguments: Arguments) -> None:
+        """Refuse (406) a binding whose `x-match` says nothing known; without one it means `all`."""
+        if "x-match" not in arguments:
+            return
+        mode = arguments["x-match"]
+        if not isinstance(mode, str):
+            text = f"Invalid x-match field type (value {mode!r}); expected longstr"
+            raise ChannelError(PRECONDITION_FAILED, text)
+        if mode not in MODES:
+            text = f"Invalid x-match field value {mode}; expected all, any, all-with-x, or any-with-x"
+            raise ChannelError(PRECONDITION_FAILED, text)
+
+    def add(self, _routing_key: str, dest: Dest, arguments: Arguments) -> None:
         key = identity(arguments)
         pattern = self._patterns.get(key)
         if pattern is None:
@@ -105,7 +118,7 @@ class HeadersIndex:
             self.steps += 1 + len(pattern.names)
         pattern.dests[dest] = pattern.dests.get(dest, 0) + 1
 
-    def remove(self, _routing_key: str, dest: Dest, arguments: dict[str, Value]) -> None:
+    def remove(self, _routing_key: str, dest: Dest, arguments: Arguments) -> None:
         key = identity(arguments)
         pattern = self._patterns[key]
         dests = pattern.dests
@@ -116,8 +129,8 @@ class HeadersIndex:
             del self._patterns[key]
             self.steps -= 1 + len(pattern.names)
 
-    def route(self, routing_key: str, headers: Mapping[str, Value] | None) -> Collection[Dest]:
-        search = self.search(routing_key, headers)
+    def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
+        search = self.search(routing_key, properties)
         while True:
             try:
                 next(search)
@@ -125,8 +138,8 @@ class HeadersIndex:
                 found: Collection[Dest] = end.value
                 return found
 
-    def search(self, _routing_key: str, headers: Mapping[str, Value] | None) -> Generator[bool, None, Collection[Dest]]:
-        values = {name: comparable(value) for name, value in (headers or {}).items()}
+    def search(self, _routing_key: str, properties: Properties) -> Generator[bool, None, Collection[Dest]]:
+        values = {name: comparable(value) for name, value in (properties.headers or {}).items()}
         matched: dict[Dest, None] = {}
         cost, left = len(values), PIECE_STEPS
         for pattern in tuple(self._patterns.values()) if self.steps > PIECE_STEPS else self._patterns.values():
@@ -139,16 +152,3 @@ class HeadersIndex:
                 yield True
         self.cost = cost
         return matched
-
-
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse (406) a binding whose `x-match` says nothing known; without one it means `all`."""
-    if "x-match" not in arguments:
-        return
-    mode = arguments["x-match"]
-    if not isinstance(mode, str):
-        text = f"Invalid x-match field type (value {mode!r}); expected longstr"
-        raise ChannelError(PRECONDITION_FAILED, text)
-    if mode not in MODES:
-        text = f"Invalid x-match field value {mode}; expected all, any, all-with-x, or any-with-x"
-        raise ChannelError(PRECONDITION_FAILED, text)

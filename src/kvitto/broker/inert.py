@@ -24,7 +24,6 @@ REFUSED_OF_EXCHANGES = {
     "x-delayed-exchange": "exchanges do not delay messages here; use a queue with x-message-ttl and a dead-letter exchange",
 }
 REFUSED_OF_STREAM_CONSUMERS = {"x-stream-filter": "streams are not filtered here; take all messages and leave some out"}
-HONOURED_OF_EXCHANGES = ("alternate-exchange",)
 HONOURED_OF_CONSUMERS = (
     "x-priority",
     "x-consumer-timeout",

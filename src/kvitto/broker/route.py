@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """`dynamic`: headers decide, so the queues are found per message. `durable`: a durable queue is among them.
+    """`dynamic`: properties decide, so the queues are found per message. `durable`: a durable queue is among them.
 
     `out_of_service`: a queue that belongs to the route and takes nothing, so a publish is not confirmed.
     `refused`: it has no queues now, since all that it has nack what comes during an alarm.

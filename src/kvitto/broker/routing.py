@@ -12,11 +12,15 @@ from typing import TypeVar
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.exchange import Exchange, Headers
-from kvitto.broker.topic import PIECE_STEPS, Dest
+from kvitto.broker.exchange import Exchange
+from kvitto.broker.index import PIECE_STEPS, Dest
+from kvitto.wire.properties import Properties
 
 KEY_STEPS = 12
 """The cost of asking one exchange for one key, without the steps in its index."""
+
+NOTHING_SAID = Properties()
+"""In place of a message's properties, where only the exchange and the routing key are known. Nobody changes them."""
 
 T = TypeVar("T")
 Lookup = Callable[[str], Exchange | None]
@@ -25,7 +29,7 @@ Walk = Generator[bool, None, "Found"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`queues`: each once. `dynamic`: they depend on the headers, and cannot be remembered. `cost`: the steps that it has taken."""
+    """`queues`: each once. `dynamic`: they depend on the message's properties, and cannot be remembered. `cost`: the steps taken."""
 
     queues: list[Dest]
     dynamic: bool
@@ -43,7 +47,7 @@ def at_once(steps: Generator[bool, None, T]) -> T:
 
 
 def walk(
-    exchange: Exchange, keys: Sequence[str], headers: Headers | None, lookup: Lookup, whatever: bool = False
+    exchange: Exchange, keys: Sequence[str], properties: Properties, lookup: Lookup, whatever: bool = False
 ) -> Walk:
     """The queues that a message reaches.
 
@@ -57,7 +61,7 @@ def walk(
     while waiting:
         current = waiting.pop()
         index = current.index
-        dynamic = dynamic or current.needs_headers
+        dynamic = dynamic or index.needs_properties
         steps += (1 + index.steps) * len(keys)
         if steps > limits.ROUTING_STEPS_MAX and not whatever:
             text = f"routing from exchange '{exchange.name}' could take more than {limits.ROUTING_STEPS_MAX} steps for this message"
@@ -66,7 +70,7 @@ def walk(
         several: dict[Dest, None] = {}
         slow = index.steps > PIECE_STEPS
         for key in keys:
-            found = (yield from index.search(key, headers)) if slow else index.route(key, headers)
+            found = (yield from index.search(key, properties)) if slow else index.route(key, properties)
             taken = KEY_STEPS + index.cost + len(found)
             cost += taken
             left -= taken

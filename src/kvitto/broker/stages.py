@@ -514,10 +514,9 @@ class Stages(Service):
         """Add a message whose properties matter to the parcel. Returns 1, or 0 if a queue is full."""
         key, props, body, _ = message
         fields, properties = read_properties(props)
-        headers = properties.headers or {}
         try:
             route = vhost.route(key)
-            route = vhost.route_by_headers(route.exchange, route.routing_key, headers)
+            route = vhost.route_message(route.exchange, route.routing_key, properties)
         except ChannelError as error:
             log.warning("vhost '%s': a committed message is dropped: %s", vhost.name, error.reply_text)
             return 1
@@ -525,7 +524,7 @@ class Stages(Service):
         targets = self._takers(route.queues, len(body), size)
         if targets is None:
             return 0
-        if "BCC" in headers:
+        if "BCC" in (properties.headers or {}):
             edit_headers(fields, {}, ("BCC",))
             props = join(fields)
         ttl_ms = expiration_ms(properties.expiration)

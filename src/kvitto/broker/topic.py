@@ -10,14 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator
 from itertools import islice
-from typing import Any
 
-Dest = Any
-"""Where a binding leads: a queue or an exchange, hashed by identity."""
+from kvitto.broker.index import PIECE_STEPS, Arguments, Dest, Index
+from kvitto.wire.properties import Properties
 
-
-PIECE_STEPS = 3000
-"""Steps of routing in one piece: about 0.5 ms."""
 WORDS_MAX = 128
 """In a routing key: a short string with dots between them."""
 
@@ -65,13 +61,12 @@ class Node:
         return not (self.dests or self.children or self.star or self.hash)
 
 
-class TopicIndex:
+class TopicIndex(Index):
     """Bindings of a topic exchange by pattern."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(arguments)
         self._root = Node()
-        self.steps = 0
-        self.cost = 0
 
     def add(self, pattern: str, dest: Dest, _arguments: object) -> None:
         node = self._root
@@ -102,8 +97,8 @@ class TopicIndex:
             self.steps -= last.steps
             path[-1].drop(word)
 
-    def route(self, routing_key: str, headers: object) -> Collection[Dest]:
-        search = self.search(routing_key, headers)
+    def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
+        search = self.search(routing_key, properties)
         while True:
             try:
                 next(search)
@@ -111,7 +106,7 @@ class TopicIndex:
                 found: Collection[Dest] = end.value
                 return found
 
-    def search(self, routing_key: str, _headers: object) -> Generator[bool, None, Collection[Dest]]:
+    def search(self, routing_key: str, _properties: object) -> Generator[bool, None, Collection[Dest]]:
         states: set[Node] = set()
         _enter(states, self._root)
         cost, left = 0, PIECE_STEPS

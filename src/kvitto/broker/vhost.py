@@ -29,9 +29,10 @@ from kvitto.broker.queue import Queue
 from kvitto.broker.queue_types import TYPE, type_of, with_default
 from kvitto.broker.removal import Steps
 from kvitto.broker.route import Epoch, Route
-from kvitto.broker.routing import at_once, walk
+from kvitto.broker.routing import NOTHING_SAID, at_once, walk
 from kvitto.broker.stream import Stream, check_stream, stream_log
 from kvitto.broker.vhost_settings import VHostSettings
+from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -160,7 +161,7 @@ class VHost:
         """`route`, in pieces."""
         name, routing_key = split_key(key)
         epoch = self.epoch.value
-        found = yield from walk(self.exchange(name), (routing_key,), {}, self.exchanges.get)
+        found = yield from walk(self.exchange(name), (routing_key,), NOTHING_SAID, self.exchanges.get)
         self.search_cost = found.cost
         route = route_to(name, routing_key, found.queues, found.dynamic)
         if epoch == self.epoch.value:
@@ -180,23 +181,24 @@ class VHost:
         if len(routes) > FORGET_AT_ONCE:
             self.broker.jobs.start(empty(routes), owner=self)
 
-    def route_by_headers(self, name: str, routing_key: str, headers: dict[str, Any]) -> Route:
-        """The route of one message whose headers matter: a headers exchange on the way, CC or BCC."""
-        return at_once(self.header_route_steps(name, routing_key, headers))
+    def route_message(self, name: str, routing_key: str, properties: Properties) -> Route:
+        """The route of one message whose properties matter: to an exchange on the way (`Route.dynamic`), or for their CC or BCC."""
+        return at_once(self.message_route_steps(name, routing_key, properties))
 
-    def header_route_steps(self, name: str, routing_key: str, headers: dict[str, Any]) -> RouteSteps:
-        """`route_by_headers`, in pieces."""
+    def message_route_steps(self, name: str, routing_key: str, properties: Properties) -> RouteSteps:
+        """`route_message`, in pieces."""
+        headers = properties.headers or {}
         keys = (routing_key, *strings(headers.get("CC")), *strings(headers.get("BCC")))
-        found = yield from walk(self.exchange(name), keys, headers, self.exchanges.get)
+        found = yield from walk(self.exchange(name), keys, properties, self.exchanges.get)
         self.search_cost = found.cost
         return route_to(name, routing_key, found.queues, True)
 
-    def target_steps(self, name: str, keys: list[str], headers: dict[str, Any]) -> Generator[bool, None, list[Queue]]:
+    def target_steps(self, name: str, keys: list[str], properties: Properties) -> Generator[bool, None, list[Queue]]:
         """Where a dead letter goes, whatever that takes; nowhere if the exchange does not exist."""
         exchange = self.exchanges.get(name)
         if exchange is None:
             return []
-        found = yield from walk(exchange, keys, headers, self.exchanges.get, whatever=True)
+        found = yield from walk(exchange, keys, properties, self.exchanges.get, whatever=True)
         self.search_cost = found.cost
         return found.queues
 
@@ -232,9 +234,8 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         if not self.broker.restoring:
             inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
-            self.broker.notices.without_effect(
-                describe("exchange", name, self.name), arguments, inert.HONOURED_OF_EXCHANGES
-            )
+            honoured = (exchanges.ALTERNATE, *exchanges.TYPES[kind].arguments)
+            self.broker.notices.without_effect(describe("exchange", name, self.name), arguments, honoured)
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )

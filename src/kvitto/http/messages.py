@@ -7,6 +7,7 @@ import base64
 import binascii
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,9 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
     """Store a message; whether it reached a queue. Returns once it is durable there. ChannelError 404, 406, Problem 503."""
     if api.host.hub.blocked is not None:
         raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.blocked}")
-    properties, headers = message.properties, dict(message.properties.headers or {})
+    properties, headers = message.properties, message.properties.headers or {}
     key = tables.encode_shortstr(message.exchange) + tables.encode_shortstr(message.routing_key)
-    if "BCC" in headers:
-        properties.headers = {name: value for name, value in headers.items() if name != "BCC"}
-    props, ttl_ms = properties.encode(), expiration_ms(properties.expiration)
+    props, ttl_ms = without_bcc(properties).encode(), expiration_ms(properties.expiration)
     check_size(props)
     route, refused = Route("", "", [], False), list[Queue]()
 
@@ -55,7 +54,7 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
         nonlocal route
         route = vhost.remembered(key) or (yield from vhost.route_steps(key))
         if route.dynamic or "CC" in headers or "BCC" in headers:
-            route = yield from vhost.header_route_steps(message.exchange, message.routing_key, headers)
+            route = yield from vhost.message_route_steps(message.exchange, message.routing_key, properties)
         yield from copies(route.queues, key, props, message.body, ttl_ms, refused)
         for queue in refused:
             yield from api.broker.dead_letters.refused(queue, key, props, message.body)
@@ -81,6 +80,16 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
     if refused:
         raise ChannelError(PRECONDITION_FAILED, f"queue '{refused[0].name}' is full and refused the message")
     return True
+
+
+def without_bcc(properties: Properties) -> Properties:
+    """As consumers see them."""
+    headers = properties.headers or {}
+    if "BCC" not in headers:
+        return properties
+    seen = copy(properties)
+    seen.headers = {name: value for name, value in headers.items() if name != "BCC"}
+    return seen
 
 
 def properties_of(values: dict[str, Any], user: User) -> Properties:

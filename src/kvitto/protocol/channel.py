@@ -364,7 +364,7 @@ class Channel:
     def publish_special(
         self, key: bytes, options: int, props: bytes, body: bytes | Buf, inside: int, tx: Transaction | None
     ) -> Iterator[bool]:
-        """A message that needs a look: its properties matter, it has no queue or very many, headers route it, or a transaction holds it.
+        """A message that needs a look: its properties matter or route it, it has no queue or very many, or a transaction holds it.
 
         In pieces, since it may have a long way to go. What has come so far is in `sequence` but for the time between two pieces.
         `tx`: the transaction in which it was published. The channel may have ended since then, and that one with it.
@@ -389,7 +389,7 @@ class Channel:
                 check_copies(headers)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
                 route = yield from self._search(
-                    self.vhost.header_route_steps(route.exchange, route.routing_key, headers)
+                    self.vhost.message_route_steps(route.exchange, route.routing_key, properties)
                 )
             if inside & (check.COPIES | check.REPLY_TO):
                 props = self.as_consumers_see(props, properties.reply_to, headers)
