@@ -33,7 +33,7 @@ build: prerequisites $(VENV)/installed
 	$(BIN)/python scripts/build
 
 run: build
-	$(BIN)/python -m kvitto.demo.flights
+	$(BIN)/python -m examples.flights
 
 # interpreted, as an edit makes it: nothing is compiled
 quick: $(VENV)/installed

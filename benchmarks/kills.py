@@ -30,9 +30,9 @@ from pathlib import Path
 
 from benchmarks import sink_table
 from benchmarks.brokers import RabbitMQ
+from examples.flights.children import Child
 from kvitto.base.process import session_members
 from kvitto.client import Connection, Properties
-from kvitto.demo.children import Child
 
 QUEUE = "kills"
 BATCH = 500
@@ -254,7 +254,7 @@ def java_of(child: Child) -> list[int]:
 
 def query(uri: str, place: Path, drain: bool) -> None:
     """The driver that is killed."""
-    from kvitto.demo.query import SETTINGS
+    from examples.flights.query import SETTINGS
     from kvitto.pipeline.session import open_session
 
     spark = open_session("kills", "local[2]", SETTINGS)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -108,6 +112,45 @@ def test_the_documents_name_the_format_that_is_written() -> None:
     number = FORMAT.decode().split()[1]
     assert f"It is {number} today" in (ROOT / "docs" / "releases.md").read_text()
     assert (ROOT / "docs" / "formats.md").read_text().startswith(f"# Formats on disk (format version {number})\n")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of its own to package: the one here is not written to. Examples lie beside src, as they do here."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("src", "examples", "tests"):
+        unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
+    return copy
+
+
+def package(sources: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "setup.py", "-q", *arguments], cwd=sources, capture_output=True, check=True)
+
+
+def shipped() -> set[str]:
+    """All that an installed Kvitto is made of, but for its compiled modules."""
+    kinds = {".py", ".pxd", ".typed"}
+    paths = {path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("*") if path.suffix in kinds}
+    return {str(path) for path in paths} - {"kvitto_checkout.py"}
+
+
+def test_a_wheel_has_the_packages_of_src_and_neither_examples_nor_the_finder_of_a_checkout(sources: Path) -> None:
+    package(sources, "build_py", "--build-lib", "built")
+    built = {str(path.relative_to(sources / "built")) for path in (sources / "built").rglob("*") if path.is_file()}
+    assert built == shipped()
+
+
+def test_the_source_distribution_has_all_that_a_build_needs_and_no_more(sources: Path) -> None:
+    package(sources, "sdist", "--dist-dir", "dist")
+    (archive,) = (sources / "dist").iterdir()
+    with tarfile.open(archive) as opened:
+        names = {member.name.partition("/")[2] for member in opened if member.isfile()}
+    made = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    beside = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"}
+    assert names - made == {f"src/{name}" for name in shipped()} | beside
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from benchmarks.results import load as load_results
 
 import kvitto
 from benchmarks import brokers, load
+from benchmarks.results import load as load_results
 from kvitto.client import ChannelClosed, Connection
 from kvitto.perf.workers import Options
 

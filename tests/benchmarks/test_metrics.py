@@ -1,6 +1,7 @@
 """From a generator's JSON to figures."""
 
 import pytest
+
 from benchmarks.metrics import METRICS, load_values
 
 RUN = {"elapsed_seconds": 2.0, "published": 1000, "consumed": 600, "cpu_seconds": 1.0}

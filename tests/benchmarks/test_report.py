@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
 from benchmarks.plots import draw
 from benchmarks.report import BEGIN, END, into_docs, markdown, number, write
 from benchmarks.results import Described, Results, Run

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from benchmarks.results import Described, Results, Run, load
 
 

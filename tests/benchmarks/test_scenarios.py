@@ -4,11 +4,11 @@ import argparse
 from typing import Any
 
 import pytest
+
+from benchmarks import load
 from benchmarks.__main__ import arguments
 from benchmarks.brokers import parse_peer
 from benchmarks.scenarios import FULL, LETTERS, QUICK, Load, Scale, scenarios
-
-from benchmarks import load
 from kvitto.perf.cli import add_parser
 from kvitto.perf.workers import Options
 

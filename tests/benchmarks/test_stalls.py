@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
 from benchmarks.stalls.broker import Broker, Found, Probe, measure
 from benchmarks.stalls.rows import Row, Site, Steps, row, rows
 

@@ -1,6 +1,7 @@
 """Targets are checked against measured figures only."""
 
 import pytest
+
 from benchmarks.metrics import METRICS
 from benchmarks.plots import BARS
 from benchmarks.report import SUMMARY

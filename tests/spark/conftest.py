@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from benchmarks.brokers import INSTALL_RABBITMQ, RabbitMQ, rabbitmq_script
 from pyspark.sql import SparkSession
 
+from benchmarks.brokers import INSTALL_RABBITMQ, RabbitMQ, rabbitmq_script
+from examples.flights.children import Child
 from kvitto.client import Connection, Properties
-from kvitto.demo.children import Child
 from kvitto.wire.tables import Value
 from tests.spark.chaos.cluster import Cluster
 

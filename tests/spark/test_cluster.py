@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from examples.flights.children import Child
 from kvitto.client import Channel, Connection
-from kvitto.demo.children import Child
 from tests.support.wait import wait_until
 
 from .chaos.cluster import SPARK_CLASS, Cluster, wait_for

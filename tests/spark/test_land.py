@@ -15,9 +15,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from examples.flights.children import Child
 from kvitto.cli.main import main
 from kvitto.client import Connection, Properties
-from kvitto.demo.children import Child
 from kvitto.pipeline.behind import Behind
 from kvitto.pipeline.delta import check
 from kvitto.pipeline.files import BatchFiles
@@ -364,7 +364,7 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, kvitto_broker: HasUrl,
 def test_nothing_is_lost_or_doubled_by_a_killed_driver(
     broker_process: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P2, exactly once: SIGKILL in the middle, the same command again, by the command line; into Delta, Parquet files are test_demo's."""
+    """P2, exactly once: SIGKILL in the middle, the same command again, by the command line; into Delta, Parquet is test_flights's."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JVM)
     url = broker_process.url
     table, total = tmp_path / "orders", 3000

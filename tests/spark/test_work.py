@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.flights.children import Child
 from kvitto.client import Channel, Connection, Properties
-from kvitto.demo.children import Child
 from kvitto.pipeline.session import JobError
 from kvitto.pipeline.work import Message, encode, load, work
 from tests.support.wait import wait_until

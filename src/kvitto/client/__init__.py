@@ -1,4 +1,4 @@
-"""A small synchronous AMQP 0-9-1 client with a compiled codec: for the load generator, Spark and the demo.
+"""A small synchronous AMQP 0-9-1 client with a compiled codec: for the load generator, Spark and the examples.
 
 with Connection("amqp://guest:guest@localhost:5672/%2f") as connection:
     channel = connection.channel()

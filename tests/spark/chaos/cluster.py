@@ -13,8 +13,8 @@ from random import Random
 
 import pyspark
 
+from examples.flights.children import Child
 from kvitto.base.process import session_members
-from kvitto.demo.children import Child
 
 SPARK_CLASS = Path(pyspark.__path__[0], "bin", "spark-class")
 DEPLOY = "org.apache.spark.deploy"

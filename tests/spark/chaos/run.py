@@ -22,9 +22,8 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.sink_table import read
-
+from examples.flights.children import Child
 from kvitto.client import AMQPError, Connection, Properties
-from kvitto.demo.children import Child
 from tests.spark.chaos.cluster import Cluster
 from tests.spark.conftest import BrokerProcess
 

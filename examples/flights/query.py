@@ -1,6 +1,6 @@
 """The Spark side of the run, in one session: `kvitto pipeline land` until it is stopped, then `kvitto pipeline ledger`.
 
-A process of its own: `python -m kvitto.demo.query URI DIR MAX_OFFSETS [MASTER]`. Each line on stdout that begins with {
+A process of its own: `python -m examples.flights.query URI DIR MAX_OFFSETS [MASTER]`. Each line on stdout that begins with {
 is a message for the run; SIGTERM ends the landing in order.
 """
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from kvitto.demo.data import QUEUE
+from examples.flights.data import QUEUE
 
 FLIGHT: Final = (
     "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay DOUBLE, arr_time INT, sched_arr_time INT,"

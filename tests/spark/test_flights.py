@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from examples.flights import data, table
+from examples.flights.__main__ import main, prepare
+from examples.flights.publisher import Publisher
+from examples.flights.reconcile import Result, judge, reconcile
 from kvitto.base.process import session_members
 from kvitto.client import Connection
-from kvitto.demo import data, table
-from kvitto.demo.flights import main, prepare
-from kvitto.demo.publisher import Publisher
-from kvitto.demo.reconcile import Result, judge, reconcile
 from kvitto.pipeline.session import java_missing
 from tests.support.wait import wait_until
 
 from .conftest import BrokerProcess, HasUrl
 
-DEMO = [sys.executable, "-m", "kvitto.demo.flights"]
+DEMO = [sys.executable, "-m", "examples.flights"]
 
 
 def test_each_flight_is_one_message() -> None:
@@ -42,7 +42,7 @@ def test_the_publisher_sends_again_what_was_not_confirmed(broker_process: Broker
         channel.exchange_declare(data.EXCHANGE, "topic", durable=True)
         channel.queue_declare(data.QUEUE, durable=True)
         channel.queue_bind(data.QUEUE, data.EXCHANGE, "flights.#")
-    command = [sys.executable, "-m", "kvitto.demo.publisher", broker_process.url, "5000", "20000"]
+    command = [sys.executable, "-m", "examples.flights.publisher", broker_process.url, "5000", "20000"]
     command.append(str(tmp_path / "receipts"))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as publisher:
         assert publisher.stdout is not None

@@ -4,7 +4,7 @@ Every message that was sent waits in `unconfirmed` under its publish number unti
 lost connection leaves exactly those that have to be sent again; some of them the broker has already, which is why
 each flight has a message id and the table is deduplicated by it.
 
-A process of its own: `python -m kvitto.demo.publisher URI FLIGHTS RATE RECEIPTS`; each line on stdout is a count as JSON. The
+A process of its own: `python -m examples.flights.publisher URI FLIGHTS RATE RECEIPTS`; each line on stdout is a count as JSON. The
 file RECEIPTS gets the message id of each flight with a receipt, a line each, as `kvitto pipeline ledger` takes them.
 """
 
@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TextIO
 
+from examples.flights.data import EXCHANGE, Flight, flights
 from kvitto.client import Channel, ConnectFailed, Connection, ConnectionLost, Properties, Returned
-from kvitto.demo.data import EXCHANGE, Flight, flights
 
 UNCONFIRMED_MAX = 20_000
 STEP_S = 0.02

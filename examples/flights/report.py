@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from examples.flights.plot import Series, bars, timeline
 from kvitto.base.version import __version__
-from kvitto.demo.plot import Series, bars, timeline
 
 if TYPE_CHECKING:
-    from kvitto.demo.reconcile import Result
-    from kvitto.demo.run import Story
+    from examples.flights.reconcile import Result
+    from examples.flights.run import Story
 
 STYLE = """
 :root { --ink:#1c2530; --soft:#5d6b7a; --line:#e3e8ee; --paper:#fff; --back:#f5f7f9; --kill:#c2410c; --good:#15803d; --bad:#b91c1c;

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from kvitto.demo import data, table
+from examples.flights import data, table
 
 TOLERANCE = 1e-9
 

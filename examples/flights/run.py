@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from examples.flights import data
+from examples.flights.children import Child
+from examples.flights.reconcile import Result, reconcile
+from examples.flights.report import write_report
+from examples.flights.show import Display
+from examples.flights.table import RowCount
 from kvitto.client import AMQPError, Connection
-from kvitto.demo import data
-from kvitto.demo.children import Child
-from kvitto.demo.reconcile import Result, reconcile
-from kvitto.demo.report import write_report
-from kvitto.demo.show import Display
-from kvitto.demo.table import RowCount
 
 BROKER_DIES_AT: Final = 0.5
 """Share of the flights confirmed."""
@@ -79,7 +79,13 @@ class Run:
         self.query.expect('"progress"', 120)
         self.display.event("kvitto pipeline land: queue flights -> " + str(self.directory / "table"))
         self._began = time.monotonic()
-        arguments = ["kvitto.demo.publisher", self.uri, str(self.result.flights), str(self.rate), str(self.receipts)]
+        arguments = [
+            "examples.flights.publisher",
+            self.uri,
+            str(self.result.flights),
+            str(self.rate),
+            str(self.receipts),
+        ]
         self.publisher = self._start("publisher", arguments)
         self.display.event(
             f"publishing {self.result.flights:,} flights, {self.rate:,.0f} per second, confirms streamed"
@@ -105,7 +111,7 @@ class Run:
 
     def _start_query(self) -> Child:
         most = str(max(1, self.result.flights // BATCH_SHARE))
-        query = self._start("query", ["kvitto.demo.query", self.uri, str(self.directory), most, self.master])
+        query = self._start("query", ["examples.flights.query", self.uri, str(self.directory), most, self.master])
         self.display.event(f"Spark is starting, pid {query.pid}")
         return query
 

