@@ -1,18 +1,16 @@
-"""Plots as plain SVG, without a library: bars to compare brokers, lines for what has to stay flat."""
+"""The plots of the results: bars to compare brokers, lines for what has to stay flat."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from benchmarks.results import Figure, Results
+from kvitto.base.plot import XMLNS, Canvas, Point, Scale
 
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8d6b94", "#b08900")
 WIDTH, LEFT, RIGHT, TOP = 760, 300, 90, 46
 BAR, GAP, GROUP_GAP = 16, 3, 12
 LINE_HEIGHT, LINE_BOTTOM = 260, 50
-STYLE = 'font-family="sans-serif" font-size="12" fill="#222"'
 BARS = {
     "rates.svg": (
         "Messages per second",
@@ -70,33 +68,30 @@ def bars(results: Results, title: str, rows: Sequence[tuple[str, str]]) -> str:
             groups.append((label, found))
     if not groups:
         return ""
-    top = max(figure.most for _, found in groups for _, figure in found) or 1.0
-    parts, y = [], TOP + 8.0
+    px = Scale(0, max(figure.most for _, found in groups for _, figure in found) or 1.0, LEFT, WIDTH - RIGHT)
+    canvas, y = _page(title, brokers), TOP + 8
     for label, found in groups:
-        height = len(found) * (BAR + GAP)
-        parts.append(_text(LEFT - 8, y + height / 2 + 4, _short(label), "end"))
+        canvas.text(LEFT - 8, y + len(found) * (BAR + GAP) / 2 + 4, _short(label), "end")
         for i, figure in found:
-            parts += _bar(y, figure, (WIDTH - LEFT - RIGHT) / top, COLOURS[i % len(COLOURS)])
+            _bar(canvas, y, figure, px, COLOURS[i % len(COLOURS)])
             y += BAR + GAP
         y += GROUP_GAP
-    return _page(title, y + 8, brokers, parts)
+    canvas.height = y + 8
+    return canvas.svg() + "\n"
 
 
-def _bar(y: float, figure: Figure, per_unit: float, colour: str) -> list[str]:
-    end, middle = LEFT + figure.median * per_unit, y + BAR / 2
-    least, most = LEFT + figure.least * per_unit, LEFT + figure.most * per_unit
-    return [
-        f'<rect x="{LEFT}" y="{y:.1f}" width="{max(end - LEFT, 1):.1f}" height="{BAR}" fill="{colour}"/>',
-        f'<path d="M{least:.1f} {middle:.1f}H{most:.1f}" stroke="#222"/>',
-        _text(max(end, most) + 5, y + BAR - 4, _compact(figure.median)),
-    ]
+def _bar(canvas: Canvas, y: float, figure: Figure, px: Scale, colour: str) -> None:
+    end, middle = px(figure.median), y + BAR / 2
+    canvas.rect(LEFT, y, max(end - LEFT, 1), BAR, fill=colour)
+    canvas.line([(px(figure.least), middle), (px(figure.most), middle)], stroke="#222")
+    canvas.text(max(end, px(figure.most)) + 5, y + BAR - 4, _compact(figure.median))
 
 
 def lines(results: Results, title: str, series: Mapping[str, str]) -> str:
     """Rates over a logarithmic x, one line per broker and series; empty if there are no two points."""
     brokers = list(results.versions)
-    curves: list[tuple[int, str, list[tuple[float, float]]]] = []
-    for dash, (name, metric) in zip(("", "5 4"), series.items(), strict=False):
+    curves: list[tuple[int, str, list[Point]]] = []
+    for dash, (name, metric) in zip(("none", "5 4"), series.items(), strict=False):
         members = sorted((s for s in results.scenarios if s.series == name), key=lambda s: s.x)
         for i, broker in enumerate(brokers):
             points = [(s.x, f.median) for s in members if (f := results.figure(s.key, broker, metric))]
@@ -106,40 +101,30 @@ def lines(results: Results, title: str, series: Mapping[str, str]) -> str:
         return ""
     xs = sorted({x for _, _, points in curves for x, _ in points})
     top = max(y for _, _, points in curves for _, y in points) or 1.0
-    low, span = math.log10(xs[0]), math.log10(xs[-1] / xs[0]) or 1.0
-    left, width, bottom = 80, WIDTH - 110, TOP + LINE_HEIGHT
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return left + (math.log10(x) - low) / span * width, bottom - y / top * (LINE_HEIGHT - 20)
-
-    parts = [f'<path d="M{left} {bottom}H{left + width}" stroke="#888"/>']
-    parts += [_text(at(x, 0)[0], bottom + 18, _compact(x), "middle") for x in xs]
-    parts += [_text(left - 8, at(xs[0], y)[1] + 4, _compact(y), "end") for y in (0, top / 2, top)]
+    left, right, bottom = 80, WIDTH - 30, TOP + LINE_HEIGHT
+    px, py = Scale(xs[0], xs[-1], left, right, log=True), Scale(0, top, bottom, TOP + 20)
+    canvas = _page(title, brokers)
+    canvas.height = bottom + LINE_BOTTOM
+    canvas.grid(py, [(y, _compact(y)) for y in (0, top / 2, top)], left, right)
+    for x in xs:
+        canvas.text(px(x), bottom + 18, _compact(x), "middle")
     for i, dash, points in curves:
-        path = "L".join(f"{px:.1f} {py:.1f}" for px, py in (at(x, y) for x, y in points))
-        colour = COLOURS[i % len(COLOURS)]
-        parts.append(
-            f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash or "none"}"/>'
-        )
-    return _page(title, bottom + LINE_BOTTOM, brokers, parts)
+        path = [(px(x), py(y)) for x, y in points]
+        canvas.line(path, stroke=COLOURS[i % len(COLOURS)], stroke_width=2, stroke_dasharray=dash)
+    return canvas.svg() + "\n"
 
 
-def _page(title: str, height: float, brokers: Sequence[str], parts: Sequence[str]) -> str:
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" {STYLE}>',
-        f'<rect width="{WIDTH}" height="{height:.0f}" fill="#fff"/>',
-        f'<text x="12" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
-    ]
+def _page(title: str, brokers: Sequence[str]) -> Canvas:
+    """A picture that is a file of its own, so far with its title and the colours of the brokers."""
+    look = {"font_family": "sans-serif", "font_size": 12, "fill": "#222", "style": "background:#fff"}
+    canvas = Canvas(WIDTH, 0, title, xmlns=XMLNS, **look)
+    canvas.text(12, 20, title, font_size=14, font_weight="bold")
     x = 12
     for i, name in enumerate(brokers):
-        head.append(f'<rect x="{x}" y="29" width="11" height="11" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        head.append(_text(x + 16, 39, name))
+        canvas.rect(x, 29, 11, 11, fill=COLOURS[i % len(COLOURS)])
+        canvas.text(x + 16, 39, name)
         x += 40 + 8 * len(name)
-    return "\n".join([*head, *parts, "</svg>"]) + "\n"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return canvas
 
 
 def _short(text: str) -> str:
