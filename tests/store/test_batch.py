@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.store.batch import DEAD, EXPIRES, TTL_MAX, Batch, BatchHeader, verify
+from kvitto.format.entry import DEAD, EXPIRES, TTL_MAX
+from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import priority_of
 from tests.support.rig import Rig

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.format.entry import TTL_MAX
 from kvitto.store import journal as journals
 from kvitto.store import log
-from kvitto.store.batch import TTL_MAX, Batch
+from kvitto.store.batch import Batch
 from kvitto.store.journal import Append, Packed, Record, Run, Settle
 from kvitto.store.repair.salvage import Salvage
 from kvitto.store.repair.survey import Survey

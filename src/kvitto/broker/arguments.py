@@ -11,7 +11,7 @@ from kvitto.broker.argument_reader import NUMBER_MAX, InvalidArgument, Reader, a
 from kvitto.broker.inert import REFUSED_OF_QUEUES
 
 MS_MAX = 315_360_000_000
-"""Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `store.batch.TTL_MAX`."""
+"""Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `format.entry.TTL_MAX`."""
 RETRY_MAX_MS = 3_600_000
 """Where only x-retry-delay-min is given."""
 

@@ -16,8 +16,9 @@ from kvitto.broker.deadletter import LETTER_MAX, weight
 from kvitto.broker.index import PIECE_STEPS
 from kvitto.broker.jobs import Cost
 from kvitto.broker.room import Room
+from kvitto.format.entry import DEAD, EXPIRES
 from kvitto.store import pieces
-from kvitto.store.batch import DEAD, EXPIRES, FLAGS, Batch
+from kvitto.store.batch import Batch
 from kvitto.store.journal import Packed, Record
 from kvitto.store.settlements import DEAD_LETTERED
 from kvitto.wire.buf import Buf
@@ -147,7 +148,7 @@ class Bulk:
     def _encode_each(self, queue_id: str, batch: Batch) -> Iterator[None]:
         for i in range(batch.count):
             key, props, body, flags = batch.viewed(i)
-            self.packed.append(queue_id, (key, props, body), batch.ttl_of(i), flags & FLAGS & ~EXPIRES)
+            self.packed.append(queue_id, (key, props, body), batch.ttl_of(i), flags & ~EXPIRES)
             if self.cost.spend(COPY_COST + (min(len(body), SMALL) >> BYTES_SHIFT)):
                 yield
 

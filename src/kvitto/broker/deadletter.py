@@ -17,7 +17,8 @@ from kvitto.broker import walls
 from kvitto.broker.index import PIECE_STEPS
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
-from kvitto.store.batch import DEAD, Stored
+from kvitto.format.entry import DEAD
+from kvitto.store.batch import Stored
 from kvitto.store.journal import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.wire import tables

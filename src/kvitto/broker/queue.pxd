@@ -1,12 +1,11 @@
 cimport cython
-from kvitto.wire cimport bits
+from kvitto.format cimport entry
 from kvitto.store.batch cimport Batch
 from kvitto.store.settlements cimport Settlements
 from kvitto.broker.consumer cimport Consumer
 from kvitto.broker.rota cimport Rota
 
-cdef unsigned int _EXPIRES, _FLAGS
-cdef Py_ssize_t _TAIL_BYTES, _ENTRY, _AGAIN_COST
+cdef Py_ssize_t _TAIL_BYTES, _AGAIN_COST
 cdef int _ACKED, _HAS_PRIORITY
 
 cdef class Queue:
@@ -31,9 +30,9 @@ cdef class Queue:
     cdef int append(self, const unsigned char* key_p, Py_ssize_t key, Py_ssize_t key_len, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len, long long ttl_ms, unsigned int flags) except? -1
     @cython.locals(whole=bytes)
     cpdef int append_bytes(self, bytes key, bytes props, object body, long long ttl_ms, unsigned int flags) except? -1
-    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t, flags="long long", ttl_ms="long long")
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, message=entry.Message, m=Py_ssize_t, props_len=Py_ssize_t, key_len=Py_ssize_t, body=Py_ssize_t, body_len=Py_ssize_t, flags="unsigned int", ttl_ms="long long")
     cpdef append_run(self, Batch b)
-    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, m=Py_ssize_t, props_len=Py_ssize_t, ttl_ms="long long")
+    @cython.locals(k=Py_ssize_t, e=Py_ssize_t, message=entry.Message, m=Py_ssize_t, ttl_ms="long long")
     cpdef adopt_run(self, Batch b)
     cpdef Batch open_tail(self)
     cpdef mark_dirty(self)

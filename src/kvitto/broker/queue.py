@@ -26,8 +26,10 @@ from kvitto.broker.parked import Parked
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
 from kvitto.broker.rota import Rota, consumer_index, insert_consumer
+from kvitto.format import entry
+from kvitto.format.entry import TTL_MAX
 from kvitto.store import pieces
-from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, TTL_MAX, Batch, Body
+from kvitto.store.batch import Batch, Body
 from kvitto.store.log import Log
 from kvitto.store.reading import Window
 from kvitto.store.settlements import (
@@ -41,7 +43,6 @@ from kvitto.store.settlements import (
     REJECTED,
     Settlements,
 )
-from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import priority_of
 
@@ -73,8 +74,6 @@ EVER_MS = 1 << 62
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _ACKED = ACKED
 _AGAIN_COST = AGAIN_COST
-_ENTRY = ENTRY
-_EXPIRES, _FLAGS = EXPIRES, FLAGS
 _HAS_PRIORITY = 8  # in the first byte of the property flags
 
 
@@ -253,29 +252,30 @@ class Queue:
     def append_run(self, b):  # type: ignore[no-untyped-def]
         """Add all messages of another batch."""
         for k in range(b.count):
-            e = b.index_at + _ENTRY * k
-            m = b.meta_at + bits.le32(b.index.p, e)
-            props_len = bits.le32(b.index.p, e + 12)
-            key_len = bits.le16(b.index.p, e + 16)
-            body = b.body_at + bits.le32(b.index.p, e + 4)
-            body_len = bits.le32(b.index.p, e + 8)
-            ttl_ms = b.ttl_of(k)
-            flags = bits.le16(b.index.p, e + 18) & _FLAGS & ~_EXPIRES
+            e = b.index_at + entry.SIZE * k
+            message = entry.read(b.index.p, e)
+            m = b.meta_at + message.meta
+            key_len = message.key_len
+            props_len = message.props_len
+            body = b.body_at + message.body
+            body_len = message.body_len
+            ttl_ms = entry.ttl_ms(b.index.p, e)
+            flags = entry.flags(b.index.p, e) & ~entry.EXPIRES
             self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
 
     def adopt_run(self, b):  # type: ignore[no-untyped-def]
         """As `append_run` where there is no tail yet: a large batch becomes the tail, and its messages are not copied."""
         for k in range(b.count):
-            e = _ENTRY * k
+            e = entry.SIZE * k
             if self.prioritises:
-                m = bits.le32(b.index.p, e) + bits.le16(b.index.p, e + 16)
-                props_len = bits.le32(b.index.p, e + 12)
-                if props_len > 2 and b.meta.p[m] & _HAS_PRIORITY:
-                    self.prioritise(bytes(b.meta.p[m : m + props_len]))
-            ttl_ms = b.ttl_of(k)
+                message = entry.read(b.index.p, e)
+                m = message.meta + message.key_len
+                if message.props_len > 2 and b.meta.p[m] & _HAS_PRIORITY:
+                    self.prioritise(bytes(b.meta.p[m : m + message.props_len]))
+            ttl_ms = entry.ttl_ms(b.index.p, e)
             if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
                 ttl_ms = self.ttl_ms
-                b.put_ttl(e, ttl_ms, bits.le16(b.index.p, e + 18) & _FLAGS & ~_EXPIRES)
+                entry.put_flags(b.index.p, e, ttl_ms, entry.flags(b.index.p, e))
             self.may_expire = self.may_expire or ttl_ms >= 0
         b.first = self.next
         b.time_ms = self.broker.now_ms

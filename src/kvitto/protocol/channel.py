@@ -30,9 +30,9 @@ from kvitto.broker.copying import COPIES_BYTES, PIECE_COST, copies
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
+from kvitto.format.entry import SPECIAL
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.output import Output
-from kvitto.store.batch import SPECIAL
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicNack, BasicReturn

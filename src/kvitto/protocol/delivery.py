@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.consumer import Consumer
+from kvitto.format import entry
 from kvitto.protocol.channel import Channel
 from kvitto.protocol.large import LARGE, LargeBody
 from kvitto.protocol.output import LIMIT, Output
@@ -37,8 +38,7 @@ FULL_MS = 100
 _KEY = OFFSET_KEY
 _KEY_LEN = len(OFFSET_KEY)
 _HEADER = OFFSET_HEADER
-_ENTRY = 24  # C variables when compiled; a batch's index entry
-_LIMIT = LIMIT
+_LIMIT = LIMIT  # C variables when compiled
 _LARGE = LARGE
 _PLENTY = 1 << 30
 
@@ -111,13 +111,12 @@ class ChannelConsumer(Consumer):
         self.bytes_before = out.buf.n
         k = 0
         while k < n:
-            e = batch.index_at + _ENTRY * (i + k)
-            p = batch.index.p
-            m = batch.meta_at + bits.le32(p, e)
-            b = batch.body_at + bits.le32(p, e + 4)
-            body_len = bits.le32(p, e + 8)
-            props_len = bits.le32(p, e + 12)
-            key_len = bits.le16(p, e + 16)
+            message = entry.read(batch.index.p, batch.index_at + entry.SIZE * (i + k))
+            m = batch.meta_at + message.meta
+            b = batch.body_at + message.body
+            key_len = message.key_len
+            props_len = message.props_len
+            body_len = message.body_len
             if props_len > out.properties_max or (body_len > _LARGE and k):
                 break
             if self.no_ack:
@@ -215,13 +214,12 @@ class StreamConsumer(ChannelConsumer):
         self.bytes_before = out.buf.n
         k = 0
         while k < n:
-            e = batch.index_at + _ENTRY * (i + k)
-            p = batch.index.p
-            m = batch.meta_at + bits.le32(p, e)
-            b = batch.body_at + bits.le32(p, e + 4)
-            body_len = bits.le32(p, e + 8)
-            props_len = bits.le32(p, e + 12)
-            key_len = bits.le16(p, e + 16)
+            message = entry.read(batch.index.p, batch.index_at + entry.SIZE * (i + k))
+            m = batch.meta_at + message.meta
+            b = batch.body_at + message.body
+            key_len = message.key_len
+            props_len = message.props_len
+            body_len = message.body_len
             offset = batch.first + i + k
             if not self.with_offset(batch.meta.p, m + key_len, props_len, offset, True):
                 self.edited(batch.meta.tobytes(m + key_len, m + key_len + props_len), offset)
@@ -448,13 +446,12 @@ class RangeConsumer(Consumer):
         self.bytes_before = out.buf.n
         k = 0
         while k < n:
-            e = batch.index_at + _ENTRY * (i + k)
-            p = batch.index.p
-            m = batch.meta_at + bits.le32(p, e)
-            b = batch.body_at + bits.le32(p, e + 4)
-            body_len = bits.le32(p, e + 8)
-            props_len = bits.le32(p, e + 12)
-            key_len = bits.le16(p, e + 16)
+            message = entry.read(batch.index.p, batch.index_at + entry.SIZE * (i + k))
+            m = batch.meta_at + message.meta
+            b = batch.body_at + message.body
+            key_len = message.key_len
+            props_len = message.props_len
+            body_len = message.body_len
             if props_len > out.properties_max:
                 break
             tag = batch.first + i + k + 1

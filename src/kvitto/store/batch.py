@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from kvitto.base.errors import StoreError
+from kvitto.format import batch_head, entry
+from kvitto.format.layouts import BATCH, BATCH_MAGIC, CHECKSUM, PREFIX, bytes_of
 from kvitto.store import pieces
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
@@ -19,28 +21,14 @@ from kvitto.wire.buf import Buf
 if TYPE_CHECKING:
     from kvitto.store.disk import File
 
-HEADER = 64
-ENTRY = 24
-EXPIRES = 1
-DEAD = 2
-SPECIAL = 4
-"""Only in a stage: where the message goes, or for how long, is to be asked of its properties."""
-FLAGS = 0xFF
-"""The flags in the 16 bits that a time to live above 32 bits shares with them: its highest 8 bits are above these."""
-TTL_MAX = (1 << 40) - 1
-"""In ms, some 34 years."""
+HEADER = BATCH.size
 WIDENED = 1 << 20
 """A buffer with more bytes than this grows by an eighth at a time."""
-MAGIC = int.from_bytes(b"KVB1", "little")
 
-_ENTRY = ENTRY  # C variables when compiled
-_HEADER = HEADER
-_EXPIRES = EXPIRES
-_MAGIC = MAGIC
+_HEADER = HEADER  # C variables when compiled
+_PREFIX = PREFIX.size
 # bits in the first byte of the property flags
 _HAS_TYPE, _HAS_ENCODING, _HAS_HEADERS, _HAS_MODE, _HAS_PRIORITY = 0x80, 0x40, 0x20, 0x10, 0x08
-PREFIX = 16
-"""The checksum does not cover the first 16 bytes: magic, length, and the checksum itself."""
 
 
 class Batch:
@@ -84,26 +72,18 @@ class Batch:
         """Copy one message in: key = exchange and routing key as short strings, props = flags and list. ttl_ms < 0: none."""
         index = self.index
         meta = self.meta
-        if index.n + _ENTRY > index.cap:
-            index.grow(index.n + _ENTRY)
+        if index.n + entry.SIZE > index.cap:
+            index.grow(index.n + entry.SIZE)
         if meta.n + key_len + props_len > meta.cap:
             meta.grow(meta.n + key_len + props_len)
         e = index.n
         m = meta.n
         b = self.body.n
-        bits.put_le32(index.p, e, m)
-        bits.put_le32(index.p, e + 4, b)
-        bits.put_le32(index.p, e + 8, body_len)
-        bits.put_le32(index.p, e + 12, props_len)
-        bits.put_le16(index.p, e + 16, key_len)
-        if ttl_ms < 0:
-            bits.put_le16(index.p, e + 18, flags)
-            bits.put_le32(index.p, e + 20, 0)
-        else:
-            self.put_ttl(e, ttl_ms, flags)
+        entry.put(index.p, e, m, b, body_len, props_len, key_len)
+        entry.put_flags(index.p, e, ttl_ms, flags)
         bits.copy(meta.p, m, key_p, key, key_len)
         bits.copy(meta.p, m + key_len, props_p, props, props_len)
-        index.n = e + _ENTRY
+        index.n = e + entry.SIZE
         meta.n = m + key_len + props_len
         if body_len:
             if b + body_len > self.body.cap:
@@ -112,35 +92,32 @@ class Batch:
             self.body.n = b + body_len
         self.count += 1
 
-    def put_ttl(self, e, ttl_ms, flags):  # type: ignore[no-untyped-def]
-        bits.put_le16(self.index.p, e + 18, flags | _EXPIRES | (ttl_ms >> 32) << 8)
-        bits.put_le32(self.index.p, e + 20, ttl_ms & 0xFFFFFFFF)
-
     def add_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> None:
         """Add the only message of this batch: its body is not copied, and may be in other batches too. Nobody may change it any more."""
         self.add(key, 0, len(key), props, 0, len(props), key, 0, 0, ttl_ms, flags)
-        bits.put_le32(self.index.p, 8, body.n)
+        entry.put_body(self.index.p, 0, 0, body.n)
         self.body, self.shared = body, True
 
     def fetch(self) -> None:
         """Read the body into memory if it is only on disk."""
         if self.stored is not None:
-            offset = bits.le32(self.index.p, self.index_at + 4)
+            offset = entry.body(self.index.p, self.index_at)
             self.body, self.body_at = Buf(0), -offset
             self.body.add(self.stored.read())
             self.stored = None
 
     def same_key(self, i: int, n: int) -> int:
         """How many of the messages i .. i+n-1 have the key of the first of them, and no flags."""
-        e = self.index_at + _ENTRY * i
-        first = self.meta_at + bits.le32(self.index.p, e)
-        key_len = bits.le16(self.index.p, e + 16)
+        p = self.index.p
+        e = self.index_at + entry.SIZE * i
+        first = self.meta_at + entry.meta(p, e)
+        key_len = entry.key_len(p, e)
         k = 0
         while k < n:
-            e = self.index_at + _ENTRY * (i + k)
-            if bits.le16(self.index.p, e + 18) or bits.le16(self.index.p, e + 16) != key_len:
+            e = self.index_at + entry.SIZE * (i + k)
+            if entry.flags(p, e) or entry.key_len(p, e) != key_len:
                 break
-            if not bits.same(self.meta.p, first, self.meta.p, self.meta_at + bits.le32(self.index.p, e), key_len):
+            if not bits.same(self.meta.p, first, self.meta.p, self.meta_at + entry.meta(p, e), key_len):
                 break
             k += 1
         return k
@@ -149,25 +126,20 @@ class Batch:
         """What the messages i .. i+n-1 take: index, meta and bodies."""
         total = 0
         for k in range(i, i + n):
-            e = self.index_at + _ENTRY * k
-            total += (
-                _ENTRY
-                + bits.le16(self.index.p, e + 16)
-                + bits.le32(self.index.p, e + 12)
-                + bits.le32(self.index.p, e + 8)
-            )
+            message = entry.read(self.index.p, self.index_at + entry.SIZE * k)
+            total += entry.SIZE + message.key_len + message.props_len + message.body_len
         return total
 
     def put(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> None:
         """`add` for those who hold bytes objects. Buffers that are large grow in place."""
-        widen(self.index, _ENTRY)
+        widen(self.index, entry.SIZE)
         widen(self.meta, len(key) + len(props))
         widen(self.body, len(body))
         self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)
 
     def put_slices(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> Iterator[int]:
         """`put` for a large body, copied slice by slice. Yields the size of each slice. Nothing else may be put until the last slice."""
-        widen(self.index, _ENTRY)
+        widen(self.index, entry.SIZE)
         widen(self.meta, len(key) + len(props))
         start = self.body.n
         for at in range(0, body.n, pieces.SLICE_BYTES):
@@ -177,30 +149,19 @@ class Batch:
             yield len(piece)
         e = self.index.n
         self.add(key, 0, len(key), props, 0, len(props), key, 0, 0, ttl_ms, flags)
-        bits.put_le32(self.index.p, e + 4, start)
-        bits.put_le32(self.index.p, e + 8, body.n)
+        entry.put_body(self.index.p, e, start, body.n)
 
     def copy_to(self, other: Batch, i: int, n: int) -> None:
         """Add the messages i .. i+n-1, which have no flags, to another tail."""
         self.fetch()
+        meta, body = self.meta, self.body
         for k in range(i, i + n):
-            e = self.index_at + _ENTRY * k
-            m = self.meta_at + bits.le32(self.index.p, e)
-            props_len = bits.le32(self.index.p, e + 12)
-            key_len = bits.le16(self.index.p, e + 16)
-            other.add(
-                self.meta.p,
-                m,
-                key_len,
-                self.meta.p,
-                m + key_len,
-                props_len,
-                self.body.p,
-                self.body_at + bits.le32(self.index.p, e + 4),
-                bits.le32(self.index.p, e + 8),
-                -1,
-                0,
-            )
+            message = entry.read(self.index.p, self.index_at + entry.SIZE * k)
+            m = self.meta_at + message.meta
+            key_len = message.key_len
+            props_len = message.props_len
+            b = self.body_at + message.body
+            other.add(meta.p, m, key_len, meta.p, m + key_len, props_len, body.p, b, message.body_len, -1, 0)
 
     def take(self, count: int, index: bytes, meta: bytes, body: bytes) -> None:
         """Become a tail with these areas, as a record of the journal has them."""
@@ -214,15 +175,11 @@ class Batch:
         return _HEADER + self.index.n + self.meta.n + self.body.n
 
     def body_len(self, i: int) -> int:
-        return bits.le32(self.index.p, self.index_at + _ENTRY * i + 8)
+        return entry.body_len(self.index.p, self.index_at + entry.SIZE * i)
 
     def ttl_of(self, i: int) -> int:
         """Time to live of message `i` in ms, from the time of the batch on; -1 if it has none."""
-        e = self.index_at + _ENTRY * i
-        flags = bits.le16(self.index.p, e + 18)
-        if flags & _EXPIRES:
-            return ((flags >> 8) << 32) + bits.le32(self.index.p, e + 20)
-        return -1
+        return entry.ttl_ms(self.index.p, self.index_at + entry.SIZE * i)
 
     def expires_at(self, i: int) -> int:
         """Wall time in ms at which message `i` expires, -1 for never."""
@@ -233,9 +190,8 @@ class Batch:
         """How many of the messages i .. i+n-1 come before the first one that has expired."""
         k = 0
         while k < n:
-            e = self.index_at + _ENTRY * (i + k)
-            flags = bits.le16(self.index.p, e + 18)
-            if flags & _EXPIRES and self.time_ms + ((flags >> 8) << 32) + bits.le32(self.index.p, e + 20) <= now_ms:
+            ttl_ms = entry.ttl_ms(self.index.p, self.index_at + entry.SIZE * (i + k))
+            if ttl_ms >= 0 and self.time_ms + ttl_ms <= now_ms:
                 break
             k += 1
         return k
@@ -244,14 +200,14 @@ class Batch:
         """Sum of the body lengths of n messages from i on."""
         total = 0
         for k in range(i, i + n):
-            total += bits.le32(self.index.p, self.index_at + _ENTRY * k + 8)
+            total += entry.body_len(self.index.p, self.index_at + entry.SIZE * k)
         return total
 
     def priority_of(self, i: int) -> int:
         """The priority in the properties of message `i`; 0 without one, or where the properties end too early."""
-        e = self.index_at + _ENTRY * i
-        m = self.meta_at + bits.le32(self.index.p, e) + bits.le16(self.index.p, e + 16)
-        end = m + bits.le32(self.index.p, e + 12)
+        message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
+        m = self.meta_at + message.meta + message.key_len
+        end = m + message.props_len
         if end - m < 3:
             return 0
         flags = self.meta.p[m]
@@ -274,38 +230,34 @@ class Batch:
         """Like `message`, but a large body is not copied. It is a Buf that nobody may change, or a `Stored`, which can read it."""
         if self.stored is None and not self.shared:
             return self.message(i)
-        e = self.index_at
-        m = self.meta_at + bits.le32(self.index.p, e)
-        props_len, key_len = bits.le32(self.index.p, e + 12), bits.le16(self.index.p, e + 16)
-        meta = self.meta.tobytes(m, m + key_len + props_len)
+        key, props = self.key_and_props(0)
         body = self.body if self.stored is None else self.stored
-        return meta[:key_len], meta[key_len:], body, bits.le16(self.index.p, e + 18) & FLAGS
+        return key, props, body, self.flags_of(0)
 
     def viewed(self, i: int) -> tuple[bytes, bytes, memoryview, int]:
         """Like `message`, but the body is a view. The batch must not change while the view is used."""
-        e = self.index_at + _ENTRY * i
-        m = self.meta_at + bits.le32(self.index.p, e)
-        b = self.body_at + bits.le32(self.index.p, e + 4)
-        props_len, key_len = bits.le32(self.index.p, e + 12), bits.le16(self.index.p, e + 16)
-        meta = self.meta.tobytes(m, m + key_len + props_len)
-        body = self.body.view(b, b + bits.le32(self.index.p, e + 8))
-        return meta[:key_len], meta[key_len:], body, bits.le16(self.index.p, e + 18) & FLAGS
+        key, props = self.key_and_props(i)
+        message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
+        b = self.body_at + message.body
+        return key, props, self.body.view(b, b + message.body_len), self.flags_of(i)
 
     def message(self, i: int) -> tuple[bytes, bytes, bytes, int]:
         """(key, props, body, flags) of message `i`, for the rare events."""
         self.fetch()
-        e = self.index_at + _ENTRY * i
-        m = self.meta_at + bits.le32(self.index.p, e)
-        b = self.body_at + bits.le32(self.index.p, e + 4)
-        body_len = bits.le32(self.index.p, e + 8)
-        props_len = bits.le32(self.index.p, e + 12)
-        key_len = bits.le16(self.index.p, e + 16)
-        return (
-            bytes(memoryview(self.meta.data)[m : m + key_len]),
-            bytes(memoryview(self.meta.data)[m + key_len : m + key_len + props_len]),
-            bytes(memoryview(self.body.data)[b : b + body_len]),
-            bits.le16(self.index.p, e + 18) & FLAGS,
-        )
+        key, props = self.key_and_props(i)
+        message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
+        b = self.body_at + message.body
+        return key, props, self.body.tobytes(b, b + message.body_len), self.flags_of(i)
+
+    def key_and_props(self, i: int) -> tuple[bytes, bytes]:
+        """Key and properties of message `i`."""
+        message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
+        m = self.meta_at + message.meta
+        border = m + message.key_len
+        return self.meta.tobytes(m, border), self.meta.tobytes(border, border + message.props_len)
+
+    def flags_of(self, i: int) -> int:
+        return entry.flags(self.index.p, self.index_at + entry.SIZE * i)
 
     def areas(self) -> list[memoryview]:
         """The buffers that are written behind the header."""
@@ -313,26 +265,20 @@ class Batch:
 
     def head(self, durable: int) -> bytearray:
         """The header but for the checksum; `durable` as in docs/formats.md."""
-        head = bytearray(HEADER)
-        p = head
-        bits.put_le32(p, 0, _MAGIC)
-        bits.put_le32(p, 4, self.size())
-        bits.put_le64(p, 16, self.first)
-        bits.put_le64(p, 24, self.time_ms)
-        bits.put_le32(p, 32, self.count)
-        bits.put_le32(p, 36, self.meta.n)
-        bits.put_le32(p, 40, self.body.n)
-        bits.put_le64(p, 48, self.journal)
-        bits.put_le64(p, 56, durable)
+        head = bytearray(_HEADER)
+        meta_len, body_len = self.meta.n, self.body.n
+        batch_head.put(
+            head, self.size(), self.first, self.time_ms, self.count, meta_len, body_len, self.journal, durable
+        )
         return head
 
     def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
         """The tail as buffers to be written one behind the other; `durable` and `salt` as in docs/formats.md."""
         head, parts = self.head(durable), self.areas()
-        digest = xxhash.xxh3_64(memoryview(head)[PREFIX:], salt)
+        digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:], salt)
         for part in parts:
             digest.update(part)
-        head[8:16] = digest.intdigest().to_bytes(8, "little")
+        head[CHECKSUM] = bytes_of(digest.intdigest())
         return [bytes(head), *parts]
 
     def open(self, chunk: Buf, at: int, header: BatchHeader, stored: Stored | None = None) -> None:
@@ -340,7 +286,7 @@ class Batch:
         self.stored = stored
         self.index = self.meta = self.body = chunk
         self.index_at = at + HEADER
-        self.meta_at = self.index_at + ENTRY * header.count
+        self.meta_at = self.index_at + entry.SIZE * header.count
         self.body_at = self.meta_at + header.meta_len
         self.first = header.first
         self.count = header.count
@@ -353,12 +299,11 @@ class Batch:
         Their index entries, their meta data and their bodies lie one behind the other in `chunk`. `stored` is the body if it is not there.
         """
         self.open(chunk, -HEADER, header, stored)
-        last = ENTRY * (n - 1)
-        p = self.index.p
-        meta_end = bits.le32(p, last) + bits.le32(p, last + 12) + bits.le16(p, last + 16)
-        meta, body = bits.le32(p, 0), bits.le32(p, 4)
-        self.meta_at = ENTRY * n - meta
-        self.body_at = self.meta_at + meta_end - body
+        first = entry.read(self.index.p, 0)
+        last = entry.read(self.index.p, entry.SIZE * (n - 1))
+        meta_end = last.meta + last.key_len + last.props_len
+        self.meta_at = entry.SIZE * n - first.meta
+        self.body_at = self.meta_at + meta_end - first.body
         self.first = header.first + i
         self.count = n
 
@@ -414,28 +359,22 @@ class BatchHeader:
     __slots__ = ("checksum", "count", "durable", "first", "journal", "length", "meta_len", "time_ms", "body_len")
 
     def __init__(self, data: bytearray | memoryview | bytes, at: int) -> None:
-        def field(i: int, n: int) -> int:
-            return int.from_bytes(data[at + i : at + i + n], "little")
-
         self.length = 0
-        if len(data) - at < HEADER or field(0, 4) != MAGIC:
+        if len(data) - at < HEADER:
             return
-        self.count = field(32, 4)
-        self.meta_len = field(36, 4)
-        self.body_len = field(40, 4)
-        self.time_ms = field(24, 8)
-        length = field(4, 4)
-        if (
-            length != HEADER + ENTRY * self.count + self.meta_len + self.body_len
-            or not self.count
-            or self.time_ms >> 63
-        ):
+        head = BATCH.read(data, at)
+        length = HEADER + entry.SIZE * head.messages + head.meta_len + head.body_len
+        if head.magic != BATCH_MAGIC or head.length != length or not head.messages or head.time_ms >> 63:
             return
         self.length = length
-        self.checksum = field(8, 8)
-        self.first = field(16, 8)
-        self.journal = field(48, 8)
-        self.durable = field(56, 8)
+        self.checksum = head.checksum
+        self.first = head.first
+        self.time_ms = head.time_ms
+        self.count = head.messages
+        self.meta_len = head.meta_len
+        self.body_len = head.body_len
+        self.journal = head.journal
+        self.durable = head.durable
 
     @property
     def end(self) -> int:
@@ -444,5 +383,5 @@ class BatchHeader:
 
 def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader, salt: int) -> bool:
     """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum that it has in the segment with this salt."""
-    view = memoryview(data)[at + PREFIX : at + header.length]
+    view = memoryview(data)[at + _PREFIX : at + header.length]
     return bool(xxhash.xxh3_64_intdigest(view, salt) == header.checksum)

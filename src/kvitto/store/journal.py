@@ -7,18 +7,32 @@ queues in the order of sequences and says so with `applied_to`. `replay` gives b
 from __future__ import annotations
 
 import secrets
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from struct import error as StructError
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.format import entry
+from kvitto.format.layouts import (
+    APPEND,
+    APPEND_KIND,
+    ENTRY,
+    PREFIX,
+    RECORD,
+    RECORD_MAGIC,
+    RUN,
+    RUN_KIND,
+    SETTLE,
+    SETTLE_KIND,
+    u32,
+)
 from kvitto.store import paths, pieces
-from kvitto.store.batch import ENTRY, EXPIRES, FLAGS, Batch
+from kvitto.store.batch import Batch
 from kvitto.store.inventory import JOURNAL, NOBODY, Entry
 from kvitto.store.pieces import Pieces
 from kvitto.store.segment import RESYNC_BYTES
@@ -28,13 +42,8 @@ if TYPE_CHECKING:
     from kvitto.store.disk import File
     from kvitto.store.store import Store
 
-MAGIC = b"KVJ1"
 ROTATE_BYTES = 4 << 20
 RESERVE_BYTES = 256 << 10
-_HEAD = struct.Struct("<4sIQQII")
-_APPEND = struct.Struct("<B16sHHIII")
-_SETTLE = struct.Struct("<B16sQIB")
-_RUN = struct.Struct("<B16sIII")
 COPIED_MAX = 4096
 """A body up to this many bytes is copied behind the fields before it: a further buffer costs more than a short copy."""
 PART_BYTES = 64 << 10
@@ -90,7 +99,7 @@ class Packed:
 
     def run(self, queue_id: str, batch: Batch) -> None:
         """Add all messages of a batch, which have no flags and no time to live. The batch must not change until it is written."""
-        head = _RUN.pack(3, bytes.fromhex(queue_id), batch.count, batch.meta.n, batch.body.n)
+        head = _run_head(queue_id, batch)
         self.messages += batch.count
         self._add(head, batch.index.view(), batch.meta.view(), batch.body.view())
 
@@ -136,14 +145,16 @@ class Packed:
 
 def _append_head(queue_id: str, key: bytes, props: bytes, body_len: int, ttl_ms: int, flags: int) -> bytes:
     """Encode the fields before the body of a message."""
-    ttl = 0
-    if ttl_ms >= 0:
-        flags, ttl = flags | EXPIRES | ttl_ms >> 32 << 8, ttl_ms & 0xFFFFFFFF
-    return _APPEND.pack(1, bytes.fromhex(queue_id), len(key), flags, ttl, len(props), body_len) + key + props
+    ttl = entry.split_ttl(ttl_ms, flags)
+    return APPEND.pack(APPEND_KIND, bytes.fromhex(queue_id), len(key), *ttl, len(props), body_len) + key + props
+
+
+def _run_head(queue_id: str, batch: Batch) -> bytes:
+    return RUN.pack(RUN_KIND, bytes.fromhex(queue_id), batch.count, batch.meta.n, batch.body.n)
 
 
 def _settled(s: Settle) -> bytes:
-    return _SETTLE.pack(2, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome)
+    return SETTLE.pack(SETTLE_KIND, bytes.fromhex(s.queue_id), s.offset, s.count, s.outcome)
 
 
 def _end(s: Settle, ends: dict[str, int]) -> None:
@@ -189,7 +200,7 @@ class Record:
                 parts.append(head + a.body)
         for r in self.runs:
             b = r.batch
-            parts.append(_RUN.pack(3, bytes.fromhex(r.queue_id), b.count, b.meta.n, b.body.n))
+            parts.append(_run_head(r.queue_id, b))
             parts += (b.index.view(), b.meta.view(), b.body.view())
         parts += map(_settled, self.settles)
         return parts
@@ -198,7 +209,7 @@ class Record:
         """The end of the header: sequence, number of operations, durable."""
         operations = 0 if self.packed is None else self.packed.operations
         operations += len(self.appends) + len(self.runs) + len(self.settles)
-        return struct.pack("<QII", self.sequence, operations, self.durable)
+        return RECORD.pack(b"", 0, 0, self.sequence, operations, self.durable)[PREFIX.size :]
 
     def encode(self, salt: int) -> list[Part]:
         parts, counts = self.parts(), self.counts()
@@ -210,48 +221,49 @@ class Record:
     @classmethod
     def decode(cls, data: bytes, at: int, salt: int) -> tuple[Record, int] | None:
         """The record at `at` and where it ends, None if none that is whole begins there."""
-        if at + _HEAD.size > len(data):
+        if at + RECORD.size > len(data):
             return None
-        magic, length, checksum, sequence, operations, durable = _HEAD.unpack_from(data, at)
-        if magic != MAGIC or length < _HEAD.size or at + length > len(data):
+        head = RECORD.read(data, at)
+        end = at + head.length
+        if head.magic != RECORD_MAGIC or head.length < RECORD.size or end > len(data):
             return None
-        if xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length], salt) != checksum:
+        if xxhash.xxh3_64_intdigest(memoryview(data)[at + PREFIX.size : end], salt) != head.checksum:
             return None
-        record = cls(sequence, durable=durable)
+        record = cls(head.sequence, durable=head.durable)
         try:
-            whole = record._take(data[at : at + length], operations)
-        except (struct.error, IndexError):
+            whole = record._take(data[at:end], head.operations)
+        except (StructError, IndexError):
             return None
-        return (record, at + length) if whole else None
+        return (record, end) if whole else None
 
     def _take(self, data: bytes, operations: int) -> bool:
         """Read the operations of a record; whether they are what it holds."""
-        at = _HEAD.size
+        at = RECORD.size
         for _ in range(operations):
             kind = data[at]
-            if kind == 1:
-                _, queue, key_len, flags, ttl, props_len, body_len = _APPEND.unpack_from(data, at)
-                at += _APPEND.size
-                key, props = data[at : at + key_len], data[at + key_len : at + key_len + props_len]
-                at += key_len + props_len
-                body = data[at : at + body_len]
-                own_ttl = (flags >> 8 << 32) + ttl if flags & EXPIRES else -1
-                self.appends.append(Append(queue.hex(), key, props, body, own_ttl, flags & FLAGS & ~EXPIRES))
-                at += body_len
-            elif kind == 2:
-                _, queue, offset, count, outcome = _SETTLE.unpack_from(data, at)
-                self.settles.append(Settle(queue.hex(), offset, count, outcome))
-                at += _SETTLE.size
-            elif kind == 3:
-                _, queue, count, meta_len, body_len = _RUN.unpack_from(data, at)
+            if kind == APPEND_KIND:
+                a = APPEND.read(data, at)
+                at += APPEND.size
+                key, props = data[at : at + a.key_len], data[at + a.key_len : at + a.key_len + a.props_len]
+                at += a.key_len + a.props_len
+                body = data[at : at + a.body_len]
+                ttl_ms = entry.join_ttl(a.flags, a.ttl_high, a.ttl_low)
+                self.appends.append(Append(a.queue_id.hex(), key, props, body, ttl_ms, a.flags & ~entry.EXPIRES))
+                at += a.body_len
+            elif kind == SETTLE_KIND:
+                s = SETTLE.read(data, at)
+                self.settles.append(Settle(s.queue_id.hex(), s.offset, s.messages, s.outcome))
+                at += SETTLE.size
+            elif kind == RUN_KIND:
+                r = RUN.read(data, at)
                 areas = []
-                at += _RUN.size
-                for size in (ENTRY * count, meta_len, body_len):
+                at += RUN.size
+                for size in (ENTRY.size * r.messages, r.meta_len, r.body_len):
                     areas.append(data[at : at + size])
                     at += size
                 batch = Batch()
-                batch.take(count, *areas)
-                self.runs.append(Run(queue.hex(), batch))
+                batch.take(r.messages, *areas)
+                self.runs.append(Run(r.queue_id.hex(), batch))
             else:
                 return False
         return at == len(data)
@@ -259,7 +271,7 @@ class Record:
 
 def _head(size: int, checksum: int) -> bytes:
     """The begin of the header of a record whose operations have `size` bytes."""
-    return MAGIC + struct.pack("<IQ", _HEAD.size + size, checksum)
+    return PREFIX.pack(RECORD_MAGIC, RECORD.size + size, checksum)
 
 
 class RecordSlices:
@@ -270,12 +282,12 @@ class RecordSlices:
         self._counts = record.counts()
         self._operations = sum(map(len, parts))
         self._pieces = Pieces(parts, xxhash.xxh3_64(self._counts, salt))
-        self._at = _HEAD.size
+        self._at = RECORD.size
 
     @property
     def size(self) -> int:
         """Bytes of the whole record."""
-        return _HEAD.size + self._operations
+        return RECORD.size + self._operations
 
     @property
     def done(self) -> bool:
@@ -377,8 +389,8 @@ class Journal:
     def _was_durable(self, data: bytes, position: int, salt: int) -> bool:
         """Whether a later valid record shows that `position` had been synced, or no power cut: then it is damage, not a torn tail."""
         at, left = position, RESYNC_BYTES
-        while (at := data.find(MAGIC, at + 1)) >= 0 and left > 0:
-            left -= min(int.from_bytes(data[at + 4 : at + 8], "little"), len(data) - at)
+        while (at := data.find(RECORD_MAGIC, at + 1)) >= 0 and left > 0:
+            left -= min(u32(data, at + PREFIX.at["length"]), len(data) - at)
             found = Record.decode(data, at, salt)
             if found and (found[0].durable > position or not self.store.ending.doubt):
                 return True

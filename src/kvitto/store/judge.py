@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.format.layouts import BATCH
 from kvitto.store.batch import BatchHeader
 from kvitto.store.segment import (
     ACK_MAGIC,
@@ -105,7 +105,7 @@ def claims(read: Read, base: int) -> tuple[int, bool]:
     """Read what the batches say without verifying them: (end of their offsets, whether any of them had been synced)."""
     at, end, durable = HEADER, base, False
     while True:
-        data = read(at, BATCH_HEADER)
+        data = read(at, BATCH.size)
         head = BatchHeader(data, 0)
         if not head.length or not end <= head.first <= end + GAP_MAX:
             return end, durable or data.startswith(FOOTER_MAGIC)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from kvitto.store.batch import ENTRY, BatchHeader
-from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.format.layouts import BATCH, ENTRY, u32
+from kvitto.store.batch import BatchHeader
 from kvitto.store.segment import Segment
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ def lease_body(log: Log, offset: int) -> Lease | None:
     file = log.file_of(part)
     at = part.position_before(offset)
     while at < part.size:
-        head = BatchHeader(file.read_at(at, BATCH_HEADER), 0)
+        head = BatchHeader(file.read_at(at, BATCH.size), 0)
         if not head.length or head.first > offset:
             return None
         if offset < head.end:
-            index = at + BATCH_HEADER
-            entry = file.read_at(index + ENTRY * (offset - head.first), ENTRY)
-            body, size = int.from_bytes(entry[4:8], "little"), int.from_bytes(entry[8:12], "little")
-            return Lease(log.store, part, index + ENTRY * head.count + head.meta_len + body, size)
+            index = at + BATCH.size
+            bodies = index + ENTRY.size * head.count + head.meta_len
+            entry = file.read_at(index + ENTRY.size * (offset - head.first), ENTRY.size)
+            at, size = u32(entry, ENTRY.at["body"]), u32(entry, ENTRY.at["body_len"])
+            return Lease(log.store, part, bodies + at, size)
         at += head.length
     return None

@@ -6,16 +6,15 @@ segment is kept, and the rest is served. A large batch is checked in slices, and
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
+from kvitto.format.layouts import BATCH, ENTRY, PREFIX
 from kvitto.store import pieces
-from kvitto.store.batch import ENTRY, PREFIX, Batch, BatchHeader, Stored, verify
-from kvitto.store.batch import HEADER as BATCH_HEADER
+from kvitto.store.batch import Batch, BatchHeader, Stored, verify
 from kvitto.store.segment import Segment, find_batch, valid_at
 from kvitto.wire.buf import Buf
 
@@ -27,8 +26,6 @@ STREAMED_BYTES = 2 << 20
 """A batch with more bytes than this is read in parts of about this size. A body with more bytes is not read into memory."""
 PART_MESSAGES = 1000
 """At most this many messages of such a batch are read at a time."""
-_FIELDS = struct.Struct("<IIIIHHI")
-"""An entry of the index: offsets of meta data and body, sizes of body, properties and key, flags, time to live."""
 
 
 class Window:
@@ -116,7 +113,7 @@ class Reader:
             if got < n:  # somebody has cut the file
                 return self._damaged(window, part, position, offset)
             at = 0
-            while at + BATCH_HEADER <= got:
+            while at + BATCH.size <= got:
                 head = BatchHeader(window.chunk.view(0, got), at)
                 if not head.length or position + at + head.length > part.size:
                     return self._damaged(window, part, position + at, offset)
@@ -174,20 +171,19 @@ class Reader:
 
         With `sums`, it also returns False if a slice has changed since it was checked.
         """
-        if sums is not None and not self._bytes_of(part, position, sums, position + PREFIX, 1):
+        if sums is not None and not self._bytes_of(part, position, sums, position + PREFIX.size, 1):
             return False  # the first slice, which has the header, has changed
         i = max(offset - head.first, 0)
         n = min(head.count - i, PART_MESSAGES)
-        index = position + BATCH_HEADER
-        meta = index + ENTRY * head.count
+        index = position + BATCH.size
+        meta = index + ENTRY.size * head.count
         body = meta + head.meta_len
-        data = self._bytes_of(part, position, sums, index + ENTRY * i, ENTRY * n)
-        if len(data) < ENTRY * n:
+        data = self._bytes_of(part, position, sums, index + ENTRY.size * i, ENTRY.size * n)
+        if len(data) < ENTRY.size * n:
             return False
-        meta_at, body_at = int.from_bytes(data[0:4], "little"), int.from_bytes(data[4:8], "little")
+        meta_at, body_at = ENTRY.read(data)[:2]
         k = meta_len = body_len = 0
-        while k < n:
-            meta_from, body_from, size, props_len, key_len, _, _ = _FIELDS.unpack_from(data, ENTRY * k)
+        for meta_from, body_from, size, props_len, key_len, _, _, _ in ENTRY.struct.iter_unpack(data):
             if (meta_from - meta_at, body_from - body_at) != (meta_len, body_len):
                 return False  # each message begins where the one before it ends, or the index is damaged
             ends = meta_len + key_len + props_len, body_len + size
@@ -198,7 +194,7 @@ class Reader:
         if not (0 <= meta_len <= head.meta_len - meta_at and 0 <= body_len <= head.body_len - body_at):
             return False
         stored = None
-        ranges = [(index + ENTRY * i, ENTRY * k), (meta + meta_at, meta_len)]
+        ranges = [(index + ENTRY.size * i, ENTRY.size * k), (meta + meta_at, meta_len)]
         if body_len > STREAMED_BYTES:
             stored = Stored(self._source.file_of(part), body + body_at, body_len)
         else:
@@ -215,7 +211,7 @@ class Reader:
         file = self._source.file_of(part)
         if sums is None or not n:
             return file.read_at(start, n)
-        first = position + PREFIX
+        first = position + PREFIX.size
         number = (start - first) // pieces.SLICE_BYTES
         begin = at = first + number * pieces.SLICE_BYTES
         found = bytearray()
@@ -257,7 +253,7 @@ class Reader:
         part.leases += 1
         sums: list[int] = []
         try:
-            digest, at, end = xxhash.xxh3_64(seed=part.salt), position + PREFIX, position + head.length
+            digest, at, end = xxhash.xxh3_64(seed=part.salt), position + PREFIX.size, position + head.length
             while at < end:
                 data = self._source.file_of(part).read_at(at, min(pieces.SLICE_BYTES, end - at))
                 if not data:

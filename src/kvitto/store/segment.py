@@ -11,7 +11,7 @@ from bisect import bisect_right
 import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.store.batch import MAGIC as BATCH_MAGIC
+from kvitto.format.layouts import BATCH_MAGIC
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
 
@@ -31,8 +31,6 @@ GAP_MAX = 1 << 40
 """Offsets that recovery believes to be missing behind damage: more were never given away while a segment was the last."""
 RESYNC_BYTES = 8 << 30
 """Bytes that one search for the next batch checks: a body may be full of what begins like a batch and is none."""
-
-_BATCH_MAGIC = BATCH_MAGIC.to_bytes(4, "little")
 
 
 def header(magic: bytes, queue_id: str, base: int, time_ms: int, salt: int = 0) -> bytes:
@@ -301,7 +299,7 @@ def valid_at(data: bytes, at: int, head: BatchHeader, salt: int) -> bool:
 def find_batch(data: bytes, at: int, salt: int) -> tuple[int, bool]:
     """Where the first batch begins that verifies, from `at` on, -1 if there is none; and whether that is sure."""
     left = RESYNC_BYTES
-    while (at := data.find(_BATCH_MAGIC, at)) >= 0:
+    while (at := data.find(BATCH_MAGIC, at)) >= 0:
         head = BatchHeader(data, at)
         if valid_at(data, at, head, salt):
             break

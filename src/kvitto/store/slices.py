@@ -9,7 +9,8 @@ from __future__ import annotations
 import xxhash
 
 from kvitto.base.errors import StoreFull
-from kvitto.store.batch import HEADER, PREFIX, Batch
+from kvitto.format.layouts import BATCH, CHECKSUM, PREFIX, bytes_of
+from kvitto.store.batch import Batch
 from kvitto.store.pieces import Pieces
 from kvitto.store.segment import Segment
 
@@ -19,8 +20,8 @@ class Slices:
         self.part = part
         self.batch = batch
         self._head = batch.head(part.durable)
-        self._pieces = Pieces(batch.areas(), xxhash.xxh3_64(memoryview(self._head)[PREFIX:], part.salt))
-        self._at = part.size + HEADER
+        self._pieces = Pieces(batch.areas(), xxhash.xxh3_64(memoryview(self._head)[PREFIX.size :], part.salt))
+        self._at = part.size + BATCH.size
 
     @property
     def done(self) -> bool:
@@ -36,7 +37,7 @@ class Slices:
             self._at += size
             part.reserved = max(part.reserved, self._at)
             if self.done:
-                self._head[8:16] = self._pieces.checksum.to_bytes(8, "little")
+                self._head[CHECKSUM] = bytes_of(self._pieces.checksum)
                 size += part.file.write_at(part.size, [bytes(self._head)])
         except StoreFull:
             self.undo()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.format.layouts import BATCH
 from kvitto.store import segment
-from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import BatchHeader
 from kvitto.store.log import Log
 from kvitto.store.offsets import Offsets
@@ -119,7 +119,7 @@ class StreamLog(Log):
         """The headers of the batches from one that begins at `position` on. Damage ends them: whoever reads the batch finds it."""
         file = self.file_of(part)
         while position < part.size:
-            head = BatchHeader(file.read_at(position, BATCH_HEADER), 0)
+            head = BatchHeader(file.read_at(position, BATCH.size), 0)
             if not head.length:
                 return
             yield head

@@ -13,12 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from kvitto.base.errors import StoreError
+from kvitto.format.layouts import BATCH_MAGIC, RECORD_MAGIC
 from kvitto.store import inventory, offsets, paths
-from kvitto.store.batch import MAGIC
 from kvitto.store.definitions import Defined, Key, lines
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
-from kvitto.store.journal import MAGIC as JOURNAL_MAGIC
 from kvitto.store.journal import Record
 from kvitto.store.judge import Ending
 from kvitto.store.repair import examine
@@ -297,7 +296,7 @@ class Survey:
         for part in reversed(folder.parts):
             if synced and part.readable and part.tail and not part.holes:
                 data = self.disk.read_file(part.path)
-                if data[part.segment.size :].startswith(MAGIC.to_bytes(4, "little")):
+                if data[part.segment.size :].startswith(BATCH_MAGIC):
                     hole = lose_tail(part, data, after)
                     text = f"{hole.until - hole.at} bytes at its end cannot be read, although it had been synced"
                     self.findings.append(Finding(part.path, text, hole.at, (hole.first, hole.end)))
@@ -510,7 +509,7 @@ class Survey:
     def _next_record(data: bytes, at: int, salt: int) -> tuple[int, int]:
         """(where the next whole record begins, the most that any from there on had known to be synced); -1: there is none."""
         first, durable = -1, 0
-        while (at := data.find(JOURNAL_MAGIC, at + 1)) >= 0:
+        while (at := data.find(RECORD_MAGIC, at + 1)) >= 0:
             if (found := Record.decode(data, at, salt)) is not None:
                 first = at if first < 0 else first
                 durable, at = max(durable, found[0].durable), found[1] - 1

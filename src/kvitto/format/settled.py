@@ -1,0 +1,72 @@
+"""One settlement in a settlement log (`layouts.Settlement`), addressed as (buffer, position), and what became of the messages.
+
+`settled.pxd` holds the inline C twins; keep both in step. `store/settlements.py` writes and reads these entries, and
+format("kvitto-archive") of Spark knows the outcomes from here.
+"""
+
+from __future__ import annotations
+
+from kvitto.format.layouts import SETTLEMENT
+from kvitto.wire import bits
+from kvitto.wire.bits import Bytes
+
+SIZE = SETTLEMENT.size
+OFFSET_AT = SETTLEMENT.at["offset"]
+WORD_AT = SETTLEMENT.at["word"]
+DELIVERIES_AT = SETTLEMENT.at["deliveries"]
+COUNT_BITS = 24
+"""The outcome is above so many bits of the word, which are the count."""
+COUNT_MAX = (1 << COUNT_BITS) - 1
+
+ACKED = 1
+REJECTED = 2
+DEAD_LETTERED = 3
+EXPIRED = 4
+DROPPED = 5
+PURGED = 6
+RANGE_SETTLED = 7
+REDELIVERED = 16
+IN_DOUBT = 17
+OUTCOMES = {
+    ACKED: "acked",
+    REJECTED: "rejected",
+    DEAD_LETTERED: "dead-lettered",
+    EXPIRED: "expired",
+    DROPPED: "dropped",
+    PURGED: "purged",
+    RANGE_SETTLED: "range-settled",
+    REDELIVERED: "redelivered",
+    IN_DOUBT: "in doubt",
+}
+"""By number, as docs/formats.md names them. Those from REDELIVERED on settle nothing."""
+
+
+def offset(p: Bytes, e: int) -> int:
+    return bits.le64(p, e + OFFSET_AT)
+
+
+def word(p: Bytes, e: int) -> int:
+    """Count and outcome."""
+    return bits.le32(p, e + WORD_AT)
+
+
+def count_of(word: int) -> int:
+    return word & COUNT_MAX
+
+
+def outcome_of(word: int) -> int:
+    return word >> COUNT_BITS
+
+
+def deliveries(p: Bytes, e: int) -> int:
+    return bits.le32(p, e + DELIVERIES_AT)
+
+
+def put(p: bytearray, e: int, offset: int, count: int, outcome: int, deliveries: int) -> None:
+    bits.put_le64(p, e + OFFSET_AT, offset)
+    put_count(p, e, count, outcome)
+    bits.put_le32(p, e + DELIVERIES_AT, deliveries)
+
+
+def put_count(p: bytearray, e: int, count: int, outcome: int) -> None:
+    bits.put_le32(p, e + WORD_AT, count | outcome << COUNT_BITS)
