@@ -2,6 +2,7 @@
 #   make run      the main job: real flights through the broker into Spark, with two kills, reconciled
 #   make quick    what an edit needs, in less than a minute: lint, and the tests that are both quick and telling
 #   make test     all that a change must pass: lint, types, layers, tests interpreted and compiled, Spark; some of it: CHECKS="lint spark"
+#   make coverage what the tests reach, run interpreted: a report and pages in build/coverage/html, no check
 #   make bench    measure this machine, and how long one peer can hold up all others
 #   make torture  kill the broker under load 1,000 times (1 h), and check what it promised
 #   make fuzz     hostile input, with sanitizers: bytes guided by coverage, then sessions of several connections; SECONDS=60 for each
@@ -18,7 +19,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test bench torture compat fuzz sim audit build lint docs format lock sdist clean prerequisites
+.PHONY: help run quick test coverage bench torture compat fuzz sim audit build lint docs format lock sdist clean prerequisites
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,6 +42,10 @@ quick: $(VENV)/installed
 
 test: build
 	$(BIN)/python scripts/test $(CHECKS)
+
+# not compiled: a line of C cannot be told from its neighbours
+coverage: $(VENV)/installed
+	$(BIN)/python scripts/test coverage
 
 bench: build
 	$(BIN)/python -m benchmarks
