@@ -8,8 +8,8 @@ from kvitto.base.errors import StoreError
 from kvitto.broker.records import Records
 from kvitto.store import pieces
 from kvitto.store.batch import Batch
-from kvitto.store.journal import Append, Packed, Record
 from kvitto.store.log import Log
+from kvitto.store.record import Append, Packed, Record
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import SimDisk
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker.queue import Queue
-from kvitto.store.journal import Append, Record
+from kvitto.store.record import Append, Record
 from tests.support.rig import Rig, address
 from tests.support.simdisk import PowerCut, SimDisk
 

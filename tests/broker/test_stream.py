@@ -22,6 +22,7 @@ from kvitto.store import stream as stream_store
 from kvitto.store.batch import HEADER as BATCH_HEADER
 from kvitto.store.batch import BatchHeader
 from kvitto.store.segment import HEADER
+from kvitto.store.slot import SLOT
 from kvitto.wire.tables import Timestamp
 from tests.support.rig import Rig, Taker
 
@@ -560,14 +561,14 @@ def test_a_torn_entry_leaves_the_one_before_it(caplog: pytest.LogCaptureFixture)
         queue.log.offsets.write()
     path = f"{queue.log.directory}/offsets"
     file = rig.disk.open(path)
-    whole = file.read_at(0, 2 * offsets.SLOT)
-    at = next(i for i in (0, offsets.SLOT) if int.from_bytes(whole[i + 16 : i + 24], "little") == 5)
+    whole = file.read_at(0, 2 * SLOT)
+    at = next(i for i in (0, SLOT) if int.from_bytes(whole[i + 16 : i + 24], "little") == 5)
     file.write_at(at + 100, [b"torn"])
     rig.kill()
     assert stream(rig).log.offsets.get("t") == 3
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     file = rig.disk.open(path)
-    file.write_at(0, [b"?" * 2 * offsets.SLOT])
+    file.write_at(0, [b"?" * 2 * SLOT])
     rig.kill()
     assert stream(rig).log.offsets.get("t") is None
     assert "cannot be read: it starts over" in caplog.text
@@ -604,7 +605,7 @@ def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.M
     found = stream(rig).log.offsets
     assert [found.get(tag) for tag in "abcd"] == [97, None, 99, 100]
     size = rig.disk.open(f"{stream(rig).log.directory}/offsets").size()
-    assert size <= 3 * 2 * offsets.SLOT
+    assert size <= 3 * 2 * SLOT
 
 
 # -- what a stream is not ------------------------------------------------------------------------------------------

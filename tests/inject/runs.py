@@ -22,7 +22,7 @@ from tests.protocol.sansio import House, Wire
 from tests.sim.world import Dice, World, check_state, small_world
 
 ENDS_THE_PROCESS = {
-    "store/journal.py", "store/definitions.py", "store/store.py", "store/commit.py",
+    "store/journal.py", "store/record.py", "store/definitions.py", "store/line.py", "store/store.py", "store/commit.py",
 }  # fmt: skip
 """Files whose failure makes promises doubtful: an exception that was raised in them, or below them, may end the process."""
 PARTS = {"<listcomp>", "<dictcomp>", "<genexpr>"}

@@ -13,7 +13,7 @@ from kvitto.broker import stream as streams
 from kvitto.broker.stream import Stream
 from kvitto.store import stream as stream_store
 from kvitto.store.batch import Batch
-from kvitto.store.journal import Append, Record
+from kvitto.store.record import Append, Record
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import PowerCut, SimDisk
 

@@ -18,7 +18,7 @@ import pytest
 
 from kvitto.base.errors import StoreError
 from kvitto.store import journal as journals
-from kvitto.store.journal import Append, Record
+from kvitto.store.record import Append, Record
 from kvitto.store.repair.survey import Survey
 from tests.support.datadir import SEGMENT_BYTES, Home, Memory
 from tests.support.rig import address
@@ -42,8 +42,11 @@ def kind_of(path: str) -> str:
     return next((kind for pattern, kind in KINDS.items() if re.fullmatch(pattern, path)), path)
 
 
-def build(in_order: bool) -> Memory:
-    """Two of everything. After a kill there are transactions in two journal files that nobody has applied."""
+def build(in_order: bool, unsynced: bool = False) -> Memory:
+    """Two of everything. After a kill there are transactions in two journal files that nobody has applied.
+
+    `unsynced`: the killed process has written some more to the journal, the definitions and the streams' offsets.
+    """
     home = Home(Memory())
     plain, streams, kept = ("a", "b"), ("s", "t"), ("k", "l")
     for name in (*plain, *streams, *kept):
@@ -83,6 +86,13 @@ def build(in_order: bool) -> Memory:
         home.store.commits._hurried.clear()
         home.store.end_sync(job)
         home.store.inventory.file.sync()
+        if unsynced:
+            for n in range(3):
+                move(home, apply=False)
+                home.declare(f"new {n}")
+                for name in streams:
+                    home.queue(name).log.offsets.put("reader" if n % 2 else "other", 30 + n)  # type: ignore[attr-defined]
+                    home.queue(name).log.offsets.write()  # type: ignore[attr-defined]
         home.leave()
     assert isinstance(home.disk, Memory)
     home.disk.locks.clear()

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from kvitto.base.errors import StoreError
 from kvitto.store import paths
-from kvitto.store.definitions import Definitions, Key
+from kvitto.store.definitions import Definitions
 from kvitto.store.disk import RealDisk
+from kvitto.store.line import Key
 from tests.support.simdisk import PowerCut, SimDisk
 
 Change = tuple[str, str, Key, Any]

@@ -7,7 +7,7 @@ import pytest
 from kvitto.base.errors import StoreFull
 from kvitto.store import definitions, inventory, journal, paths
 from kvitto.store.inventory import DEFINITIONS, HALF, NOBODY, SEGMENT, SLOT, Inventory
-from kvitto.store.journal import Append, Record
+from kvitto.store.record import Append, Record
 from tests.support.rig import Rig, address
 from tests.support.simdisk import SimDisk
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.format.entry import TTL_MAX
 from kvitto.store import journal as journals
-from kvitto.store import log
+from kvitto.store import judge, log
 from kvitto.store.batch import Batch
-from kvitto.store.journal import Append, Packed, Record, Run, Settle
+from kvitto.store.record import Append, Packed, Record, Run, Settle
 from kvitto.store.repair.salvage import Salvage
 from kvitto.store.repair.survey import Survey
 from kvitto.store.store import Store
@@ -396,7 +396,7 @@ def test_a_record_that_is_not_what_it_says_is_none(operations: int, body: bytes)
 
 def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: each was verified as far as it said, which is the square of the body's length."""
-    monkeypatch.setattr(journals, "RESYNC_BYTES", 1 << 20)
+    monkeypatch.setattr(judge, "RESYNC_BYTES", 1 << 20)
     decoded = []
     decode = Record.decode
     monkeypatch.setattr(Record, "decode", lambda data, at, salt: decoded.append(at) or decode(data, at, salt))

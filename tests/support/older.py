@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from kvitto.store.offsets import SLOT
+from kvitto.store.slot import SLOT
 from tests.support.simdisk import SimDisk
 
 

@@ -34,8 +34,8 @@ from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from kvitto.broker.vhost_settings import VHostSettings
 from kvitto.store import paths, pieces
 from kvitto.store.batch import Batch
-from kvitto.store.journal import Record
 from kvitto.store.log import Log
+from kvitto.store.record import Record
 from kvitto.store.settlements import IN_DOUBT
 from kvitto.store.store import Store
 from kvitto.wire import tables

@@ -19,7 +19,7 @@ from kvitto.broker.room import Room
 from kvitto.format.entry import DEAD, EXPIRES
 from kvitto.store import pieces
 from kvitto.store.batch import Batch
-from kvitto.store.journal import Packed, Record
+from kvitto.store.record import Packed, Record
 from kvitto.store.settlements import DEAD_LETTERED
 from kvitto.wire.buf import Buf
 

@@ -19,7 +19,7 @@ from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.format.entry import DEAD
 from kvitto.store.batch import Stored
-from kvitto.store.journal import Append, Record, Settle
+from kvitto.store.record import Append, Record, Settle
 from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.broker import walls
 from kvitto.store import pieces
-from kvitto.store.journal import Record
+from kvitto.store.record import Record
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker

@@ -63,7 +63,7 @@ def verdict(found: Survey, directory: Path) -> str:
 
 def show(found: Survey) -> str:
     lines = [table(COLUMNS, rows(found))] if found.queues or found.archives else ["no queue has messages"]
-    records = sum(len(journal.records) for journal in found.journals)
+    records = sum(len(journal.records) for journal in found.journals.values())
     if records:
         lines.append(f"journal: {records} records")
     lines += [f"note: {printable(note)}" for note in found.notes]
@@ -99,7 +99,7 @@ def report(found: Survey) -> dict[str, Any]:
         "sound": not found.findings,
         "in_order": found.ending.in_order,
         "definitions": len(found.definitions),
-        "journal_records": sum(len(journal.records) for journal in found.journals),
+        "journal_records": sum(len(journal.records) for journal in found.journals.values()),
         "queues": [dict(zip(COLUMNS, row, strict=True)) for row in rows(found)],
         "damage": damage,
         "notes": found.notes,

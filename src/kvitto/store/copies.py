@@ -58,32 +58,78 @@ class Copies:
 
     def _written(self, source: File, name: str) -> Generator[None, None, File | None]:
         """Yield after each slice. Returns the copy, or None if there is no room for it."""
-        size, at = source.size(), 0
-        if self._disk.free_bytes() - ROOM_KEPT < size:
+        if not has_room(self._disk, source):
             return None
         try:
             copy = self._disk.open(name, create=True)
         except StoreFull:
             return None
-        try:
-            copy.truncate(0)
-            while at < size:
-                at += copy.write_at(at, [source.read_at(at, pieces.SLICE_BYTES)])
-                yield
-        except StoreError as error:
-            with suppress(StoreError):
-                copy.truncate(0)
-            copy.close()
-            if isinstance(error, StoreFull):
-                return None
-            raise
-        except GeneratorExit:
-            copy.close()
-            raise
-        return copy
+        return copy if (yield from slices(source, copy)) else None
 
     def _named(self, copy: File, name: str, done: Callable[[], None]) -> None:
         self._commits.close(copy)
         self._disk.rename(paths.copying(name), name)
         self._commits.renamed(name.rpartition("/")[0])
         self._commits.when_synced(done)
+
+
+def has_room(disk: Disk, source: File) -> bool:
+    """Whether there is room for a copy of this file, and for what frees space besides."""
+    return disk.free_bytes() - ROOM_KEPT >= source.size()
+
+
+def slices(source: File, copy: File) -> Generator[None, None, bool]:
+    """Write the bytes of `source` into `copy` and yield after each slice. Returns False if there is no room for all of them.
+
+    Then, and after an exception, `copy` is closed and, as far as the disk allows it, empty. A generator that is dropped closes it only.
+    """
+    size, at = source.size(), 0
+    try:
+        copy.truncate(0)
+        while at < size:
+            at += copy.write_at(at, [source.read_at(at, pieces.SLICE_BYTES)])
+            yield
+    except StoreError as error:
+        with suppress(StoreError):
+            copy.truncate(0)
+        copy.close()
+        if isinstance(error, StoreFull):
+            return False
+        raise
+    except GeneratorExit:
+        copy.close()
+        raise
+    return True
+
+
+def copy_now(disk: Disk, source: File, path: str) -> bool:
+    """Make a durable copy before this returns. Returns False if there is no room for it.
+
+    The first name of the copy is durable before anything else: it says to a later start that there is to be one.
+    """
+    name, directory = paths.copying(path), path.rpartition("/")[0]
+    try:
+        copy = disk.open(name, create=True)
+    except StoreFull:
+        return False
+    disk.sync_dir(directory)
+    if not has_room(disk, source):
+        copy.truncate(0)
+        copy.close()
+        return False
+    if not _run(slices(source, copy)):
+        return False
+    copy.sync()
+    copy.close()
+    disk.rename(name, path)
+    disk.sync_dir(directory)
+    return True
+
+
+def _run(steps: Generator[None, None, bool]) -> bool:
+    """Do all steps at once. Returns what the generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)

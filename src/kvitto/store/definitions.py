@@ -7,26 +7,19 @@ some unsynced lines and lost others, a torn tail (nobody was told, it is cut) fr
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import xxhash
-
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.store import paths
+from kvitto.store import judge, line, paths
 from kvitto.store.disk import Bytes, Disk, File
-
-Key = tuple[str, ...]
-Defined = list[tuple[str, Key, Any]]
+from kvitto.store.judge import Lines
+from kvitto.store.line import Defined, Key
 
 NEW = paths.DEFINITIONS + ".new"
 """The name of the new log during a compaction."""
-DIGITS = 16
-DURABLE_WIDTH = 12
-"""Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
 COMPACT_BYTES = 4 << 20
 """Bytes of lines that mean nothing any more, above which the log is worth writing anew."""
 COMPACT_LINES = 50
@@ -106,7 +99,7 @@ class Compaction:
     def add(self, op: str, kind: str, key: Key, value: Any) -> None:
         """Take a change that has been written to the old log. Raises StoreFull if the new file has no room for it."""
         if self.complete:
-            self.file.append(_line(op, kind, key, value, self._size))
+            self.file.append(line.encode(op, kind, key, value, self._size))
         else:
             self._since.append((op, kind, key, value))
             self._come += 1
@@ -124,7 +117,7 @@ class Compaction:
         while self._since:
             count = max(COMPACT_LINES, 2 * self._came)  # more than come meanwhile, so that it ends
             some = [self._since.popleft() for _ in range(min(len(self._since), count))]
-            self.file.append(b"".join(_line(*change, size) for change in some))
+            self.file.append(b"".join(line.encode(*change, size) for change in some))
             if self._since:
                 yield
         self.complete = True
@@ -133,7 +126,7 @@ class Compaction:
         """Yield the lines of what was defined, COMPACT_LINES at a time."""
         for at in range(0, len(self._entries), COMPACT_LINES):
             some = self._entries[at : at + COMPACT_LINES]
-            yield b"".join(_line("put", kind, key, value, durable) for (kind, key), value in some)
+            yield b"".join(line.encode("put", kind, key, value, durable) for (kind, key), value in some)
 
 
 class Definitions:
@@ -189,17 +182,35 @@ class Definitions:
         file = self._file = Tracked(self._disk.open(paths.DEFINITIONS, create=True))
         self._disk.sync_dir("")
         data = file.read_at(0, file.size())
-        end, durable, said = self._replay(data, file.path)
-        durable = max(durable, known)
-        if end < durable or (in_order and end < len(data)):
-            reason = f"it had been synced up to byte {durable}" if end < durable else "the broker had stopped in order"
+        has_queues = bool(self._disk.listdir(paths.QUEUES))
+        found = judge.definitions_log(data, file.path, in_order, known, has_queues)
+        end = found.end
+        if found.what is Lines.DAMAGED:
+            reason = (
+                f"it had been synced up to byte {found.synced}"
+                if end < found.synced
+                else "the broker had stopped in order"
+            )
             raise StoreError(
                 f"{file.path} is damaged at byte {end}, although {reason}: what is "
                 "behind that cannot be trusted. Restore the data directory, or this file, from a backup, "
                 "or have `kvitto salvage` make a directory of what can be read"
             )
-        if end < len(data) or in_order or not said:
-            missing(said)
+        if found.what is Lines.SILENT:
+            raise StoreError(
+                f"{file.path} says nothing, although there are directories of queues: restore the file from a backup, "
+                "or have `kvitto salvage` make a directory of the messages"
+            )
+        for at, after, change in found.lines:
+            if change is None:
+                break
+            entry = (change["kind"], tuple(change["key"]))
+            if change["op"] == "put":
+                self._set(entry, change["value"], after - at)
+            else:
+                self._unset(entry)
+        if found.may_lack:
+            missing(found.said)
         if end < len(data):
             file.truncate(end)
         # What is on disk but was never synced counts from here on, so it must not be lost after all.
@@ -209,21 +220,21 @@ class Definitions:
 
     def put(self, kind: str, key: Key, value: Any) -> None:
         """Define or replace; `value` is anything that JSON can express."""
-        line = _line("put", kind, key, value, self.file.durable)
-        self._append(line)
-        self._set((kind, key), value, len(line))
+        text = line.encode("put", kind, key, value, self.file.durable)
+        self._append(text)
+        self._set((kind, key), value, len(text))
         self._mirror("put", kind, key, value)
 
     def delete(self, kind: str, key: Key) -> None:
         """One that is not there is fine."""
         if (kind, key) in self._entries:
-            self._append(_line("delete", kind, key, None, self.file.durable))
+            self._append(line.encode("delete", kind, key, None, self.file.durable))
             self._unset((kind, key))
             self._mirror("delete", kind, key, None)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, text: bytes) -> None:
         """Without room the line waits for `flush`, and those behind it too."""
-        self.unwritten.append(line)
+        self.unwritten.append(text)
         if len(self.unwritten) > 1:
             return
         try:
@@ -302,24 +313,6 @@ class Definitions:
     def _list(self) -> Defined:
         return [(kind, key, value) for (kind, key), value in self._entries.items()]
 
-    def _replay(self, data: bytes, path: str) -> tuple[int, int, Defined]:
-        """(end of the valid lines, the greatest `durable` that any valid line of the file claims, all that was ever put)."""
-        end, durable, whole = 0, 0, True
-        said: Defined = []
-        for at, after, change in lines(data, path):
-            whole = whole and change is not None
-            if change is not None:
-                durable = max(durable, change["durable"])
-                if whole:
-                    entry = (change["kind"], tuple(change["key"]))
-                    if change["op"] == "put":
-                        self._set(entry, change["value"], after - at)
-                        said.append((*entry, change["value"]))
-                    else:
-                        self._unset(entry)
-                    end = after
-        return end, durable, said
-
     def _set(self, entry: tuple[str, Key], value: Any, length: int) -> None:
         self._live += length - self._lengths.get(entry, 0)
         self._entries[entry], self._lengths[entry] = value, length
@@ -327,42 +320,3 @@ class Definitions:
     def _unset(self, entry: tuple[str, Key]) -> None:
         self._entries.pop(entry, None)
         self._live -= self._lengths.pop(entry, 0)
-
-
-def _line(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:
-    change: dict[str, Any] = {"op": op, "kind": kind, "key": key}
-    if op == "put":
-        change["value"] = value
-    text = f'{{"durable":{durable:>{DURABLE_WIDTH}}, {json.dumps(change)[1:]}'.encode()
-    return xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
-
-
-def lines(data: bytes, path: str) -> Iterator[tuple[int, int, dict[str, Any] | None]]:
-    """(where it begins, where it ends, the change) of each line; None in place of a change that does not verify."""
-    at = 0
-    while at < len(data):
-        newline = data.find(b"\n", at)
-        after = newline + 1 if newline >= 0 else len(data)
-        yield at, after, _parse(data[at:after], path)
-        at = after
-
-
-def _parse(line: bytes, path: str) -> dict[str, Any] | None:
-    """The change that a line describes, None if the line is not whole."""
-    digest, text = line[:DIGITS], line[DIGITS + 1 : -1]
-    if line[DIGITS : DIGITS + 1] != b" " or line[-1:] != b"\n" or xxhash.xxh3_64_hexdigest(text).encode() != digest:
-        return None
-    try:
-        change = json.loads(text)
-        known = change["op"] in ("put", "delete") and isinstance(change["durable"], int)
-        known = known and isinstance(change["kind"], str) and all(isinstance(part, str) for part in change["key"])
-        known = known and (change["op"] == "delete" or "value" in change)
-    except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
-        raise StoreError(
-            f"{path} has a line that this version of Kvitto does not understand: start the version that wrote it. "
-            f"The line: {text[:200].decode(errors='replace')}"
-        )
-    assert isinstance(change, dict)
-    return change

@@ -1,18 +1,21 @@
-"""What a segment and its settlement log are worth: the one judge of damage, for a start, for `kvitto check` and for `kvitto salvage`.
+"""What the files of a data directory are worth: the one judge of damage, for a start, for `kvitto check` and for `kvitto salvage`.
 
-It goes by the bytes, by how the last owner ended, and by what the inventory knows (docs/formats.md, Recovery). It changes nothing: a start
-carries out what it says, and `check` tells it. Called once for each file.
+It goes by the bytes, by how the last owner ended, and by what the inventory knows (docs/formats.md). It reads and changes nothing itself:
+a start carries out its verdicts, `check` reports them, and `salvage` copies what they call readable. Called once for each file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvitto.format.layouts import BATCH
+from kvitto.format.layouts import BATCH, PREFIX, RECORD_MAGIC, u32
+from kvitto.store import slot
 from kvitto.store.batch import BatchHeader
+from kvitto.store.line import Defined, Key, Line, lines
+from kvitto.store.record import Record
 from kvitto.store.segment import (
     ACK_MAGIC,
     FOOTER_FIXED,
@@ -20,6 +23,7 @@ from kvitto.store.segment import (
     GAP_MAX,
     HEADER,
     MAGIC,
+    RESYNC_BYTES,
     DamagedSegment,
     Segment,
     created_ms,
@@ -32,6 +36,7 @@ from kvitto.store.segment import (
 if TYPE_CHECKING:
     from kvitto.store.inventory import Entry
     from kvitto.store.settlements import Replay
+    from kvitto.store.slot import Kept
 
 Read = Callable[[int, int], bytes]
 """Reads bytes of a file: position, count."""
@@ -120,15 +125,25 @@ class End(Enum):
     DAMAGED = "damage before later valid data, or the end of what had been synced"
 
 
-def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> tuple[End, str]:
+@dataclass(frozen=True)
+class SegmentEnd:
+    """A verdict on the batches of a segment and on what follows them."""
+
+    what: End
+    words: str = ""
+    """What is wrong with the batches or behind them, as a part of a message for people; "" if nothing is."""
+    is_cut: bool = False
+    """Batches are missing behind the last one that verifies, and they had been written completely."""
+
+
+def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> SegmentEnd:
     """Count what is in a segment without a valid footer from its batches, and judge what follows the last one.
 
-    `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy. Returns the verdict, and in words
-    what is wrong with the batches or behind them, "" if nothing is.
+    `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy.
     """
-    synced, words = known.size if known else 0, ""
+    synced, words, was_complete = known.size if known else 0, "", ending.intact or owed
     try:
-        part.scan(data, ending.intact or owed, ending.doubt, synced)
+        part.scan(data, was_complete, ending.doubt, synced)
     except DamagedSegment as damage:
         words = str(damage)
     rest = data[part.size :]
@@ -136,8 +151,10 @@ def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: E
     if is_whole or rest.startswith(FOOTER_MAGIC):
         is_torn = not is_whole and len(rest) < max(int.from_bytes(rest[8:12], "little"), FOOTER_FIXED)
         if words or (any(rest) and not ending.doubt and not is_torn):
-            return End.FOOTER, words
-    return (End.DAMAGED, words) if words else (End.FINE, "")
+            return SegmentEnd(End.FOOTER, words)
+    if not words:
+        return SegmentEnd(End.FINE)
+    return SegmentEnd(End.DAMAGED, words, part.size < synced or (was_complete and bool(rest)))
 
 
 class Settled(Enum):
@@ -167,3 +184,199 @@ def settlements_header(
 def settlements_are_damaged(replay: Replay, size: int, ending: Ending) -> bool:
     """Whether a settlement log of `size` bytes has lost blocks. `replay` has read those that are left."""
     return replay.damaged or (ending.in_order and size > max(replay.end, HEADER))
+
+
+# -- the journal -----------------------------------------------------------------------------------------------
+
+
+class Records(Enum):
+    """What a file of the journal is worth."""
+
+    FINE = "all records that anybody was promised can be read; what follows them is a torn tail"
+    APPLIED = "bytes cannot be read, but what they held had been applied, since the broker had ended in order"
+    DAMAGED = "records that had been synced cannot be read, and may not have been applied: no broker starts"
+
+
+@dataclass
+class JournalFile:
+    """A verdict on a file of the journal."""
+
+    what: Records = Records.FINE
+    records: list[tuple[int, int, Record]] = field(default_factory=list)
+    """(begin, end, record) of all that can be read, in order, behind damage too."""
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    """(begin, end) of damage before later records."""
+    end: int = 0
+    """Where the last record ends that can be read."""
+    tail: int = 0
+    """Bytes behind `end` up to the last that is not zero."""
+
+
+def journal_file(data: bytes, salt: int, ending: Ending, known: Entry | None) -> JournalFile:
+    """Judge a file of the journal. `salt`: from its name."""
+    found = JournalFile()
+    while True:
+        decoded = Record.decode(data, found.end, salt)
+        if decoded is not None:
+            found.records.append((found.end, decoded[1], decoded[0]))
+            found.end = decoded[1]
+            continue
+        later = _later_record(data, found.end, salt, ending.doubt)
+        if later < 0:
+            break
+        found.holes.append((found.end, later))
+        found.end = later
+    found.tail = max(len(data.rstrip(b"\0")) - found.end, 0)
+    if found.holes:
+        found.what = Records.DAMAGED
+    elif known is not None and found.end < known.size:
+        found.what = Records.APPLIED if ending.in_order else Records.DAMAGED
+    elif ending.in_order and found.tail:
+        found.what = Records.APPLIED
+    return found
+
+
+def _later_record(data: bytes, position: int, salt: int, power_cut: bool) -> int:
+    """Where the first record behind `position` begins, if what is between them is damage and no torn tail; else -1.
+
+    It is damage if a later record says that `position` had been synced, or if there was no power cut.
+    """
+    at, first, left = position, -1, RESYNC_BYTES
+    while (at := data.find(RECORD_MAGIC, at + 1)) >= 0 and left > 0:
+        left -= min(u32(data, at + PREFIX.at["length"]), len(data) - at)
+        decoded = Record.decode(data, at, salt)
+        if decoded is not None:
+            first = at if first < 0 else first
+            if decoded[0].durable > position or not power_cut:
+                return first
+    return -1
+
+
+def records_are_missing(last: int, first: int, floor: int, ending: Ending) -> bool:
+    """Whether there were records between two files of the journal: they were at the end of the first one, and no broker starts.
+
+    `last`: the last sequence in the files before. `first`: the first one in the next file. `floor`: the highest that a queue has applied.
+    """
+    return first > max(last, floor) + 1 and not ending.doubt
+
+
+# -- the definitions -------------------------------------------------------------------------------------------
+
+
+class Lines(Enum):
+    """What the definitions log is worth."""
+
+    FINE = "every line can be read"
+    TORN = "the lines at its end that cannot be read had never been synced: nobody was promised them"
+    DAMAGED = "lines that had been synced cannot be read: no broker starts"
+    SILENT = "it defines nothing, although there are directories of queues: no broker starts"
+
+
+@dataclass
+class DefinitionsLog:
+    """A verdict on the definitions log."""
+
+    what: Lines
+    lines: list[Line]
+    """All of them, also those behind damage."""
+    end: int
+    """Where the first line begins that cannot be read: a start goes on from here."""
+    synced: int
+    """So many bytes are known to have been synced."""
+    said: Defined
+    """All that the lines before `end` have ever defined, what was deleted since too."""
+    may_lack: bool
+    """Lines may be missing that had been synced, so a queue that no line tells of may have been defined once."""
+
+
+def definitions_log(data: bytes, path: str, in_order: bool, known: int, has_queues: bool) -> DefinitionsLog:
+    """Judge the definitions log, b"" if it is missing.
+
+    `known`: so many bytes had been synced. `has_queues`: there are directories of queues.
+
+    Raises StoreError, which names `path`, for a line that verifies and that this version does not understand.
+    """
+    found = list(lines(data, path))
+    synced = max([known, *(change["durable"] for _, _, change in found if change is not None)])
+    end = next((at for at, _, change in found if change is None), len(data))
+    said = [
+        (change["kind"], tuple(change["key"]), change["value"])
+        for at, _, change in found
+        if change is not None and at < end and change["op"] == "put"
+    ]
+    if end < synced or (in_order and end < len(data)):
+        what = Lines.DAMAGED
+    elif not said and has_queues:
+        what = Lines.SILENT
+    else:
+        what = Lines.TORN if end < len(data) else Lines.FINE
+    return DefinitionsLog(what, found, end, synced, said, end < len(data) or in_order)
+
+
+def defined_by(some: Iterable[Line]) -> dict[tuple[str, Key], Any]:
+    """What is defined behind these lines, in the order in which it was first put. Lines that cannot be read are passed over."""
+    entries: dict[tuple[str, Key], Any] = {}
+    for _, _, change in some:
+        if change is not None:
+            entry = (change["kind"], tuple(change["key"]))
+            if change["op"] == "put":
+                entries[entry] = change["value"]
+            else:
+                entries.pop(entry, None)
+    return entries
+
+
+# -- a stream's offsets ----------------------------------------------------------------------------------------
+
+
+class Slots(Enum):
+    """What the two slots of a consumer tag are worth. The values are messages for people."""
+
+    FINE = ""
+    TORN = "a slot that was being written is torn; the other one has what was there before, or nothing was promised"
+    OLDER = "how far a named consumer has read cannot be read: it falls back to what was written before"
+    LOST = "how far a named consumer has read cannot be read: it starts over"
+
+
+@dataclass
+class Pair:
+    """A verdict on the two slots of a consumer tag."""
+
+    number: int
+    what: Slots
+    newest: tuple[str, Kept] | None
+    """The tag and what is known of it; None if neither slot can be read, or both are empty."""
+    readable: list[tuple[int, bytes]]
+    """(position, content) of the slots that can be read."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something that had been promised cannot be read."""
+        return self.what in (Slots.OLDER, Slots.LOST)
+
+    @property
+    def position(self) -> int:
+        """Where the first of the two is in the file."""
+        return 2 * slot.SLOT * self.number
+
+
+def offsets(data: bytes, queue_id: str, ending: Ending, known: Entry | None, old: bool) -> list[Pair]:
+    """Judge the `offsets` of a stream. `old`: the directory has the format before this one, whose checksums have no seed."""
+    size, seed = 2 * slot.SLOT, slot.seed_of(queue_id)
+    pairs = []
+    for number in range(-(-len(data) // size)):
+        slots = slot.slots_of(data, number)
+        found = [slot.entry(number, content, seed, old) for content in slots]
+        valid = [entry for entry in found if entry is not None]
+        bad = sum(map(any, slots)) - len(valid)
+        was_synced = size * number < (known.size if known else 0) or ending.in_order
+        if not bad:
+            what = Slots.FINE
+        elif (ending.doubt or not was_synced) and (valid or not all(map(any, slots))):
+            what = Slots.TORN
+        else:
+            what = Slots.OLDER if valid else Slots.LOST
+        readable = [(size * number + slot.SLOT * k, slots[k]) for k in (0, 1) if found[k] is not None]
+        newest = max(valid, key=lambda entry: entry[1].sequence, default=None)
+        pairs.append(Pair(number, what, newest, readable))
+    return pairs

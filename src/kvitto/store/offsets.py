@@ -10,35 +10,20 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from kvitto.base.errors import StoreFull
-from kvitto.base.limits import SHORTSTR_MAX
-from kvitto.store import paths
-from kvitto.store.inventory import OFFSETS
+from kvitto.store import judge, paths, slot
+from kvitto.store.inventory import OFFSETS, Entry
+from kvitto.store.judge import Slots
+from kvitto.store.slot import SLOT, Kept
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File
     from kvitto.store.store import Store
 
-SLOT = 512
 TAGS_MAX = 1000
 """Tags that are remembered; the one that has not moved for longest gives way."""
-_FIXED = 33
 
 log = logging.getLogger("kvitto.store")
-
-
-class Kept:
-    """What is known of one tag. `pair` is the number of its two slots, `sequence` that of its last write, -1 before the first."""
-
-    __slots__ = ("offset", "pair", "sequence", "time_ms")
-
-    def __init__(self, pair: int, sequence: int, offset: int, time_ms: int) -> None:
-        self.pair = pair
-        self.sequence = sequence
-        self.offset = offset
-        self.time_ms = time_ms
 
 
 class Offsets:
@@ -52,7 +37,7 @@ class Offsets:
         self._pairs = 0
         self._changed: dict[str, None] = {}
         self._queue_id = directory.rpartition("/")[2]
-        self._seed = seed_of(self._queue_id)
+        self._seed = slot.seed_of(self._queue_id)
         self._slot = -1
         self._entered = 0
         """Where the inventory has the file, and with how many bytes."""
@@ -139,29 +124,26 @@ class Offsets:
                 store.alarm(
                     f"{self._path} ends at byte {len(data)} of {known.size}: named consumers of the stream start over"
                 )
-        self._take(data)
+        self._take(data, known)
         if store.upgrading:
             self._rewrite()
         elif self._slot < 0 and data:  # a killed process may not have synced it
             store.commits.wrote_file(self._file)
             store.commits.when_synced(lambda: self._enter(len(data)))
 
-    def _take(self, data: bytes) -> None:
-        self._pairs = -(-len(data) // (2 * SLOT))
+    def _take(self, data: bytes, known: Entry | None) -> None:
         kept: list[tuple[str, Kept]] = []
-        doubt, old = self._store.ending.doubt, self._store.upgrading
-        for pair in range(self._pairs):
-            slots = slots_of(data, pair)
-            valid = [found for slot in slots if (found := entry(pair, slot, self._seed, old)) is not None]
-            if valid:
-                kept.append(max(valid, key=lambda tag: tag[1].sequence))
+        pairs = judge.offsets(data, self._queue_id, self._store.ending, known, self._store.upgrading)
+        self._pairs = len(pairs)
+        for pair in pairs:
+            if pair.newest is not None:
+                kept.append(pair.newest)
             else:
-                self._free.append((pair, -1))
-            synced = 2 * SLOT * pair < self._entered or self._store.ending.in_order
-            if text := damage(slots, len(valid), doubt or not synced):
-                self._store.alarm(f"{self._path}, byte {2 * SLOT * pair}: {text}")
-            elif sum(map(any, slots)) > len(valid):
-                self._mend(pair, kept[-1] if valid else None)
+                self._free.append((pair.number, -1))
+            if pair.is_damaged:
+                self._store.alarm(f"{self._path}, byte {pair.position}: {pair.what.value}")
+            elif pair.what is Slots.TORN:
+                self._mend(pair.number, pair.newest)
         self._kept = dict(sorted(kept, key=lambda tag: tag[1].time_ms))
 
     def _mend(self, pair: int, known: tuple[str, Kept] | None) -> None:
@@ -178,7 +160,7 @@ class Offsets:
         assert self._file is not None
         size = self._file.size()
         try:
-            self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [_slot(tag, kept, self._seed)])
+            self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [slot.encode(tag, kept, self._seed)])
         except StoreFull:
             self._file.truncate(size)  # after a kill, a start would take a part of a slot for damage
             raise
@@ -190,7 +172,7 @@ class Offsets:
         content = bytearray(2 * SLOT * self._pairs)
         for tag, kept in self._kept.items():
             at = SLOT * (2 * kept.pair + (kept.sequence + 1) % 2)
-            content[at : at + SLOT] = _slot(tag, kept, self._seed)
+            content[at : at + SLOT] = slot.encode(tag, kept, self._seed)
             kept.sequence += 1
         name = self._path + ".new"
         file = self._store.disk.open(name, create=True)
@@ -211,43 +193,3 @@ class Offsets:
         with suppress(StoreFull):
             self._store.drop_slot(self._slot)
         self._slot = -1
-
-
-def seed_of(queue_id: str) -> int:
-    """Of a file's checksums: that of another stream does not verify."""
-    return int.from_bytes(bytes.fromhex(queue_id)[:8], "little")
-
-
-def damage(slots: list[bytes], valid: int, torn: bool) -> str:
-    """What is wrong with a pair of slots of which so many verify; "": nothing. `torn`: the one that was being written may be torn."""
-    bad = sum(map(any, slots)) - valid
-    if not bad or (torn and (valid or not all(map(any, slots)))):
-        return ""
-    what = "falls back to what was written before" if valid else "starts over"
-    return f"how far a named consumer has read cannot be read: it {what}"
-
-
-def _slot(tag: str, kept: Kept, seed: int) -> bytes:
-    name = tag.encode("utf-8", "surrogateescape")
-    assert len(name) <= SHORTSTR_MAX
-    body = (kept.sequence + 1).to_bytes(8, "little") + kept.offset.to_bytes(8, "little")
-    body += kept.time_ms.to_bytes(8, "little") + bytes((len(name),)) + name
-    body = body.ljust(SLOT - 8, b"\0")
-    return xxhash.xxh3_64_intdigest(body, seed).to_bytes(8, "little") + body
-
-
-def slots_of(data: bytes, pair: int) -> list[bytes]:
-    """The two slots of a pair."""
-    return [data[at : at + SLOT] for at in (2 * SLOT * pair, 2 * SLOT * pair + SLOT)]
-
-
-def entry(pair: int, slot: bytes, seed: int, old: bool = False) -> tuple[str, Kept] | None:
-    """What a slot says: a tag, and what is known of it. None if it does not verify. `old`: nor does one of the format before."""
-    if len(slot) < SLOT:
-        return None
-    found = int.from_bytes(slot[:8], "little")
-    if found != xxhash.xxh3_64_intdigest(slot[8:], seed) and not (old and found == xxhash.xxh3_64_intdigest(slot[8:])):
-        return None
-    sequence, offset, time_ms = (int.from_bytes(slot[at : at + 8], "little") for at in (8, 16, 24))
-    tag = slot[_FIXED : _FIXED + slot[_FIXED - 1]].decode("utf-8", "surrogateescape")
-    return tag, Kept(pair, sequence, offset, time_ms)

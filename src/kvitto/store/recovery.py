@@ -48,6 +48,8 @@ class Recovery:
         """What the inventory has of the queue's segments, by base."""
         self._replays: dict[int, settlements.Replay] = {}
         """What the settlement logs say, by base."""
+        self._headers: dict[int, Settled] = {}
+        """What the headers of the settlement logs are, by base."""
 
     def run(self) -> Recovered:
         """Read what is on disk. The order of the steps matters, because each of them uses what those before it have found."""
@@ -165,16 +167,17 @@ class Recovery:
         for name in names:
             base = paths.base_of(name)
             if name.endswith(paths.SETTLEMENTS_SUFFIX) and base >= 0:
-                self._refuse_settlements(base)
+                self._judge_settlements(base)
 
-    def _refuse_settlements(self, base: int) -> None:
-        """Rename a settlement log whose header names another queue or offset."""
+    def _judge_settlements(self, base: int) -> None:
+        """Judge the header of a settlement log, and rename the file if it names another queue or offset."""
         path = paths.settlements(self.log.directory, base)
         file = self.store.disk.open(path)
         head, size = file.read_at(0, segment.HEADER), file.size()
         file.close()
         known = self._known.get(base)
         what, whose = judge.settlements_header(head, size, self.log.queue_id, base, self.store.ending, known)
+        self._headers[base] = what
         if what is Settled.FOREIGN:
             kept = self.store.put_aside(
                 self.log.directory, path, paths.quarantined_settlements(self.log.directory, base)
@@ -296,10 +299,10 @@ class Recovery:
     def _scan(self, part: Segment, owed: bool, entry: Entry | None) -> None:
         assert part.file is not None
         data = part.file.read_at(0, part.file.size())
-        what, words = judge.segment_end(part, data, self.store.ending, owed, entry)
-        if words:
-            self.log.quarantine(part, words)
-        elif what is End.FOOTER:
+        found = judge.segment_end(part, data, self.store.ending, owed, entry)
+        if found.words:
+            self.log.quarantine(part, found.words)
+        elif found.what is End.FOOTER:
             log.warning("%s: its footer was damaged, and is cut off", part.file.path)
         if len(data) > part.size and not part.evidence:
             part.file.truncate(part.size)
@@ -321,16 +324,13 @@ class Recovery:
         data = self.store.disk.read_file(path)
         replay = self._blank(part)
         replay.run(data, segment.HEADER, self.store.ending.doubt, entry.acks_size if entry else 0)
-        what, _ = judge.settlements_header(
-            data[: segment.HEADER], len(data), self.log.queue_id, part.base, self.store.ending, entry
-        )
         replay.damaged = judge.settlements_are_damaged(replay, len(data), self.store.ending)
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
         part.acks = self.store.disk.open(path)
         part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)
-        if what is not Settled.FINE:
-            if what is Settled.DAMAGED:
+        if self._headers[part.base] is not Settled.FINE:
+            if self._headers[part.base] is Settled.DAMAGED:
                 log.warning("%s: its header was damaged, and is written again", path)
             head = segment.header(segment.ACK_MAGIC, self.log.queue_id, part.base, self.store.clock.now_ms())
             part.acks.write_at(0, [head])

@@ -16,12 +16,13 @@ from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull, SyncError
 from kvitto.store import inventory, paths
 from kvitto.store.commit import ROOM_KEPT, Commit, GroupCommit
-from kvitto.store.copies import Copies
-from kvitto.store.definitions import Defined, Definitions
-from kvitto.store.disk import Disk, File
+from kvitto.store.copies import Copies, copy_now
+from kvitto.store.definitions import Definitions
+from kvitto.store.disk import Disk
 from kvitto.store.inventory import DEFINITIONS, NOBODY, ORPHAN, SEGMENT, Inventory
 from kvitto.store.journal import Journal
 from kvitto.store.judge import Ending
+from kvitto.store.line import Defined
 from kvitto.store.log import Log
 from kvitto.store.removals import SMALL_FILE, Removals
 from kvitto.store.segment import HEADER, Segment
@@ -44,32 +45,6 @@ ROOM_STEP = 16 << 20
 def raise_it(_log: Log, error: Exception) -> None:
     """Without a broker there is nobody who could do without a queue."""
     raise error
-
-
-def copied(disk: Disk, file: File, path: str) -> bool:
-    """Make a durable copy; False if there is no room. The copy's first name says to a later start that there is to be one."""
-    name, directory = paths.copying(path), path.rpartition("/")[0]
-    try:
-        copy = disk.open(name, create=True)
-        copy.truncate(0)
-        disk.sync_dir(directory)
-        size = file.size()
-        if disk.free_bytes() - ROOM_KEPT < size:
-            copy.close()
-            return False
-        try:
-            copy.write_at(0, [file.read_at(0, size)])
-            copy.sync()
-        except StoreFull:
-            copy.truncate(0)
-            raise
-        finally:
-            copy.close()
-    except StoreFull:
-        return False
-    disk.rename(name, path)
-    disk.sync_dir(directory)
-    return True
 
 
 def format_of(disk: Disk) -> bytes:
@@ -102,6 +77,18 @@ def boot_fault(disk: Disk) -> str:
     if format_of(disk) != FORMAT or (disk.exists(paths.BOOT) and disk.read_file(paths.BOOT)):
         return ""
     return "it is missing, or empty: how the last broker ended is not known"
+
+
+def has_messages(disk: Disk, directory: str) -> bool:
+    """Whether there may be messages in the directory of a queue."""
+    for name in disk.listdir(directory):
+        if name.endswith(paths.SEGMENT_SUFFIX):
+            file = disk.open(f"{directory}/{name}")
+            size = file.size()
+            file.close()
+            if size > HEADER:
+                return True
+    return False
 
 
 class Store:
@@ -352,11 +339,8 @@ class Store:
             self._copy_some()
 
     def _copy_some(self) -> None:
-        log_ = self.copies.waiting[0][0]
-        try:
-            self.copies.step()
-        except Exception as error:  # noqa: BLE001 - the wall around each queue
-            self.on_fault(log_, error)
+        # a copy of a queue that is out of service gets its step too: that is how it is given up
+        self._walled(self.copies.waiting[0][0], self.copies.step)
 
     def unlink(self, directory: str, path: str) -> None:
         """Unlink a file of `directory` if it is still there, and have the next sync make that durable."""
@@ -404,7 +388,7 @@ class Store:
         assert part.file is not None
         log_.damaged = True
         path = paths.quarantine(log_.directory, part.base)
-        part.evidence = not self.disk.exists(path) and not copied(self.disk, part.file, path)
+        part.evidence = not self.disk.exists(path) and not copy_now(self.disk, part.file, path)
         where = f"there is no room for a copy, it will be kept as {path}" if part.evidence else f"a copy is in {path}"
         self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
 
@@ -415,22 +399,9 @@ class Store:
             directory = paths.queue_dir(name, True)
             if name in known or self.disk.exists(paths.orphan(directory)):
                 continue
-            if any(self._has_messages(f"{directory}/{n}") for n in self.disk.listdir(directory)):
-                if not said:
-                    raise StoreError(
-                        f"{self.definitions.file.path} says nothing, although {directory} holds messages: restore the file from a backup, "
-                        "or have `kvitto salvage` make a directory of the messages"
-                    )
+            if has_messages(self.disk, directory):
                 self._write_small(paths.orphan(directory), b"")
                 self.disk.sync_dir(directory)
-
-    def _has_messages(self, path: str) -> bool:
-        if not path.endswith(paths.SEGMENT_SUFFIX):
-            return False
-        file = self.disk.open(path)
-        size = file.size()
-        file.close()
-        return size > HEADER
 
     def drop_orphan(self, name: str) -> None:
         """The directory of a queue that is not defined."""
@@ -639,9 +610,12 @@ class Store:
         return new, changed, grown
 
     def _for_log(self, log_: Log, work: Callable[[], None]) -> None:
-        """Do something for one queue's files; if that fails, the others' work goes on."""
-        if log_.out_of_service:
-            return
+        """Do something for one queue's files, unless it is out of service."""
+        if not log_.out_of_service:
+            self._walled(log_, work)
+
+    def _walled(self, log_: Log, work: Callable[[], None]) -> None:
+        """Do something for one queue's files. If that fails, the work for the other queues goes on."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the wall around each queue

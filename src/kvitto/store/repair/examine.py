@@ -12,7 +12,7 @@ from kvitto.store import judge, paths
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import Entry
-from kvitto.store.judge import End, Ending, Header, Settled
+from kvitto.store.judge import End, Ending, Header, SegmentEnd, Settled
 from kvitto.store.segment import GAP_MAX, HEADER, Segment, find_batch, valid_at
 from kvitto.store.settlements import Replay
 
@@ -188,15 +188,15 @@ def _messages(
     own = part.segment
     found: list[Finding] = []
     sealed = own.read_footer()
-    what, words = (End.FINE, "") if sealed else judge.segment_end(own, data, ending, owed, known)
+    verdict = SegmentEnd(End.FINE) if sealed else judge.segment_end(own, data, ending, owed, known)
     _walk(part, data)
     part.synced |= sealed
     rest = b"" if sealed else data[own.size :]
     part.tail = len(rest.rstrip(b"\0"))
-    if what is End.FOOTER:
+    if verdict.what is End.FOOTER:
         part.intact, part.tail = False, 0
         found.append(Finding(part.path, "its footer is damaged; its messages can be read", own.size))
-    elif words and (own.size < (known.size if known else 0) or (rest and (ending.intact or owed))):
+    elif verdict.is_cut:
         lose_tail(part, data, after)
     for hole in part.holes:
         found.append(Finding(part.path, _lost(hole), hole.at, (hole.first, hole.end)))

@@ -15,8 +15,9 @@ from typing import Any
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError
 from kvitto.store import paths, segment, settlements
-from kvitto.store.definitions import Defined, Definitions
+from kvitto.store.definitions import Definitions
 from kvitto.store.disk import Disk, File
+from kvitto.store.line import Defined
 from kvitto.store.repair.examine import Part, batches
 from kvitto.store.repair.survey import INITIALISED, Folder, Survey
 from kvitto.store.segment import HEADER, Segment
@@ -53,9 +54,8 @@ class Salvage:
                 self._folder(folder)
         for folder in self.found.archives:
             self._folder(folder)
-        for journal in self.found.journals:
-            path = f"{paths.JOURNALS}/{journal.name}"
-            self._copy(path, journal.good)
+        for path, journal in self.found.journals.items():
+            self._copy(path, [(at, until) for at, until, _ in journal.records])
         for path in (paths.QUEUES, paths.ARCHIVE, paths.JOURNALS):
             self.target.sync_dir(path)
         self._write(paths.BOOT, self._boot())

@@ -13,17 +13,17 @@ from itertools import pairwise
 from typing import Any
 
 from kvitto.base.errors import StoreError
-from kvitto.format.layouts import BATCH_MAGIC, RECORD_MAGIC
-from kvitto.store import inventory, offsets, paths
-from kvitto.store.definitions import Defined, Key, lines
+from kvitto.format.layouts import BATCH_MAGIC
+from kvitto.store import inventory, judge, paths
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
-from kvitto.store.journal import Record
-from kvitto.store.judge import Ending
+from kvitto.store.judge import Ending, JournalFile, Lines, Records
+from kvitto.store.line import Defined, Key
+from kvitto.store.record import Record
 from kvitto.store.repair import examine
 from kvitto.store.repair.examine import Blocks, Finding, Hole, Part, lose_tail
 from kvitto.store.segment import HEADER
-from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, how_it_ended
+from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, has_messages, how_it_ended
 from kvitto.wire import tables
 
 INITIALISED = "initialised"
@@ -81,15 +81,6 @@ def _missing(base: int, entry: Entry) -> str:
     return "it is missing; no message is known to have been in it"
 
 
-@dataclass
-class JournalFile:
-    """`good`: (begin, end) in bytes of the records that can be read."""
-
-    name: str
-    good: list[tuple[int, int]] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-
-
 class Survey:
     """`findings` is what is damaged, `notes` what is worth knowing and no damage. StoreError if it cannot be read at all."""
 
@@ -104,11 +95,14 @@ class Survey:
         """Records are missing between two files."""
         self.queues: list[Folder] = []
         self.archives: list[Folder] = []
-        self.journals: list[JournalFile] = []
+        self.journals: dict[str, JournalFile] = {}
+        """The files of the journal, by path."""
         self._said: set[str] = set()
+        """Queues that the definitions have or once had."""
         self._deleted: set[str] = set()
         """Queues that the definitions once had, and have no more."""
-        self._cut = False
+        self._may_lack = False
+        """Lines of the definitions may be missing."""
         self._known: dict[tuple[int, str], dict[int, Entry]] = {}
         self._check_format()
         self.old = format_of(disk) == WITHOUT_INVENTORY
@@ -208,42 +202,32 @@ class Survey:
                 self._stray(f"{directory}/{name}")
 
     def _read_definitions(self) -> None:
-        path, defined = paths.DEFINITIONS, dict[tuple[str, Key], Any]()
-        known = self._entries(DEFINITIONS).get(0)
-        if not self.disk.exists(path):
-            if self.disk.listdir(paths.QUEUES) or known is not None:
-                self.definitions_intact = False
+        path, known = paths.DEFINITIONS, self._entries(DEFINITIONS).get(0)
+        has_queues = bool(self.disk.listdir(paths.QUEUES))
+        is_missing = not self.disk.exists(path)
+        data = b"" if is_missing else self.disk.read_file(path)
+        found = judge.definitions_log(data, path, self.ending.in_order, known.size if known else 0, has_queues)
+        self.definitions_intact = found.what in (Lines.FINE, Lines.TORN) and not (is_missing and known is not None)
+        self._may_lack = found.may_lack or not self.definitions_intact
+        if is_missing:
+            if not self.definitions_intact:
                 self.damage(path, "it is missing: no queue, user or binding is defined")
             return
-        data = self.disk.read_file(path)
-        found = list(lines(data, path))
-        durable = max((change["durable"] for _, _, change in found if change is not None), default=0)
-        durable = max(durable, known.size if known is not None else 0)
-        end = next((at for at, _, change in found if change is None), len(data))
-        torn = end >= durable and not self.ending.in_order
-        if durable > len(data):
-            self.definitions_intact = False
-            self.damage(path, f"it ends here, although it had been synced up to byte {durable}", len(data))
-        for at, after, change in found:
-            if change is None and torn:
-                self._cut = True
-                break
-            if change is None:
-                self.definitions_intact = False
-                self.damage(path, f"a line of {after - at} bytes is damaged; no broker starts here", at)
-                continue
-            key = (change["kind"], tuple(change["key"]))
-            if change["op"] == "put":
-                defined[key] = change["value"]
-                if change["kind"] in ("queue", "stage"):
-                    self._said.add(change["value"]["id"])
-            else:
-                defined.pop(key, None)
-        if not any(change for _, _, change in found) and self.disk.listdir(paths.QUEUES) and self.definitions_intact:
-            self.definitions_intact = False
+        if found.synced > len(data):
+            self.damage(path, f"it ends here, although it had been synced up to byte {found.synced}", len(data))
+        if found.what is Lines.DAMAGED:
+            for at, after, change in found.lines:
+                if change is None:
+                    self.damage(path, f"a line of {after - at} bytes is damaged; no broker starts here", at)
+        if found.what is Lines.SILENT:
             self.damage(path, "it says nothing: no queue, user or binding is defined", 0)
+        readable = found.lines if found.what is Lines.DAMAGED else [line for line in found.lines if line[0] < found.end]
+        for _, _, change in readable:
+            if change is not None and change["op"] == "put" and change["kind"] in ("queue", "stage"):
+                self._said.add(change["value"]["id"])
+        defined = judge.defined_by(readable)
         self.definitions = [(kind, key, value) for (kind, key), value in defined.items()]
-        if self.definitions and (INITIALISED, ()) not in defined and self.definitions_intact and not torn:
+        if self.definitions and (INITIALISED, ()) not in defined and found.what is Lines.FINE:
             self.notes.append(f"{path}: the first start was cut short; the next one defines / and guest")
 
     # -- queues ----------------------------------------------------------------------------------------------
@@ -338,15 +322,10 @@ class Survey:
 
     def _read_offsets(self, folder: Folder, path: str, ending: Ending) -> None:
         data, known = self.disk.read_file(path), self._entries(OFFSETS, folder.queue_id).get(0)
-        for pair in range(-(-len(data) // (2 * offsets.SLOT))):
-            slots = offsets.slots_of(data, pair)
-            seed = offsets.seed_of(folder.queue_id)
-            valid = [offsets.entry(pair, slot, seed, self.old) is not None for slot in slots]
-            at = 2 * offsets.SLOT * pair
-            folder.slots += [(at + offsets.SLOT * k, slots[k]) for k in (0, 1) if valid[k]]
-            torn = ending.doubt or not (at < (known.size if known else 0) or ending.in_order)
-            if text := offsets.damage(slots, sum(valid), torn):
-                self.damage(path, text, at)
+        for pair in judge.offsets(data, folder.queue_id, ending, known, self.old):
+            folder.slots += pair.readable
+            if pair.is_damaged:
+                self.damage(path, pair.what.value, pair.position)
         if known is not None and len(data) < known.size:
             self.damage(
                 path, f"it ends here, and had {known.size} bytes: named consumers of the stream start over", len(data)
@@ -373,8 +352,7 @@ class Survey:
         return b""
 
     def _find_owner(self, folder: Folder) -> None:
-        holds = any(part.stored or part.holes for part in folder.parts)
-        unknown = holds and folder.queue_id not in self._said
+        unknown = folder.queue_id not in self._said and has_messages(self.disk, folder.path)
         folder.orphan |= bool(self._entries(ORPHAN, folder.queue_id))
         if folder.defined[0]:
             folder.orphan = False
@@ -382,7 +360,7 @@ class Survey:
         elif folder.orphan or (unknown and (self.ending.in_order or not self.definitions_intact)):
             folder.orphan = True
             self.damage(folder.path, "it holds messages of a queue that is not defined")
-        elif unknown and self._cut:
+        elif unknown and self._may_lack:
             folder.orphan = True
             self.notes.append(
                 f"{folder.path} holds messages of a queue that is not defined: its line may have been torn off"
@@ -450,6 +428,7 @@ class Survey:
     def _read_journal(self) -> None:
         by_id = {folder.queue_id: folder for folder in self.queues}
         applied = {folder.queue_id: folder.journal for folder in self.queues}
+        floor = max((folder.journal for folder in self.queues if folder.defined[0]), default=0)
         names = self.disk.listdir(paths.JOURNALS)
         numbers = {known[0] for known in map(paths.journal_of, names) if known is not None}
         for number in sorted(self._entries(JOURNAL).keys() - numbers):
@@ -462,58 +441,38 @@ class Survey:
             if known is None:
                 self._stray(f"{paths.JOURNALS}/{name}")
                 continue
-            journal = self._journal_file(name, known[1])
-            self._compare_journals(journal, max(applied.values(), default=0))
-            self.journals.append(journal)
-            for record in journal.records:
+            journal = self._journal_file(name, *known)
+            self._compare_journals(journal, floor)
+            self.journals[f"{paths.JOURNALS}/{name}"] = journal
+            for _, _, record in journal.records:
                 self._apply(record, by_id, applied)
 
     def _compare_journals(self, journal: JournalFile, floor: int) -> None:
         """Records are numbered one after the other: what is missing between two files was at the end of the first."""
-        before = next((j for j in reversed(self.journals) if j.records), None)
-        if before is None or not journal.records or self.ending.doubt:
+        path, before = next(((p, j) for p, j in reversed(self.journals.items()) if j.records), ("", None))
+        if before is None or not journal.records:
             return
-        if journal.records[0].sequence > max(before.records[-1].sequence, floor) + 1:
+        last, first = before.records[-1][2].sequence, journal.records[0][2].sequence
+        if judge.records_are_missing(last, first, floor, self.ending):
             self.journal_gap = True
             text = "transactions or dead letters at its end cannot be read; no broker starts here"
-            self.damage(f"{paths.JOURNALS}/{before.name}", text, before.good[-1][1])
+            self.damage(path, text, before.end)
 
-    def _journal_file(self, name: str, salt: int) -> JournalFile:
-        """Records in order; behind damage those that can be read go on."""
-        path = f"{paths.JOURNALS}/{name}"
-        data, at, journal = self.disk.read_file(path), 0, JournalFile(name)
-        while at < len(data):
-            found = Record.decode(data, at, salt)
-            if found is None:
-                until, after = self._next_record(data, at, salt)
-                tail = len(data.rstrip(b"\0")) - at
-                if until < 0 and self.ending.in_order and tail > 0:
-                    self.damage(path, f"{tail} bytes at its end cannot be read; it had been applied in full", at)
-                if until < 0 or not (after > at or not self.ending.doubt):
-                    break
-                text = f"{until - at} bytes of transactions or dead letters cannot be read; no broker starts here"
-                self.damage(path, text, at)
-                at = until
-                continue
-            record, end = found
-            journal.records.append(record)
-            journal.good.append((at, end))
-            at = end
-        known = self._entries(JOURNAL).get((paths.journal_of(name) or (0, 0))[0])
-        if known is not None and at < known.size and not self._has_finding(path):
-            text = "what it held had been applied" if self.ending.in_order else "no broker starts here"
-            self.damage(path, f"it cannot be read, although it had been synced up to byte {known.size}; {text}", at)
+    def _journal_file(self, name: str, number: int, salt: int) -> JournalFile:
+        path, known = f"{paths.JOURNALS}/{name}", self._entries(JOURNAL).get(number)
+        journal = judge.journal_file(self.disk.read_file(path), salt, self.ending, known)
+        for at, until in journal.holes:
+            text = f"{until - at} bytes of transactions or dead letters cannot be read; no broker starts here"
+            self.damage(path, text, at)
+        if self.ending.in_order and journal.tail:
+            text = f"{journal.tail} bytes at its end cannot be read; it had been applied in full"
+            self.damage(path, text, journal.end)
+        elif journal.what is not Records.FINE and not journal.holes:
+            assert known is not None
+            what = "what it held had been applied" if journal.what is Records.APPLIED else "no broker starts here"
+            text = f"it cannot be read, although it had been synced up to byte {known.size}; {what}"
+            self.damage(path, text, journal.end)
         return journal
-
-    @staticmethod
-    def _next_record(data: bytes, at: int, salt: int) -> tuple[int, int]:
-        """(where the next whole record begins, the most that any from there on had known to be synced); -1: there is none."""
-        first, durable = -1, 0
-        while (at := data.find(RECORD_MAGIC, at + 1)) >= 0:
-            if (found := Record.decode(data, at, salt)) is not None:
-                first = at if first < 0 else first
-                durable, at = max(durable, found[0].durable), found[1] - 1
-        return first, durable
 
     @staticmethod
     def _apply(record: Record, by_id: dict[str, Folder], applied: dict[str, int]) -> None:

@@ -1,0 +1,63 @@
+"""The form of the definitions log: one line of JSON under a checksum for each change (docs/formats.md, Definitions).
+
+It encodes and decodes. Used by `definitions.py`, which writes the log, and by the judge of damage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from kvitto.base.errors import StoreError
+
+Key = tuple[str, ...]
+Defined = list[tuple[str, Key, Any]]
+Line = tuple[int, int, dict[str, Any] | None]
+"""Where it begins, where it ends, and the change that it describes: None if it does not verify."""
+
+DIGITS = 16
+DURABLE_WIDTH = 12
+"""Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
+
+
+def encode(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:
+    """The line of a change; `value` counts only for "put". `durable`: bytes of the log that are known to be synced."""
+    change: dict[str, Any] = {"op": op, "kind": kind, "key": key}
+    if op == "put":
+        change["value"] = value
+    text = f'{{"durable":{durable:>{DURABLE_WIDTH}}, {json.dumps(change)[1:]}'.encode()
+    return xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
+
+
+def lines(data: bytes, path: str) -> Iterator[Line]:
+    """Take the log apart. StoreError, which names `path`, for a line that verifies and that this version does not understand."""
+    at = 0
+    while at < len(data):
+        newline = data.find(b"\n", at)
+        after = newline + 1 if newline >= 0 else len(data)
+        yield at, after, _parse(data[at:after], path)
+        at = after
+
+
+def _parse(line: bytes, path: str) -> dict[str, Any] | None:
+    """The change that a line describes, None if the line is not whole."""
+    digest, text = line[:DIGITS], line[DIGITS + 1 : -1]
+    if line[DIGITS : DIGITS + 1] != b" " or line[-1:] != b"\n" or xxhash.xxh3_64_hexdigest(text).encode() != digest:
+        return None
+    try:
+        change = json.loads(text)
+        known = change["op"] in ("put", "delete") and isinstance(change["durable"], int)
+        known = known and isinstance(change["kind"], str) and all(isinstance(part, str) for part in change["key"])
+        known = known and (change["op"] == "delete" or "value" in change)
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise StoreError(
+            f"{path} has a line that this version of Kvitto does not understand: start the version that wrote it. "
+            f"The line: {text[:200].decode(errors='replace')}"
+        )
+    assert isinstance(change, dict)
+    return change
