@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvitto.broker import queue as queue_module
+from kvitto.broker import leaving
 from kvitto.broker.deliveries import Deliveries
 from kvitto.broker.queue import Queue
 from tests.support.rig import Rig, Taker
@@ -33,8 +33,8 @@ def test_a_delivery_has_so_many_expired_messages_leave_and_asks_for_another_turn
     arguments: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W8: all that were behind the message went in one turn."""
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
-    monkeypatch.setattr(queue_module, "AGAIN_LEAVES", 0)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 7)
+    monkeypatch.setattr(leaving, "AGAIN_LEAVES", 0)
     rig = Rig()
     dead = rig.declare("dead")
     queue = expired(rig, 30, **arguments)
@@ -52,7 +52,7 @@ def test_a_delivery_has_so_many_expired_messages_leave_and_asks_for_another_turn
 
 def test_large_messages_leave_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read when they come to the head."""
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 100)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 100)
     rig = Rig()
     queue = expired(rig, 50, 20_000)
     for _ in range(20):
@@ -65,8 +65,8 @@ def test_large_messages_leave_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch
 
 
 def test_get_says_what_it_has_not_seen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
-    monkeypatch.setattr(queue_module, "AGAIN_LEAVES", 0)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 7)
+    monkeypatch.setattr(leaving, "AGAIN_LEAVES", 0)
     rig = Rig()
     queue = expired(rig, 10)
     taker = Taker(queue)
@@ -80,8 +80,8 @@ def test_get_says_what_it_has_not_seen_yet(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A8."""
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 7)
-    monkeypatch.setattr(queue_module, "AGAIN_LEAVES", 0)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 7)
+    monkeypatch.setattr(leaving, "AGAIN_LEAVES", 0)
     rig = Rig()
     queue = rig.declare("q", x_delivery_limit=0)
     for _ in range(20):
@@ -93,7 +93,7 @@ def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pyt
     rig.turn()
     rig.kill()
     queue = rig.queue("q")
-    queue.redeliveries = Deliveries((offset, 1) for offset in range(20))
+    queue.backlog.redeliveries = Deliveries((offset, 1) for offset in range(20))
     queue.add_consumer(Taker(queue))
     for left in (13, 6, 0):
         rig.turn()
@@ -103,7 +103,7 @@ def test_what_failed_too_often_before_a_kill_leaves_in_portions(monkeypatch: pyt
 
 def test_a_length_limit_waits_for_what_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took live messages that a consumer had credit for, since more expired ones were before them than may leave in one turn."""
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 2)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 2)
     rig = Rig()
     queue = rig.declare("q", x_max_length=3)
     taker = Taker(queue, room=3)

@@ -47,7 +47,7 @@ class LargeModel(QueueModel):
         super().more_turns()
         broker = self.rig.broker
         for _ in range(5000):
-            if not (broker.unfinished or self.q.checking or (self.q.backlog and not broker.unwritten)):
+            if not (broker.unfinished or self.q.checking or (self.q.tail.closed and not broker.unwritten)):
                 return
             self.rig.turn()
             super().more_turns()
@@ -90,7 +90,7 @@ class LargeModel(QueueModel):
 
     def place_after(self, m: Message, in_main: bool, in_dead: bool, exact: bool, pushed: bool) -> None:
         super().place_after(m, in_main, in_dead, exact, pushed)
-        found = self.q._find(m.offset) if in_main else None
+        found = self.q.backlog.find(m.offset, False) if in_main else None
         if found is not None:  # the journal has no time: what a start applies again lives from then on
             expires = found[0].expires_at(found[1])
             assert expires >= m.expires

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.broker.arguments import QUEUE_POLICY, SMALLER_COUNTS, read_settings, with_policy
+from kvitto.broker.leaving import LEAVING_PER_TURN
 from kvitto.broker.patterns import PATTERN_MAX
 from kvitto.broker.policies import (
     InvalidPolicy,
@@ -20,7 +21,7 @@ from kvitto.broker.policies import (
     policy,
     queue_kinds,
 )
-from kvitto.broker.queue import LEAVING_PER_TURN, Queue
+from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from tests.support.rig import Rig
 
@@ -363,7 +364,7 @@ def test_delivery_limit_and_retry_delays(rig: Rig) -> None:
     fill(rig, "q", 1)
     queue.retry(rig.take("q")[0].offset, 1, 1)
     rig.settle_down()
-    assert len(queue.delays) == 1 and queue.ready == 0
+    assert len(queue.retries.delays) == 1 and queue.ready == 0
     rig.clock.advance(3)
     rig.broker.tick()
     rig.settle_down()

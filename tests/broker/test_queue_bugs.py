@@ -9,6 +9,7 @@ import pytest
 
 from kvitto.base.errors import ChannelError, StoreFull
 from kvitto.broker import queue as queues
+from kvitto.broker import retries
 from kvitto.broker.bulk import Bulk
 from kvitto.store import log
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
@@ -86,7 +87,7 @@ def test_a_rejected_message_that_cannot_be_read_leaves_the_queue() -> None:
     queue.get(taker)
     rig.turn()
     flip_body(rig, "q", b"message")
-    queue._behind.release()
+    queue.backlog._behind.release()
     queue.release_windows()
     queue.reject(0, 1)
     rig.settle_down()
@@ -291,7 +292,7 @@ def test_delayed_messages_count_for_the_limits(limit: dict[str, int]) -> None:
     assert [rig.publish("q", b"y" * 100) for _ in range(4)] == [True, True, False, False]
     rig.clock.advance(2)
     rig.broker.tick()
-    assert (queue.ready, len(queue.delays), queue.delays.bytes) == (5, 0, 0)
+    assert (queue.ready, len(queue.retries.delays), queue.retries.delays.bytes) == (5, 0, 0)
     rig.drain("q")
     assert rig.publish("q", b"z" * 100)
     drops = rig.declare("drops", x_retry_delay_min=1000, **limit)
@@ -301,12 +302,12 @@ def test_delayed_messages_count_for_the_limits(limit: dict[str, int]) -> None:
     assert (drops.ready, drops.messages, rig.peek("drops")) == (1, 5, [b"2" * 100])
     failed(rig, "drops", b"y" * 100, b"y" * 100)
     rig.publish("drops", b"z" * 100)
-    assert (drops.ready, drops.messages) == (0, len(drops.delays))
+    assert (drops.ready, drops.messages) == (0, len(drops.retries.delays))
 
 
 def test_many_delayed_messages_come_back_a_bounded_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A15, W8: each turn brings back some."""
-    monkeypatch.setattr(queues, "RETRIES_PER_TURN", 10)
+    monkeypatch.setattr(retries, "RETRIES_PER_TURN", 10)
     rig = Rig()
     queue = rig.declare("q", x_retry_delay_min=1000)
     failed(rig, "q", *[b"%d" % i for i in range(25)])

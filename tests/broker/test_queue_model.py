@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import deadletter, hold, queue, removal, vhost, waiting
+from kvitto.broker import deadletter, hold, leaving, removal, vhost, waiting
 from kvitto.broker.queue import Queue
 from kvitto.store import journal, log
 from tests.support.rig import Delivery, Rig, Taker
@@ -76,7 +76,7 @@ class QueueModel(RuleBasedStateMachine):
         self.patch.setattr(journal, "ROTATE_BYTES", 600)
         for name, value in (("LETTERS_PER_TURN", 3), ("SLICE", 2), ("RECORD_BYTES", 500), ("IN_FLIGHT_BYTES", 900)):
             self.patch.setattr(deadletter, name, value)
-        self.patch.setattr(queue, "LEAVING_PER_TURN", 2)
+        self.patch.setattr(leaving, "LEAVING_PER_TURN", 2)
         ids = count(1)  # the same run must be the same again
         self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.rig = Rig()
@@ -333,7 +333,7 @@ class QueueModel(RuleBasedStateMachine):
             self.q.requeue(offset, len(run), sum(len(m.body) for m in run))
             for m in run:
                 m.place = READY
-                if 0 <= self.limit < m.deliveries and not (m.vague and m.offset in self.q.requeued):
+                if 0 <= self.limit < m.deliveries and not (m.vague and m.offset in self.q.backlog.requeued):
                     self.leave(m)
         self.q.mark_dirty()
 
@@ -584,7 +584,7 @@ class QueueModel(RuleBasedStateMachine):
         if not hasattr(self, "dead"):
             return
         q, ready = self.q, self.at(READY)
-        assert q.ready == len(ready) == q.next - q.cursor + len(q.requeued)
+        assert q.ready == len(ready) == q.next - q.cursor + len(q.backlog.requeued)
         assert q.unacked == len(self.at(UNACKED)) == sum(len(c.holds) for c in [*self.consumers, self.getter])
         held = self.at(HELD)
         assert q.held == len(held) == waiting.count(q, 0, q.next) - len(ready)

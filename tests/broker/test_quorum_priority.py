@@ -42,9 +42,9 @@ def test_what_waits_behind_a_long_backlog_comes_first() -> None:
     for _ in range(500):
         publish(rig, None, b"slow")
     rig.settle_down()
-    assert not queue.ranked
+    assert not queue.backlog.ranked
     publish(rig, 1, b"urgent")
-    assert queue.ranked and queue._behind.segment is None
+    assert queue.backlog.ranked and queue.backlog._behind.segment is None
     assert rig.drain("q") == [b"urgent", *[b"slow"] * 500]
 
 
@@ -54,7 +54,7 @@ def test_without_priorities_the_queue_is_like_any_other() -> None:
     for body in (b"a", b"b"):
         publish(rig, 0, body)
     publish(rig, None, b"c")
-    assert not queue.ranked and rig.drain("q") == [b"a", b"b", b"c"]
+    assert not queue.backlog.ranked and rig.drain("q") == [b"a", b"b", b"c"]
 
 
 def test_a_classic_queue_has_priorities_by_its_argument_alone() -> None:
@@ -79,7 +79,7 @@ def test_the_order_survives(how: str) -> None:
     fill(rig)
     rig.settle_down()
     getattr(rig, how)(*([Random(1)] if how == "cut" else []))
-    assert rig.queue("q").ranked
+    assert rig.queue("q").backlog.ranked
     publish(rig, 31, b"new")
     assert rig.drain("q") == [b"d", b"e", b"new", b"c", b"f", b"a", b"b", b"g"]
 

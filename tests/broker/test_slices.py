@@ -21,6 +21,7 @@ from kvitto.wire.buf import Buf
 from tests.protocol import sessions
 from tests.protocol.sansio import House, Wire
 from tests.protocol.test_limits import ask
+from tests.support import stored
 from tests.support.clock import ManualClock
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import SimDisk
@@ -98,7 +99,7 @@ def test_whatever_ends_the_broker_all_of_a_batch_is_there_or_nothing(
 def test_it_is_written_in_slices_behind_what_came_before_and_in_front_of_what_comes_later() -> None:
     rig = begun()
     queue, sizes = rig.queue("q"), []
-    while queue.backlog:
+    while queue.tail.closed:
         before = queue.log.segments[-1].ahead
         rig.broker.turn(ONE_PIECE)
         sizes.append(queue.log.segments[-1].ahead - before)
@@ -180,7 +181,7 @@ def test_a_stream_keeps_its_order() -> None:
     rig.settle_down()
     rig.kill()
     stream = rig.queue("s")
-    assert [stream.read(offset)[2] for offset in range(3)] == [b"first", LARGE, b"behind"]  # type: ignore[index]
+    assert [stored.read(stream, offset)[2] for offset in range(3)] == [b"first", LARGE, b"behind"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["kill", "power cut"])
@@ -225,7 +226,7 @@ def test_a_queue_with_priorities_starts_with_a_large_message_that_it_has_not_sor
     rig.declare("q", x_max_priority=5)
     rig.settle_down()
     put(rig, "q", LARGE)
-    while rig.queue("q").backlog or not rig.store.commits.dirty:
+    while rig.queue("q").tail.closed or not rig.store.commits.dirty:
         rig.turn()
     rig.sync(everything=False)
     marks = set()
@@ -296,9 +297,9 @@ def test_who_looks_into_a_queue_leaves_nothing_in_memory() -> None:
     rig.settle_down()
     queue.release_windows()
     found = [one for one in looks(queue, 10) if isinstance(one, Look)]
-    assert len(found) == 1 and queue._behind.segment is not None
+    assert len(found) == 1 and queue.backlog._behind.segment is not None
     rig.turn()
-    assert queue._behind.segment is None and queue._outline.segment is None
+    assert queue.backlog._behind.segment is None and queue.backlog.outline.segment is None
 
 
 def letter_being_read() -> Rig:
@@ -427,7 +428,7 @@ def test_who_publishes_to_the_same_queue_waits_and_who_does_not_goes_on(house: H
     say(other, "other", b"elsewhere")
     queue = house.broker.vhosts["/"].queues["q"]
     first = 0
-    while queue.backlog:
+    while queue.tail.closed:
         assert not confirmed(large) and not confirmed(same)
         if not first and confirmed(other):
             first = queue.log.segments[-1].ahead
@@ -496,5 +497,5 @@ def test_a_large_batch_waits_for_the_disk_and_keeps_nobody_busy() -> None:
     rig.broker.press(False)
     assert rig.broker.unfinished
     rig.settle_down()
-    assert not rig.broker.pressed and not rig.queue("q").backlog
+    assert not rig.broker.pressed and not rig.queue("q").tail.closed
     assert starts_from(rig.disk.kill()).queue("q").ready == 4

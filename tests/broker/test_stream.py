@@ -24,6 +24,7 @@ from kvitto.store.batch import BatchHeader
 from kvitto.store.segment import HEADER
 from kvitto.store.slot import SLOT
 from kvitto.wire.tables import Timestamp
+from tests.support import stored
 from tests.support.rig import Rig, Taker
 
 SEGMENT = 1500
@@ -837,7 +838,7 @@ class StreamModel(RuleBasedStateMachine):
         assert q.cursor == q.log.first and q.ready == q.next - q.cursor
         self.followers.clear()
         for offset in range(q.cursor, q.next):
-            message = q.read(offset)
+            message = stored.read(q, offset)
             if message is None and offset >= self.safe and not exact:
                 self.sent[offset] = None
             assert (message and message[2]) == self.sent[offset]

@@ -147,8 +147,8 @@ def end(house: House, everybody: list[Peer], dice: int) -> None:
     assert not house.hub.connections and not house.hub.holding.total and not house.hub.channels
     assert not any(house.hub.timeouts._channels.values())
     for queue in house.broker.queues.values():
-        assert queue.unacked == queue.moving == 0 and not queue.consumers, queue.name
-        assert queue.stream or queue.ready == queue.next - queue.cursor + len(queue.requeued), queue.name
+        assert queue.unacked == 0 == getattr(queue, "moving", 0) and not queue.consumers, queue.name
+        assert queue.stream or queue.ready == queue.next - queue.cursor + len(queue.backlog.requeued), queue.name
     if dice % 4 == 0:
         check_service(house)
     if dice % 8 == 0:

@@ -16,8 +16,7 @@ def thing(**counts: int) -> Any:
         "ready": 0,
         "unacked": 0,
         "held": 0,
-        "moving": 0,
-        "parked": (),
+        "dead_lettering": 0,
     }
     return SimpleNamespace(**{**zero, **counts})
 

@@ -364,7 +364,7 @@ def test_a_hold_ends_with_its_connection_and_consumers_get_the_rest(monkeypatch:
 def test_what_is_delayed_comes_back_in_pieces_for_who_attaches() -> None:
     """Half a second for 200,000; the answer comes when all of them can be read, and counting them does not look at each."""
     wire = delayed(House())
-    house, delays = wire.house, wire.house.broker.vhosts["/"].queues["q"].delays
+    house, delays = wire.house, wire.house.broker.vhosts["/"].queues["q"].retries.delays
     assert ask(wire, m.LogCount("q", "", 10, 20)) == m.LogCountOk(0, 20, 10)
     wire.put(1, m.LogAttach("q", "spark"))
     house.turn()
@@ -393,7 +393,7 @@ def delayed(house: House) -> Wire:
     publish(wire, *(b"m%d" % n for n in range(1000)))
     ask(wire, m.BasicConsume("q", "c"))
     ask(wire, m.BasicNack(0, True, True), m.BasicCancel("c"))
-    assert len(house.broker.vhosts["/"].queues["q"].delays) == 1000
+    assert len(house.broker.vhosts["/"].queues["q"].retries.delays) == 1000
     return wire
 
 

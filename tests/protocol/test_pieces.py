@@ -134,7 +134,7 @@ def test_a_peer_that_is_lost_in_the_middle_of_an_ack_gets_the_rest_back(house: H
     left = queue(house)
     assert left.unacked == 0
     assert COUNT <= left.ready < 2 * COUNT
-    assert left.ready == left.next - left.cursor + len(left.requeued)
+    assert left.ready == left.next - left.cursor + len(left.backlog.requeued)
 
 
 def test_a_purge_takes_everything_at_once_and_settles_it_in_pieces(house: House, wire: Wire) -> None:
@@ -166,12 +166,12 @@ def test_delayed_messages_are_purged_and_attached_to_in_pieces(house: House) -> 
         house.settle()
         wire.put(1, m.BasicCancel("a"), m.BasicNack(0, True, True))
         house.settle()
-        assert len(queue(house).delays) == 5000
+        assert len(queue(house).retries.delays) == 5000
         wire.frames()
         wire.put(1, method)
         assert wire.connection.stalled, "it was all done in one piece"
         house.settle()
-        assert len(wire.methods()) == 1 and not len(queue(house).delays)
+        assert len(wire.methods()) == 1 and not len(queue(house).retries.delays)
         if isinstance(method, m.LogAttach):
             wire.put(1, m.LogCount(QUEUE, "", 0, 5000))
             house.settle()

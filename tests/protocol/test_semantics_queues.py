@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.broker import queue as queue_module
+from kvitto.broker import leaving
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
@@ -353,7 +353,7 @@ def test_a_clock_that_is_set_back_does_not_make_messages_live_for_ever(house: Ho
 
 def test_get_finds_what_is_behind_very_many_that_have_expired(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A14: they leave over several turns; until then nobody is told that the queue is empty."""
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 3)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 3)
     wire = house.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
     house.settle()
@@ -372,7 +372,7 @@ def test_get_finds_what_is_behind_very_many_that_have_expired(house: House, monk
 def test_a_get_that_waits_ends_with_its_queue_or_connection(
     house: House, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "LEAVING_PER_TURN", 1)
+    monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 1)
     wire, other = house.wire(), house.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
     house.settle()

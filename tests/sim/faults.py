@@ -19,6 +19,7 @@ from tests.sim.actor import INBOX, PROBE
 from tests.sim.result import Result, finding
 from tests.sim.workload import CONFIRMS, content
 from tests.sim.world import Dice, World, check_state, small_world
+from tests.support import stored
 from tests.support.simdisk import FillingDisk, SimDisk
 
 CUTS = 3
@@ -135,7 +136,9 @@ def enospc(seed: int, part: float = 1.0) -> Result:
         for _ in range(2 * length):
             world.actor.let_tick(2000)
             world.actor.rest()
-            if not world.house.broker.full and not any(queue.parked for queue in world.house.broker.queues.values()):
+            if not world.house.broker.full and not any(
+                stored.parked(queue) for queue in world.house.broker.queues.values()
+            ):
                 break
         else:
             raise AssertionError("it does not recover")

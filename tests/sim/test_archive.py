@@ -149,7 +149,7 @@ def check(disk: SimDisk, ledger: Ledger, receipts: Receipts) -> Files:
         assert not lost, f"{queue_id}: neither waiting nor archived: {lost}"
     offsets = {queue_id: {o: e.body for o, e in entries(files, queue_id).items()} for queue_id in rig.broker.queues}
     for queue in rig.broker.vhosts["/"].queues.values():
-        waiting = {o for start, n in queue.requeued for o in range(start, start + n)} | set(
+        waiting = {o for start, n in queue.backlog.requeued for o in range(start, start + n)} | set(
             range(queue.cursor, queue.next)
         )
         for offset in waiting:

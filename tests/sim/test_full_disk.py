@@ -16,6 +16,7 @@ from tests.sim.faults import OutOfService, stopping
 from tests.sim.ledger import Ledger
 from tests.sim.test_power_cut import contents, look
 from tests.sim.workload import PLAIN, Client, day
+from tests.support import stored
 from tests.support.rig import Rig
 from tests.support.simdisk import FillingDisk, SimDisk
 
@@ -52,7 +53,7 @@ def test_a_full_disk_loses_nothing_and_the_broker_goes_on_when_there_is_room(len
                 house.broker.tick()  # parked dead letters are tried again
                 client.rest()
             assert not client.unconfirmed
-            assert not any(queue.parked for queue in house.broker.queues.values())
+            assert not any(stored.parked(queue) for queue in house.broker.queues.values())
             assert not house.store.alarms
             client.full_sync()
             ledger.check(look(house.disk.kill(), ledger.ends))

@@ -14,6 +14,7 @@ from kvitto.broker.stream import Stream
 from kvitto.store import stream as stream_store
 from kvitto.store.batch import Batch
 from kvitto.store.record import Append, Record
+from tests.support import stored
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 from tests.support.simdisk import PowerCut, SimDisk
 
@@ -134,7 +135,7 @@ def check(rig: Rig, told: Told) -> None:
     assert max(told.confirmed, told.delivered) <= queue.next <= len(told.sent), "an offset would be used again"
     kept = max(0, len(told.sent) - told.length)
     for offset in range(max(queue.cursor, kept), queue.next):
-        message = queue.read(offset)
+        message = stored.read(queue, offset)
         assert message is not None or offset >= told.confirmed, f"{offset} was confirmed, and is lost"
         assert message is None or message[2] == told.sent[offset]
     for offset in range(min(kept, told.confirmed), told.confirmed):
@@ -142,7 +143,7 @@ def check(rig: Rig, told: Told) -> None:
     beside = rig.peek("beside") if told.declared else []
     assert len(set(beside)) == len(beside), "a record was applied twice"
     for offset in range(queue.cursor, queue.next):
-        message = queue.read(offset)
+        message = stored.read(queue, offset)
         assert message is None or not message[2].startswith(b"t") or message[2] in beside, "half a transaction"
     place = queue.log.offsets.get("mine")
     assert (place or 0) >= told.saved and (place or 0) <= told.acked

@@ -22,6 +22,7 @@ from kvitto.store.repair.survey import Survey
 from tests.protocol.sansio import House
 from tests.sim.actor import Actor, Plan, plan
 from tests.sim.ledger import Ledger
+from tests.support import stored
 from tests.support.archived import entries
 from tests.support.clock import ManualClock
 from tests.support.rig import Rig, Taker
@@ -172,13 +173,7 @@ def waiting(broker: Broker) -> Found:
 
 
 def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
-    offsets = [o for start, n in [*queue.requeued, *queue.parked] for o in range(start, start + n)]
-    for offset in sorted([*offsets, *range(queue.cursor, queue.next)]):
-        message = queue.read(offset)
-        if message is not None:
-            first = offset >= queue.cursor and not queue.ranked
-            again = offset < queue.doubt if first else queue._earlier(offset) > 0
-            yield message[2], again
+    return ((body, stored.flagged(queue, offset)) for offset, body in stored.bodies(queue))
 
 
 def moving(rig: Rig) -> bool:
@@ -216,7 +211,7 @@ def served(rig: Rig) -> Found:
         rest(rig)
     found = {name: [(d.body, d.redelivered) for d in taker.got] for name, taker in takers.items()} | streams
     for name, queue in rig.broker.vhosts["/"].queues.items():
-        parked = [queue.read(o) for start, n in queue.parked for o in range(start, start + n)]
+        parked = [stored.read(queue, offset) for offset in stored.parked(queue)]
         found[name] += [(message[2], True) for message in parked if message is not None]
     return found
 

@@ -28,11 +28,11 @@ def batch_maker() -> Queue:
 
 def batch_of(*bodies: bytes) -> Batch:
     maker = batch_maker()
-    maker.tail = None
+    maker.tail.end()
     for body in bodies:
         maker.append_bytes(b"\0\1k", b"\0\0", body, -1, 0)
-    assert maker.tail is not None
-    return maker.tail
+    assert maker.tail.batch is not None
+    return maker.tail.batch
 
 
 def forged(first: int, *bodies: bytes, durable: int = 0, salt: int = 0) -> bytes:

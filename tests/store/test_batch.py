@@ -31,8 +31,8 @@ def tail(contents: list[Message]) -> Batch:
     queue = Rig().declare("q")
     for key, props, body, ttl_ms, flags in contents:
         queue.append_bytes(key, props, body, ttl_ms, flags)
-    assert queue.tail is not None
-    return queue.tail
+    assert queue.tail.batch is not None
+    return queue.tail.batch
 
 
 def same(batch: Batch, contents: list[Message]) -> None:

@@ -20,6 +20,7 @@ from kvitto.base.errors import StoreError
 from kvitto.store import journal as journals
 from kvitto.store.record import Append, Record
 from kvitto.store.repair.survey import Survey
+from tests.support import stored
 from tests.support.datadir import SEGMENT_BYTES, Home, Memory
 from tests.support.rig import address
 
@@ -116,7 +117,7 @@ def served(home: Home) -> dict[str, Any]:
     for queue in home.broker.listed:
         if queue.settings.stream:
             offsets = range(queue.log.first, queue.next)  # type: ignore[attr-defined]
-            found[queue.name] = [(m[2], False) for m in map(queue.read, offsets) if m is not None]
+            found[queue.name] = [(m[2], False) for m in (stored.read(queue, o) for o in offsets) if m is not None]
             found[f"{queue.name}, reader"] = queue.log.offsets.get("reader")  # type: ignore[attr-defined]
         else:
             found[queue.name] = [(d.body, d.redelivered) for d in home.take(queue.name)]

@@ -71,9 +71,9 @@ def test_runs_come_back(runs: list[tuple[str, list[tuple[bytes, bytes, bytes]]]]
         queue = rig.declare("q")
         for key, props, body in messages:
             queue.append_bytes(key, props, body, -1, 0)
-        assert queue.tail is not None
+        assert queue.tail.batch is not None
         batch = Batch()
-        queue.tail.copy_to(batch, 0, len(messages))
+        queue.tail.batch.copy_to(batch, 0, len(messages))
         record.runs.append(Run(queue_id, batch))
     found = Record.decode(b"".join(record.encode(SALT)), 0, SALT)
     assert found is not None and found[0].settles == [settle]

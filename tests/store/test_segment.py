@@ -296,7 +296,7 @@ def test_the_books_of_a_queue_that_has_lost_a_segment_are_right(monkeypatch: pyt
                     rig.kill()
                 for _ in range(2):
                     queue = rig.queue("q")
-                    assert queue.ready == queue.next - queue.cursor + len(queue.requeued) == 8 - (end - first)
+                    assert queue.ready == queue.next - queue.cursor + len(queue.backlog.requeued) == 8 - (end - first)
                     assert queue.next == 8
                     rig.kill()
                 queue = rig.queue("q")

@@ -13,6 +13,7 @@ from kvitto.store.disk import Disk
 from kvitto.store.record import Append, Record, Settle
 from kvitto.store.settlements import ACKED
 from kvitto.store.store import Store
+from tests.support import stored
 from tests.support.rig import Rig, address
 from tests.support.simdisk import SimDisk, SimFile
 
@@ -151,7 +152,7 @@ def read(disk: Memory) -> dict[str, list[Message]]:
         name = queue.name
         if queue.settings.stream:
             offsets = range(queue.log.first, queue.next)  # type: ignore[attr-defined]
-            found[name] = [(m[2], False) for m in map(queue.read, offsets) if m is not None]
+            found[name] = [(m[2], False) for m in (stored.read(queue, o) for o in offsets) if m is not None]
         else:
             found[name] = [(d.body, d.redelivered) for d in home.take(name)]
     home.leave()

@@ -13,6 +13,7 @@ from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
+from tests.support import stored
 from tests.support.clock import ManualClock
 from tests.support.simdisk import SimDisk
 
@@ -114,11 +115,7 @@ class Rig:
 
     def peek(self, name: str) -> list[bytes]:
         """The messages that are ready or held, or wait for a dead-letter queue, in order; nothing is changed."""
-        queue = self.queue(name)
-        held = [] if queue.hold is None else [*queue.hold.fresh, *queue.hold.again]
-        offsets = [o for start, n in [*queue.requeued, *held, *queue.parked] for o in range(start, start + n)]
-        found = (queue.read(o) for o in sorted([*offsets, *range(queue.cursor, queue.next)]))
-        return [message[2] for message in found if message is not None]
+        return [body for _, body in stored.bodies(self.queue(name), held=True)]
 
     def bodies(self, name: str) -> list[bytes]:
         """What a drain would give now; the messages are left unacked."""

@@ -14,13 +14,12 @@ from typing import Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
-from kvitto.broker import hold, priorities, removal, walls
+from kvitto.broker import hold, removal, walls
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
 from kvitto.broker.counts import Churn, Counts
 from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.faults import FAULT, Faults
-from kvitto.broker.hold import Hold
 from kvitto.broker.inert import Notices
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.parked import Parking
@@ -36,7 +35,6 @@ from kvitto.store import paths, pieces
 from kvitto.store.batch import Batch
 from kvitto.store.log import Log
 from kvitto.store.record import Record
-from kvitto.store.settlements import IN_DOUBT
 from kvitto.store.store import Store
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
@@ -211,10 +209,7 @@ class Broker:
             vhost.declare_exchange(key[1], value["type"], True, value["auto_delete"], value["internal"], arguments)
         else:
             queue = vhost.make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
-            if "hold" in value and not queue.stream:
-                queue.hold = Hold(queue, value["hold"])
-            if value.get(priorities.PRIORITISED):
-                priorities.resume(queue)
+            queue.restore(value)
         return True
 
     def _drop_orphans(self) -> None:
@@ -239,14 +234,9 @@ class Broker:
         for queue in self.queues.values():
             hold.restore(queue)
             brought = queue.next - ends[queue]
-            if (
-                brought
-                and not queue.stream
-                and (self.store.ending.doubt or queue.log.damaged or self.faults.was_out(queue))
-            ):
+            if brought and (self.store.ending.doubt or queue.log.damaged or self.faults.was_out(queue)):
                 # it may have been delivered before a power cut, damage or a fault took it from the queue (A9)
-                queue.settlements.add(ends[queue], brought, IN_DOUBT, 0)
-                queue.doubt = queue.next
+                queue.flag_from(ends[queue])
             queue.mark_dirty()
         self.turn()
         if replayed:
@@ -429,7 +419,7 @@ class Broker:
         if self.slow:
             for queue in [queue for queue in self.slow if queue.deleted]:
                 del self.slow[queue]
-                queue.backlog.clear()
+                queue.tail.closed.clear()
         if (self._applied or self._applied_to_slow) and not self.unwritten:
             self._note_applied()
         self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
@@ -449,7 +439,8 @@ class Broker:
             if queue in self.slow:
                 size, cost = pieces.WHOLE_BYTES, SLICE_COST
             else:
-                size = 0 if queue.tail is None else min(queue.tail.size(), pieces.WHOLE_BYTES)
+                tail = queue.tail.batch
+                size = 0 if tail is None else min(tail.size(), pieces.WHOLE_BYTES)
                 cost = QUEUE_COST + (size >> 11)
             self.flush(queue)
             most -= cost
@@ -615,7 +606,7 @@ class Broker:
 
     def _flush_large(self, queue: Queue) -> None:
         """Write a large tail now, so that its batch holds this record only, and not several large ones."""
-        if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
+        if queue.tail.batch is not None and queue.tail.batch.size() > pieces.WHOLE_BYTES:
             self.flush(queue)
 
     def _queues_of(self, record: Record, direct: Sequence[Direct]) -> list[Queue]:

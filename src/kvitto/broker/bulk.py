@@ -186,5 +186,5 @@ class Bulk:
             walls.run(queue, queue.append_journaled_run, batch, sequence)
         finally:
             broker.applying = False
-        if queue.tail is not None and queue.tail.size() > pieces.WHOLE_BYTES:
+        if queue.tail.batch is not None and queue.tail.batch.size() > pieces.WHOLE_BYTES:
             broker.flush(queue)  # a batch has to hold a whole record, not several large ones

@@ -46,4 +46,4 @@ def copies(
 
 def is_unwritten(queue: Queue) -> bool:
     """Whether a large copy waits to be written: the next copy is made after that."""
-    return bool(queue.dirty or queue.backlog) and not queue.deleted and queue not in queue.broker.unwritten
+    return bool(queue.dirty or queue.tail.closed) and not queue.deleted and queue not in queue.broker.unwritten

@@ -28,6 +28,7 @@ from kvitto.wire.properties import Properties, edit_headers, join, split
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker, Direct
     from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
 
 LETTERS_PER_TURN = 50
 """The dead letters of one turn take about 5 ms. After kill -9, rejects that waited for a later turn are redelivered."""
@@ -83,11 +84,13 @@ class Parcel:
     def __init__(self) -> None:
         self.record = Record()
         self.direct: list[Direct] = []
-        self.letters: list[tuple[Queue, int, str]] = []
+        self.letters: list[tuple[WorkQueue, int, str]] = []
         self.room = Room()
         self.size = 0
 
-    def put(self, queue: Queue, offset: int, key: bytes, props: bytes, body: bytes | Buf, targets: list[Queue]) -> None:
+    def put(
+        self, queue: WorkQueue, offset: int, key: bytes, props: bytes, body: bytes | Buf, targets: list[Queue]
+    ) -> None:
         appends = [Append(t.log.queue_id, key, props, body, flags=DEAD) for t in targets if t.log.durable]
         direct = [(t, key, props, body, -1, DEAD) for t in targets if not t.log.durable]
         # an exception on the way must not leave half a move in the record
@@ -107,18 +110,18 @@ class Parcel:
 class DeadLetters(walls.Routine):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.moves: dict[Queue, deque[tuple[int, int, str]]] = {}
+        self.moves: dict[WorkQueue, deque[tuple[int, int, str]]] = {}
         """By queue: first offset, count, reason."""
         self.in_flight = 0
-        self._addressing: dict[Queue, Letter] = {}
+        self._addressing: dict[WorkQueue, Letter] = {}
         """Letters that take more than one turn to be read or to be routed."""
-        self._reading: Queue | None = None
+        self._reading: WorkQueue | None = None
         """The queue whose letter has a part of a large body in memory. It is served first, so that there is at most one such body."""
         self._letters = 0
         self._bytes = 0
         self._steps = 0
 
-    def add(self, queue: Queue, offset: int, count: int, reason: str) -> None:
+    def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
         line = self.moves.setdefault(queue, deque())
         if line and line[-1][2] == reason and line[-1][0] + line[-1][1] == offset:
             first, before, _ = line.pop()
@@ -173,7 +176,7 @@ class DeadLetters(walls.Routine):
         left = self._letters > 0 and self._bytes > 0 and self._steps > 0
         return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
 
-    def _next(self, queue: Queue, line: deque[tuple[int, int, str]]) -> Letter | None:
+    def _next(self, queue: WorkQueue, line: deque[tuple[int, int, str]]) -> Letter | None:
         """The first letter of a line that there is something to do for."""
         while line and self._letters > 0:
             offset, n, reason = line.popleft()
@@ -197,7 +200,7 @@ class DeadLetters(walls.Routine):
             self._steps -= PIECE_STEPS
         return False
 
-    def _send(self, parcel: Parcel, queue: Queue, letter: Letter) -> int:
+    def _send(self, parcel: Parcel, queue: WorkQueue, letter: Letter) -> int:
         """One letter; return the bytes that it has taken."""
         offset, reason = letter.offset, letter.reason
         if letter.addressed is None:  # it cannot be read, or its queue has no dead-letter exchange any more

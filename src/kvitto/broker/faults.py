@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PromiseError, StoreError
 from kvitto.broker import walls
-from kvitto.store.settlements import IN_DOUBT
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -102,9 +101,8 @@ class Faults:
 
     def recovered(self, queue: Queue) -> None:
         """Its messages are read from disk: any of them may have been delivered."""
-        if self.was_out(queue) and not queue.stream and queue.next > queue.cursor:
-            queue.settlements.add(queue.cursor, queue.next - queue.cursor, IN_DOUBT, 0)
-            queue.doubt = queue.next
+        if self.was_out(queue):
+            queue.flag_all()
             queue.mark_dirty()
 
     def started(self) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvitto.broker import waiting, walls
+from kvitto.broker import sizes, waiting, walls
 from kvitto.broker.ranges import RangeSet
 from kvitto.store.reading import Window
 from kvitto.store.settlements import DROPPED, RANGE_SETTLED
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
 
 log = logging.getLogger("kvitto.broker")
 
@@ -30,7 +31,7 @@ HOLD_MS = 86_400_000
 class Hold:
     """`fresh`: nobody had them; `again`: they had been delivered before, or are sorted by priority."""
 
-    def __init__(self, queue: Queue, end: int = 0) -> None:
+    def __init__(self, queue: WorkQueue, end: int = 0) -> None:
         self.queue = queue
         self.end = end
         self.fresh = RangeSet()
@@ -56,19 +57,16 @@ class Hold:
 
     def take(self, end: int) -> None:
         """Hold every ready message below `end`."""
-        queue = self.queue
-        if queue.ranked:
-            queue.admit()
+        queue, backlog = self.queue, self.queue.backlog
+        if backlog.ranked:
+            backlog.admit()
         before = queue.ready_bytes
-        queue.take_bytes_below(end)
-        for start, n in queue.requeued.remove_below(end):
+        sizes.take_below(queue, end)
+        for start, n in backlog.requeued.remove_below(end):
             self.again.add(start, n)
-            queue.ready -= n
-        queue.requeued_ready = queue.requeued.count > 0
-        if end > queue.cursor:
-            self.fresh.add(queue.cursor, end - queue.cursor)
-            queue.ready -= end - queue.cursor
-            queue.cursor = end
+        if end > backlog.cursor:
+            self.fresh.add(backlog.cursor, end - backlog.cursor)
+            backlog.cursor = end
         if not queue.ready:
             queue.ready_bytes = queue.estimates = 0
         self.bytes += before - queue.ready_bytes
@@ -78,7 +76,7 @@ class Hold:
     def settle_below(self, end: int, outcome: int = RANGE_SETTLED) -> int:
         """Settle what is held below `end`; return how many messages that were."""
         total, gone = self.count, 0
-        for runs, deliveries in ((self.fresh, 0), (self.again, 0 if self.queue.ranked else 1)):
+        for runs, deliveries in ((self.fresh, 0), (self.again, 0 if self.queue.backlog.ranked else 1)):
             for start, n in runs.remove_below(end):
                 self.queue.settle(start, n, outcome, deliveries)
                 gone += n
@@ -103,15 +101,14 @@ class Hold:
                 size = self.bytes * n // max(self.count, 1)
             runs.remove(start, n)
             self.bytes -= size
-            queue.requeued.add(start, n)
-            queue.ready += n
+            queue.backlog.requeued.add(start, n)
             queue.ready_bytes += size
-        queue.requeued_ready = queue.requeued.count > 0
 
     def _first(self, runs: RangeSet) -> list[tuple[int, int]]:
         """Take as many of the held messages as one piece may give back."""
-        left = RANKED_PER_PIECE if self.queue.ranked else waiting.OFFSETS_PER_PIECE
-        few = self.queue.ranked or self.queue.max_bytes >= 0
+        ranked = self.queue.backlog.ranked
+        left = RANKED_PER_PIECE if ranked else waiting.OFFSETS_PER_PIECE
+        few = ranked or self.queue.max_bytes >= 0
         found = []
         for start, n in islice(runs, waiting.RUNS_PER_PIECE):
             found.append((start, min(n, left) if few else n))
@@ -121,7 +118,7 @@ class Hold:
         return found
 
 
-def hold(queue: Queue, end: int, holder: object) -> Iterator[None]:
+def hold(queue: WorkQueue, end: int, holder: object) -> Iterator[None]:
     """Hold what waits below `end`, in pieces, and write that down: the answer to whoever asked waits for the definitions.
 
     It ends early when `holder`, who asked, is gone: from then on what is not held yet is for whoever comes next.
@@ -137,7 +134,7 @@ def hold(queue: Queue, end: int, holder: object) -> Iterator[None]:
     drop_if_empty(queue)
 
 
-def _take(queue: Queue, end: int) -> None:
+def _take(queue: WorkQueue, end: int) -> None:
     if queue.hold is None:
         queue.hold = Hold(queue)
     queue.hold.take(end)

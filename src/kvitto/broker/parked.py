@@ -17,6 +17,7 @@ from kvitto.broker.walls import Service
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
 
 log = logging.getLogger("kvitto.broker")
 
@@ -124,7 +125,7 @@ class Parking(Service):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.store)
         self.broker = broker
-        self._queues: dict[Queue, None] = {}
+        self._queues: dict[WorkQueue, None] = {}
         self._sent = 0
         self._back = 0
 
@@ -133,7 +134,7 @@ class Parking(Service):
         """Whether some letters of the latest slice were taken. Then the next slice is tried at once."""
         return self._sent > self._back
 
-    def park(self, queue: Queue, offset: int, reason: str, obstacle: Obstacle) -> None:
+    def park(self, queue: WorkQueue, offset: int, reason: str, obstacle: Obstacle) -> None:
         """Nobody takes this dead letter for now."""
         queue.park(offset, reason, obstacle)
         self._back += 1
@@ -151,7 +152,7 @@ class Parking(Service):
             log.warning("queue %r: dead letters for exchange %r stay: %s", queue.name, exchange, why)
 
     def forget(self, queue: Queue) -> None:
-        self._queues.pop(queue, None)
+        self._queues.pop(queue, None)  # type: ignore[call-overload]
 
     def _look_in(self, ms: int) -> None:
         self.broker.timers.after(ms, self._look)
@@ -178,7 +179,7 @@ class Parking(Service):
         if self._queues:
             self._look_in(GOING_MS if self._sent else LOOK_MS)
 
-    def _try(self, queue: Queue) -> None:
+    def _try(self, queue: WorkQueue) -> None:
         now_ms, parked = self.broker.timers.now_ms, queue.parked
         for (reason, obstacle), kind in list(parked.kinds.items()):
             kind.take_stock(now_ms)
@@ -194,7 +195,7 @@ class Parking(Service):
                 self._send(queue, reason, kind, kind.most)
                 kind.most = min(2 * kind.most, SLICE)
 
-    def _send(self, queue: Queue, reason: str, kind: Kind, most: int) -> None:
+    def _send(self, queue: WorkQueue, reason: str, kind: Kind, most: int) -> None:
         for start, n in queue.parked.take(kind, min(most, SLICE - self._sent)):
             queue.moving += n
             self.broker.dead_letters.add(queue, start, n, reason)

@@ -11,7 +11,7 @@ from kvitto.broker.ranks import Ranks
 from kvitto.store.settlements import IN_DOUBT
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
 
 PRIORITISED = "prioritised"
 """What the definition of such a queue says, so that a start knows it."""
@@ -21,29 +21,28 @@ RETURN_COST = 50
 """The cost of sorting in a message that comes back, in units of 0.1 us."""
 
 
-def begin(queue: Queue) -> None:
+def begin(queue: WorkQueue) -> None:
     """A message with a priority comes: those that wait have none, and go on in the order of arrival.
 
     What was delivered before counts as delivered once where nothing else is known: a queue with priorities notes every delivery,
     one without them does not. That is kept as damage and power cuts keep it.
     """
-    ranks = Ranks(queue._rank)
-    for start, count in queue.requeued:
+    backlog = queue.backlog
+    ranks = Ranks(backlog.rank_of)
+    for start, count in backlog.requeued:
         ranks.put(0, start, count)
-    if queue.cursor > queue.doubt:
-        queue.doubt = queue.cursor
-        queue.settlements.add(queue.doubt - 1, 1, IN_DOUBT, 0)
-    if queue.next > queue.cursor:
-        ranks.put(0, queue.cursor, queue.next - queue.cursor)
-        queue.cursor = queue.next
+    if backlog.cursor > backlog.doubt:
+        backlog.doubt = backlog.cursor
+        queue.settlements.add(backlog.doubt - 1, 1, IN_DOUBT, 0)
+    if queue.next > backlog.cursor:
+        ranks.put(0, backlog.cursor, queue.next - backlog.cursor)
+        backlog.cursor = queue.next
     resume(queue, ranks)
     queue.vhost.define_queue(queue)
 
 
-def resume(queue: Queue, ranks: Ranks | None = None) -> None:
+def resume(queue: WorkQueue, ranks: Ranks | None = None) -> None:
     """From now on the queue orders what it has by priority; at the start, before it has anything."""
-    queue.requeued = Ranks(queue._rank) if ranks is None else ranks
-    queue.requeued_ready = queue.requeued.count > 0
-    queue.ranked = True
+    queue.backlog.order_by_priority(Ranks(queue.backlog.rank_of) if ranks is None else ranks)
     queue.return_cost = RETURN_COST
     queue.prioritises = False

@@ -12,23 +12,23 @@ from kvitto.broker import walls
 from kvitto.store.settlements import PURGED
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
 
 PIECE = 1000
 """One piece settles this many runs, or this many messages while the queue has delivery counts."""
 
 
-def settled(queue: Queue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:
+def settled(queue: WorkQueue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:
     """Settle runs of messages that nobody can reach any more, and drop their delivery counts."""
     left = PIECE
     for runs, deliveries in taken:
         for start, count in runs:
             at, end = start, start + count
             while at < end:
-                n = min(end - at, PIECE) if queue.redeliveries.pages else end - at
+                n = min(end - at, PIECE) if queue.backlog.redeliveries.pages else end - at
                 walls.within(queue, queue.settle, at, n, PURGED, deliveries)
                 at += n
-                left -= n if queue.redeliveries.pages else 1
+                left -= n if queue.backlog.redeliveries.pages else 1
                 if left <= 0:
                     left = PIECE
                     yield

@@ -10,11 +10,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+from kvitto.broker.counted import Counted
+
 CHUNK = 1024
 """Boundaries in a chunk, at most; always whole ranges."""
 
 
-class RangeSet:
+class RangeSet(Counted):
     def __init__(self) -> None:
         self._chunks: list[array[int]] = []
         self._lows: list[int] = []

@@ -64,7 +64,7 @@ class Reader:
         """Deliver one run, or a part of it, and return the steps that it took."""
         found = waiting.run_from(self.queue, self.position)
         start, end, delivered = found if found is not None else (self.end, self.end, False)
-        if len(self.queue.delays):
+        if self.queue.delayed.count:
             start, end, delivered = self._or_delayed(start, end, delivered)
         self.position = min(start, self.end)
         end = min(end, self.end)
@@ -111,10 +111,10 @@ class Reader:
 
     def _or_delayed(self, start: int, end: int, delivered: bool) -> tuple[int, int, bool]:
         """The run that was found, or a message before it that waits to be tried again."""
-        delays = self.queue.delays
+        delayed = self.queue.delayed
         stop = min(start, self.end, self.position + WALK)
         for offset in range(self.position, stop):
-            if offset in delays:
+            if offset in delayed:
                 return offset, offset + 1, True
         return (start, end, delivered) if stop == min(start, self.end) else (stop, stop, False)
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvitto.broker.work_queue import WorkQueue
+
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
 
 class Room:
     def __init__(self) -> None:
-        self._kept: dict[Queue, tuple[int, int]] = {}
+        self._kept: dict[WorkQueue, tuple[int, int]] = {}
 
     def keep(self, queue: Queue, count: int, size: int) -> None:
         """`count` messages with bodies of `size` bytes will come to the queue."""
-        if queue.limited and queue.rejects:
+        if isinstance(queue, WorkQueue) and queue.limited and queue.rejects:
             n, total = self._kept.get(queue, (0, 0))
             self._kept[queue] = (n + count, total + size)
             queue.coming += count
@@ -26,7 +28,7 @@ class Room:
 
     def release(self, queue: Queue, count: int, size: int) -> None:
         """Give back the room of `count` messages that will not come."""
-        if queue in self._kept:
+        if isinstance(queue, WorkQueue) and queue in self._kept:
             n, total = self._kept[queue]
             self._kept[queue] = (n - count, total - size)
             queue.coming -= count
@@ -34,9 +36,10 @@ class Room:
 
     def give_back_to(self, queue: Queue) -> None:
         """Give back the room that was kept in this queue: its messages come now."""
-        count, size = self._kept.pop(queue, (0, 0))
-        queue.coming -= count
-        queue.coming_bytes -= size
+        if isinstance(queue, WorkQueue):
+            count, size = self._kept.pop(queue, (0, 0))
+            queue.coming -= count
+            queue.coming_bytes -= size
 
     def give_back(self) -> None:
         """Give back all room: the messages come now, or never."""

@@ -6,16 +6,16 @@ Reading a queue by range settles messages that nobody looks at, and to add up th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from kvitto.store.reading import Window
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
 
 
-def recount(queue: Queue) -> Iterator[None]:
+def recount(queue: WorkQueue) -> Iterator[None]:
     """Count the bytes in pieces. Until that is done, no limit in bytes applies.
 
     What comes and goes meanwhile is counted as ever, so it is known in the end by how much the estimate was wrong.
@@ -33,12 +33,13 @@ def recount(queue: Queue) -> Iterator[None]:
             queue.mark_dirty()
 
 
-def _sizes(queue: Queue) -> Iterator[int]:
+def _sizes(queue: WorkQueue) -> Iterator[int]:
     """Yield the bytes of the messages that are ready now: one number before each batch that has to be read."""
-    window, written, size = Window(outline=True), max(queue.tail_first, queue.cursor), 0
-    if queue.tail is not None and queue.next > written:
-        size = queue.tail.body_bytes(written - queue.tail_first, queue.next - written)
-    for start, count in chain(queue.requeued.copy(), [(queue.cursor, written - queue.cursor)]):
+    tail, backlog = queue.tail, queue.backlog
+    window, written, size = Window(outline=True), max(tail.first, backlog.cursor), 0
+    if tail.batch is not None and tail.next > written:
+        size = tail.batch.body_bytes(written - tail.first, tail.next - written)
+    for start, count in chain(backlog.requeued.copy(), [(backlog.cursor, written - backlog.cursor)]):
         at, end = start, start + count
         while at < end:
             if not window.holds(at):
@@ -54,3 +55,26 @@ def _sizes(queue: Queue) -> Iterator[int]:
             size += batch.body_bytes(i, n)
             at = batch.first + i + n
     yield size
+
+
+def take_below(queue: WorkQueue, end: int) -> None:
+    """Take the bodies of the ready messages below `end` out of `ready_bytes`."""
+    backlog, tail = queue.backlog, queue.tail
+    if end >= tail.next:
+        return
+    if queue.max_bytes < 0:  # nothing hangs on it: an estimate
+        queue.estimates += 1
+        gone = backlog.requeued.count_in(0, end) + max(end - backlog.cursor, 0)
+        queue.ready_bytes -= queue.ready_bytes * gone // max(queue.ready, 1)
+        return
+    below = takewhile(lambda run: run[0] < end, backlog.requeued.after(0))
+    ranges = [(s, min(n, end - s)) for s, n in below]
+    ranges += [(backlog.cursor, end - backlog.cursor)] if end > backlog.cursor else []
+    window = Window()  # the same batch may hold many of them
+    for start, n in ranges:
+        written = min(n, max(tail.unwritten_from - start, 0))
+        queue.ready_bytes -= queue.log.reader.body_bytes(start, written, window)
+        for b in tail.batches:
+            first = max(start + written, b.first)
+            queue.ready_bytes -= b.body_bytes(first - b.first, min(start + n, b.first + b.count) - first)
+    backlog.write_off_lost()

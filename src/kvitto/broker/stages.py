@@ -21,6 +21,7 @@ from kvitto.broker.arguments import QueueSettings
 from kvitto.broker.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
 from kvitto.broker.queue import Queue
 from kvitto.broker.walls import Service
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.store.batch import Batch
 from kvitto.store.reading import Window
 from kvitto.store.record import Append, Run, Settle
@@ -66,7 +67,7 @@ def name_of(key: Key) -> str:
 class Stage:
     """`closed`: nothing more can be put into it."""
 
-    def __init__(self, key: Key, queue: Queue, now_ms: int) -> None:
+    def __init__(self, key: Key, queue: WorkQueue, now_ms: int) -> None:
         self.key = key
         self.name = name_of(key)
         self.queue = queue
@@ -251,7 +252,7 @@ class Stages(Service):
 
     def _stage_of(self, vhost: VHost, key: Key, queue_id: str) -> Stage:
         opened = self.broker.open_log(queue_id, True)
-        queue = Queue(self.broker, vhost, name_of(key), opened, QueueSettings(), {}, True, False, False)
+        queue = WorkQueue(self.broker, vhost, name_of(key), opened, QueueSettings(), {}, True, False, False)
         return Stage(key, queue, self.broker.timers.now_ms)
 
     def _drop(self, stage: Stage) -> None:
@@ -433,8 +434,8 @@ class Stages(Service):
         return None
 
     @staticmethod
-    def unmoved(queue: Queue, at: int) -> tuple[int, int]:
-        for start, n in queue.requeued:
+    def unmoved(queue: WorkQueue, at: int) -> tuple[int, int]:
+        for start, n in queue.backlog.requeued:
             if start + n > at:
                 return max(start, at), start + n
         return max(queue.cursor, at), queue.log.synced_end
@@ -544,7 +545,7 @@ class Stages(Service):
         for queue in queues:
             if not (queue.limited and queue.rejects):
                 takers.append(queue)
-            elif queue.max_length == 0 or 0 <= queue.max_bytes < body_len:
+            elif queue.settings.max_length == 0 or 0 <= queue.settings.max_bytes < body_len:
                 log.warning(
                     "queue '%s' in vhost '%s' can never take a committed message of %d bytes, it is dropped",
                     queue.name,

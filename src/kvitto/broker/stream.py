@@ -1,4 +1,4 @@
-"""A stream: a queue that is read, not consumed (docs/protocol-extensions.md, Streams).
+"""A stream: a queue whose messages are read by position, and stay (docs/protocol-extensions.md, Streams).
 
 It is written like any queue. Its consumers have a position each and get what is durable, from memory at the tail and from the
 log behind it; acks give them credit and move what is remembered of a consumer with a tag of its own. Messages leave by retention.
@@ -21,7 +21,6 @@ from kvitto.broker.argument_reader import age_ms
 from kvitto.broker.equivalence import describe
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
-from kvitto.store import pieces
 from kvitto.store.reading import Window
 from kvitto.store.stream import Retention, StreamLog
 from kvitto.wire.tables import Timestamp
@@ -100,10 +99,15 @@ class Stream(Queue):
         self._saving = False
         self._watching_age = False
 
-    def _set(self, settings: QueueSettings) -> None:
-        super()._set(settings)
-        self.limited = self.rejects = False
-        self.max_length = self.max_bytes = -1  # the log's business
+    @property
+    def cursor(self) -> int:
+        """The first offset that is kept."""
+        return self.log.first
+
+    @property
+    def ready(self) -> int:
+        """How many messages are kept."""
+        return self.tail.next - self.log.first
 
     def take_settings(self, settings: QueueSettings) -> None:
         super().take_settings(settings)
@@ -170,14 +174,14 @@ class Stream(Queue):
         self._done(offset, n, c)
 
     def reject(self, offset: int, n: int, c: Consumer | None = None) -> None:
-        """It is not wanted again: for what is remembered of the consumer that is an ack."""
+        """A reject moves the offset that is remembered of the consumer, like an ack."""
         self._done(offset, n, c)
 
     def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
-        """It stays where it is; a consumer that is remembered finds it when it comes back."""
+        """The messages stay where they are; a consumer whose offset is remembered gets them again when it comes back."""
 
-    def retry(self, offset: int, n: int, body_bytes: int, how: str = "") -> None:
-        """The same: there is nothing to wait for."""
+    def retry(self, offset: int, n: int, body_bytes: int, how: str = "returned") -> None:
+        """The messages stay where they are: a stream delays nothing."""
 
     def _done(self, offset: int, n: int, c: Consumer | None) -> None:
         if c is not None and c.place is not None and c.place.tag is not None and not self.deleted:
@@ -204,7 +208,7 @@ class Stream(Queue):
 
     def deliver_ready(self) -> None:
         """Deliver what is durable to every consumer that has credit."""
-        if self.consumers:
+        if self.consumers and self.ready:
             end = self.log.announced_end
             for c in list(self.consumers):
                 self._feed(c, end)
@@ -223,7 +227,8 @@ class Stream(Queue):
                 return
             batch = self._batch(place)
             if place.window.waits is not None:
-                self._check(place.window)
+                waits, place.window.waits = place.window.waits, None
+                self.check(self.log.reader.check_steps(*waits))
                 return
             if batch is None or batch.first > place.position:
                 place.skip(end if batch is None else min(batch.first, end))
@@ -275,25 +280,23 @@ class Stream(Queue):
 
     def flush(self) -> None:
         """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
-        tail = self.tail
-        if self.backlog or (tail is not None and tail.size() > pieces.WHOLE_BYTES):
-            self._close_tail()
+        tail = self.tail.batch
+        if self._is_slow():
             if not self.log.is_writing:
-                self.backlog[0].time_ms = self.broker.now_ms
+                self.tail.closed[0].time_ms = self.broker.now_ms
             self._hold_back(True)
             try:
-                self._write_backlog(False)
+                self._write_closed(0)
             except StoreFull:
                 self._go_on_full()
                 raise
-            if self.backlog and self not in self.broker.pressed:
+            if self.tail.closed and self not in self.broker.pressed:
                 self.mark_dirty()
         elif tail is not None:
             # Not when it was begun: whoever asks for what came after a time must not miss what is in this batch.
             tail.time_ms = self.broker.now_ms
             self.log.write(tail)
-            self.tail = None
-            self.tail_first = self.next
+            self.tail.end()
             self._written(tail)
         end = self.log.announced_end
         positions = [c.place.position for c in self.consumers if c.place is not None]
@@ -308,8 +311,8 @@ class Stream(Queue):
     def _written(self, batch: Batch) -> None:
         self._recent.append((batch, batch.size()))
         self._recent_bytes += batch.size()
-        if self.backlog:
-            self.backlog[0].time_ms = self.broker.now_ms
+        if self.tail.closed:
+            self.tail.closed[0].time_ms = self.broker.now_ms
 
     def _arrived(self) -> None:
         """What was written is durable."""
@@ -344,18 +347,15 @@ class Stream(Queue):
 
     def _head_gone(self) -> None:
         """Retention has taken the oldest segment."""
-        self.cursor = self.log.first
-        self.ready = self.next - self.cursor
         self.ready_bytes = sum(part.body_bytes for part in self.log.segments)
-        self.ready_bytes += sum(batch.body.n for batch in (*self.backlog, self.tail) if batch is not None)
+        self.ready_bytes += sum(batch.body.n for batch in self.tail.batches)
 
     def recover(self) -> None:
         self.log.recover()
-        self.next = self.tail_first = self.log.next
+        self.tail.start_at(self.log.next)
         self._head_gone()
 
     def release_windows(self) -> None:
-        super().release_windows()
         self.log.drop_settled()  # what the journal has held back
 
     # -- what a stream does not do ---------------------------------------------------------------------------
@@ -366,14 +366,8 @@ class Stream(Queue):
     def purging(self) -> tuple[int, Iterator[None]]:
         raise ConnectionError_(NOT_IMPLEMENTED, f"queue.purge not supported by stream queues {self._described}")
 
-    def expire(self) -> None:
-        """Nothing in a stream expires but with its segment."""
-
     def settle_until(self, end: int) -> None:
         raise ChannelError(PRECONDITION_FAILED, f"{self._described} is a stream: nothing in it is settled")
-
-    def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
-        """No journal record settles anything in a stream."""
 
 
 def check_stream(name: str, vhost: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:

@@ -24,7 +24,6 @@ from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Binding, Exchange
 from kvitto.broker.jobs import Cost
 from kvitto.broker.policies import Policy
-from kvitto.broker.priorities import PRIORITISED
 from kvitto.broker.queue import Queue
 from kvitto.broker.queue_types import TYPE, type_of, with_default
 from kvitto.broker.removal import Steps
@@ -32,6 +31,7 @@ from kvitto.broker.route import Epoch, Route
 from kvitto.broker.routing import NOTHING_SAID, at_once, walk
 from kvitto.broker.stream import Stream, check_stream, stream_log
 from kvitto.broker.vhost_settings import VHostSettings
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
@@ -441,13 +441,7 @@ class VHost:
     def define_queue(self, queue: Queue) -> None:
         """Write down what a start makes this queue of, if it is durable."""
         if queue.log.durable:
-            value: dict[str, Any] = {"id": queue.log.queue_id, "auto_delete": queue.auto_delete}
-            value["arguments"] = queue.arguments
-            if queue.hold is not None:
-                value["hold"] = queue.hold.end
-            if queue.ranked and queue.settings.prioritises:
-                value[PRIORITISED] = True
-            self.broker.define("queue", (self.name, queue.name), value)
+            self.broker.define("queue", (self.name, queue.name), queue.definition())
 
     def make_queue(
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
@@ -467,7 +461,7 @@ class VHost:
             )
         else:
             messages = self.broker.open_log(queue_id, durable and not exclusive)
-            made = Queue(self.broker, self, name, messages, settings, arguments, durable, exclusive, auto_delete)
+            made = WorkQueue(self.broker, self, name, messages, settings, arguments, durable, exclusive, auto_delete)
         made.policy, made.operator_policy = found
         self.queues[name] = made
         self.broker.queues[queue_id] = made
@@ -515,9 +509,8 @@ class VHost:
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
         self.broker.parking.forget(queue)
-        self.broker.timers.cancel(queue._expiry_due)
         hold.forget(queue)
-        self.broker.timers.cancel(queue._retries_due)
+        queue.cancel_timers()
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
         self.broker.gone.add(queue)

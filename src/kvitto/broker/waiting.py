@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvitto.broker.ranges import RangeSet
-
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
 
@@ -25,19 +23,15 @@ CHUNK_COST = 8
 def lowest(queue: Queue) -> int:
     """The lowest offset that waits, or the end of what is durable if that is lower."""
     found = [queue.cursor]
-    if queue.requeued_ready:
-        found.append(queue.requeued.lowest())
-    if len(queue.delays):
-        found.append(queue.delays.lowest)
-    if queue.hold is not None and queue.hold.count:
-        found.append(queue.hold.lowest())
+    found += [runs.lowest() for runs in (*(runs for runs, _ in queue.out_of_order), queue.delayed) if runs.count]
     return min(*found, queue.log.announced_end)
 
 
 def run_from(queue: Queue, offset: int) -> tuple[int, int, bool] | None:
     """(start, end, delivered before) of the first run of waiting messages at or above `offset`; delayed ones are left out."""
-    best = (max(queue.cursor, offset), queue.next, False) if queue.next > max(queue.cursor, offset) else None
-    for runs, delivered in _sets(queue):
+    first = max(queue.cursor, offset)
+    best = (first, queue.next, False) if queue.next > first else None
+    for runs, delivered in queue.out_of_order:
         for start, count in runs.after(offset):
             if best is None or start < best[0]:
                 best = (max(start, offset), start + count, delivered)
@@ -47,7 +41,7 @@ def run_from(queue: Queue, offset: int) -> tuple[int, int, bool] | None:
 
 def next_from(queue: Queue, offset: int) -> int:
     """The lowest offset from `offset` on that waits; the end of what is durable if none does."""
-    if len(queue.delays):
+    if queue.delayed.count:
         return offset  # they are in no order, and nobody who plans a batch meets any
     found = run_from(queue, offset)
     return queue.log.announced_end if found is None else min(found[0], queue.log.announced_end)
@@ -56,13 +50,13 @@ def next_from(queue: Queue, offset: int) -> int:
 def count(queue: Queue, start: int, end: int) -> int:
     """How many messages wait in [start, end)."""
     total = max(0, min(end, queue.next) - max(start, queue.cursor))
-    total += sum(runs.count_in(start, end) for runs, _ in _sets(queue))
-    return total + queue.delays.offsets.count_in(start, end)
+    total += sum(runs.count_in(start, end) for runs, _ in queue.out_of_order)
+    return total + queue.delayed.count_in(start, end)
 
 
 def cost(queue: Queue) -> int:
     """The cost of `count`, in units of about a microsecond."""
-    return sum(runs.chunks for runs in (queue.delays.offsets, *(runs for runs, _ in _sets(queue)))) * CHUNK_COST
+    return sum(runs.chunks for runs in (queue.delayed, *(runs for runs, _ in queue.out_of_order))) * CHUNK_COST
 
 
 def in_pieces(queue: Queue, end: int, work: Callable[[int], object]) -> Iterator[None]:
@@ -70,20 +64,13 @@ def in_pieces(queue: Queue, end: int, work: Callable[[int], object]) -> Iterator
     at = lowest(queue)
     while True:
         stop = end
-        for runs, _ in _sets(queue):
+        for runs, _ in queue.out_of_order:
             for start, _n in islice(runs.after(at), RUNS_PER_PIECE, RUNS_PER_PIECE + 1):
                 stop = min(stop, start)
-        if queue.max_bytes >= 0:  # their sizes are read from the log
+        if queue.settings.max_bytes >= 0:  # their sizes are read from the log
             stop = min(stop, at + OFFSETS_PER_PIECE)
         work(stop)
         at = stop
         if at >= end or queue.deleted:
             return
         yield
-
-
-def _sets(queue: Queue) -> list[tuple[RangeSet, bool]]:
-    found = [(queue.requeued, True)]
-    if queue.hold is not None:
-        found += [(queue.hold.fresh, False), (queue.hold.again, True)]
-    return found

@@ -15,6 +15,7 @@ from kvitto.broker import walls
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.look import Look, looks
 from kvitto.broker.queue import Queue
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.http import fields
 from kvitto.http.request import bad_request, encode, plain
 from kvitto.http.slices import Slices
@@ -25,7 +26,6 @@ from kvitto.wire.buf import Buf
 from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
-    from kvitto.broker.broker import Broker
     from kvitto.store.batch import Batch, Body
 
 COUNT_MAX = 10_000
@@ -79,12 +79,12 @@ async def get(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
     if queue.group is not None or any(c.exclusive for c in queue.consumers[:1]):
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' in exclusive use"
         raise ChannelError(ACCESS_REFUSED, text)
-    if wanted.mode == LOOK and not queue.stream:
+    if wanted.mode == LOOK and isinstance(queue, WorkQueue):
         return await _look(slices, queue, wanted)
     return await _take(slices, queue, wanted)
 
 
-async def _look(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
+async def _look(slices: Slices, queue: WorkQueue, wanted: Wanted) -> list[Got]:
     found: list[Got] = []
     size = 0
     seen = looks(queue, wanted.count)
@@ -163,8 +163,7 @@ async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
             await slices.rest()
     finally:
         if back:
-            broker: Broker = queue.broker
-            broker.jobs.start(_requeue(queue, back), owner=queue)
+            queue.broker.jobs.start(_requeue(queue, back), owner=queue)
     return taken
 
 

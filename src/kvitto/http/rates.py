@@ -26,7 +26,7 @@ def of_queue(queue: Queue) -> Counts:
 
 def depth_of(queue: Queue) -> Counts:
     """In the order of DEPTHS. What is held, or on its way to a dead-letter queue, or waits for that, counts as unacknowledged."""
-    away = queue.unacked + queue.held + queue.moving + len(queue.parked)
+    away = queue.unacked + queue.held + queue.dead_lettering
     return queue.ready + away, queue.ready, away
 
 

@@ -47,7 +47,7 @@ def queue(api: Api, queue: Queue) -> dict[str, Any]:
         **dict(zip(DEPTHS, depth_of(queue), strict=True)),
         **api.rates.of_depth(queue),
         "message_bytes_ready": queue.ready_bytes,
-        "messages_moving": queue.moving + len(queue.parked),
+        "messages_moving": queue.dead_lettering,
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": exclusive,
         "single_active_consumer_tag": None if active is None else active.tag,

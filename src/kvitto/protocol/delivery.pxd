@@ -3,6 +3,7 @@ from kvitto.format cimport entry
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 from kvitto.store.batch cimport Batch
+from kvitto.broker.backlog cimport Backlog
 from kvitto.broker.consumer cimport Consumer
 from kvitto.protocol.channel cimport Channel
 from kvitto.protocol.crowd cimport Crowd
@@ -37,7 +38,8 @@ cdef class StreamConsumer(ChannelConsumer):
 
 cdef class OffsetConsumer(StreamConsumer):
     cdef public bint awaiting
-    @cython.locals(left=Py_ssize_t)
+    cdef readonly Backlog backlog
+    @cython.locals(backlog=Backlog, left=Py_ssize_t)
     cpdef Py_ssize_t credit(self) except? -1
     cpdef deliver_again(self, bytes key, bytes props, object body, unsigned long long offset)
 

@@ -24,6 +24,7 @@ from kvitto.wire.properties import edit_headers, join, split
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
+    from kvitto.broker.work_queue import WorkQueue
     from kvitto.store.batch import Batch
 
 log = logging.getLogger("kvitto.amqp")
@@ -287,22 +288,24 @@ class OffsetConsumer(StreamConsumer):
     """The same for a queue that is consumed. A message waits until it is durable: before, its offset may become another's."""
 
     def __init__(
-        self, channel: Channel, queue: Queue, tag: str, exclusive: bool, priority: int, arguments: dict[str, Any]
+        self, channel: Channel, queue: WorkQueue, tag: str, exclusive: bool, priority: int, arguments: dict[str, Any]
     ) -> None:
         super().__init__(channel, queue, tag, arguments, exclusive, priority)
+        self.backlog = queue.backlog
         self.awaiting = False
 
     def credit(self):  # type: ignore[no-untyped-def]
         left = ChannelConsumer.credit(self)
         queue = self.queue
-        if left <= 0 or not queue.ready:
+        backlog = self.backlog
+        if left <= 0 or not backlog.any_ready():
             return left
         durable = queue.log.announced_end
-        at = queue.cursor
-        if queue.ranked:  # any of them may be the next one
+        at = backlog.cursor
+        if backlog.ranked:  # any of them may be the next one
             at = queue.next - 1
-        elif queue.requeued_ready:
-            at = queue.requeued.first()
+        elif backlog.requeued.count:
+            at = backlog.requeued.first()
         if at >= durable:
             self.wait()
             return 0
@@ -482,6 +485,6 @@ def put_large(
     """The content of a message of a batch whose body goes out in pieces."""
     data = memoryview(batch.body.data)[at : at + size] if batch.stored is None else batch.stored
     body = LargeBody(number, queue, offset, data, settles)
-    if batch is not queue.tail and not batch.shared:
+    if batch is not queue.tail.batch and not batch.shared:
         body.keep()
     out.put_large(number, props, body)

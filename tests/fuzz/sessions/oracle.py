@@ -17,6 +17,7 @@ from kvitto.protocol.states import RUNNING
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from kvitto.wire.properties import Properties
+from tests.support import stored
 
 if TYPE_CHECKING:
     from tests.fuzz.sessions.client import Channel, Client, Waiting
@@ -384,8 +385,4 @@ def simple(properties: bytes) -> bool:
 
 def waiting(queue: Queue) -> Iterator[bytes]:
     """Bodies of the messages that are ready, parked or delayed."""
-    offsets = [o for start, n in [*queue.requeued, *queue.parked] for o in range(start, start + n)]
-    for offset in sorted([*offsets, *range(queue.cursor, queue.next)]):
-        message = queue.read(offset)
-        if message is not None:
-            yield message[2]
+    return (body for _, body in stored.bodies(queue))

@@ -14,7 +14,8 @@ from kvitto.base import limits
 from tests.sim.world import small_world
 
 SMALL = {
-    "kvitto.broker.queue": {"LEAVING_PER_TURN": (1, 1, 3, 10_000), "RETRIES_PER_TURN": (1, 3, 10_000)},
+    "kvitto.broker.leaving": {"LEAVING_PER_TURN": (1, 1, 3, 10_000)},
+    "kvitto.broker.retries": {"RETRIES_PER_TURN": (1, 3, 10_000)},
     "kvitto.broker.deadletter": {
         "LETTERS_PER_TURN": (2, 500),
         "SLICE": (2, 100),

@@ -310,7 +310,7 @@ class World:
         for queue_ in self.house.broker.queues.values():
             assert queue_.unacked == 0 and not queue_.consumers, f"{queue_.name}: {queue_.unacked} unacked of nobody"
             if not queue_.stream:
-                ready = queue_.next - queue_.cursor + len(queue_.requeued)
+                ready = queue_.next - queue_.cursor + len(queue_.backlog.requeued)
                 assert queue_.ready == ready, f"{queue_.name}: {queue_.ready} ready, the books say {ready}"
 
 

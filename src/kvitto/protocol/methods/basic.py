@@ -20,6 +20,7 @@ from kvitto.broker.admission import DIRECT_REPLY_TO
 from kvitto.broker.hold import release
 from kvitto.broker.jobs import nothing
 from kvitto.broker.stream import Stream
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.protocol.channel import ACK, FAILED, MORE, REJECT, RETRY, UNKNOWN
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, OffsetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
@@ -43,6 +44,7 @@ from kvitto.wire.methods import (
 )
 
 if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
     from kvitto.broker.queue import Queue
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
@@ -70,7 +72,7 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
     queue = conn.vhost.queue(name, conn)
     _check_consumers(conn, queue)
     if not queue.stream:
-        _check_exclusive(queue, m.exclusive)
+        _check_exclusive(conn, queue, m.exclusive)
     _check_arguments(conn, queue, m)
     consumer = _stream_consumer(chan, queue, m, tag) if isinstance(queue, Stream) else _consumer(chan, queue, m, tag)
     chan.consumers[tag] = consumer
@@ -112,11 +114,12 @@ def _consumer(chan: Channel, queue: Queue, m: BasicConsume, tag: str) -> Channel
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority': expected an integer, got {priority!r}")
     priority = max(-(1 << 31), min(priority, (1 << 31) - 1))
     if m.arguments.get("x-offset-header", False) is not False:
+        assert isinstance(queue, WorkQueue)
         return _offset_consumer(chan, queue, m, tag, priority)
     return ChannelConsumer(chan, queue, tag, m.no_ack, m.exclusive, priority, m.arguments)
 
 
-def _offset_consumer(chan: Channel, queue: Queue, m: BasicConsume, tag: str, priority: int) -> OffsetConsumer:
+def _offset_consumer(chan: Channel, queue: WorkQueue, m: BasicConsume, tag: str, priority: int) -> OffsetConsumer:
     asked = m.arguments["x-offset-header"]
     why = ""
     if asked is not True:
@@ -149,22 +152,22 @@ def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) ->
     return consumer
 
 
-def _check_exclusive(queue: Queue, exclusive: bool) -> None:
-    _check_group(queue)
+def _check_exclusive(conn: Connection, queue: Queue, exclusive: bool) -> None:
+    _check_group(conn.hub.broker, queue)
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
     # who is exclusive is alone, and has no place where the others are to wait for the end of the active one
     if any(c.exclusive for c in queue.consumers[:1]) or (exclusive and (queue.consumers or queue.single)):
         raise ChannelError(ACCESS_REFUSED, f"{thing} in exclusive use")
 
 
-def _check_group(queue: Queue) -> None:
-    """A queue that is read by range has no other consumers; whoever comes when it is not any more gets what was held, too."""
+def _check_group(broker: Broker, queue: Queue) -> None:
+    """A queue that is read by range has no other consumers. A consumer that comes afterwards gets what was held, too."""
     if queue.group is not None:
         thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
         raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
     if queue.hold is not None:
-        queue.broker.jobs.start(release(queue), owner=queue)
-        queue.broker.definitions_pending = False  # deliveries do not wait for that, so no answer may
+        broker.jobs.start(release(queue), owner=queue)
+        broker.definitions_pending = False  # deliveries do not wait for that, so no answer may
 
 
 def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str) -> None:
@@ -199,7 +202,7 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     name = named(chan, m.queue)
     conn.authorise("read", name, "queue")
     queue = conn.vhost.queue(name, conn)
-    _check_group(queue)
+    _check_group(conn.hub.broker, queue)
     if not m.no_ack and chan.unacked >= chan.unacked_max:
         text = f"this channel has {chan.unacked} unacked messages, the limit is {chan.unacked_max}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="unacked")

@@ -10,6 +10,7 @@ from kvitto.broker import waiting, walls
 from kvitto.broker.hold import hold as hold_below
 from kvitto.broker.hold import join_group, leave_group, release
 from kvitto.broker.reader import Reader
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.protocol.delivery import RangeConsumer
 from kvitto.wire.methods import (
     LogAttach,
@@ -49,16 +50,18 @@ def _position(queue: Queue) -> tuple[str, int, int, int]:
     return queue.log.queue_id, first, queue.log.announced_end, first
 
 
-def _refuse_stream(queue: Queue, why: str) -> None:
-    if queue.stream:
+def _work_queue(conn: Connection, name: str, why: str) -> WorkQueue:
+    """ChannelError 406 if it is a stream, with the reason."""
+    queue = _queue(conn, name)
+    if not isinstance(queue, WorkQueue):
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a stream: {why}"
         raise ChannelError(PRECONDITION_FAILED, text)
+    return queue
 
 
 def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
-    queue = _queue(conn, m.queue)
+    queue = _work_queue(conn, m.queue, "every reader has its own position, attach to nothing")
     thing = f"queue '{queue.name}' in vhost '{conn.vhost.name}'"
-    _refuse_stream(queue, "every reader has its own position, attach to nothing")
     if not m.group:
         raise ChannelError(PRECONDITION_FAILED, f"a group needs a name to read {thing} by range")
 
@@ -75,7 +78,7 @@ def attach(conn: Connection, chan: Channel, m: LogAttach) -> None:
 
     def steps() -> Iterator[None]:
         may_attach()
-        for _ in queue.end_delays():
+        for _ in queue.retries.end():
             yield
             may_attach()  # others may have come meanwhile
             if chan.closing:  # nobody would ever leave the group
@@ -122,8 +125,7 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
 
 
 def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
-    queue = _queue(conn, m.queue)
-    _refuse_stream(queue, "its messages leave by retention, nothing in it is settled")
+    queue = _work_queue(conn, m.queue, "its messages leave by retention, nothing in it is settled")
     _check_attached(queue, m.group)
     _check_incarnation(queue, m.incarnation)
 
@@ -138,8 +140,7 @@ def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:
 
 
 def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
-    queue = _queue(conn, m.queue)
-    _refuse_stream(queue, "its messages leave by retention, nothing in it is held")
+    queue = _work_queue(conn, m.queue, "its messages leave by retention, nothing in it is held")
     _check_attached(queue, m.group)
     _check_incarnation(queue, m.incarnation)
 

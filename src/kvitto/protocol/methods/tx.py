@@ -18,6 +18,7 @@ from kvitto.broker.queue import TAIL_BYTES, Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.protocol.channel import ACK, FAILED, REJECT, RETRY, SEARCH_COST, STAGE, UNKNOWN
 from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.buf import Buf
@@ -406,6 +407,7 @@ def finish_in(queue: Queue, kind: int, consumer: Consumer, offset: int, n: int, 
         queue.retry(offset, n, size, "failed" if kind == FAILED else "returned")
     elif kind == MOVE:
         queue.unacked -= n
+        assert isinstance(queue, WorkQueue)
         queue.settle(offset, n, DEAD_LETTERED, 1)
     else:
         queue.requeue(offset, n, size)

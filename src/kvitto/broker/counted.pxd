@@ -1,0 +1,2 @@
+cdef class Counted:
+    cdef public Py_ssize_t count
