@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvitto.store.settlements import ACKED
+from kvitto.format.settlement import ACKED
 from kvitto.wire import methods as m
 from tests.crash.serve import Served
 from tests.protocol.raw import Raw, content

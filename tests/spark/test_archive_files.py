@@ -16,22 +16,14 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kvitto.format.settlement import ACKED, DEAD_LETTERED, DROPPED, EXPIRED, IN_DOUBT, RANGE_SETTLED, REJECTED
 from kvitto.spark.archive import segment
 from kvitto.spark.archive.files import ArchiveError
 from kvitto.spark.archive.options import read_options
 from kvitto.spark.archive.schema import full_schema
 from kvitto.spark.archive.source import ArchiveDataSource, ArchiveReader, FilteringReader, limit
 from kvitto.spark.errors import OptionError, SourceError
-from kvitto.store.settlements import (
-    ACKED,
-    DEAD_LETTERED,
-    DROPPED,
-    EXPIRED,
-    IN_DOUBT,
-    RANGE_SETTLED,
-    REJECTED,
-    Settlements,
-)
+from kvitto.store.settlements import Settlements
 from kvitto.wire.properties import Properties
 from tests.store.logs import DIRECTORY, QUEUE, Shelf, batch_of, forged
 from tests.support.rig import Rig

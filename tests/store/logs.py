@@ -6,11 +6,12 @@ from functools import cache
 from random import Random
 
 from kvitto.broker.queue import Queue
+from kvitto.format.settlement import ACKED, REDELIVERED
 from kvitto.store.batch import Batch
 from kvitto.store.log import Log
 from kvitto.store.reading import Window
 from kvitto.store.recovery import Recovered
-from kvitto.store.settlements import ACKED, REDELIVERED, Settlements
+from kvitto.store.settlements import Settlements
 from kvitto.store.store import Store
 from tests.support.clock import ManualClock
 from tests.support.rig import Rig

@@ -6,19 +6,11 @@ from random import Random
 
 import pytest
 
+from kvitto.format.settlement import ACKED, DEAD_LETTERED, DROPPED, EXPIRED, PURGED, RANGE_SETTLED, REJECTED
 from kvitto.store import archive as archives
 from kvitto.store import log as logs
 from kvitto.store import pieces
 from kvitto.store.repair.survey import Survey
-from kvitto.store.settlements import (
-    ACKED,
-    DEAD_LETTERED,
-    DROPPED,
-    EXPIRED,
-    PURGED,
-    RANGE_SETTLED,
-    REJECTED,
-)
 from kvitto.store.store import how_it_ended
 from tests.support.archived import ARCHIVE, QUEUES, about, bases, entries
 from tests.support.rig import Rig, Taker

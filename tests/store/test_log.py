@@ -8,10 +8,11 @@ from random import Random
 import pytest
 
 from kvitto.base.errors import StoreFull
+from kvitto.format.settlement import ACKED
 from kvitto.store import log as logs
 from kvitto.store import reading
 from kvitto.store.reading import Window
-from kvitto.store.settlements import ACKED, Settlements
+from kvitto.store.settlements import Settlements
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.older import without_inventory
 from tests.support.simdisk import PowerCut

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 import xxhash
 
+from kvitto.format.layouts import FOOTER_MAGIC
 from kvitto.store import log as logs
 from kvitto.store import segment as segments
 from kvitto.store.batch import verify
-from kvitto.store.segment import FOOTER_MAGIC, HEADER
+from kvitto.store.segment import HEADER
 from tests.store.logs import DIRECTORY, Shelf, forged
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import PowerCut, SimDisk

@@ -9,18 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvitto.format.settlement import ACKED, IN_DOUBT, REDELIVERED, REJECTED
 from kvitto.store.segment import HEADER
-from kvitto.store.settlements import (
-    ACKED,
-    IN_DOUBT,
-    REDELIVERED,
-    REJECTED,
-    Replay,
-    Settlements,
-    block,
-    clear_runs,
-    set_bits,
-)
+from kvitto.store.settlements import Replay, Settlements, block, clear_runs, set_bits
 from kvitto.wire.buf import Buf
 from tests.store.logs import DIRECTORY, Shelf
 from tests.support.older import without_inventory

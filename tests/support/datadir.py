@@ -9,9 +9,9 @@ from pathlib import Path
 from kvitto.base.clock import SystemClock
 from kvitto.base.errors import StoreError
 from kvitto.broker.broker import Broker
+from kvitto.format.settlement import ACKED
 from kvitto.store.disk import Disk
 from kvitto.store.record import Append, Record, Settle
-from kvitto.store.settlements import ACKED
 from kvitto.store.store import Store
 from tests.support import stored
 from tests.support.rig import Rig, address

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from kvitto.broker.deliveries import Deliveries
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
+from kvitto.format.settlement import DROPPED
 from kvitto.store.batch import Batch, Body
 from kvitto.store.reading import Window
-from kvitto.store.settlements import DROPPED
 
 if TYPE_CHECKING:
     from kvitto.broker.tail import Tail

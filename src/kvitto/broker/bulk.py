@@ -17,10 +17,10 @@ from kvitto.broker.index import PIECE_STEPS
 from kvitto.broker.jobs import Cost
 from kvitto.broker.room import Room
 from kvitto.format.entry import DEAD, EXPIRES
+from kvitto.format.settlement import DEAD_LETTERED
 from kvitto.store import pieces
 from kvitto.store.batch import Batch
 from kvitto.store.record import Packed, Record
-from kvitto.store.settlements import DEAD_LETTERED
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:

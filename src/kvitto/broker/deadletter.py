@@ -18,9 +18,9 @@ from kvitto.broker.index import PIECE_STEPS
 from kvitto.broker.parked import DISK, NOBODY, Obstacle
 from kvitto.broker.room import Room
 from kvitto.format.entry import DEAD
+from kvitto.format.settlement import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.store.batch import Stored
 from kvitto.store.record import Append, Record, Settle
-from kvitto.store.settlements import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties, edit_headers, join, split

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from kvitto.broker import sizes, waiting, walls
 from kvitto.broker.ranges import RangeSet
+from kvitto.format.settlement import DROPPED, RANGE_SETTLED
 from kvitto.store.reading import Window
-from kvitto.store.settlements import DROPPED, RANGE_SETTLED
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvitto.store.settlements import DROPPED, EXPIRED
+from kvitto.format.settlement import DROPPED, EXPIRED
 
 if TYPE_CHECKING:
     from kvitto.broker.work_queue import WorkQueue

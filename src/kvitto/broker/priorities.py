@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvitto.broker.ranks import Ranks
-from kvitto.store.settlements import IN_DOUBT
+from kvitto.format.settlement import IN_DOUBT
 
 if TYPE_CHECKING:
     from kvitto.broker.work_queue import WorkQueue

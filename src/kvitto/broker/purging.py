@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
-from kvitto.store.settlements import PURGED
+from kvitto.format.settlement import PURGED
 
 if TYPE_CHECKING:
     from kvitto.broker.work_queue import WorkQueue

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.broker.delays import Delays
-from kvitto.store.settlements import DROPPED
+from kvitto.format.settlement import DROPPED
 
 if TYPE_CHECKING:
     from kvitto.broker.arguments import QueueSettings

@@ -22,10 +22,10 @@ from kvitto.broker.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_prop
 from kvitto.broker.queue import Queue
 from kvitto.broker.walls import Service
 from kvitto.broker.work_queue import WorkQueue
+from kvitto.format.settlement import ACKED
 from kvitto.store.batch import Batch
 from kvitto.store.reading import Window
 from kvitto.store.record import Append, Run, Settle
-from kvitto.store.settlements import ACKED
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import edit_headers, join
 

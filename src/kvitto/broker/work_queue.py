@@ -25,9 +25,7 @@ from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.retries import Retries
 from kvitto.broker.rota import Rota
-from kvitto.store.batch import Batch, Body
-from kvitto.store.log import Log
-from kvitto.store.settlements import (
+from kvitto.format.settlement import (
     ACKED,
     DEAD_LETTERED,
     DROPPED,
@@ -36,8 +34,10 @@ from kvitto.store.settlements import (
     RANGE_SETTLED,
     REDELIVERED,
     REJECTED,
-    Settlements,
 )
+from kvitto.store.batch import Batch, Body
+from kvitto.store.log import Log
+from kvitto.store.settlements import Settlements
 from kvitto.wire.properties import priority_of
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The store writes and reads files by these layouts, and format("kvitto-archive") of Spark reads them without the broker. A layout is
 declared once, as the fields of a NamedTuple: names, types, offsets and sizes all follow from that. All integers are little-endian,
-and fields lie one directly behind the other. `entry.py`, `settled.py` and `batch_head.py` have fast accessors for compiled callers.
+and fields lie one directly behind the other. `entry.py`, `settlement.py` and `batch_head.py` have fast accessors for compiled callers.
 
 Fields that are called `zero` are not used: they are written as zeros.
 """
@@ -23,6 +23,7 @@ Bytes8 = Annotated[bytes, "8s"]
 Bytes16 = Annotated[bytes, "16s"]
 Bytes24 = Annotated[bytes, "24s"]
 Bytes32 = Annotated[bytes, "32s"]
+Bytes44 = Annotated[bytes, "44s"]
 
 T = TypeVar("T", bound=NamedTuple)
 
@@ -76,7 +77,7 @@ SETTLEMENTS_MAGIC: Final = b"KVITACK1"
 SEGMENT_VERSION: Final = 1
 
 
-class Header(NamedTuple):
+class FileHead(NamedTuple):
     """What a segment begins with, and a settlement log. The checksum covers what is before it."""
 
     magic: Bytes8
@@ -90,7 +91,7 @@ class Header(NamedTuple):
     salt_again: U64
 
 
-HEADER: Final = Layout(Header)
+FILE_HEAD: Final = Layout(FileHead)
 
 
 class Prefix(NamedTuple):
@@ -269,6 +270,18 @@ RUN: Final = Layout(RunHead)
 
 INVENTORY_MAGIC: Final = b"KVITINV1"
 INVENTORY_VERSION: Final = 1
+
+
+class InventoryHead(NamedTuple):
+    """The first half of the inventory's first slot. The second one is a SlotSizes whose size is the number of slots behind it."""
+
+    magic: Bytes8
+    version: U32
+    zeros: Bytes44
+    checksum: U64
+
+
+INVENTORY: Final = Layout(InventoryHead)
 
 
 class SlotName(NamedTuple):

@@ -6,13 +6,13 @@ damage, whatever ended the last owner. One that is there and not entered is take
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import xxhash
 
 from kvitto.base.errors import StoreFull
+from kvitto.format.layouts import INVENTORY, INVENTORY_MAGIC, INVENTORY_VERSION, SLOT_NAME, SLOT_SIZES, bytes_of, u64
 from kvitto.store import paths
 from kvitto.store.disk import Disk, File
 
@@ -24,18 +24,16 @@ OFFSETS = 5
 ORPHAN = 6
 KINDS = range(SEGMENT, ORPHAN + 1)
 
-MAGIC = b"KVITINV1"
-SLOT = 128
-HALF = SLOT // 2
+HALF = SLOT_NAME.size
+SLOT = HALF + SLOT_SIZES.size
 STEP = 64
 """Slots that the file grows by."""
 NOBODY = "0" * 32
 """The queue id of what belongs to no queue."""
 FREE = bytes(SLOT)
 
-_NAME = struct.Struct("<I4x16sQ24x")
-_SIZES = struct.Struct("<QQQ32x")
-_CHECK = struct.Struct("<Q")
+_CHECKED = SLOT_NAME.at["checksum"]
+"""The bytes of a half that its checksum covers; both halves have it at the same place."""
 
 Key = tuple[int, str, int]
 """Kind, queue id, number: the base offset of a segment, the number of a journal file, else 0."""
@@ -69,20 +67,25 @@ class Entry:
 
 
 def _name(key: Key) -> bytes:
-    body = _NAME.pack(key[0], bytes.fromhex(key[1]), key[2])
-    return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+    body = SLOT_NAME.pack(key[0], 0, bytes.fromhex(key[1]), key[2], b"", 0)[:_CHECKED]
+    return body + bytes_of(xxhash.xxh3_64_intdigest(body))
 
 
 def _sizes(seed: int, sizes: Sizes) -> bytes:
     """`seed`: the checksum of the name. A slot that is used again must not have the sizes of the file before."""
-    body = _SIZES.pack(*sizes)
-    return body + _CHECK.pack(xxhash.xxh3_64_intdigest(body, seed))
+    body = SLOT_SIZES.pack(*sizes, b"", 0)[:_CHECKED]
+    return body + bytes_of(xxhash.xxh3_64_intdigest(body, seed))
+
+
+def _seed(name: bytes, at: int = 0) -> int:
+    """The checksum of the first half of a slot, which is the seed of that of the second one."""
+    return u64(name, at + _CHECKED)
 
 
 def _header(slots: int) -> bytes:
-    body = (MAGIC + (1).to_bytes(4, "little")).ljust(HALF - 8, b"\0")
+    body = INVENTORY.pack(INVENTORY_MAGIC, INVENTORY_VERSION, b"", 0)[:_CHECKED]
     seed = xxhash.xxh3_64_intdigest(body)
-    return body + seed.to_bytes(8, "little") + _sizes(seed, (slots, 0, 0))
+    return body + bytes_of(seed) + _sizes(seed, (slots, 0, 0))
 
 
 @dataclass
@@ -125,8 +128,9 @@ def _read_slot(found: Contents, data: bytes, slot: int, in_order: bool) -> None:
         if slot in found.bad[-1:] and in_order:
             found.damage.append(("an entry of no file is not empty", at + HALF))
         return
-    kind, queue_id, number = _NAME.unpack_from(name)
-    if name != _name((kind, queue_id.hex(), number)) or kind not in KINDS:
+    found_name = SLOT_NAME.read(name)
+    key = found_name.kind, found_name.queue_id.hex(), found_name.number
+    if name != _name(key) or found_name.kind not in KINDS:
         found.bad.append(slot)
         if in_order:
             found.damage.append(("an entry cannot be read: if its file is missing too, nothing tells", at))
@@ -134,7 +138,7 @@ def _read_slot(found: Contents, data: bytes, slot: int, in_order: bool) -> None:
     sizes = _read_sizes(data, at)
     if sizes is None and in_order:
         found.damage.append(("how long a file should be cannot be read", at + HALF))
-    found.entries.append(Entry(kind, queue_id.hex(), number, sizes or UNKNOWN, slot))
+    found.entries.append(Entry(*key, sizes or UNKNOWN, slot))
     if sizes is None:
         found.unsure.append(found.entries[-1])
 
@@ -142,9 +146,8 @@ def _read_slot(found: Contents, data: bytes, slot: int, in_order: bool) -> None:
 def _read_sizes(data: bytes, at: int) -> Sizes | None:
     if at + SLOT > len(data):
         return None
-    sizes: Sizes = _SIZES.unpack_from(data, at + HALF)
-    seed = int.from_bytes(data[at + HALF - 8 : at + HALF], "little")
-    return sizes if data[at + HALF : at + SLOT] == _sizes(seed, sizes) else None
+    sizes = SLOT_SIZES.read(data, at + HALF)[:3]
+    return sizes if data[at + HALF : at + SLOT] == _sizes(_seed(data, at), sizes) else None
 
 
 class Inventory:
@@ -200,7 +203,7 @@ class Inventory:
         for entry in self._found.entries:
             if entry.slot in used:
                 key = (entry.kind, entry.queue_id, entry.number)
-                self._seeds[entry.slot] = int.from_bytes(_name(key)[-8:], "little")
+                self._seeds[entry.slot] = _seed(_name(key))
         for entry in self._found.unsure:
             if entry.slot in used:
                 self.put(entry.slot, (entry.kind, entry.queue_id, entry.number), UNKNOWN)
@@ -241,7 +244,7 @@ class Inventory:
             self._write(at + HALF, _sizes(seed, sizes))
             return False
         name = _name(key)
-        self._seeds[slot] = seed = int.from_bytes(name[-8:], "little")
+        self._seeds[slot] = seed = _seed(name)
         self._write(at, name + _sizes(seed, sizes))
         return True
 

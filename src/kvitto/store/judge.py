@@ -11,23 +11,30 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from kvitto.format.layouts import BATCH, PREFIX, RECORD_MAGIC, u32
+from kvitto.format.layouts import (
+    BATCH,
+    FOOTER,
+    FOOTER_MAGIC,
+    PREFIX,
+    RECORD_MAGIC,
+    SEGMENT_MAGIC,
+    SETTLEMENTS_MAGIC,
+    u32,
+)
 from kvitto.store import slot
 from kvitto.store.batch import BatchHeader
 from kvitto.store.line import Defined, Key, Line, lines
 from kvitto.store.record import Record
 from kvitto.store.segment import (
-    ACK_MAGIC,
-    FOOTER_FIXED,
-    FOOTER_MAGIC,
     GAP_MAX,
     HEADER,
-    MAGIC,
     RESYNC_BYTES,
     DamagedSegment,
     Segment,
     created_ms,
     find_batch,
+    footer_length,
+    footer_position,
     foreign,
     header_is_valid,
     salts,
@@ -87,10 +94,10 @@ def segment_header(
     """Judge the header of the segment of this queue that begins at offset `base`."""
     head = read(0, HEADER)
     end = max(base, known.end if known else 0)
-    if whose := foreign(head, MAGIC, queue_id, base):
+    if whose := foreign(head, SEGMENT_MAGIC, queue_id, base):
         return SegmentHeader(Header.FOREIGN, end=end, whose=whose, created_ms=created_ms(head))
     salt, copy = salts(head)
-    if header_is_valid(head, MAGIC):
+    if header_is_valid(head, SEGMENT_MAGIC):
         what = Header.FINE if salt == copy else Header.SALT
         return SegmentHeader(what, salt, end, created_ms=created_ms(head))
     claimed, synced = claims(read, base)
@@ -147,9 +154,9 @@ def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: E
     except DamagedSegment as damage:
         words = str(damage)
     rest = data[part.size :]
-    is_whole = int.from_bytes(rest[-8:], "little") == part.size
+    is_whole = footer_position(rest) == part.size
     if is_whole or rest.startswith(FOOTER_MAGIC):
-        is_torn = not is_whole and len(rest) < max(int.from_bytes(rest[8:12], "little"), FOOTER_FIXED)
+        is_torn = not is_whole and len(rest) < max(footer_length(rest), FOOTER.size)
         if words or (any(rest) and not ending.doubt and not is_torn):
             return SegmentEnd(End.FOOTER, words)
     if not words:
@@ -170,10 +177,10 @@ def settlements_header(
     head: bytes, size: int, queue_id: str, base: int, ending: Ending, known: Entry | None
 ) -> tuple[Settled, str]:
     """Judge the header of a settlement log of `size` bytes. Returns the verdict, and the place that a foreign header names."""
-    if whose := foreign(head, ACK_MAGIC, queue_id, base):
+    if whose := foreign(head, SETTLEMENTS_MAGIC, queue_id, base):
         return Settled.FOREIGN, whose
     salt, copy = salts(head)
-    if header_is_valid(head, ACK_MAGIC) and (salt == copy or ending.doubt):
+    if header_is_valid(head, SETTLEMENTS_MAGIC) and (salt == copy or ending.doubt):
         return Settled.FINE, ""
     synced = known is not None and known.acks_size > 0
     if (ending.in_order and size) or (size >= HEADER and not ending.doubt) or synced:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.format.layouts import SEGMENT_MAGIC, SETTLEMENTS_MAGIC
 from kvitto.store import paths, segment, settlements
 from kvitto.store.archive import Archive
 from kvitto.store.batch import Batch
@@ -148,7 +149,7 @@ class Log:
     def write_header(self, part: Segment) -> None:
         assert part.file is not None
         part.created_ms = self.store.clock.now_ms()
-        part.file.write_at(0, [segment.header(segment.MAGIC, self.queue_id, part.base, part.created_ms, part.salt)])
+        part.file.write_at(0, [segment.header(SEGMENT_MAGIC, self.queue_id, part.base, part.created_ms, part.salt)])
 
     def fill(self, current: Segment) -> None:
         """No further batch goes into this segment; its footer follows once it is durable."""
@@ -193,7 +194,7 @@ class Log:
         now_ms = self.store.clock.now_ms()
         try:
             if not part.acks_size:
-                head = segment.header(segment.ACK_MAGIC, self.queue_id, part.base, now_ms)
+                head = segment.header(SETTLEMENTS_MAGIC, self.queue_id, part.base, now_ms)
                 part.acks_size = part.acks.write_at(0, [head])
             block = settlements.block(entries, now_ms, mark, part.acks_durable)
             part.acks_size += part.acks.write_at(part.acks_size, block)

@@ -11,6 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
+from kvitto.format.layouts import FILE_HEAD, SETTLEMENTS_MAGIC, bytes_of
+from kvitto.format.settlement import IN_DOUBT
 from kvitto.store import judge, paths, segment, settlements
 from kvitto.store.inventory import SEGMENT, Entry
 from kvitto.store.judge import End, Header, SegmentHeader, Settled
@@ -204,7 +206,7 @@ class Recovery:
         for part in parts if self.log.flags else ():
             if not part.done and part.size > segment.HEADER and not part.linked:
                 doubt = Settlements()
-                doubt.add(part.end - 1, 1, settlements.IN_DOUBT, 0)
+                doubt.add(part.end - 1, 1, IN_DOUBT, 0)
                 with suppress(StoreFull):
                     self.log.append_block(part, doubt.entries.view(), self.log.mark)
 
@@ -263,7 +265,7 @@ class Recovery:
         elif found.what is Header.SALT and not part.linked:
             # torn by a power cut, or rotten: the next damage could cost the segment
             log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
-            part.file.write_at(segment.SALT_AGAIN, [part.salt.to_bytes(8, "little")])
+            part.file.write_at(FILE_HEAD.at["salt_again"], [bytes_of(part.salt)])
         bad = paths.quarantine(self.log.directory, base)
         owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
@@ -332,7 +334,7 @@ class Recovery:
         if self._headers[part.base] is not Settled.FINE:
             if self._headers[part.base] is Settled.DAMAGED:
                 log.warning("%s: its header was damaged, and is written again", path)
-            head = segment.header(segment.ACK_MAGIC, self.log.queue_id, part.base, self.store.clock.now_ms())
+            head = segment.header(SETTLEMENTS_MAGIC, self.log.queue_id, part.base, self.store.clock.now_ms())
             part.acks.write_at(0, [head])
         if len(data) > part.acks_size:
             part.acks.truncate(part.acks_size)

@@ -11,18 +11,22 @@ from bisect import bisect_right
 import xxhash
 
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.format.layouts import BATCH_MAGIC
+from kvitto.format.layouts import (
+    BATCH_MAGIC,
+    FILE_HEAD,
+    FOOTER,
+    FOOTER_END,
+    FOOTER_MAGIC,
+    SEGMENT_VERSION,
+    FileHead,
+    bytes_of,
+    u32,
+    u64,
+)
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.store.disk import File
 
-HEADER = 72
-SALT_AGAIN = 64
-"""Where the copy of the salt is in it, which no checksum covers."""
-MAGIC = b"KVITSEG1"
-ACK_MAGIC = b"KVITACK1"
-VERSION = 1
-FOOTER_MAGIC = b"KVITFOOT"
-FOOTER_FIXED = 56
+HEADER = FILE_HEAD.size
 SPARSE_BYTES = 64 * 1024
 RESERVE_LEAST = 16 * 1024
 RESERVE_MOST = 1024 * 1024
@@ -31,35 +35,46 @@ GAP_MAX = 1 << 40
 """Offsets that recovery believes to be missing behind damage: more were never given away while a segment was the last."""
 RESYNC_BYTES = 8 << 30
 """Bytes that one search for the next batch checks: a body may be full of what begins like a batch and is none."""
+FOOTER_LEAST = FOOTER.size + FOOTER_END.size
+"""Bytes of a footer without pairs."""
+_POSITION_BYTES = FOOTER_END.size - FOOTER_END.at["position"]
 
 
 def header(magic: bytes, queue_id: str, base: int, time_ms: int, salt: int = 0) -> bytes:
     """The 72 bytes that segment and settlement log begin with."""
-    head = magic + VERSION.to_bytes(4, "little") + bytes(4) + bytes.fromhex(queue_id)
-    head += base.to_bytes(8, "little") + time_ms.to_bytes(8, "little") + salt.to_bytes(8, "little")
-    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + salt.to_bytes(8, "little")
+    fields = FileHead(magic, SEGMENT_VERSION, 0, bytes.fromhex(queue_id), base, time_ms, salt, 0, salt)
+    return FILE_HEAD.pack(*fields._replace(checksum=_checksum(FILE_HEAD.pack(*fields))))
+
+
+def _checksum(head: bytes) -> int:
+    """That of a header, or of the beginning of one."""
+    return xxhash.xxh3_64_intdigest(head[: FILE_HEAD.at["checksum"]])
+
+
+def _fields(head: bytes) -> FileHead:
+    """What a header says, valid or not; of one that is too short the rest counts as zeros."""
+    return FILE_HEAD.read(head.ljust(HEADER, b"\0"))
 
 
 def salts(head: bytes) -> tuple[int, int]:
     """The salt as a header has it, and its copy: where the header is damaged one may be right."""
-    return int.from_bytes(head[48:56], "little"), int.from_bytes(head[SALT_AGAIN:HEADER], "little")
+    fields = _fields(head)
+    return fields.salt, fields.salt_again
 
 
 def created_ms(head: bytes) -> int:
-    return int.from_bytes(head[40:48], "little")
+    return _fields(head).created_ms
 
 
 def header_is_valid(data: bytes, magic: bytes) -> bool:
-    return (
-        len(data) >= HEADER
-        and data[:8] == magic
-        and xxhash.xxh3_64_intdigest(data[:56]) == int.from_bytes(data[56:64], "little")
-    )
+    fields = _fields(data)
+    return len(data) >= HEADER and fields.magic == magic and fields.checksum == _checksum(data)
 
 
 def foreign(head: bytes, magic: bytes, queue_id: str, base: int) -> str:
     """Whose file it is if the header is whole and names another place, else ""."""
-    owner, own = head[16:32].hex(), int.from_bytes(head[32:40], "little")
+    fields = _fields(head)
+    owner, own = fields.queue_id.hex(), fields.base
     if not header_is_valid(head, magic) or (owner, own) == (queue_id, base):
         return ""
     return f"{own:020d} of queue {owner}"
@@ -163,15 +178,12 @@ class Segment:
         """Seal the segment; the caller has synced all batches."""
         assert self.file is not None
         self.trim()
-        body = FOOTER_MAGIC
-        body += (FOOTER_FIXED + 8 * len(self.sparse) + 16).to_bytes(4, "little")
-        body += (len(self.sparse) // 2).to_bytes(4, "little")
-        for value in (self.base, self.end, self.count, self.journal, self.body_bytes):
-            body += value.to_bytes(8, "little")
-        body += b"".join(v.to_bytes(8, "little") for v in self.sparse)
-        body += xxhash.xxh3_64_intdigest(body, self.salt).to_bytes(8, "little") + self.size.to_bytes(8, "little")
+        pairs = b"".join(map(bytes_of, self.sparse))
+        length, books = FOOTER_LEAST + len(pairs), (self.base, self.end, self.count, self.journal, self.body_bytes)
+        footer = FOOTER.pack(FOOTER_MAGIC, length, len(self.sparse) // 2, *books) + pairs
+        footer += FOOTER_END.pack(xxhash.xxh3_64_intdigest(footer, self.salt), self.size)
         try:
-            self.file.write_at(self.size, [body])
+            self.file.write_at(self.size, [footer])
         except StoreFull:
             self.file.truncate(self.size)
             raise
@@ -193,13 +205,13 @@ class Segment:
 
     def read_footer(self) -> bool:
         """Take the books from the footer, if there is a valid one."""
-        footer = self._footer()
-        if footer is None:
+        data = self._footer()
+        if data is None:
             return False
-        values = [int.from_bytes(footer[16 + 8 * k : 24 + 8 * k], "little") for k in range(5)]
-        if values[0] != self.base:
+        footer = FOOTER.read(data)
+        if footer.base != self.base:
             return False
-        self.end, self.count, self.journal, self.body_bytes = values[1:]
+        self.end, self.count, self.journal, self.body_bytes = footer[-4:]
         self.settled = self.end - self.base - self.count
         self.durable, self.synced_end = self.size, self.end
         self.full = True
@@ -209,16 +221,16 @@ class Segment:
     def _footer(self) -> bytes | None:
         assert self.file is not None
         total = self.file.size()
-        if total < HEADER + FOOTER_FIXED + 16:
+        if total < HEADER + FOOTER_LEAST:
             return None
-        position = int.from_bytes(self.file.read_at(total - 8, 8), "little")
-        if not HEADER <= position <= total - FOOTER_FIXED - 16:
+        position = footer_position(self.file.read_at(total - FOOTER_END.size, FOOTER_END.size))
+        if not HEADER <= position <= total - FOOTER_LEAST:
             return None
         data = self.file.read_at(position, total - position)
-        length = int.from_bytes(data[8:12], "little")
-        if data[:8] != FOOTER_MAGIC or length != len(data):
+        if not data.startswith(FOOTER_MAGIC) or footer_length(data) != len(data):
             return None
-        if xxhash.xxh3_64_intdigest(data[:-16], self.salt) != int.from_bytes(data[-16:-8], "little"):
+        end = FOOTER_END.read(data, len(data) - FOOTER_END.size)
+        if xxhash.xxh3_64_intdigest(data[: -FOOTER_END.size], self.salt) != end.checksum:
             return None
         self.size = position
         return data
@@ -226,7 +238,7 @@ class Segment:
     def _read_footer_index(self) -> None:
         footer = self._footer()
         if footer is not None:
-            self.sparse = array("Q", footer[FOOTER_FIXED:-16])
+            self.sparse = array("Q", footer[FOOTER.size : -FOOTER_END.size])
         self._sparse_known = True
 
     def scan(self, data: bytes, in_order: bool, power_cut: bool, known: int) -> None:
@@ -289,6 +301,16 @@ class Segment:
         if self._written_end < self.end:
             return [*self.gaps, (self._written_end, self.end - self._written_end)]
         return self.gaps
+
+
+def footer_position(data: bytes) -> int:
+    """Where a footer begins that ends where `data` ends: the last thing in the file says it."""
+    return u64(data[-_POSITION_BYTES:])
+
+
+def footer_length(data: bytes) -> int:
+    """How long a footer is that begins where `data` begins."""
+    return u32(data, FOOTER.at["length"])
 
 
 def valid_at(data: bytes, at: int, head: BatchHeader, salt: int) -> bool:

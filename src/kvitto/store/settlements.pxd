@@ -1,17 +1,15 @@
 cimport cython
-from kvitto.wire cimport bits
+from kvitto.format cimport settlement
 from kvitto.wire.buf cimport Buf
 
-cdef Py_ssize_t _ENTRY
-cdef unsigned long long _COUNT_MAX
-cdef unsigned int _REDELIVERED
+cdef Py_ssize_t _BLOCK, _PREFIX
 
 cdef class Settlements:
     cdef public Buf entries
     cdef public unsigned long long lowest, highest
     @cython.locals(b=Buf, e=Py_ssize_t, word="unsigned int", n="unsigned long long", left="unsigned long long", at="unsigned long long")
     cpdef add(self, unsigned long long offset, unsigned long long count, unsigned int outcome, unsigned int deliveries)
-    @cython.locals(b=Buf, e=Py_ssize_t, o=Py_ssize_t, settled=Py_ssize_t, lo="unsigned long long", hi="unsigned long long", word="unsigned int")
+    @cython.locals(b=Buf, e=Py_ssize_t, settled=Py_ssize_t, lo="unsigned long long", hi="unsigned long long", word="unsigned int", outcome="unsigned int")
     cpdef Py_ssize_t take(self, unsigned long long start, unsigned long long end, Buf out) except? -1
     cpdef cut(self, unsigned long long end)
     cpdef clear(self)

@@ -11,29 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
-from kvitto.wire import bits
+from kvitto.format import settlement
+from kvitto.format.layouts import BLOCK, BLOCK_MAGIC, CHECKSUM, PREFIX, SETTLEMENT, BlockHead, bytes_of
+from kvitto.format.settlement import IN_DOUBT, REDELIVERED
 from kvitto.wire.buf import Buf
-
-ENTRY = 16
-BLOCK_HEADER = 40
-MAGIC = b"KVS1"
-COUNT_MAX = (1 << 24) - 1
-
-ACKED = 1
-REJECTED = 2
-DEAD_LETTERED = 3
-EXPIRED = 4
-DROPPED = 5
-PURGED = 6
-RANGE_SETTLED = 7
-REDELIVERED = 16
-IN_DOUBT = 17
 
 NOTHING = (1 << 63) - 1
 
-_ENTRY = ENTRY  # C variables when compiled
-_COUNT_MAX = COUNT_MAX
-_REDELIVERED = REDELIVERED
+_BLOCK = BLOCK.size  # C variables when compiled
+_PREFIX = PREFIX.size
 
 
 class Settlements:
@@ -47,30 +33,28 @@ class Settlements:
     def add(self, offset, count, outcome, deliveries):  # type: ignore[no-untyped-def]
         """Note `count` offsets from `offset` on; joins the entry before where it can."""
         b = self.entries
-        e = b.n - _ENTRY
+        e = b.n - settlement.SIZE
         if e >= 0:
-            word = bits.le32(b.p, e + 8)
-            n = word & _COUNT_MAX
+            word = settlement.word(b.p, e)
+            n = settlement.count_of(word)
             if (
-                word >> 24 == outcome
-                and bits.le64(b.p, e) + n == offset
-                and bits.le32(b.p, e + 12) == deliveries
-                and n + count <= _COUNT_MAX
+                settlement.outcome_of(word) == outcome
+                and settlement.offset(b.p, e) + n == offset
+                and settlement.deliveries(b.p, e) == deliveries
+                and n + count <= settlement.COUNT_MAX
             ):
-                bits.put_le32(b.p, e + 8, word + count)
+                settlement.put_count(b.p, e, n + count, outcome)
                 if offset + count - 1 > self.highest:
                     self.highest = offset + count - 1
                 return
         left = count
         at = offset
         while left > 0:
-            n = left if left < _COUNT_MAX else _COUNT_MAX
-            b.reserve(_ENTRY)
+            n = left if left < settlement.COUNT_MAX else settlement.COUNT_MAX
+            b.reserve(settlement.SIZE)
             e = b.n
-            bits.put_le64(b.p, e, at)
-            bits.put_le32(b.p, e + 8, n | (outcome << 24))
-            bits.put_le32(b.p, e + 12, deliveries)
-            b.n = e + _ENTRY
+            settlement.put(b.p, e, at, n, outcome, deliveries)
+            b.n = e + settlement.SIZE
             at += n
             left -= n
         if offset < self.lowest:
@@ -84,23 +68,21 @@ class Settlements:
         settled = 0
         e = 0
         while e < b.n:
-            lo = bits.le64(b.p, e)
-            word = bits.le32(b.p, e + 8)
-            hi = lo + (word & _COUNT_MAX)
+            lo = settlement.offset(b.p, e)
+            word = settlement.word(b.p, e)
+            hi = lo + settlement.count_of(word)
+            outcome = settlement.outcome_of(word)
             if lo < start:
                 lo = start
             if hi > end:
                 hi = end
             if lo < hi:
-                out.reserve(_ENTRY)
-                o = out.n
-                bits.put_le64(out.p, o, lo)
-                bits.put_le32(out.p, o + 8, (hi - lo) | (word & 0xFF000000))
-                bits.put_le32(out.p, o + 12, bits.le32(b.p, e + 12))
-                out.n = o + _ENTRY
-                if word >> 24 < _REDELIVERED:
+                out.reserve(settlement.SIZE)
+                settlement.put(out.p, out.n, lo, hi - lo, outcome, settlement.deliveries(b.p, e))
+                out.n += settlement.SIZE
+                if outcome < settlement.REDELIVERED:
                     settled += hi - lo
-            e += _ENTRY
+            e += settlement.SIZE
         return settled
 
     def cut(self, end: int) -> None:
@@ -136,17 +118,12 @@ class Settlements:
 
 def block(entries: memoryview, time_ms: int, mark: int, durable: int) -> list[bytes | memoryview]:
     """One block of a settlement log, as buffers to be written; `durable` as in docs/formats.md."""
-    length = BLOCK_HEADER + len(entries)
-    rest = (
-        time_ms.to_bytes(8, "little")
-        + mark.to_bytes(8, "little")
-        + (len(entries) // ENTRY).to_bytes(4, "little")
-        + min(durable, 0xFFFFFFFF).to_bytes(4, "little")
-    )
-    digest = xxhash.xxh3_64(rest)
+    length, count = _BLOCK + len(entries), len(entries) // SETTLEMENT.size
+    head = bytearray(BLOCK.pack(BLOCK_MAGIC, length, 0, time_ms, mark, count, min(durable, 0xFFFFFFFF)))
+    digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:])
     digest.update(entries)
-    head = MAGIC + length.to_bytes(4, "little") + digest.intdigest().to_bytes(8, "little") + rest
-    return [head, entries]
+    head[CHECKSUM] = bytes_of(digest.intdigest())
+    return [bytes(head), entries]
 
 
 class Replay:
@@ -182,25 +159,21 @@ class Replay:
     def run(self, data: bytes, at: int, power_cut: bool = True, known: int = 0) -> None:
         """`power_cut`: it ended the last owner; a killed process leaves at most an end that is torn. `known`: so many bytes were synced."""
         bad_from, first = -1, at
-        while at + BLOCK_HEADER <= len(data):
-            length = int.from_bytes(data[at + 4 : at + 8], "little")
-            if (
-                data[at : at + 4] == MAGIC
-                and BLOCK_HEADER <= length <= len(data) - at
-                and self._valid(data, at, length)
-            ):
-                synced = max(int.from_bytes(data[at + 36 : at + 40], "little"), known)
-                if bad_from >= 0 and power_cut and synced <= bad_from:
+        while at + BLOCK.size <= len(data):
+            head = BLOCK.read(data, at)
+            end = at + head.length
+            if head.magic == BLOCK_MAGIC and at + BLOCK.size <= end <= len(data) and _is_valid(data, at, head):
+                if bad_from >= 0 and power_cut and max(head.durable, known) <= bad_from:
                     break  # a torn tail: the power went before any of it was synced
                 self.damaged = self.damaged or bad_from >= 0
                 bad_from = -1
-                self._apply(data, at, length)
-                at += length
-                self.end = at
+                self.mark = max(self.mark, head.mark)
+                self._apply(data, at, head.length)
+                at = self.end = end
                 continue
             if bad_from < 0:
                 bad_from = at
-            at = data.find(MAGIC, at + 1)
+            at = data.find(BLOCK_MAGIC, at + 1)
             if at < 0:
                 break
         self.damaged = self.damaged or max(self.end, first) < known
@@ -243,33 +216,33 @@ class Replay:
                 yield place + start - first, n
             i += 1
 
-    @staticmethod
-    def _valid(data: bytes, at: int, length: int) -> bool:
-        digest = xxhash.xxh3_64_intdigest(memoryview(data)[at + 16 : at + length])
-        return bool(digest == int.from_bytes(data[at + 8 : at + 16], "little"))
-
     def _apply(self, data: bytes, at: int, length: int) -> None:
-        self.mark = max(self.mark, int.from_bytes(data[at + 24 : at + 32], "little"))
-        for e in range(at + BLOCK_HEADER, at + length - ENTRY + 1, ENTRY):
-            offset = int.from_bytes(data[e : e + 8], "little")
-            word = int.from_bytes(data[e + 8 : e + 12], "little")
-            count = word & COUNT_MAX
+        entries = memoryview(data)[at + BLOCK.size : at + length]
+        for offset, word, deliveries in SETTLEMENT.struct.iter_unpack(entries):
+            outcome, count = settlement.outcome_of(word), settlement.count_of(word)
             self.highest = max(self.highest, offset + count - 1)
-            if word >> 24 == IN_DOUBT:
+            if outcome == IN_DOUBT:
                 self.doubt = max(self.doubt, offset + count)
-            elif word >> 24 == REDELIVERED:
-                deliveries = int.from_bytes(data[e + 12 : e + 16], "little")
+            elif outcome == REDELIVERED:
                 self.redeliveries.update(dict.fromkeys(range(offset, offset + count), deliveries))
             else:
                 self.settle(offset, count)
 
 
+def _is_valid(data: bytes, at: int, head: BlockHead) -> bool:
+    digest = xxhash.xxh3_64_intdigest(memoryview(data)[at + PREFIX.size : at + head.length])
+    return bool(digest == head.checksum)
+
+
 def newest_ms(data: bytes, at: int) -> int:
     """The time of the last block of a settlement log whose blocks begin at `at`; 0 if there is none."""
     newest = 0
-    while data[at : at + 4] == MAGIC and at + BLOCK_HEADER <= len(data):
-        newest = max(newest, int.from_bytes(data[at + 16 : at + 24], "little"))
-        at += max(int.from_bytes(data[at + 4 : at + 8], "little"), BLOCK_HEADER)
+    while at + BLOCK.size <= len(data):
+        head = BLOCK.read(data, at)
+        if head.magic != BLOCK_MAGIC:
+            break
+        newest = max(newest, head.time_ms)
+        at += max(head.length, BLOCK.size)
     return newest
 
 

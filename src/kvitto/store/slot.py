@@ -8,9 +8,11 @@ from __future__ import annotations
 import xxhash
 
 from kvitto.base.limits import SHORTSTR_MAX
+from kvitto.format.layouts import TAG_SLOT, TAG_SLOT_SIZE, bytes_of, u64
 
-SLOT = 512
-_FIXED = 33
+SLOT = TAG_SLOT_SIZE
+_COVERED = TAG_SLOT.at["sequence"]
+"""The checksum is that of the slot from here on."""
 
 
 class Kept:
@@ -27,16 +29,15 @@ class Kept:
 
 def seed_of(queue_id: str) -> int:
     """Of a file's checksums: that of another stream does not verify."""
-    return int.from_bytes(bytes.fromhex(queue_id)[:8], "little")
+    return u64(bytes.fromhex(queue_id))
 
 
 def encode(tag: str, kept: Kept, seed: int) -> bytes:
     name = tag.encode("utf-8", "surrogateescape")
     assert len(name) <= SHORTSTR_MAX
-    body = (kept.sequence + 1).to_bytes(8, "little") + kept.offset.to_bytes(8, "little")
-    body += kept.time_ms.to_bytes(8, "little") + bytes((len(name),)) + name
-    body = body.ljust(SLOT - 8, b"\0")
-    return xxhash.xxh3_64_intdigest(body, seed).to_bytes(8, "little") + body
+    slot = TAG_SLOT.pack(0, kept.sequence + 1, kept.offset, kept.time_ms, len(name)) + name
+    body = slot.ljust(SLOT, b"\0")[_COVERED:]
+    return bytes_of(xxhash.xxh3_64_intdigest(body, seed)) + body
 
 
 def slots_of(data: bytes, pair: int) -> list[bytes]:
@@ -48,9 +49,9 @@ def entry(pair: int, slot: bytes, seed: int, old: bool = False) -> tuple[str, Ke
     """What a slot says: a tag, and what is known of it. None if it does not verify. `old`: nor does one of the format before."""
     if len(slot) < SLOT:
         return None
-    found = int.from_bytes(slot[:8], "little")
-    if found != xxhash.xxh3_64_intdigest(slot[8:], seed) and not (old and found == xxhash.xxh3_64_intdigest(slot[8:])):
+    found, body = TAG_SLOT.read(slot), slot[_COVERED:]
+    seeds = (seed, 0) if old else (seed,)
+    if found.checksum not in [xxhash.xxh3_64_intdigest(body, one) for one in seeds]:
         return None
-    sequence, offset, time_ms = (int.from_bytes(slot[at : at + 8], "little") for at in (8, 16, 24))
-    tag = slot[_FIXED : _FIXED + slot[_FIXED - 1]].decode("utf-8", "surrogateescape")
-    return tag, Kept(pair, sequence, offset, time_ms)
+    tag = slot[TAG_SLOT.size :][: found.tag_len].decode("utf-8", "surrogateescape")
+    return tag, Kept(pair, found.sequence, found.offset, found.time_ms)

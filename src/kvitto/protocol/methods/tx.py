@@ -19,8 +19,8 @@ from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
 from kvitto.broker.vhost import route_to
 from kvitto.broker.work_queue import WorkQueue
+from kvitto.format.settlement import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.protocol.channel import ACK, FAILED, REJECT, RETRY, SEARCH_COST, STAGE, UNKNOWN
-from kvitto.store.settlements import ACKED, DEAD_LETTERED, REJECTED
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 

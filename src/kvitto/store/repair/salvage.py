@@ -14,6 +14,8 @@ from typing import Any
 
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError
+from kvitto.format.layouts import SEGMENT_MAGIC, SETTLEMENTS_MAGIC
+from kvitto.format.settlement import IN_DOUBT, RANGE_SETTLED
 from kvitto.store import paths, segment, settlements
 from kvitto.store.definitions import Definitions
 from kvitto.store.disk import Disk, File
@@ -21,7 +23,7 @@ from kvitto.store.line import Defined
 from kvitto.store.repair.examine import Part, batches
 from kvitto.store.repair.survey import INITIALISED, Folder, Survey
 from kvitto.store.segment import HEADER, Segment
-from kvitto.store.settlements import IN_DOUBT, RANGE_SETTLED, Settlements
+from kvitto.store.settlements import Settlements
 from kvitto.store.store import UNKNOWN_BOOT, WITHOUT_INVENTORY
 from kvitto.wire import tables
 
@@ -147,7 +149,7 @@ class Salvage:
         part = Segment(base)
         part.salt = secrets.randbits(64)
         file = self.target.open(paths.segment(folder.path, base), create=True)
-        file.write_at(0, [segment.header(segment.MAGIC, folder.queue_id, base, self.clock.now_ms(), part.salt)])
+        file.write_at(0, [segment.header(SEGMENT_MAGIC, folder.queue_id, base, self.clock.now_ms(), part.salt)])
         finish(file)
 
     def _part(self, folder: Folder, part: Part, last: bool) -> int:
@@ -177,7 +179,7 @@ class Salvage:
     def _settlements(self, folder: Folder, part: Part, untold: list[tuple[int, int]]) -> None:
         """The blocks that can be read, and one more: what a lost one had told of is in doubt."""
         path = paths.settlements(part.directory, part.base)
-        head = segment.header(segment.ACK_MAGIC, folder.queue_id, part.base, self.clock.now_ms())
+        head = segment.header(SETTLEMENTS_MAGIC, folder.queue_id, part.base, self.clock.now_ms())
         file = self.target.open(path, create=True)
         size = file.write_at(0, [head])
         if part.acks is not None:
@@ -200,7 +202,7 @@ class Salvage:
         fresh.salt = part.segment.salt if part.readable else secrets.randbits(64)
         fresh.file = self.target.open(part.path, create=True)
         created = part.created_ms or self.clock.now_ms()
-        fresh.file.write_at(0, [segment.header(segment.MAGIC, folder.queue_id, part.base, created, fresh.salt)])
+        fresh.file.write_at(0, [segment.header(SEGMENT_MAGIC, folder.queue_id, part.base, created, fresh.salt)])
         if part.readable:
             file = self.source.open(part.path)
             data = file.read_at(0, part.segment.size)

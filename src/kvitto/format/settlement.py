@@ -1,6 +1,6 @@
 """One settlement in a settlement log (`layouts.Settlement`), addressed as (buffer, position), and what became of the messages.
 
-`settled.pxd` holds the inline C twins; keep both in step. `store/settlements.py` writes and reads these entries, and
+`settlement.pxd` holds the inline C twins; keep both in step. `store/settlements.py` writes and reads these entries, and
 format("kvitto-archive") of Spark knows the outcomes from here.
 """
 

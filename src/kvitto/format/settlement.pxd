@@ -1,4 +1,4 @@
-# Inline twins of settled.py for compiled callers. The numbers are those of layouts.SETTLEMENT; tests/format/test_twins.py compares them.
+# Inline twins of settlement.py for compiled callers. The numbers are those of layouts.SETTLEMENT; tests/format/test_twins.py compares them.
 from kvitto.wire cimport bits
 
 cdef enum:
