@@ -202,6 +202,11 @@ class Settlement(NamedTuple):
 
 SETTLEMENT: Final = Layout(Settlement)
 
+GAP_MAX: Final = 1 << 40
+"""Offsets that may be missing behind damage: more were never given away while a segment was the last."""
+RESYNC_BYTES: Final = 8 << 30
+"""Bytes that one search for the next batch or record checks: a body may be full of what begins like one and is none."""
+
 # --- journal
 
 RECORD_MAGIC: Final = b"KVJ1"

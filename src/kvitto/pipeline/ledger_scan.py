@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from kvitto.format.entry import DEAD
+from kvitto.format.settlement import OUTCOMES
 from kvitto.spark.archive.columns import message_batches
 from kvitto.spark.archive.files import Segment
 from kvitto.spark.archive.options import ALWAYS
 from kvitto.spark.archive.reading import SegmentPartition, segment_messages
-from kvitto.spark.archive.segment import DEAD, Messages, Wanted
-from kvitto.spark.archive.settlements import OUTCOMES, WAITING, Outcomes
+from kvitto.spark.archive.segment import Messages, Wanted
+from kvitto.spark.archive.settlements import WAITING, Outcomes
 from kvitto.spark.columns import string_array
 from kvitto.spark.properties import Slices, hashes, locate
 

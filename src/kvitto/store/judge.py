@@ -15,8 +15,10 @@ from kvitto.format.layouts import (
     BATCH,
     FOOTER,
     FOOTER_MAGIC,
+    GAP_MAX,
     PREFIX,
     RECORD_MAGIC,
+    RESYNC_BYTES,
     SEGMENT_MAGIC,
     SETTLEMENTS_MAGIC,
     u32,
@@ -26,9 +28,7 @@ from kvitto.store.batch import BatchHeader
 from kvitto.store.line import Defined, Key, Line, lines
 from kvitto.store.record import Record
 from kvitto.store.segment import (
-    GAP_MAX,
     HEADER,
-    RESYNC_BYTES,
     DamagedSegment,
     Segment,
     created_ms,

@@ -17,6 +17,8 @@ from kvitto.format.layouts import (
     FOOTER,
     FOOTER_END,
     FOOTER_MAGIC,
+    GAP_MAX,
+    RESYNC_BYTES,
     SEGMENT_VERSION,
     FileHead,
     bytes_of,
@@ -31,10 +33,6 @@ SPARSE_BYTES = 64 * 1024
 RESERVE_LEAST = 16 * 1024
 RESERVE_MOST = 1024 * 1024
 """Room ahead of the last batch: as much as there is already, within these."""
-GAP_MAX = 1 << 40
-"""Offsets that recovery believes to be missing behind damage: more were never given away while a segment was the last."""
-RESYNC_BYTES = 8 << 30
-"""Bytes that one search for the next batch checks: a body may be full of what begins like a batch and is none."""
 FOOTER_LEAST = FOOTER.size + FOOTER_END.size
 """Bytes of a footer without pairs."""
 _POSITION_BYTES = FOOTER_END.size - FOOTER_END.at["position"]

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kvitto.format.entry import DEAD
+from kvitto.format.settlement import OUTCOMES
 from kvitto.spark.archive.files import Queue
-from kvitto.spark.archive.segment import DEAD, Messages
-from kvitto.spark.archive.settlements import OUTCOMES, WAITING, Entries, Outcomes
+from kvitto.spark.archive.segment import Messages
+from kvitto.spark.archive.settlements import WAITING, Entries, Outcomes
 from kvitto.spark.columns import ARROW_BYTES_MAX, PROPERTY_COLUMNS, Properties, string_array
 from kvitto.spark.properties import Slices, gather
 

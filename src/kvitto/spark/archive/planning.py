@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+from kvitto.format.layouts import FILE_HEAD, SEGMENT_MAGIC
 from kvitto.spark.archive.files import Queue, Segment
-from kvitto.spark.archive.segment import HEADER, MAGIC
 from kvitto.spark.archive.settlements import read_entries
 
 PARTITION_BYTES: Final = 32 << 20
@@ -52,8 +52,9 @@ def choose(segments: Sequence[Segment], bounds: Bounds, by_publishing: bool) -> 
 
 def created_ms(segment: Segment) -> int | None:
     """When the segment was begun, by its header; None if that cannot be read."""
-    head = _read(segment.paths(".log"), HEADER)
-    return int.from_bytes(head[40:48], "little") if len(head) == HEADER and head.startswith(MAGIC) else None
+    head = _read(segment.paths(".log"), FILE_HEAD.size)
+    whole = len(head) == FILE_HEAD.size and head.startswith(SEGMENT_MAGIC)
+    return FILE_HEAD.read(head).created_ms if whole else None
 
 
 def marks(segments: Sequence[Segment]) -> dict[str, int]:

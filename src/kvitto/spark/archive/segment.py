@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -18,35 +17,33 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvitto.format.layouts import (
+    BATCH,
+    BATCH_MAGIC,
+    ENTRY,
+    FILE_HEAD,
+    FOOTER,
+    FOOTER_END,
+    FOOTER_MAGIC,
+    GAP_MAX,
+    PREFIX,
+    RESYNC_BYTES,
+    SEGMENT_MAGIC,
+    SEGMENT_VERSION,
+)
 from kvitto.spark.archive.files import ArchiveError
 
 log = logging.getLogger("kvitto.spark")
 
-HEADER: Final = 72
-MAGIC: Final = b"KVITSEG1"
-VERSION: Final = 1
-FOOTER: Final = struct.Struct("<8sIIQQQQQ")
-FOOTER_MAGIC: Final = b"KVITFOOT"
-BATCH: Final = struct.Struct("<4sIQQQIIIIQQ")
-BATCH_MAGIC: Final = b"KVB1"
-INDEX: Final = np.dtype(
-    [
-        *((name, "<u4") for name in ("meta", "body", "body_len", "props_len")),
-        *((name, "<u2") for name in ("key_len", "flags")),
-        ("ttl", "<u4"),
-    ]
-)
-DEAD: Final = 2
-"""Flag of a message that the broker put into its queue by dead-lettering."""
+HEADER: Final = FILE_HEAD.size
+INDEX: Final = np.dtype([(name, f"<{code}") for name, code in ENTRY.codes.items()])
+"""An entry of a batch's index."""
 CHUNK_BYTES: Final = 8 << 20
 """Read at once: large enough to be fast, small enough that checking and taking apart find it in the cache."""
 BATCH_BYTES_MAX: Final = 1 << 31
 """No turn of a broker brings as much, and Arrow's offsets do not reach further."""
 ALONE_BYTES: Final = 1 << 20
 """A batch with bodies of so many bytes is handed on without a copy; smaller ones are put together."""
-GAP_MAX: Final = 1 << 40
-SEARCH_BYTES: Final = 8 << 30
-"""Behind damage: offsets that may be missing, and bytes that the search for the next batch checks (docs/formats.md)."""
 
 Ints = NDArray[np.int64]
 
@@ -143,13 +140,14 @@ class SegmentFile:
         """The salt; None if nothing of the file can be read."""
         if not self.sealed and not any(data):  # made a moment ago
             return None
-        valid = bytes(data[:8]) == MAGIC and len(data) == HEADER and _digest(data[:56]) == _u64(data, 56)
-        if valid and (version := int.from_bytes(data[8:12], "little")) != VERSION:
-            raise ArchiveError(
-                f"{self.path}: format version {version}, this reads version {VERSION}: use a newer Kvitto"
-            )
-        if valid and _u64(data, 32) == self.base:
-            return _u64(data, 48)
+        if len(data) == HEADER:
+            head = FILE_HEAD.read(data)
+            valid = head.magic == SEGMENT_MAGIC and head.checksum == _digest(data[: FILE_HEAD.at["checksum"]])
+            if valid and head.version != SEGMENT_VERSION:
+                known = f"this reads version {SEGMENT_VERSION}: use a newer Kvitto"
+                raise ArchiveError(f"{self.path}: format version {head.version}, {known}")
+            if valid and head.base == self.base:
+                return head.salt
         self._damaged("the segment's header is damaged")
         return self._find_salt(data)
 
@@ -157,20 +155,29 @@ class SegmentFile:
         """Of a damaged header: the salt that fits the first batch; the header has it twice."""
         if len(data) < HEADER:
             return None
-        fixed = self._at(HEADER, BATCH.size)
-        first = self._at(HEADER, _length(fixed, 0))
-        return next((salt for salt in (_u64(data, 48), _u64(data, 64)) if self._scan(first, 0, salt)[0]), None)
+        head = FILE_HEAD.read(data)
+        first = self._at(HEADER, _length(self._at(HEADER, BATCH.size), 0))
+        return next((salt for salt in (head.salt, head.salt_again) if self._scan(first, 0, salt)[0]), None)
 
     def _read_footer(self, salt: int) -> None:
         """With a valid footer, the segment is sealed and its batches end there."""
-        at = _u64(self._at(self.end - 8, 8), 0) if self.end >= HEADER + FOOTER.size + 16 else 0
-        if not HEADER <= at <= self.end - FOOTER.size - 16:
+        least = FOOTER.size + FOOTER_END.size
+        if self.end < HEADER + least:
             return
-        data = self._at(at, self.end - at)
-        magic, length, _, base, _, count, _, _ = FOOTER.unpack_from(data)
-        valid = magic == FOOTER_MAGIC and length == len(data) and _digest(data[:-16], salt) == _u64(data, length - 16)
-        if valid and base == self.base:
-            self.end, self._count, self.sealed = at, count, True
+        tail = self._at(self.end - FOOTER_END.size, FOOTER_END.size)
+        if len(tail) < FOOTER_END.size:  # sealed since it was opened: the room ahead is gone
+            return
+        last = FOOTER_END.read(tail)
+        if not HEADER <= last.position <= self.end - least:
+            return
+        data = self._at(last.position, self.end - last.position)
+        if len(data) < least:
+            return
+        footer = FOOTER.read(data)
+        if footer.magic != FOOTER_MAGIC or footer.length != len(data) or footer.base != self.base:
+            return
+        if _digest(data[: -FOOTER_END.size], salt) == last.checksum:
+            self.end, self._count, self.sealed = last.position, footer.messages, True
 
     # --- batches
 
@@ -178,7 +185,7 @@ class SegmentFile:
         """(the whole batches at the beginning of data, where they end, bytes that the next one needs or 0 if none begins there)."""
         found: list[Head] = []
         at, size = 0, len(data)
-        digest, unpack = xxhash.xxh3_64_intdigest, BATCH.unpack_from
+        digest, unpack = xxhash.xxh3_64_intdigest, BATCH.struct.unpack_from
         while size - at >= BATCH.size:
             magic, length, checksum, first, time_ms, count, meta_len, body_len, _, _, durable = unpack(data, at)
             if magic != BATCH_MAGIC or length != BATCH.size + INDEX.itemsize * count + meta_len + body_len:
@@ -187,7 +194,7 @@ class SegmentFile:
                 return found, at, 0
             if length > size - at:
                 return found, at, length
-            if digest(data[at + 16 : at + length], salt) != checksum:
+            if digest(data[at + PREFIX.size : at + length], salt) != checksum:
                 return found, at, 0
             found.append(Head(at, length, first, time_ms, count, meta_len, body_len, durable))
             least = first + count
@@ -197,7 +204,7 @@ class SegmentFile:
     def _next(self, position: int, least: int, salt: int) -> int:
         """No batch begins at `position`: the end, or damage and where the next whole batch is."""
         data = self._at(position, self.end - position)
-        if not self.sealed and bytes(data[:8]) == FOOTER_MAGIC:
+        if not self.sealed and bytes(data[: len(FOOTER_MAGIC)]) == FOOTER_MAGIC:
             return self.end  # sealed since it was opened
         at, durable = self._search(data, least, salt)
         if self.sealed or durable > position:
@@ -208,7 +215,7 @@ class SegmentFile:
 
     def _search(self, data: memoryview, least: int, salt: int) -> tuple[int, int]:
         """(where the next whole batch begins, -1 for nowhere; its durable field). Each `KVB1` may be one, also inside a body."""
-        raw, at, left = bytes(data), 0, SEARCH_BYTES
+        raw, at, left = bytes(data), 0, RESYNC_BYTES
         while (at := raw.find(BATCH_MAGIC, at + 1)) >= 0 and left > 0:
             length = _length(data, at)
             if length and at + length <= len(data):
@@ -295,15 +302,11 @@ def _ends(lengths: NDArray[Any]) -> Ints:
 
 def _length(data: memoryview, at: int) -> int:
     """The length of the batch whose fixed part is there, 0 if there is none."""
-    if len(data) - at < BATCH.size or bytes(data[at : at + 4]) != BATCH_MAGIC:
+    if len(data) - at < BATCH.size:
         return 0
-    length: int = BATCH.unpack_from(data, at)[1]
-    return length if length < BATCH_BYTES_MAX else 0
+    prefix = PREFIX.read(data, at)
+    return prefix.length if prefix.magic == BATCH_MAGIC and prefix.length < BATCH_BYTES_MAX else 0
 
 
 def _digest(data: memoryview, seed: int = 0) -> int:
     return int(xxhash.xxh3_64_intdigest(data, seed))
-
-
-def _u64(data: memoryview, at: int) -> int:
-    return int.from_bytes(data[at : at + 8], "little")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,31 +10,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvitto.spark.archive.segment import HEADER, Damage
+from kvitto.format.layouts import BLOCK, BLOCK_MAGIC, FILE_HEAD, PREFIX, SETTLEMENT, BlockHead
+from kvitto.format.settlement import ACKED, COUNT_BITS, COUNT_MAX, REDELIVERED, REJECTED
+from kvitto.spark.archive.segment import Damage
 
 log = logging.getLogger("kvitto.spark")
 
-BLOCK: Final = struct.Struct("<4sIQQQII")
-BLOCK_MAGIC: Final = b"KVS1"
-ENTRY: Final = np.dtype([("offset", "<u8"), ("word", "<u4"), ("deliveries", "<u4")])
-COUNT_MAX: Final = (1 << 24) - 1
-
+ENTRY: Final = np.dtype([(name, f"<{code}") for name, code in SETTLEMENT.codes.items()])
 WAITING: Final = 0
-ACKED: Final = 1
-REJECTED: Final = 2
-REDELIVERED: Final = 16
-OUTCOMES: Final = {
-    ACKED: "acked",
-    REJECTED: "rejected",
-    3: "dead-lettered",
-    4: "expired",
-    5: "dropped",
-    6: "purged",
-    7: "range-settled",
-    REDELIVERED: "redelivered",
-    17: "in doubt",
-}
-"""As docs/formats.md names them. The last two settle nothing."""
+"""Stands for the outcome of a message that is not settled; no settlement has it."""
 
 Ints = NDArray[np.int64]
 
@@ -57,7 +40,7 @@ def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> En
     parts: list[memoryview] = []
     times: list[int] = []
     counts: list[int] = []
-    view, at, mark, bad = memoryview(data), HEADER, 0, -1
+    view, at, mark, bad = memoryview(data), FILE_HEAD.size, 0, -1
     while at < len(data):
         head = _block(view, at)
         if head is None:
@@ -65,22 +48,21 @@ def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> En
             if (at := data.find(BLOCK_MAGIC, at + 1)) < 0:
                 break
             continue
-        length, time_ms, marked, count, durable = head
-        if bad >= 0 and (whole or durable > bad):
+        if bad >= 0 and (whole or head.durable > bad):
             _damaged(path, bad, ignore_damage)
             bad = -1
         elif bad >= 0:
             break  # a torn end, which no start has cut off yet
-        parts.append(view[at + BLOCK.size : at + length])
-        times.append(time_ms)
-        counts.append(count)
-        mark = max(mark, marked)
-        at += length
+        parts.append(view[at + BLOCK.size : at + head.length])
+        times.append(head.time_ms)
+        counts.append(head.entries)
+        mark = max(mark, head.mark)
+        at += head.length
     if bad >= 0 and whole:
         _damaged(path, bad, ignore_damage)
     entries = np.frombuffer(b"".join(parts), ENTRY)
     word = entries["word"].astype(np.int64)
-    outcome = (word >> 24).astype(np.uint8)
+    outcome = (word >> COUNT_BITS).astype(np.uint8)
     deliveries = entries["deliveries"].astype(np.int64)
     once = (deliveries == 0) & ((outcome == ACKED) | (outcome == REJECTED))
     return Entries(
@@ -93,16 +75,17 @@ def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> En
     )
 
 
-def _block(data: memoryview, at: int) -> tuple[int, int, int, int, int] | None:
-    """(length, time, mark, count, durable) of the block at `at`, None if there is none that verifies."""
+def _block(data: memoryview, at: int) -> BlockHead | None:
+    """The fixed part of the block at `at`, None if there is none that verifies."""
     if len(data) - at < BLOCK.size:
         return None
-    magic, length, checksum, time_ms, mark, count, durable = BLOCK.unpack_from(data, at)
-    if magic != BLOCK_MAGIC or length != BLOCK.size + ENTRY.itemsize * count or length > len(data) - at:
+    head = BLOCK.read(data, at)
+    length = BLOCK.size + SETTLEMENT.size * head.entries
+    if head.magic != BLOCK_MAGIC or head.length != length or length > len(data) - at:
         return None
-    if xxhash.xxh3_64_intdigest(data[at + 16 : at + length]) != checksum:
+    if xxhash.xxh3_64_intdigest(data[at + PREFIX.size : at + length]) != head.checksum:
         return None
-    return length, time_ms, mark, count, durable
+    return head
 
 
 def _damaged(path: str, position: int, ignore_damage: bool) -> None:

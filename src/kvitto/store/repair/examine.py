@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kvitto.format.layouts import GAP_MAX
 from kvitto.store import judge, paths
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import Entry
 from kvitto.store.judge import End, Ending, Header, SegmentEnd, Settled
-from kvitto.store.segment import GAP_MAX, HEADER, Segment, find_batch, valid_at
+from kvitto.store.segment import HEADER, Segment, find_batch, valid_at
 from kvitto.store.settlements import Replay
 
 NEAR = 1 << 20
