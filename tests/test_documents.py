@@ -1,4 +1,4 @@
-"""The documents: what they link to is there."""
+"""The documents: their links lead to files and headings that exist, and their lines are at most 120 characters long."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def test_every_link_to_a_file_leads_somewhere(path: Path) -> None:
         if not there.exists() or (name and name not in anchors(there)):
             wrong.append(link)
     assert wrong == []
+
+
+def prose(text: str) -> list[str]:
+    """The lines of a document that can be wrapped: no code, no table."""
+    return [line for line in CODE.sub("", text).splitlines() if not line.startswith(("|", "    "))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_of_prose_are_at_most_120_characters_long(path: Path) -> None:
+    if "Written by `" in path.read_text():  # a report of a program
+        pytest.skip("a program has written it")
+    assert [line for line in prose(path.read_text()) if len(line) > 120] == []
 
 
 def test_every_page_of_the_documents_is_on_their_map() -> None:
