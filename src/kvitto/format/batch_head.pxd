@@ -6,7 +6,7 @@ cdef enum:
     LENGTH_AT = 4
     FIRST_AT = 16
     TIME_MS_AT = 24
-    COUNT_AT = 32
+    MESSAGES_AT = 32
     META_LEN_AT = 36
     BODY_LEN_AT = 40
     JOURNAL_AT = 48
@@ -18,7 +18,7 @@ cdef inline void put(unsigned char* p, Py_ssize_t length, unsigned long long fir
     bits.put_le32(p, LENGTH_AT, <unsigned int>length)
     bits.put_le64(p, FIRST_AT, first)
     bits.put_le64(p, TIME_MS_AT, time_ms)
-    bits.put_le32(p, COUNT_AT, <unsigned int>count)
+    bits.put_le32(p, MESSAGES_AT, <unsigned int>count)
     bits.put_le32(p, META_LEN_AT, <unsigned int>meta_len)
     bits.put_le32(p, BODY_LEN_AT, <unsigned int>body_len)
     bits.put_le64(p, JOURNAL_AT, journal)
