@@ -1,8 +1,9 @@
-"""The archive of one queue: segments that are settled completely, each with its settlement log (docs/formats.md, Archive).
+"""The archive of one queue: segments whose messages are all settled, each with its settlement log (docs/formats.md, Archive).
 
-A segment comes in steps, each durable before the next: what is in its files, its settlement log's second name, its own. So a segment
-that is found here has all its settlements, and it leaves the queue's directory only once it is here for sure. What a crash has cut
-short is done again from the beginning. Called by the queue's log for each segment, and now and then by the broker; outlives the queue.
+A segment moves in three steps, and each is durable before the next begins: its files are synced, its settlement log is linked into the
+archive, and then the segment itself is. So a segment in the archive has all its settlements, and it leaves the queue's directory only
+once the archive has it durably. A start repeats a move that a crash has cut short. The queue's log calls this for each segment, and the
+broker from time to time to remove old ones. An archive outlives its queue.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 TRIMMED_AT_ONCE = 100
-"""Segments that one call unlinks: the loop waits for it."""
+"""One call unlinks at most this many segments, because the loop waits for it."""
 
 log = logging.getLogger("kvitto.store")
 
 
 @dataclass(order=True)
 class Kept:
-    """A segment in the archive. `size`: bytes of both files, if they are bounded.
+    """A segment in the archive.
 
-    `settled_ms`: time of its newest settlement, -1 until it is asked for.
+    `size`: the bytes of both files, 0 if nothing limits the archive's bytes. `settled_ms`: the time of its newest settlement, -1 until it
+    has been read.
     """
 
     base: int
     size: int = field(compare=False)
     settled_ms: int = field(default=-1, compare=False)
     slot: int = field(default=-1, compare=False)
-    """Where the inventory has it."""
+    """The number of its slot in the inventory, -1 without one."""
 
 
 def same(found: bytes, about: bytes) -> bool:
@@ -59,15 +61,15 @@ class Archive:
         self.store = store
         self.queue_id = queue_id
         self.about = about
-        """What is in queue.json."""
+        """The content of queue.json."""
         self.max_age_ms = max_age_ms
         self.max_bytes = max_bytes
         self.directory = paths.archive_dir(queue_id)
         self.kept: list[Kept] = []
         self.found: set[int] = set()
-        """Bases of which a start has found a file here."""
+        """The base offsets of which a start has found a file in the archive."""
         self.held_up = False
-        """There was no room: no segment comes until somebody says that it may be tried again."""
+        """There was no room on the disk: no segment is moved until the broker clears this."""
         self._coming: set[Segment] = set()
         self._find()
 
@@ -83,18 +85,18 @@ class Archive:
             )
             self.store.drop_slot(known[base].slot)
         self.found = segments | logs
-        for base in logs - segments:  # its segment has gone from here, unless it has not come yet
+        for base in logs - segments:  # the segment was removed from the archive, or has not arrived yet
             if not disk.exists(paths.segment(paths.queue_dir(self.queue_id, True), base)):
                 disk.unlink(paths.settlements(self.directory, base))
         for name in names:
             if name.endswith(paths.copying("")):
                 disk.unlink(f"{self.directory}/{name}")
         if names:
-            with suppress(StoreFull):  # the next segment asks again
+            with suppress(StoreFull):  # the next segment tries again
                 self._describe(self.directory)
             if not self.store.ending.in_order and disk.exists(paths.about(self.directory)):
                 file = disk.open(paths.about(self.directory))
-                file.sync()  # a killed process may have written it, and no sync has covered that
+                file.sync()  # a killed process may have written it without a sync
                 file.close()
 
     def _found(self, base: int, entry: Entry | None) -> Kept:
@@ -103,11 +105,11 @@ class Archive:
             self.store.alarm(f"{path} is missing: what became of the messages of its segment is not known")
         kept = Kept(base, self._size(base), slot=-1 if entry is None else entry.slot)
         if not self.store.disk.exists(paths.segment(paths.queue_dir(self.queue_id, True), base)):
-            self._enter(kept)  # else it may not have arrived for sure
+            self._enter(kept)  # otherwise a sync may not have covered its names yet
         return kept
 
     def _enter(self, kept: Kept) -> None:
-        """Both files are here for sure: from now on they would be missed."""
+        """Both files are durable in the archive: enter them in the inventory, so that a start notices if they are missing."""
         if kept.slot >= 0:
             return
         with suppress(StoreFull):
@@ -117,12 +119,12 @@ class Archive:
             self.store.commits.wrote_file(self.store.inventory.file)
 
     def _size(self, base: int) -> int:
-        """Bytes of a segment's files, if it matters."""
+        """The bytes of a segment's files, 0 if nothing limits the archive's bytes."""
         size = 0
         if self.max_bytes < 0:
             return size
         for path in (paths.segment(self.directory, base), paths.settlements(self.directory, base)):
-            if self.store.disk.exists(path):  # an archive is there to be used: somebody may have taken files out of it
+            if self.store.disk.exists(path):  # users may take files out of an archive
                 file = self.store.disk.open(path)
                 size += file.size()
                 file.close()
@@ -134,11 +136,11 @@ class Archive:
         found = disk.read_file(path) if disk.exists(path) else None
         if found == self.about:
             return
-        missed = directory == self.directory and bool(self.kept)  # no segment is in an archive before it
+        missed = directory == self.directory and bool(self.kept)  # it is written before the first segment is moved
         if found is None:
             why = "is missing" if missed else ""
         elif self.store.ending.doubt and not missed and (b"\0" in found or not found.endswith(b"\n")):
-            why = ""  # a power cut has torn it
+            why = ""  # a power cut may have torn it
         else:
             why = "" if same(found, self.about) else "did not say which queue this is"
         if why:
@@ -146,7 +148,7 @@ class Archive:
         self.store.put_file(path, self.about)
 
     def announce(self, directory: str) -> None:
-        """Put queue.json into the queue's own directory, so that its live segments can be named."""
+        """Put queue.json into the queue's own directory, so that a reader of its live segments knows the queue's name."""
         try:
             if not self.store.disk.exists(directory):
                 self.store.make_dir(directory, True)
@@ -157,7 +159,7 @@ class Archive:
     # -- in --------------------------------------------------------------------------------------------------
 
     def has(self, log_: Log, part: Segment) -> bool:
-        """Whether a segment is in here for sure. If not it is brought, and then `log_.drop_settled` called."""
+        """Whether the archive has a segment durably. If not, begin to move it, and call `log_.drop_settled` once it has."""
         if not part.archived and part not in self._coming and not self.held_up:
             self._coming.add(part)
             self.store.commits.when_clean(part, partial(self._take_settlements, log_, part))
@@ -198,7 +200,7 @@ class Archive:
         self.trim()
 
     def _put_off(self, part: Segment, error: StoreFull) -> None:
-        """The segment stays in its queue, and begins again later."""
+        """Leave the segment in its queue; a later call begins the move again."""
         self._coming.discard(part)
         if not self.held_up:
             self.held_up = True
@@ -207,9 +209,9 @@ class Archive:
     # -- out -------------------------------------------------------------------------------------------------
 
     def trim(self) -> bool:
-        """Unlink the oldest segments while a bound is exceeded, some at a time; whether there may be more.
+        """Unlink some of the oldest segments while a limit is exceeded. Returns whether there may be more.
 
-        A settlement log goes once its segment is durably gone.
+        A settlement log is unlinked once its segment is durably gone.
         """
         left = sum(kept.size for kept in self.kept)
         for kept in self.kept[:TRIMMED_AT_ONCE]:
@@ -226,12 +228,12 @@ class Archive:
         return bool(self.kept)
 
     def _remove(self, base: int) -> None:
-        """The inventory has forgotten the segment."""
+        """Unlink a segment that the inventory has durably forgotten."""
         self.store.unlink(self.directory, paths.segment(self.directory, base))
         self.store.commits.unlink_later(self.directory, paths.settlements(self.directory, base))
 
     def remove(self) -> bool:
-        """The queue is gone, and so are all its segments. False while one of their files is there: queue.json goes after them."""
+        """Remove the archive of a deleted queue, queue.json last. Returns False while a file of its segments is left."""
         names = self.store.disk.listdir(self.directory)
         if any(name.endswith((paths.SEGMENT_SUFFIX, paths.SETTLEMENTS_SUFFIX)) for name in names):
             return False

@@ -1,8 +1,8 @@
 """The definitions log: vhosts, users, permissions, exchanges, queues and bindings, one checksummed line per change.
 
-Form in docs/formats.md. Lines are appended unsynced; whoever answers "-ok" syncs `file` first (semantics D2). Each line
-also says how much of the file was known to be durable when it was written. That tells, after a power cut that kept
-some unsynced lines and lost others, a torn tail (nobody was told, it is cut) from damage (the start is refused).
+docs/formats.md has the form of a line. Lines are appended without a sync, and a caller that answers "-ok" waits for one (D2). Each
+line also says how much of the file was durable when it was written. After a power cut, which may keep some unsynced lines and lose others,
+that tells a torn tail, which nobody was promised and which is cut, from damage, which refuses the start. Used by the store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kvitto.store.line import Defined, Key
 NEW = paths.DEFINITIONS + ".new"
 """The name of the new log during a compaction."""
 COMPACT_BYTES = 4 << 20
-"""Bytes of lines that mean nothing any more, above which the log is worth writing anew."""
+"""A compaction begins when obsolete lines have more bytes than this."""
 COMPACT_LINES = 50
 """A step of a compaction encodes this many lines, which takes about 0.5 ms."""
 
 
 class Tracked:
-    """The log's file; remembers how much of it a sync has covered."""
+    """The log's file, with its length (`end`) and how much of that a sync has covered (`durable`)."""
 
     def __init__(self, file: File) -> None:
         self.path = file.path
@@ -36,11 +36,11 @@ class Tracked:
         self._file = file
 
     def append(self, data: bytes) -> None:
-        """A write that fails leaves the end where it was."""
+        """Append to the file. A write that fails leaves the end where it was."""
         try:
             self.write_at(self.end, [data])
         except StoreFull:
-            self.truncate(self.end)  # half a line would be damage to a start after an end in order
+            self.truncate(self.end)  # a start after an end in order would take half a line for damage
             raise
         self.end += len(data)
 
@@ -85,7 +85,7 @@ class Compaction:
         self.complete = False
         self._entries = entries
         self._size = 0
-        """The size of what was defined at the begin. Each line says that this is durable, which is true once the file has its name."""
+        """The size of what was defined at the beginning. Each line says that it is durable, which is true once the file has its name."""
         self._since: deque[tuple[str, str, Key, Any]] = deque()
         self._come = self._came = 0
         """The number of changes since the latest step, and the number of changes between the two steps before."""
@@ -115,7 +115,7 @@ class Compaction:
             yield
         self._entries = []
         while self._since:
-            count = max(COMPACT_LINES, 2 * self._came)  # more than come meanwhile, so that it ends
+            count = max(COMPACT_LINES, 2 * self._came)  # more than are added between two steps, so that this loop ends
             some = [self._since.popleft() for _ in range(min(len(self._since), count))]
             self.file.append(b"".join(line.encode(*change, size) for change in some))
             if self._since:
@@ -130,7 +130,7 @@ class Compaction:
 
 
 class Definitions:
-    """`load` comes first. `compact` and `replace` give `file` another one: only while nobody syncs the old one."""
+    """The definitions and their log. Call `load` first. `compact` and `replace` change `file`: no sync of the old file may be running."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -150,7 +150,7 @@ class Definitions:
 
     @property
     def dirty(self) -> bool:
-        """There are lines that no sync has covered."""
+        """Whether there are lines that no sync has covered."""
         return self._file is not None and self._file.end > self._file.durable
 
     def sync(self) -> None:
@@ -164,7 +164,7 @@ class Definitions:
 
     @property
     def bloated(self) -> bool:
-        """So much of the log means nothing any more that `compact` is worth its time, spread over what has been written since."""
+        """Whether a compaction is worth its time: enough lines are obsolete, and enough has been written since the last attempt."""
         if self._file is None or self.unwritten or self.compaction is not None:
             return False
         dead = self._file.end - self._live
@@ -173,11 +173,12 @@ class Definitions:
     def load(
         self, in_order: bool = False, missing: Callable[[Defined], None] = lambda said: None, known: int = 0
     ) -> Defined:
-        """What is defined, in the order in which it was first put. Cuts a torn tail; StoreError on damage.
+        """Read the log and cut a torn tail. Returns what is defined, in the order in which it was first put. Raises StoreError for damage.
 
-        `in_order`: the last owner has ended so, and nothing can be torn. `known`: so many bytes had been synced.
-        `missing` is called before a torn tail is cut, and where each
-        line that was ever written must be there, with all that the lines have ever defined, what was deleted since too.
+        `in_order`: the last owner ended in order, so that nothing can be torn. `known`: so many bytes had been synced.
+        `missing` is called if synced lines may be missing: before a torn tail is cut, and after an end in order. Its argument is all that
+        the readable lines have ever defined, including what a later line deleted. A directory in `queues/` that is not among it may belong
+        to a queue whose line is lost; one that is among it, and not defined now, belongs to a deleted queue.
         """
         file = self._file = Tracked(self._disk.open(paths.DEFINITIONS, create=True))
         self._disk.sync_dir("")
@@ -213,27 +214,27 @@ class Definitions:
             missing(found.said)
         if end < len(data):
             file.truncate(end)
-        # What is on disk but was never synced counts from here on, so it must not be lost after all.
+        # Lines that were written but not synced count from here on, so a power cut must not take them any more.
         file.end = end
         self.sync()
         return self._list()
 
     def put(self, kind: str, key: Key, value: Any) -> None:
-        """Define or replace; `value` is anything that JSON can express."""
+        """Define or replace an entry. `value` is anything that JSON can express."""
         text = line.encode("put", kind, key, value, self.file.durable)
         self._append(text)
         self._set((kind, key), value, len(text))
         self._mirror("put", kind, key, value)
 
     def delete(self, kind: str, key: Key) -> None:
-        """One that is not there is fine."""
+        """Delete an entry, if there is one."""
         if (kind, key) in self._entries:
             self._append(line.encode("delete", kind, key, None, self.file.durable))
             self._unset((kind, key))
             self._mirror("delete", kind, key, None)
 
     def _append(self, text: bytes) -> None:
-        """Without room the line waits for `flush`, and those behind it too."""
+        """Write a line. Without room on the disk it waits for `flush`, and so do those behind it."""
         self.unwritten.append(text)
         if len(self.unwritten) > 1:
             return
@@ -246,7 +247,7 @@ class Definitions:
             raise
 
     def flush(self) -> None:
-        """Write what had no room. StoreFull if there still is none."""
+        """Write the lines that had no room on the disk. Raises StoreFull if there still is none."""
         while self.unwritten:
             self.file.append(self.unwritten[0])
             del self.unwritten[0]
@@ -289,9 +290,9 @@ class Definitions:
         self._live = sum(self._lengths.values())
 
     def compact(self) -> None:
-        """Rewrite the log with what is defined now, durably; after a crash either the old or the new one is there.
+        """Rewrite the log with what is defined now, durably. After a crash either the old file or the new one is there.
 
-        StoreFull if there is no room; then the old one stays.
+        Raises StoreFull if there is no room; then the old file stays.
         """
         self.abandon_compaction()
         compaction = self.begin_compaction()

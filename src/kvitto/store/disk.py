@@ -1,10 +1,9 @@
-"""The only way in which Kvitto touches files.
+"""The only way in which the store touches files.
 
-Everything above goes through `Disk` and `File`, so that tests can fail, tear, reorder and forget writes
-(`tests/support/simdisk.py`). Paths are relative to the data directory, with "/" between the parts; "" is the data
-directory itself. What the operating system refuses comes out as `StoreFull` (no room, the caller may go on later) or
-`StoreError` (what, where, and what to do). Nothing is durable before `File.sync` (contents) and `Disk.sync_dir`
-(names: created, renamed, removed) of the directory that holds the name.
+All code above uses the protocols `Disk` and `File`, so that tests can fail, tear, reorder and forget writes (`tests/support/simdisk.py`).
+Paths are relative to the data directory, with "/" between the parts; "" is the data directory itself. An error of the operating system
+becomes a `StoreFull` (there is no room, and the caller may go on later) or a `StoreError` (what failed, where, and what to do). A
+`File.sync` makes contents durable, and `Disk.sync_dir` makes durable which names were created, renamed or removed in a directory.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from kvitto.base.errors import StoreError, StoreFull, SyncError
 Bytes = bytes | bytearray | memoryview
 
 MAX_BUFFERS = 1024
-"""Buffers that one pwritev takes (IOV_MAX of Linux and macOS)."""
+"""One pwritev takes at most this many buffers (IOV_MAX of Linux and macOS)."""
 
 MAX_IO_BYTES = 1 << 30
-"""Bytes asked of one read; the kernel cuts at 2 GiB anyway."""
+"""One read asks for at most this many bytes; the kernel stops at 2 GiB anyway."""
 
 LOCK_BYTES_MAX = 256
 
@@ -57,18 +56,18 @@ class File(Protocol):
     path: str
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
-        """Write all of the buffers, one behind the other; gives the bytes written.
+        """Write all of the buffers, one behind the other, at `pos`. Returns the number of bytes written.
 
         Raises StoreFull or StoreError; then any part of the range may have been written.
         """
         ...
 
     def read_at(self, pos: int, n: int) -> bytes:
-        """At most n bytes; fewer only at the end of the file."""
+        """Read n bytes at `pos`. Returns fewer only at the end of the file."""
         ...
 
     def read_into(self, pos: int, buf: memoryview) -> int:
-        """Fill `buf`; gives the bytes read, fewer than its length only at the end of the file."""
+        """Fill `buf` from `pos` on. Returns the number of bytes read, fewer than its length only at the end of the file."""
         ...
 
     def size(self) -> int: ...
@@ -76,14 +75,14 @@ class File(Protocol):
     def truncate(self, n: int) -> None: ...
 
     def reserve(self, start: int, end: int) -> None:
-        """Have room from `start`, the end of what is written, to `end`: zeros, until something is written there.
+        """Reserve room from `start`, the end of what is written, to `end`, as far as the file system can. It holds zeros at first.
 
-        A sync of what is written inside need not make a new size durable, which takes a disk nearly twice as long. Best effort.
+        A sync of what is written inside that room does not have to make a new size durable, which takes a disk nearly twice as long.
         """
         ...
 
     def sync(self) -> None:
-        """Make the contents (and the size) durable. After a failure nothing may be assumed: never call it again. Raises SyncError."""
+        """Make the contents and the size durable. Raises SyncError; then the contents are unknown, and it must not be called again."""
         ...
 
     def fileno(self) -> int:
@@ -104,35 +103,35 @@ class Disk(Protocol):
         ...
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """For reading and writing; `create` makes an empty file if there is none."""
+        """Open a file for reading and writing. `create` makes an empty one if there is none."""
         ...
 
     def exists(self, path: str) -> bool: ...
 
     def listdir(self, path: str) -> list[str]:
-        """Names, sorted; empty if there is no such directory."""
+        """Return the names in a directory, sorted; an empty list if there is no such directory."""
         ...
 
     def makedirs(self, path: str) -> None:
-        """Make the directory and those above it; each new name needs a `sync_dir` of the one above."""
+        """Make the directory and those above it. Each new name needs a `sync_dir` of the directory above."""
         ...
 
     def rename(self, a: str, b: str) -> None:
-        """Atomic; replaces b."""
+        """Give the file `a` the name `b`, atomically. A file that had this name is gone."""
         ...
 
     def link(self, a: str, b: str) -> bool:
-        """Have the file `a` under the name `b` too; False if this file system gives a file one name only."""
+        """Give the file `a` the name `b` too. Returns False if this file system gives a file one name only."""
         ...
 
     def unlink(self, path: str) -> None: ...
 
     def rmtree(self, path: str) -> None:
-        """Remove the directory and all in it; one that is not there is fine."""
+        """Remove the directory and all in it, if it is there."""
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in the directory durable. One that is gone is fine: it may be removed while a sync runs."""
+        """Make the names in the directory durable. Do nothing if it is gone, because it may be removed while a sync runs."""
         ...
 
     def open_dir(self, path: str) -> int:
@@ -142,26 +141,26 @@ class Disk(Protocol):
     def free_bytes(self) -> int: ...
 
     def open_files(self) -> int:
-        """Files that are open now."""
+        """The number of files that are open now."""
         ...
 
     def close(self) -> None:
-        """Close all files that are open. The directory is not used any more."""
+        """Close all files that are open. Nothing may use the disk after that."""
         ...
 
     def read_file(self, path: str) -> bytes: ...
 
     def lock(self, path: str) -> object:
-        """Hold the file against other processes as long as the result lives (or until its `close`)."""
+        """Lock the file against other processes until the result is closed or collected."""
         ...
 
     def boot_id(self) -> str:
-        """Differs after each start of the machine: tells a killed process from a power cut. "" if unknown."""
+        """Return an id that each start of the machine changes, "" if it is unknown. It tells a killed process from a power cut."""
         ...
 
 
 def fail(action: str, path: str, error: OSError) -> NoReturn:
-    """Raise what the operating system said as a StoreFull or StoreError."""
+    """Raise an error of the operating system as a StoreFull or StoreError."""
     code = error.errno or 0
     text = f"cannot {action} {path}: {error.strerror or error}"
     if code in _ADVICE:
@@ -257,7 +256,7 @@ class RealFile:
 
     def reserve(self, start: int, end: int) -> None:
         if _fallocate is not None:
-            with contextlib.suppress(OSError):  # no room: whatever is written will say so
+            with contextlib.suppress(OSError):  # without room the next write raises
                 _fallocate(self._fd, start, end - start)
 
     def sync(self) -> None:
@@ -392,7 +391,7 @@ class RealDisk:
     def sync_dir(self, path: str) -> None:
         fd = self.open_dir(path)
         if fd < 0:
-            return  # its names went with it; that it is gone is for the directory above to say
+            return  # the directory is gone, and its names with it; a sync of the directory above makes that durable
         try:
             fullsync(fd)
         except OSError as error:

@@ -1,7 +1,8 @@
-"""Which files there are, and how long they are known to be: a file that is gone, or shorter, is missed (docs/formats.md, Inventory).
+"""The inventory: which files the data directory should have, and how many bytes of each are synced (docs/formats.md, Inventory).
 
-A file is entered once it is durable itself, and is forgotten durably before it is unlinked: so a file that is entered and not there is
-damage, whatever ended the last owner. One that is there and not entered is taken in by the next start.
+A file is entered once it is durable, and its entry is durably freed before the file is unlinked. So a file that is entered and missing is
+damage, whatever ended the last owner. A start enters files that it finds without an entry. The store reads and writes it; `kvitto check`
+calls `read`.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ KINDS = range(SEGMENT, ORPHAN + 1)
 HALF = SLOT_NAME.size
 SLOT = HALF + SLOT_SIZES.size
 STEP = 64
-"""Slots that the file grows by."""
+"""The file grows by this many slots."""
 NOBODY = "0" * 32
-"""The queue id of what belongs to no queue."""
+"""The queue id in the entry of a file that belongs to no queue."""
 FREE = bytes(SLOT)
 
 _CHECKED = SLOT_NAME.at["checksum"]
 """The bytes of a half that its checksum covers; both halves have it at the same place."""
 
 Key = tuple[int, str, int]
-"""Kind, queue id, number: the base offset of a segment, the number of a journal file, else 0."""
+"""Kind, queue id, number. The number is the base offset of a segment or the number of a journal file, 0 for others."""
 Sizes = tuple[int, int, int]
-"""Bytes known to be synced, the same of the settlement log, and the end of the offsets."""
+"""How many bytes are known to be synced, how many of the settlement log, and the end of the offsets."""
 UNKNOWN: Sizes = (0, 0, 0)
 
 
 @dataclass
 class Entry:
-    """What the inventory says of a file. `slot`: where."""
+    """What the inventory says of a file. `slot`: the number of the entry's slot."""
 
     kind: int
     queue_id: str
@@ -58,7 +59,7 @@ class Entry:
 
     @property
     def acks_size(self) -> int:
-        """0: there may be no settlement log."""
+        """How many bytes of the settlement log are known to be synced. 0: there may be none."""
         return self.sizes[1]
 
     @property
@@ -72,13 +73,13 @@ def _name(key: Key) -> bytes:
 
 
 def _sizes(seed: int, sizes: Sizes) -> bytes:
-    """`seed`: the checksum of the name. A slot that is used again must not have the sizes of the file before."""
+    """Encode the sizes. `seed`: the checksum of the name, so that a slot that is used again does not keep the sizes of the file before."""
     body = SLOT_SIZES.pack(*sizes, b"", 0)[:_CHECKED]
     return body + bytes_of(xxhash.xxh3_64_intdigest(body, seed))
 
 
 def _seed(name: bytes, at: int = 0) -> int:
-    """The checksum of the first half of a slot, which is the seed of that of the second one."""
+    """Return the checksum of the first half of a slot, which is the seed of that of the second one."""
     return u64(name, at + _CHECKED)
 
 
@@ -90,19 +91,19 @@ def _header(slots: int) -> bytes:
 
 @dataclass
 class Contents:
-    """What is in the file. `damage`: what cannot be read, in words, and is not just what was being written."""
+    """What is in the file. `damage`: (message, position) of what cannot be read and was not just being written."""
 
     entries: list[Entry]
     slots: int
     damage: list[tuple[str, int]]
     bad: list[int]
-    """Slots that are not free and say nothing."""
+    """Slots that are not free and cannot be read."""
     unsure: list[Entry] = field(default_factory=list)
     """Entries whose sizes cannot be read."""
 
 
 def read(data: bytes, in_order: bool, power_cut: bool) -> Contents:
-    """Take the inventory's bytes apart. `in_order`, `power_cut`: how the last owner ended; if not in order an entry may be half written."""
+    """Decode and judge the inventory. `in_order`, `power_cut`: how the last owner ended. If not in order, an entry may be half written."""
     found = Contents([], max(len(data) // SLOT - 1, 0), [], [])
     head = _header(0)
     if data[:HALF] != head[:HALF]:
@@ -151,7 +152,7 @@ def _read_sizes(data: bytes, at: int) -> Sizes | None:
 
 
 class Inventory:
-    """`load`, then `open`, come first. What is written is durable once `file` has been synced."""
+    """The inventory of a store. Call `load` and then `open` first. What is written is durable once `file` has been synced."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -162,14 +163,14 @@ class Inventory:
         self._unclaimed: dict[tuple[int, str], dict[int, Entry]] = {}
         self._twice: list[int] = []
         self.owed: dict[int, bytes] = {}
-        """What a full disk has refused, by position."""
+        """Writes that a full disk has refused, by position."""
         self.is_open = False
         self.file: File
 
     # -- start -----------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """An empty one; durable but for its name."""
+        """Make an empty inventory. Its contents are durable; its name needs a sync of the directory."""
         file = self._disk.open(paths.INVENTORY, create=True)
         file.truncate(0)
         file.write_at(0, [_header(0)])
@@ -177,20 +178,20 @@ class Inventory:
         file.close()
 
     def load(self, in_order: bool, power_cut: bool) -> list[str]:
-        """Take what is there and change nothing; gives what is damaged, in words. Of that it knows nothing any more."""
+        """Read the file and change nothing. Returns a message for each damage; entries that are damaged are left out."""
         if not self._disk.exists(paths.INVENTORY):
             return [f"{paths.INVENTORY} is missing: which files there should be is not known"]
         found = self._found = read(self._disk.read_file(paths.INVENTORY), in_order, power_cut)
         for entry in found.entries:
             same = self._unclaimed.setdefault((entry.kind, entry.queue_id), {})
-            if entry.number in same:  # it was to be free again
+            if entry.number in same:  # the file was entered twice; this slot was about to be freed
                 self._twice.append(entry.slot)
             else:
                 same[entry.number] = entry
         return [f"{paths.INVENTORY}, byte {at}: {text}" for text, at in found.damage]
 
     def open(self) -> None:
-        """From here on it is written."""
+        """Open the file for writing, and clear what `load` could not read."""
         if self._found.slots < 0:
             self.create()
         self.file = self._disk.open(paths.INVENTORY)
@@ -211,15 +212,15 @@ class Inventory:
         self.is_open = True
 
     def claim(self, kind: int, queue_id: str = NOBODY) -> dict[int, Entry]:
-        """What should be there of one kind and queue, by number: the caller looks whether it is."""
+        """Take out the entries of one kind and queue, by number. The caller has to look whether their files are there."""
         return self._unclaimed.pop((kind, queue_id), {})
 
     def unclaimed(self, kind: int) -> list[str]:
-        """The queues of which nobody has claimed what should be there."""
+        """The queues of which nobody has claimed the entries of this kind."""
         return [queue_id for known, queue_id in self._unclaimed if known == kind]
 
     def forget_unclaimed(self) -> None:
-        """Of queues that are gone."""
+        """Free the entries that nobody has claimed: their queues are gone."""
         for entries in self._unclaimed.values():
             for entry in entries.values():
                 self.drop(entry.slot)
@@ -228,7 +229,7 @@ class Inventory:
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def take(self) -> int:
-        """A slot for a file that is being made. StoreFull if there is no room for one."""
+        """Return a slot for a file that is being made. Raises StoreFull if there is no room for one."""
         if not self._free:
             self.file.write_at((1 + self._slots) * SLOT, [bytes(STEP * SLOT)])
             self.file.write_at(HALF, [_header(self._slots + STEP)[HALF:]])
@@ -237,7 +238,7 @@ class Inventory:
         return heappop(self._free)
 
     def put(self, slot: int, key: Key, sizes: Sizes) -> bool:
-        """Say how much of a file is durable; True if the inventory did not name it before."""
+        """Enter how much of a file is durable. Returns True if the inventory did not name the file before."""
         at = slot * SLOT
         seed = self._seeds.get(slot)
         if seed is not None and at not in self.owed:
@@ -249,7 +250,7 @@ class Inventory:
         return True
 
     def _write(self, at: int, data: bytes) -> None:
-        """There should always be room: it is where something is already. If there is none all the same, it is tried again."""
+        """Write over existing bytes, which should always find room. If a full disk refuses it all the same, `write_owed` tries again."""
         if self.owed:
             self.owed.pop(at, None)
         try:
@@ -258,16 +259,16 @@ class Inventory:
             self.owed[at] = data
 
     def write_owed(self) -> None:
-        """StoreFull if there still is no room."""
+        """Write what a full disk has refused. Raises StoreFull if there still is no room."""
         while self.owed:
             at, data = next(iter(self.owed.items()))
             self.file.write_at(at, [data])
             del self.owed[at]
 
     def drop(self, slot: int) -> bool:
-        """The file is about to go, or never came; True if it had been entered: then not before this is durable.
+        """Free a slot. Returns True if its file had been entered: then the file may not be unlinked before this is durable.
 
-        StoreFull: it has to stay.
+        Raises StoreFull; then the file has to stay.
         """
         if slot < 0:
             return False

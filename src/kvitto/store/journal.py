@@ -1,7 +1,8 @@
-"""Atomic work over several queues: one checksummed record, synced, then applied (docs/formats.md, Journal).
+"""The journal makes work over several queues atomic: a record is written, synced and then applied (docs/formats.md, Journal).
 
-A tx commit and a dead-letter move become a `Record`. `write` puts it on disk; once a sync covers it the caller applies it to the
-queues in the order of sequences and says so with `applied_to`. `replay` gives back, at start, what may not have been applied.
+A commit of a transaction and the move of a dead letter are a `Record` each. `write` puts it on disk; once a sync covers it, the broker
+applies it to the queues in the order of sequences and calls `applied_to`. A start calls `replay` for what may not have been applied. A
+file is unlinked when all that its records say is durable in the queues.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RESERVE_BYTES = 256 << 10
 
 
 class Journal:
-    """`oldest`: records from this sequence on may be replayed after a crash. `_last` has the last sequence of each file on disk."""
+    """`oldest`: a start may replay records from this sequence on. `_last`: the last sequence of each file on disk, by its number."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -47,18 +48,17 @@ class Journal:
         self._files: dict[int, File] = {}
         self._last: dict[int, int] = {}
         self._slots: dict[int, int] = {}
-        """Where the inventory has them."""
+        """The slots of the files in the inventory."""
         self._ends: dict[int, int] = {}
-        """Sizes of files that nothing more is written to, and that no sync has covered to their end."""
+        """The sizes of files that are complete and that no sync has covered to their end."""
 
     def replay(self, floor: int) -> Iterator[Record]:
-        """Every whole record on disk, in order; `floor` is the highest sequence that any queue has applied."""
+        """Yield the records on disk in order. `floor` is the highest sequence that any queue has applied. Raises StoreError for damage."""
         self.sequence = self.applied = self.written_out = floor
         self.oldest = floor + 1
         last, before = 0, ""
-        if (
-            self.store.syncing
-        ):  # what a killed process had removed must not come back: no segment may know of it any more
+        if self.store.syncing:
+            # A file that a killed process has removed must not come back: perhaps no segment knows any more that it has been applied.
             self.store.disk.sync_dir(paths.JOURNALS)
         known = self.store.inventory.claim(JOURNAL)
         files = dict(filter(None, map(paths.journal_of, self.store.disk.listdir(paths.JOURNALS))))
@@ -91,7 +91,7 @@ class Journal:
         return damaged(name, f"byte {found.end}, although it had been synced up to byte {entry.size}")
 
     def _missing(self, entry: Entry) -> None:
-        """Somebody has removed it: to go on without it is a decision, which is carried out, and not in silence."""
+        """Raise an alarm for a file that is missing, and go on: somebody may have removed it because it was damaged."""
         what = (
             "it had been applied" if self.store.ending.in_order else "transactions and dead letters may be lost with it"
         )
@@ -99,7 +99,7 @@ class Journal:
         self.store.inventory.drop(entry.slot)
 
     def _enter(self, number: int, size: int, entry: Entry | None) -> None:
-        """A file that a start has found, with `size` bytes of whole records."""
+        """Have the inventory know a file that a start has found, with `size` bytes of records."""
         if entry is None:
             self._slots[number] = self.store.inventory.take()
             self.store.inventory.put(self._slots[number], (JOURNAL, NOBODY, number), (size, 0, 0))
@@ -107,7 +107,7 @@ class Journal:
         self._slots[number] = entry.slot
 
     def _found(self, number: int, salt: int) -> bytes:
-        """What a killed process wrote must be durable before any of it is applied: else half of it could be, and the rest lost."""
+        """Read a file and sync it. A killed process may not have: a power cut could take a record of which half has been applied."""
         self._number = max(self._number, number)
         self._last[number] = self.sequence
         self._names[number] = paths.journal(number, salt)
@@ -120,11 +120,11 @@ class Journal:
 
     @property
     def written(self) -> tuple[int, int]:
-        """(number of the file, bytes in it): what a sync that begins now covers."""
+        """What a sync that begins now covers: (number of the file, bytes in it)."""
         return self._number, self._size
 
     def durable_to(self, written: tuple[int, int]) -> bool:
-        """A sync has covered this much, and all files before; True if a file is new to the inventory."""
+        """Note that a sync has covered this much, and all files before. Returns whether a file is new to the inventory."""
         number, size = written
         if number == self._number and size <= self._durable and not self._ends:
             return False
@@ -140,7 +140,7 @@ class Journal:
         return entered
 
     def write(self, record: Record) -> None:
-        """Append a record; raises StoreFull or StoreError, then it never happened."""
+        """Append a record. Raises StoreFull or StoreError; then nothing of it is in the file."""
         assert self._slices is None
         file = self._prepare(record)
         data = record.encode(self._salt)
@@ -154,9 +154,9 @@ class Journal:
         self._wrote(record, file, size)
 
     def write_some(self, record: Record, most: int) -> bool:
-        """Append a large record with about `most` bytes in each call. Returns whether it is complete: then it is as if `write` had done it.
+        """Append about `most` bytes of a large record in each call. Returns whether the record is complete.
 
-        No other record may be written before. Raises StoreFull or StoreError; then it never happened.
+        No other record may be written before. Raises StoreFull or StoreError; then nothing of it is in the file.
         """
         if self._slices is None:
             file = self._prepare(record)
@@ -179,7 +179,7 @@ class Journal:
         return slices.done
 
     def stop_writing(self) -> None:
-        """The end in order: a record that is not complete was never promised to anybody."""
+        """Cut off a record that is not complete, because the broker stops. It was not promised to anybody."""
         if self._slices is not None:
             assert self._file is not None
             self._slices = None
@@ -201,12 +201,12 @@ class Journal:
             file.reserve(self._size, self._reserved)
 
     def _cut(self, file: File) -> None:
-        """There was no room for all of a record: nothing of it stays."""
+        """Cut off a record, because there is no room for all of it."""
         file.truncate(self._size)
         self._reserved = 0
 
     def _wrote(self, record: Record, file: File, size: int) -> None:
-        """All of a record is in the file."""
+        """Note that all of a record is in the file."""
         self._size += size
         self.sequence = self._last[self._number] = record.sequence
         self.store.commits.wrote_file(file)
@@ -230,22 +230,22 @@ class Journal:
         return file
 
     def applied_to(self, sequence: int) -> None:
-        """Every record up to `sequence` has been applied (not yet synced)."""
+        """Note that every record up to `sequence` has been applied. No sync has covered that yet."""
         self.applied = max(self.applied, sequence)
 
     def turn_written(self, applied: int) -> None:
-        """What the records up to `applied` have brought to the queues is in files, and the next full sync covers it."""
+        """Note that the queues have written what the records up to `applied` have brought them, so that the next full sync covers it."""
         self.written_out = applied
 
     def keep_all(self) -> None:
-        """A queue cannot apply records any more: no file goes before a restart has applied them."""
+        """Unlink no file any more: a queue cannot apply its records, and the next start has to."""
         self._keeps_all = True
 
     def retire(self, applied: int) -> None:
-        """Records up to `applied` are durable in the queues: unlink the files that say no more than that.
+        """Unlink the files whose records are all durable in the queues: those up to `applied` are.
 
-        The current one stays while it is small and nobody waits for it. What the segments know of applied records is needed
-        until the files' names are durably gone.
+        The current file stays while it is small and nobody waits for it. Segments that tell what has been applied are needed until the
+        files' names are durably gone; then `Store.journal_retired` is called.
         """
         if self._keeps_all:
             return

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from kvitto.store.slot import Kept
 
 Read = Callable[[int, int], bytes]
-"""Reads bytes of a file: position, count."""
+"""Reads bytes of a file. The arguments are position and count."""
 
 
 @dataclass(frozen=True)
 class Ending:
     """How the last owner left the directory.
 
-    `in_order`: it had come to its end. `intact`: it had, or only starts that were cut short have been there since: an end that is torn is
-    damage then. `doubt`: the machine has been started since, and its page cache is gone.
+    `in_order`: it had stopped in order. `intact`: that, or since it stopped in order there were only starts that were cut short; the end of
+    a file that is torn is damage then. `doubt`: the machine has been started since, so that unsynced writes may be lost.
     """
 
     in_order: bool
@@ -75,7 +75,7 @@ class Header(Enum):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """A verdict on a header. `salt` is right if messages can be read. `end` is above each offset in the file that anything tells of."""
+    """A verdict on a header. `salt` is right if messages can be read. `end` is above every offset that may have been in the file."""
 
     what: Header
     salt: int = 0
@@ -210,13 +210,13 @@ class JournalFile:
 
     what: Records = Records.FINE
     records: list[tuple[int, int, Record]] = field(default_factory=list)
-    """(begin, end, record) of all that can be read, in order, behind damage too."""
+    """(begin, end, record) of all records that can be read, in order, including those behind damage."""
     holes: list[tuple[int, int]] = field(default_factory=list)
     """(begin, end) of damage before later records."""
     end: int = 0
-    """Where the last record ends that can be read."""
+    """Where the last readable record ends."""
     tail: int = 0
-    """Bytes behind `end` up to the last that is not zero."""
+    """How many bytes follow `end`, up to the last that is not zero."""
 
 
 def journal_file(data: bytes, salt: int, ending: Ending, known: Entry | None) -> JournalFile:
@@ -285,13 +285,13 @@ class DefinitionsLog:
 
     what: Lines
     lines: list[Line]
-    """All of them, also those behind damage."""
+    """All lines, including those behind damage."""
     end: int
     """Where the first line begins that cannot be read: a start goes on from here."""
     synced: int
-    """So many bytes are known to have been synced."""
+    """How many bytes are known to have been synced."""
     said: Defined
-    """All that the lines before `end` have ever defined, what was deleted since too."""
+    """All that the lines before `end` have ever defined, including what a later line deleted."""
     may_lack: bool
     """Lines may be missing that had been synced, so a queue that no line tells of may have been defined once."""
 

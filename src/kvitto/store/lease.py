@@ -1,4 +1,8 @@
-"""The body of a stored message, to be read in pieces for as long as the lease lasts, whatever becomes of its segment or queue meanwhile."""
+"""A lease on the body of a stored message, which can be read in pieces until the lease ends.
+
+The segment's file stays open meanwhile, even if the segment is unlinked or the queue is deleted. Used for bodies that are too large to be
+read into memory at once.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +26,22 @@ class Lease:
         self._part = part
         self._position = position
         self.size = size
-        """Bytes of the body."""
+        """The bytes of the body."""
         part.leases += 1
 
     def read(self, at: int, n: int) -> bytes:
-        """The n bytes of the body from `at` on."""
+        """Return n bytes of the body from `at` on."""
         assert self._part.file is not None
         return self._part.file.read_at(self._position + at, n)
 
     def end(self) -> None:
-        """The file is needed no more by this one; not to be called twice."""
+        """Give the lease back. Call it once."""
         self._part.leases -= 1
         self._store.lease_ended(self._part)
 
 
 def lease_body(log: Log, offset: int) -> Lease | None:
-    """A lease on the body of the message; None while it has not been written."""
+    """Return a lease on the body of a message, None if the message has not been written yet."""
     i = bisect_right([s.base for s in log.segments], offset) - 1
     if i < 0 or offset >= log.segments[i].end:
         return None

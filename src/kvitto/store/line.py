@@ -16,15 +16,15 @@ from kvitto.base.errors import StoreError
 Key = tuple[str, ...]
 Defined = list[tuple[str, Key, Any]]
 Line = tuple[int, int, dict[str, Any] | None]
-"""Where it begins, where it ends, and the change that it describes: None if it does not verify."""
+"""Where a line begins, where it ends, and the change that it describes; None instead of the change if the line does not verify."""
 
 DIGITS = 16
 DURABLE_WIDTH = 12
-"""Fixed, so that a line's length does not depend on the number in it; JSON allows spaces before a value."""
+"""The number is padded to this width, so that a line's length does not depend on it; JSON allows spaces before a value."""
 
 
 def encode(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:
-    """The line of a change; `value` counts only for "put". `durable`: bytes of the log that are known to be synced."""
+    """Return the line of a change. A "put" has a `value`. `durable`: how many bytes of the log are known to be synced."""
     change: dict[str, Any] = {"op": op, "kind": kind, "key": key}
     if op == "put":
         change["value"] = value
@@ -33,7 +33,7 @@ def encode(op: str, kind: str, key: Key, value: Any, durable: int) -> bytes:
 
 
 def lines(data: bytes, path: str) -> Iterator[Line]:
-    """Take the log apart. StoreError, which names `path`, for a line that verifies and that this version does not understand."""
+    """Yield the lines of a log. Raises StoreError, which names `path`, for a line that verifies and is not understood."""
     at = 0
     while at < len(data):
         newline = data.find(b"\n", at)
@@ -43,7 +43,7 @@ def lines(data: bytes, path: str) -> Iterator[Line]:
 
 
 def _parse(line: bytes, path: str) -> dict[str, Any] | None:
-    """The change that a line describes, None if the line is not whole."""
+    """Return the change that a line describes, None if the line does not verify."""
     digest, text = line[:DIGITS], line[DIGITS + 1 : -1]
     if line[DIGITS : DIGITS + 1] != b" " or line[-1:] != b"\n" or xxhash.xxh3_64_hexdigest(text).encode() != digest:
         return None

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 LARGE_BYTES = 4 << 20
-"""A larger segment of a deleted queue is unlinked by itself."""
+"""A segment of a deleted queue that is larger than this is unlinked by itself, in a turn of its own."""
 ROLL_WHEN_SETTLED_BYTES = 8 << 20
 ROLL_WHEN_SETTLED_MS = 3_600_000
-"""Where there is an archive, small segments go there too, but not more often than this."""
+"""With an archive, a small segment that is settled is sealed after this time, so that it moves there too."""
 
 
 class Log:
     flags = True
-    """What may have been delivered before a crash is flagged when it comes again."""
+    """Whether a message that may have been delivered before a crash is flagged."""
 
     def __init__(self, store: Store, queue_id: str, durable: bool) -> None:
         self.store = store
@@ -53,11 +53,11 @@ class Log:
         self.journal = 0
         self.reader = Reader(self)
         self.damaged = False
-        """A copy of one of its segments has been put aside since the start."""
+        """Damage has been found in one of the segments since the start."""
         self.archive: Archive | None = None
         self.leaving = False
         self.out_of_service = False
-        """Its queue's work has failed: nothing more is done with its files."""
+        """The queue is out of service: nothing more is done with its files."""
         self._announced = 0
         self._scratch = Buf(0)
         self.marked: Segment | None = None
@@ -66,7 +66,7 @@ class Log:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        """Append a batch; it is durable after the next sync. Raises StoreFull or StoreError: then nothing was appended."""
+        """Append a batch, which the next sync makes durable. Raises StoreFull or StoreError; then nothing was appended."""
         self.store.take_room(batch.size(), self.directory)
         current = self._writable(batch)
         current.write(batch, reserve=self.durable and self.store.syncing and not self.store.short)
@@ -76,7 +76,7 @@ class Log:
             self.store.commits.wrote(self, current, batch.size())
 
     def write_some(self, batch: Batch, most: int) -> int:
-        """Append a large batch with about `most` bytes in each call, until `is_writing` says no more; then it is as if `write` had done it.
+        """Append about `most` bytes of a large batch in each call, until `is_writing` is false; then the batch is appended.
 
         Returns how many bytes were written. Raises StoreFull or StoreError: then nothing was appended, and the next call begins again.
         """
@@ -172,7 +172,9 @@ class Log:
                     self.append_block(part, self._scratch.view(), max(mark, self.mark))
                     part.settled += settled
                 if part is not parts[0]:
-                    pending.cut(part.base)  # a full disk may end this half-way, and it is called again
+                    pending.cut(
+                        part.base
+                    )  # a full disk may interrupt this loop, and the next call must not write these again
             self.drop_settled()
         elif mark > self.mark and self.segments:
             parts = self._touched(mark - 1, mark - 1)
@@ -199,7 +201,7 @@ class Log:
             block = settlements.block(entries, now_ms, mark, part.acks_durable)
             part.acks_size += part.acks.write_at(part.acks_size, block)
         except StoreFull:
-            part.acks.truncate(part.acks_size)  # half a block would be damage to a start after an end in order
+            part.acks.truncate(part.acks_size)  # a start after an end in order would take half a block for damage
             raise
         if mark > self.mark or self.marked is None or part.base > self.marked.base:
             self.marked = part
@@ -208,7 +210,10 @@ class Log:
             self.store.commits.settled(self, part)
 
     def drop_settled(self) -> None:
-        """Unlink what holds no unsettled message, once the archive has it, unless the journal needs it to know what it has applied."""
+        """Unlink the segments whose messages are all settled, once the archive has them and the journal does not need them any more.
+
+        A start goes by the segments to know which records of the journal have been applied.
+        """
         current = self.segments[-1] if self.segments else None
         if current and current.done and not current.full and not current.ahead and self._is_due(current):
             self.fill(current)
@@ -233,7 +238,7 @@ class Log:
             self._remove()
 
     def _is_due(self, current: Segment) -> bool:
-        """Whether no more is written to a segment that is settled completely."""
+        """Whether a segment whose messages are all settled is to be sealed, although it is not full."""
         if current.size > (segment.HEADER if self.store.short else ROLL_WHEN_SETTLED_BYTES):
             return True
         if self.archive is None or not current.count:
@@ -242,11 +247,11 @@ class Log:
         return not 0 <= age < ROLL_WHEN_SETTLED_MS  # less than 0: the clock was set back
 
     def _may_go(self, part: Segment) -> bool:
-        """What only this segment's files say must be said elsewhere first: which offset is next, and the delivered mark."""
+        """Whether a segment may be unlinked: other files have to say durably which offset is next, and have the delivered mark."""
         if part is self.segments[-1]:
             self.store.commits.wrote(self, self.create(self.next))
         if self.durable and not self.segments[-1].durable:
-            return False  # the sync that makes it durable asks again
+            return False  # this is called again when a sync has made that one durable
         if part is self.marked:
             rest = [s for s in self.segments if s is not part and not s.linked]
             if rest and self.mark > rest[0].base:
@@ -265,12 +270,12 @@ class Log:
         elif part.evidence:
             self.store.set_aside(self.directory, part.base)
             self._remove_files(part.base)
-        else:  # not before the inventory has forgotten it
+        else:  # the inventory has to forget it first, durably
             remove = partial(self.store.removals.add, part.size, partial(self._remove_files, part.base))
             self.store.commits.after_a_sync(remove)
 
     def _remove_transient(self, base: int, settled: bool) -> None:
-        """Unlink a segment that no restart will ask for. `settled`: the segment has a settlement log, which goes too."""
+        """Unlink a segment of a queue that is not durable. `settled`: it has a settlement log, which is unlinked too."""
         disk = self.store.disk
         if disk.exists(paths.segment(self.directory, base)):  # the queue may have been deleted meanwhile
             disk.unlink(paths.segment(self.directory, base))
@@ -281,11 +286,11 @@ class Log:
         self.store.unlink(self.directory, paths.segment(self.directory, base))
         acks = paths.settlements(self.directory, base)
         if self.store.disk.exists(acks):
-            # A settlement log that outlives its messages is harmless, the other order would bring them back.
+            # The settlement log goes last: it is harmless without its messages, while they would come back without it.
             self.store.commits.unlink_later(self.directory, acks)
 
     def delete(self) -> None:
-        """Unlink everything; the queue's definition is gone already. Without room it is not, and the queue may come back."""
+        """Unlink all files of a queue whose definition has been deleted. If there is no room to write that, the queue may come back."""
         self._stop_writing()
         if self.archive is not None:
             self.trim()
@@ -296,7 +301,7 @@ class Log:
             part.trim()
             self.store.dropped(part)
         if self.segments and self.durable:
-            # Not before the definition is durably gone: the queue must not come back empty after a power cut.
+            # The definition has to be durably gone first: a power cut must not bring the queue back empty.
             self.store.when_defined(partial(self._remove_directory, self.segments), announced=False)
         elif self.segments:
             self._remove_directory(self.segments)
@@ -304,7 +309,7 @@ class Log:
         self.store.forget(self)
 
     def leave(self) -> None:
-        """The queue is gone for sure: what is settled completely goes to its archive, all else is unlinked."""
+        """Move the segments whose messages are all settled to the archive, and unlink all others: the queue is durably deleted."""
         self.leaving = True
         self.store.leaving[self] = None
         for part in self.segments[:]:
@@ -336,7 +341,7 @@ class Log:
             self.store.removals.add(0, partial(self.store.disk.rmtree, self.directory))
 
     def trim(self) -> None:
-        """Give back the room ahead: the log is about to be left in order, and what follows its last batch would be damage."""
+        """Cut off the room that was reserved ahead, before the broker stops in order: a start would take it for damage then."""
         for part in self.segments:
             if part.trim():
                 self.store.commits.wrote(self, part)
@@ -354,7 +359,7 @@ class Log:
         if not self.store.syncing:
             return self.segments[-1].end if self.segments else 0
         end = 0
-        # a sync covers all segments that have anything to sync, so all before a durable one are durable
+        # a sync covers all segments with unsynced bytes, so all before a durable one are durable
         for part in reversed(self.segments):
             if part.durable:
                 if part.durable >= part.size:
@@ -366,17 +371,17 @@ class Log:
     def announced_end(self) -> int:
         """Peers may be told of offsets below this one: no crash, and no loss of this machine, gives them to other messages.
 
-        It is a number of the log, not of its segments: it stays when those go, and a segment that has just been made has announced nothing.
+        The log keeps this number itself, because its segments are unlinked, and nothing in a segment that has just been made is announced.
         """
         return self._announced if self.durable and self.store.syncing else self.synced_end
 
     def announced(self, end: int) -> None:
-        """A commit has been announced that covers the offsets below `end`."""
+        """Note that a commit that covers the offsets below `end` has been announced."""
         if end > self._announced:
             self._announced = end
 
     def file_of(self, part: Segment) -> File:
-        """The segment's file; it may not have been opened since the start."""
+        """Return the file of a segment, and open it if that has not happened since the start."""
         if part.file is None:
             part.file = self.store.disk.open(paths.segment(self.directory, part.base))
         return part.file
@@ -392,8 +397,8 @@ class Log:
     # -- start -----------------------------------------------------------------------------------------------
 
     def recover(self) -> Recovered:
-        """Open what is on disk. Time grows with the number of segments, not of messages."""
+        """Read what is on disk, at a start. The time grows with the number of segments, not of messages."""
         return Recovery(self).run()
 
     def found(self, part: Segment) -> None:
-        """Called for each segment that a start has found; it is the last one of `segments` then."""
+        """Called for each segment that a start has found, when it has become the last one of `segments`."""

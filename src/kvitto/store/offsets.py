@@ -1,7 +1,7 @@
-"""How far the named consumers of a stream have acked: the file `offsets` of docs/formats.md.
+"""How far the named consumers of a stream have acked: the file `offsets` (docs/formats.md, A stream's directory).
 
-`put` only notes; whoever owns it calls `write` from time to time. Every tag has two slots that are written in turn: a torn write
-leaves the value before.
+`put` changes memory only; the stream calls `write` from time to time. Each tag has two slots that are written alternately, so that a torn
+write leaves the value before it. Used by the log of a stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 TAGS_MAX = 1000
-"""Tags that are remembered; the one that has not moved for longest gives way."""
+"""At most this many tags are remembered. A new one takes the place of the one that has not changed for longest."""
 
 log = logging.getLogger("kvitto.store")
 
@@ -40,11 +40,11 @@ class Offsets:
         self._seed = slot.seed_of(self._queue_id)
         self._slot = -1
         self._entered = 0
-        """Where the inventory has the file, and with how many bytes."""
+        """How many bytes of the file are in the inventory; `_slot` is where."""
 
     @property
     def changed(self) -> bool:
-        """Something is not written yet."""
+        """Whether something has not been written yet."""
         return bool(self._changed)
 
     @property
@@ -52,15 +52,15 @@ class Offsets:
         return self._file is not None
 
     def get(self, tag: str) -> int | None:
-        """The offset at which this consumer goes on."""
+        """Return the offset from which this consumer goes on, None if the tag is not known."""
         found = self._kept.get(tag)
         return None if found is None else found.offset
 
     def put(self, tag: str, offset: int) -> None:
-        """Remember it; on disk with the next `write`."""
+        """Remember the offset from which a consumer goes on. The next `write` puts it on disk."""
         found = self._kept.pop(tag, None) or self._make(offset)
         found.offset, found.time_ms = offset, self._store.clock.now_ms()
-        self._kept[tag] = found  # at the end: it has moved last
+        self._kept[tag] = found  # at the end of the dictionary, because it has changed last
         self._changed[tag] = None
 
     def _make(self, offset: int) -> Kept:
@@ -76,7 +76,7 @@ class Offsets:
         return Kept(self._pairs - 1, -1, offset, 0)
 
     def write(self) -> None:
-        """Write what has changed; it is durable after the next sync. Without room it stays for the next time."""
+        """Write what has changed, which the next sync makes durable. Without room on the disk the next call tries again."""
         if not self._changed:
             return
         with suppress(StoreFull):
@@ -95,7 +95,7 @@ class Offsets:
                 self._store.commits.when_synced(lambda: self._enter(size))
 
     def _enter(self, size: int) -> None:
-        """The file is durable with this size: from now on it is missed if it is not there, or shorter."""
+        """Enter the file, which is durable with this size, in the inventory, so that a start notices if it is missing or shorter."""
         if self._file is None:
             return
         store = self._store
@@ -107,7 +107,7 @@ class Offsets:
             self._entered = 0
 
     def load(self) -> None:
-        """Take what a start finds. What cannot be read is forgotten, and an alarm says so."""
+        """Read the file at a start. An alarm tells of each tag that cannot be read."""
         store, disk = self._store, self._store.disk
         known = store.inventory.claim(OFFSETS, self._queue_id).get(0)
         if not disk.exists(self._path):
@@ -127,7 +127,7 @@ class Offsets:
         self._take(data, known)
         if store.upgrading:
             self._rewrite()
-        elif self._slot < 0 and data:  # a killed process may not have synced it
+        elif self._slot < 0 and data:  # a killed process may have written it without a sync
             store.commits.wrote_file(self._file)
             store.commits.when_synced(lambda: self._enter(len(data)))
 
@@ -147,7 +147,7 @@ class Offsets:
         self._kept = dict(sorted(kept, key=lambda tag: tag[1].time_ms))
 
     def _mend(self, pair: int, known: tuple[str, Kept] | None) -> None:
-        """A power cut has torn a slot. It is written again at once: a start after a kill takes a torn slot for damage."""
+        """Write a slot that a power cut has torn again at once, because a start after a kill would take it for damage."""
         assert self._file is not None
         with suppress(StoreFull):
             if known is None:
@@ -162,12 +162,12 @@ class Offsets:
         try:
             self._file.write_at(SLOT * (2 * kept.pair + (kept.sequence + 1) % 2), [slot.encode(tag, kept, self._seed)])
         except StoreFull:
-            self._file.truncate(size)  # after a kill, a start would take a part of a slot for damage
+            self._file.truncate(size)  # a start after a kill would take a part of a slot for damage
             raise
         kept.sequence += 1
 
     def _rewrite(self) -> None:
-        """The format before this one had checksums that did not tell whose file it is."""
+        """Write the whole file again, durably: in the format before this one the checksums do not tell whose file it is."""
         self._store.commits.close(self._file)
         content = bytearray(2 * SLOT * self._pairs)
         for tag, kept in self._kept.items():
@@ -186,7 +186,7 @@ class Offsets:
         self._enter(len(content))
 
     def close(self) -> None:
-        """The stream is deleted."""
+        """Close the file, because the stream is deleted."""
         self._store.commits.close(self._file)
         self._file = None
         self._changed.clear()

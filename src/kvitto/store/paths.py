@@ -1,4 +1,4 @@
-"""Every file name in a data directory. Paths are relative to it."""
+"""The names of all files in a data directory. Paths are relative to it, and no other module makes one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def archive_dir(queue_id: str) -> str:
 
 
 def about(directory: str) -> str:
-    """Which queue the segments in a directory are of."""
+    """The file that says which queue the segments in a directory belong to."""
     return f"{directory}/queue.json"
 
 
@@ -63,7 +63,7 @@ def orphan(directory: str) -> str:
 
 
 def copying(path: str) -> str:
-    """What a copy is called until it is whole."""
+    """The name of a copy until it is complete."""
     return path + ".new"
 
 
@@ -72,12 +72,12 @@ def journal(number: int, salt: int) -> str:
 
 
 def base_of(name: str) -> int:
-    """The base offset in a segment's or settlement log's file name, -1 if it is neither."""
+    """The base offset in the file name of a segment or settlement log, -1 for any other name."""
     stem, dot, _ = name.partition(".")
     return int(stem) if dot and len(stem) == 20 and stem.isdigit() else -1
 
 
 def journal_of(name: str) -> tuple[int, int] | None:
-    """(number, salt) in a journal file's name, None if it is another."""
+    """(number, salt) in the name of a journal file, None for any other name."""
     found = re.fullmatch(r"(\d{16})-([0-9a-f]{16})\.jnl", name)
     return (int(found[1]), int(found[2], 16)) if found else None

@@ -1,4 +1,7 @@
-"""Buffers with one checksum, taken some bytes at a time: what is too large to be hashed and written in one turn."""
+"""Buffers with one checksum, of which each step takes some bytes.
+
+Used for batches and journal records that are too large to be hashed and written in one turn.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterable
 import xxhash
 
 SLICE_BYTES = 256 << 10
-"""A slice has this many bytes. Writing one takes about 0.25 ms, and several ms if the system has to find free memory for it."""
+"""The bytes of a slice. Writing one takes about 0.25 ms, and several ms if the system has to find free memory for it."""
 WHOLE_BYTES = 2 << 20
 """Up to this many bytes are written in one piece."""
 
@@ -20,16 +23,16 @@ class Pieces:
 
     @property
     def done(self) -> bool:
-        """Whether all has been taken."""
+        """Whether all bytes have been taken."""
         return not self._buffers
 
     @property
     def checksum(self) -> int:
-        """Of what the digest began with and what has been taken."""
+        """The checksum of what the digest began with and of all that has been taken."""
         return self._digest.intdigest()
 
     def take(self, most: int) -> tuple[list[memoryview], int]:
-        """The next buffers, of about `most` bytes together, and how many bytes they have."""
+        """Take the next buffers, of about `most` bytes together. Returns them and the number of their bytes."""
         taken, size = [], 0
         while self._buffers and size < most:
             buffer = self._buffers.popleft()
