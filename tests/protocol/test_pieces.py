@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import bulk, jobs, records
+from kvitto.broker import bulk, jobs, records, transactions
 from kvitto.broker.queue import Queue
-from kvitto.protocol.methods import tx
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY
@@ -311,7 +310,7 @@ def test_messages_with_and_without_a_time_to_live_keep_their_order_in_a_commit(h
 
 def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """T4: the record is durable, some of its settlements are written, its messages are not."""
-    monkeypatch.setattr(tx, "FINISH", jobs.PIECE // 7)
+    monkeypatch.setattr(transactions, "FINISH", jobs.PIECE // 7)
     wire, _ = large(house)
     wire.put(2, m.TxCommit())
     dead = house.broker.vhosts["/"].queues["dead"]

@@ -1,7 +1,7 @@
 """What a queue delivers to. The protocol's consumers derive from this; the queue knows no more of them.
 
 `deliver` encodes messages of a batch for the peer; both methods are called once per run of messages and are virtual calls in
-the compiled form.
+the compiled form. ACK and the constants below it say how a consumer settles what it was given.
 """
 
 from __future__ import annotations
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from kvitto.broker.rota import Line
     from kvitto.broker.stream import Place
     from kvitto.store.batch import Batch, Body
+
+
+ACK = 0
+REJECT = 1
+REQUEUE = 2
+RETRY = 4
+"""REQUEUE, because the consumer said so: later, if the queue has it (A15)."""
+FAILED = 6
+"""RETRY by basic.reject, which says that the message is to blame."""
 
 
 class Consumer:

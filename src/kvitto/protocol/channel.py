@@ -25,11 +25,12 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
-from kvitto.broker.consumer import Consumer
+from kvitto.broker.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
 from kvitto.broker.copying import COPIES_BYTES, PIECE_COST, copies
 from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.route import Route
+from kvitto.broker.routing import SEARCH_COST
 from kvitto.format.entry import SPECIAL
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.output import Output
@@ -41,21 +42,15 @@ from kvitto.wire.tables import encode_shortstr
 
 if TYPE_CHECKING:
     from kvitto.broker.stages import Stage
+    from kvitto.broker.transactions import Transaction
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
-    from kvitto.protocol.methods.tx import Transaction
 
 log = logging.getLogger("kvitto.amqp")
 
-ACK = 0
-REJECT = 1
-REQUEUE = 2
 STAGE = 3
-RETRY = 4
-"""REQUEUE, because the consumer said so: later, if the queue has it (A15)."""
-FAILED = 6
-"""RETRY by basic.reject, which says that the message is to blame."""
+"""In place of how deliveries are settled (broker/consumer.py): a transaction holds them, and they go to `Channel.held`."""
 UNKNOWN, SETTLED, MORE = 0, 1, 2
 PIECE = 5000
 """What settling may cost in one piece, in units of 0.1 us."""
@@ -70,8 +65,6 @@ MANY = 200
 """Queues; a message for more of them goes to them in pieces."""
 DIRTY_COST = 5
 """Of giving a queue something to be written, for the connection that does: the writing has a budget of its own."""
-SEARCH_COST = 10
-"""Of looking for a route, without the steps, in units of about a microsecond."""
 SPECIAL_COST, DECODE_COST = 4, 10
 """The cost of a message whose properties are read, and of decoding them if they matter."""
 ENTRY = 24
@@ -879,12 +872,7 @@ class Content:
 
 
 __all__ = [
-    "ACK",
-    "FAILED",
     "MORE",
-    "REJECT",
-    "REQUEUE",
-    "RETRY",
     "SETTLED",
     "STAGE",
     "UNKNOWN",

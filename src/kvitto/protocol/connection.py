@@ -29,11 +29,12 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import check_size
+from kvitto.broker.consumer import ACK
 from kvitto.broker.hold import leave_group
 from kvitto.broker.jobs import nothing
 from kvitto.broker.removal import delete_queues
 from kvitto.protocol import closing, handshake
-from kvitto.protocol.channel import ACK, MORE, UNKNOWN, Channel, Content
+from kvitto.protocol.channel import MORE, UNKNOWN, Channel, Content
 from kvitto.protocol.holding import BUFFER_BYTES
 from kvitto.protocol.methods import dispatch
 from kvitto.protocol.output import Output

@@ -17,11 +17,12 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import inert, walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.consumer import ACK, FAILED, REJECT, RETRY
 from kvitto.broker.hold import release
 from kvitto.broker.jobs import nothing
 from kvitto.broker.stream import Stream
 from kvitto.broker.work_queue import WorkQueue
-from kvitto.protocol.channel import ACK, FAILED, MORE, REJECT, RETRY, UNKNOWN
+from kvitto.protocol.channel import MORE, UNKNOWN
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, OffsetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
 from kvitto.protocol.states import RUNNING
