@@ -122,7 +122,9 @@ class Broker:
         self.file_room: Callable[[], int] = lambda: limits.FILES_PER_QUEUE
         """How many more files may be open, those of new queues counted as open."""
         self.applying = False
-        self.definitions_pending = False
+        self.defined = (
+            0  # how many times definitions have changed, for whoever has to wait for them (broker/changes.py)
+        )
         self.cluster_name = ""
         """As people have called it; "" for the name of the node."""
         self.inert: dict[tuple[Any, ...], str] = {}
@@ -157,7 +159,6 @@ class Broker:
         self.archives.start()
         self.store.started()
         self.stages.started()
-        self.definitions_pending = False
 
     def find_inert(self, kind: str, key: tuple[Any, ...], what: str, patterns: Iterable[Pattern]) -> None:
         """Raise an alarm for a pattern that was stored by an older version and cannot be searched for any more."""
@@ -267,7 +268,7 @@ class Broker:
 
     def _defined(self) -> None:
         self.store.commits.wrote_file(self.store.definitions.file)
-        self.definitions_pending = True
+        self.defined += 1
         if self.store.definitions.unwritten:
             self._no_room("cannot write the definitions: the disk is full")
 

@@ -89,6 +89,8 @@ def _run(vhost: VHost, thing: Queue | Exchange, steps: Steps) -> Steps:
         yield from steps
     finally:
         vhost.going.pop(thing, None)
+    if vhost.is_durable(thing):
+        vhost.broker.defined += 1  # somebody else may have done the last of the steps, to have the name
 
 
 def unbind_from(vhost: VHost, exchange: Exchange, cost: Cost) -> Steps:

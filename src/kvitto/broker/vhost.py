@@ -287,7 +287,7 @@ class VHost:
                     raise
             self._sources.setdefault(dest, {})[exchange] = None
             self.changed()
-            if exchange.durable and self._durable(dest):
+            if exchange.durable and self.is_durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
 
     def _refuse_going(self, *things: Queue | Exchange) -> None:
@@ -324,12 +324,13 @@ class VHost:
             sources.pop(exchange, None)
             if not sources:
                 del self._sources[dest]
-        if exchange.durable and self._durable(dest):
+        if exchange.durable and self.is_durable(dest):
             self.broker.undefine("binding", self._binding_key(exchange, dest, routing_key, arguments))
 
     @staticmethod
-    def _durable(dest: Queue | Exchange) -> bool:
-        return dest.durable if isinstance(dest, Exchange) else dest.log.durable
+    def is_durable(thing: Queue | Exchange) -> bool:
+        """Whether it has a definition."""
+        return thing.durable if isinstance(thing, Exchange) else thing.log.durable
 
     def _binding_key(self, source: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
         kind = "exchange" if isinstance(dest, Exchange) else "queue"

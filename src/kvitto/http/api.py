@@ -15,6 +15,7 @@ from kvitto.base.config import Config
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError, StoreError
 from kvitto.broker.auth import Operation, User
 from kvitto.broker.broker import Broker
+from kvitto.broker.changes import Changes
 from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.rates import Rates
@@ -77,26 +78,26 @@ class Api:
 
     async def change(self, make: Callable[[], T]) -> T:
         """Run `make`, which may change definitions; return once they are on disk (D2)."""
-        broker = self.broker
-        broker.definitions_pending = False
+        changes = Changes(self.broker)
         try:
-            result = make()
+            with changes:
+                result = make()
         finally:
-            pending, broker.definitions_pending = broker.definitions_pending, False
             self.host.schedule()
-        if pending:
+        if changes.made:
             await self.defined()
         return result
 
     async def perform(self, steps: Iterator[object]) -> None:
         """Run a job that may change definitions; return once it is done and they are on disk (D2)."""
-        work = _Work()
-        await self.change(lambda: self.broker.jobs.start(steps, work.ended.set, work))
+        work, changes = _Work(), Changes(self.broker)
+        await self.change(lambda: self.broker.jobs.start(changes.each(steps), work.ended.set, work))
         if not work.ended.is_set():
             await work.ended.wait()
             if work.error is not None:
                 raise work.error
-            await self.defined()
+            if changes.made:
+                await self.defined()
 
     async def defined(self) -> None:
         """Wait until all definitions made so far are durable. This never returns if the disk fails."""

@@ -251,7 +251,7 @@ class Channel:
     def take_turns(self, steps: Iterator[bool]) -> None:
         """Publish a message: now, or in several turns, while the input behind it waits."""
         for _ in steps:
-            self.connection.perform(blamed(steps), channel=self, defines=False)
+            self.connection.perform(blamed(steps), channel=self)
             return
 
     def _count(self) -> None:

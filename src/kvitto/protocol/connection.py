@@ -29,6 +29,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.admission import check_size
+from kvitto.broker.changes import Changes, Unanswered
 from kvitto.broker.consumer import ACK
 from kvitto.broker.hold import leave_group
 from kvitto.broker.jobs import nothing
@@ -369,7 +370,7 @@ class Connection:
         method = decode(payload)
         self.spend(METHOD_COST)
         before = self.output.buf.n
-        self.hub.broker.definitions_pending = False  # what a timer or a lost peer has changed has no answer to wait
+        defined = self.hub.broker.defined
         try:
             dispatch(self, number, c, method)
         except ProtocolError as error:
@@ -377,9 +378,8 @@ class Connection:
                 error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
             raise
         if (
-            self.hub.broker.definitions_pending and not self.answering
+            self.hub.broker.defined != defined and not self.answering
         ):  # what still works waits for the disk when it is done
-            self.hub.broker.definitions_pending = False
             self._answer_when_announced(before)
         elif self.output.buf.n > INPUT_PAUSE or len(self.output.parts) > PARTS_MAX:
             self._choke()
@@ -408,21 +408,20 @@ class Connection:
         *,
         channel: Channel | None = None,
         method: Method | None = None,
-        defines: bool = True,
     ) -> None:
         """Do work for a method that may take several turns (broker/jobs.py); the input behind it waits, and that of no other connection.
 
         `done` sends the answer, which goes out once everything that the job has defined is durable. It is not called if the channel or the
         connection has ended meanwhile. A ChannelError closes `channel` and names `method`, in whichever turn it is raised; a
         ConnectionError_ closes the connection.
-        `defines`: it may change definitions, so the answer has to wait for the disk.
         """
+        changes = Changes(self.hub.broker)
         working = True
         first = True
 
         def contained() -> Iterator[object]:
             try:
-                yield from steps
+                yield from changes.each(steps)
             except ProtocolError as error:
                 if first:
                     raise
@@ -444,7 +443,7 @@ class Connection:
             if first:
                 return
             self.answering = False
-            if self.state == RUNNING and defines:
+            if self.state == RUNNING and changes.made:
                 self._answer_when_announced(before)
             else:
                 self.unstall()
@@ -628,6 +627,10 @@ class Connection:
 
     def release(self) -> None:
         """The connection ends: give back everything it holds (A6), delete its exclusive queues."""
+        with Unanswered(self.hub.broker):
+            self._release()
+
+    def _release(self) -> None:
         ending = [(c, self.close_channel(c)) for c in self.channels.values() if not c.closing]
         if ending:
             self.hub.broker.jobs.start(closing.all_steps(ending), owner=self)
@@ -638,7 +641,6 @@ class Connection:
             self.hub.broker.jobs.start(delete_queues(list(self.queues)))
         for queue in self.groups:
             leave_group(queue, self)
-        self.hub.broker.definitions_pending = False
 
     def finish(self) -> None:
         """Nothing more is said: send what is left and end the socket."""

@@ -17,6 +17,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import inert, walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.changes import Unanswered
 from kvitto.broker.consumer import ACK, FAILED, REJECT, RETRY
 from kvitto.broker.hold import release
 from kvitto.broker.jobs import nothing
@@ -167,8 +168,8 @@ def _check_group(broker: Broker, queue: Queue) -> None:
         thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
         raise ChannelError(ACCESS_REFUSED, f"{thing} is read by range by group '{queue.group}'")
     if queue.hold is not None:
-        broker.jobs.start(release(queue), owner=queue)
-        broker.definitions_pending = False  # deliveries do not wait for that, so no answer may
+        with Unanswered(broker):  # deliveries do not wait for the definition, so no answer may
+            broker.jobs.start(release(queue), owner=queue)
 
 
 def _consume_replies(conn: Connection, chan: Channel, m: BasicConsume, tag: str) -> None:

@@ -116,7 +116,7 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
         if not m.no_wait:
             conn.send(chan.number, QueuePurgeOk(count))
 
-    conn.perform(steps, answer, channel=chan, method=m, defines=False)
+    conn.perform(steps, answer, channel=chan, method=m)
 
 
 def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:

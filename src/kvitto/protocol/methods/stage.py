@@ -49,8 +49,7 @@ def commit(conn: Connection, chan: Channel, m: StageCommit) -> None:
         conn.unstall()
 
     broker.stages.commit(conn.vhost, m.writer, m.batch, tasks, lambda fresh: walls.run(conn, done, fresh))
-    broker.definitions_pending = False  # `done` waits for them
-    conn.answering = True
+    conn.answering = True  # `done` waits for the definitions
     conn.stall()
 
 

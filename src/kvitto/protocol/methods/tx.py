@@ -238,9 +238,7 @@ def commit(conn: Connection, chan: Channel, method: TxCommit) -> None:
 def rollback(conn: Connection, chan: Channel, method: TxRollback) -> None:
     if chan.tx is None:
         raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
-    conn.perform(
-        chan.tx.rollback(), lambda: conn.send(chan.number, TxRollbackOk()), channel=chan, method=method, defines=False
-    )
+    conn.perform(chan.tx.rollback(), lambda: conn.send(chan.number, TxRollbackOk()), channel=chan, method=method)
 
 
 HANDLERS: dict[type[Method], Callable[[Any, Any, Any], None]] = {

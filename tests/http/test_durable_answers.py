@@ -1,0 +1,160 @@
+"""D2: whichever route changes definitions, its answer waits until they are durable. The disk here syncs only when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+
+from kvitto.base.config import Config
+from kvitto.http.api import Api, Call
+from kvitto.http.request import Request, Response
+from kvitto.http.router import Router
+from tests.protocol.sansio import House
+
+Q, X, Y = "/api/queues/%2F/q", "/api/exchanges/%2F/x", "/api/exchanges/%2F/y"
+TO_QUEUE, TO_EXCHANGE = "/api/bindings/%2F/e/x/q/q", "/api/bindings/%2F/e/x/e/y"
+EVERYTHING = {"configure": ".*", "write": ".*", "read": ".*"}
+POLICY = {"pattern": "q", "definition": {"max-length": 5}}
+SETUP: list[tuple[str, str, dict[str, Any]]] = [
+    ("PUT", Q, {"durable": True}),
+    ("PUT", X, {"durable": True}),
+    ("PUT", Y, {"durable": True}),
+    ("POST", TO_QUEUE, {"routing_key": "k"}),
+    ("POST", TO_EXCHANGE, {"routing_key": "k"}),
+    ("PUT", "/api/policies/%2F/p", POLICY),
+    ("PUT", "/api/operator-policies/%2F/p", POLICY),
+    ("PUT", "/api/users/u", {"tags": "", "password_hash": ""}),
+    ("PUT", "/api/vhosts/v", {}),
+    ("PUT", "/api/permissions/v/u", EVERYTHING),
+]
+CHANGING: list[tuple[str, str, dict[str, Any]]] = [
+    ("PUT", "/api/queues/%2F/new", {"durable": True}),
+    ("DELETE", Q, {}),
+    ("PUT", "/api/exchanges/%2F/new", {"durable": True}),
+    ("DELETE", X, {}),
+    ("POST", TO_QUEUE, {"routing_key": "new"}),
+    ("DELETE", TO_QUEUE + "/k", {}),
+    ("POST", TO_EXCHANGE, {"routing_key": "new"}),
+    ("DELETE", TO_EXCHANGE + "/k", {}),
+    ("PUT", "/api/policies/%2F/new", POLICY),
+    ("DELETE", "/api/policies/%2F/p", {}),
+    ("PUT", "/api/operator-policies/%2F/new", POLICY),
+    ("DELETE", "/api/operator-policies/%2F/p", {}),
+    ("PUT", "/api/users/new", {"tags": "", "password_hash": ""}),
+    ("DELETE", "/api/users/u", {}),
+    ("POST", "/api/users/bulk-delete", {"users": ["u"]}),
+    ("PUT", "/api/vhosts/new", {}),
+    ("DELETE", "/api/vhosts/v", {}),
+    ("PUT", "/api/permissions/%2F/u", EVERYTHING),
+    ("DELETE", "/api/permissions/v/u", {}),
+    ("PUT", "/api/cluster-name", {"name": "new"}),
+    ("GET", "/api/aliveness-test/%2F", {}),
+]
+UNCHANGING = {
+    ("DELETE", "/api/connections/{name}"),
+    ("DELETE", "/api/connections/username/{username}"),
+    ("DELETE", "/api/queues/{vhost}/{name}/contents"),
+    ("POST", "/api/queues/{vhost}/{name}/get"),
+    ("POST", "/api/exchanges/{vhost}/{name}/publish"),
+}
+"""Routes that are no GET, and change no definition."""
+
+
+class Host:
+    """The server: a turn runs when the test says so."""
+
+    tls_port = http_port = port = uptime_ms = started_ms = 0
+
+    def __init__(self, house: House) -> None:
+        self.config = Config()
+        self.store, self.broker, self.hub, self.logins = house.store, house.broker, house.hub, None
+
+    def schedule(self) -> None:
+        pass
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+class Caller:
+    """guest, who calls handlers without sockets."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.api = Api(Host(house))  # type: ignore[arg-type]
+        self.router = Router()
+
+    async def begin(self, method: str, path: str, body: dict[str, Any]) -> asyncio.Task[Response]:
+        """A call that has gone as far as it gets without a sync."""
+        route, args = self.router.find(method, path)
+        request = Request(method, path, {}, {}, True, "test", body)
+        handled = route.handler(Call(self.api, request, args, self.house.broker.users.get("guest")))
+
+        async def finish() -> Response:
+            return await handled if inspect.isawaitable(handled) else handled  # type: ignore[return-value]
+
+        task = asyncio.create_task(finish())
+        for _ in range(20):
+            await asyncio.sleep(0)
+            self.house.turn()
+        return task
+
+    async def end(self, task: asyncio.Task[Response]) -> Response:
+        while not task.done():
+            self.house.settle()
+            await asyncio.sleep(0)
+        return task.result()
+
+
+def test_every_route_is_looked_at() -> None:
+    router, every, patterns = Router(), set(), {}
+    for found in router._by_length.values():
+        for parts, methods in found.items():
+            for method, route in methods.items():
+                patterns[id(route)] = (method, "/" + "/".join(parts))
+                every.add(patterns[id(route)])
+    every = {each for each in every if each[0] != "GET"}
+    changing = {patterns[id(router.find(method, path)[0])] for method, path, _ in CHANGING if method != "GET"}
+    assert not changing & UNCHANGING
+    assert changing | UNCHANGING == every
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"), CHANGING, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_the_answer_waits_for_the_definition(method: str, path: str, body: dict[str, Any]) -> None:
+    """D2"""
+
+    async def scenario() -> None:
+        house = House()
+        caller = Caller(house)
+        for other in SETUP:
+            assert (await caller.end(await caller.begin(*other))).status in (201, 204)
+        before = house.store.definitions.file.size()
+        task = await caller.begin(method, path, body)
+        assert house.store.definitions.file.size() > before, "this route changes no definition"
+        assert not task.done()
+        assert (await caller.end(task)).status in (200, 201, 204)
+
+    asyncio.run(scenario())
+
+
+def test_so_does_the_answer_to_a_job_of_several_turns() -> None:
+    """D2"""
+
+    async def scenario() -> None:
+        house = House()
+        caller = Caller(house)
+        for other in SETUP:
+            await caller.end(await caller.begin(*other))
+        for n in range(200):
+            house.broker.vhosts["/"].bind("amq.direct", house.broker.vhosts["/"].queues["q"], f"k{n}", {})
+        house.settle()
+        task = await caller.begin("DELETE", Q, {})
+        assert "q" not in house.broker.vhosts["/"].queues and not task.done()
+        assert (await caller.end(task)).status == 204
+
+    asyncio.run(scenario())
