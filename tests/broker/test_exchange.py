@@ -42,7 +42,7 @@ def routed(exchange: Exchange, key: str = "", headers: Table | None = None) -> s
 def resolve(
     exchange: Exchange, key: str, headers: Table | None, lookup: Lookup, more: Sequence[str] = ()
 ) -> tuple[list[Sink], bool]:
-    found = at_once(walk(exchange, (key, *more), Properties(headers=headers), lookup))
+    found = at_once(walk(exchange, (key, *more), Properties(headers=headers), lookup, None))
     return found.queues, found.dynamic
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import kvitto
-from kvitto.base import limits
 from kvitto.http import server
 from kvitto.http.server import Listener
 from tests.http.api import TIMEOUT_S, Http
@@ -24,8 +23,7 @@ PLACES = 12
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvitto.Broker]:
     """With few places and little room for bodies."""
     monkeypatch.setattr(server, "CONNECTIONS_MAX", PLACES)
-    monkeypatch.setattr(limits, "HTTP_BODIES_MAX", 100_000)
-    with kvitto.Broker(http_port=0) as broker:
+    with kvitto.Broker(http_port=0, limits={"http_bodies_max": 100_000}) as broker:
         yield broker
 
 

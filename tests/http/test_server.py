@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvitto
-from kvitto.base import limits
+from kvitto.base.limits import DEFAULTS
 from kvitto.http.server import Listener
 from tests.http.api import TIMEOUT_S, Http
 from tests.support.wait import wait_until
@@ -74,7 +75,7 @@ def test_a_body_that_makes_no_sense_is_a_400(api: Http, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * limits.HTTP_HEAD_MAX + b"\r\n\r\n", b"431"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 2 * DEFAULTS.http_head_max + b"\r\n\r\n", b"431"),
         (b"PUT /api/queues/%2F/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\nAuthorization: ", b"413"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
@@ -121,8 +122,8 @@ def test_bodies_that_are_under_way_have_a_limit_together(
     broker: kvitto.Broker, api: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W8"""
-    monkeypatch.setattr(limits, "HTTP_BODIES_MAX", 100_000)
     server: Any = broker._server
+    monkeypatch.setattr(server.broker, "limits", replace(server.broker.limits, http_bodies_max=100_000))
     (listener,) = (found for found in server._servers if isinstance(found, Listener))
     auth = b"Authorization: " + api.headers["Authorization"].encode()
     head = b"PUT /api/queues/%2F/slow HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n" + auth + b"\r\n\r\n"

@@ -7,24 +7,44 @@ loopback: that is how they are compared with RabbitMQ.
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import kvitto
 from tests.protocol.raw import Raw
+from tests.support.limited import limit
 
 numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def port() -> Iterator[int]:
-    """The AMQP port of a running broker."""
+def running() -> Iterator[kvitto.Broker | None]:
+    """A running broker; None if it runs elsewhere, on AMQP_PORT."""
     if "AMQP_PORT" in os.environ:
-        yield int(os.environ["AMQP_PORT"])
+        yield None
     else:
-        with kvitto.Broker() as running:
-            yield running.port
+        with kvitto.Broker() as broker:
+            yield broker
+
+
+@pytest.fixture(scope="session")
+def port(running: kvitto.Broker | None) -> int:
+    """The AMQP port of a running broker."""
+    return int(os.environ["AMQP_PORT"]) if running is None else running.port
+
+
+@pytest.fixture
+def allow(running: kvitto.Broker | None) -> Iterator[Callable[..., None]]:
+    """Sets limits of the running broker for one test."""
+    if running is None:
+        pytest.skip("the limits of a broker that runs elsewhere cannot be changed")
+    assert running._server is not None
+    broker = running._server.broker
+    before = broker.limits
+    yield partial(limit, broker)
+    broker.limits = before
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from kvitto.base.errors import StoreError
+from kvitto.base.limits import DEFAULTS, Limits
 from kvitto.broker.broker import Broker
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Hub
@@ -99,7 +100,10 @@ class Wire:
 class House:
     """Hub, broker and store on a simulated disk."""
 
-    def __init__(self, disk: SimDisk | None = None, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self, disk: SimDisk | None = None, clock: ManualClock | None = None, limits: Limits = DEFAULTS
+    ) -> None:
+        self.limits = limits
         self.disk = disk or SimDisk()
         self.clock = clock or ManualClock()
         self.store = Store(self.disk, self.clock)
@@ -111,7 +115,7 @@ class House:
 
     def _start(self) -> None:
         self.store.open()
-        self.broker = Broker(self.store, self.clock)
+        self.broker = Broker(self.store, self.clock, self.limits)
         self.hub = Hub(self.broker)
         self.broker.start()
         self.broker.users.cost = 4  # nothing here is about how slow a hash is

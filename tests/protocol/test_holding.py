@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvitto.base import limits
+from kvitto.base.limits import DEFAULTS
 from kvitto.protocol.closing import CONSUMERS_PER_PIECE
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.holding import BUFFER_BYTES, BUFFERS_MAX, Holding
@@ -18,6 +18,7 @@ from kvitto.wire.spec import FRAME_BODY
 from tests.protocol import sessions
 from tests.protocol.sansio import House, Wire
 from tests.protocol.test_limits import MIB, ask, begun, check_others, close_of
+from tests.support.limited import limit
 
 
 def user_of(house: House, name: str) -> Wire:
@@ -55,8 +56,8 @@ def test_a_body_takes_hardly_more_memory_than_has_come_of_it() -> None:
 
 def test_one_user_cannot_take_the_memory_that_another_one_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes more than his share is closed with words; the message of somebody else is taken."""
-    monkeypatch.setattr(limits, "HELD_MAX", 8 * MIB)
     house = House()
+    limit(house.broker, held_max=8 * MIB)
     wires = [house.wire() for _ in range(40)]
     for wire in wires:
         wire.feed(begun("a", 100 * MIB, bytes(300_000)))
@@ -74,8 +75,8 @@ def test_one_user_cannot_take_the_memory_that_another_one_needs(monkeypatch: pyt
 
 def test_where_all_hold_too_much_the_connection_that_holds_most_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one that comes next."""
-    monkeypatch.setattr(limits, "HELD_MAX", 7 * MIB // 2)
     house = House()
+    limit(house.broker, held_max=7 * MIB // 2)
     small, large = house.wire(), house.wire()
     small.feed(begun("a", 100 * MIB, bytes(300_000)))
     large.feed(begun("a", 100 * MIB, bytes(900_000)))
@@ -144,7 +145,7 @@ def test_a_look_at_many_connections_is_cut_into_pieces() -> None:
     house = House()
     wires = [house.wire(login=False) for _ in range(3 * PIECE)]
     house.settle()
-    house.clock.advance(limits.HANDSHAKE_S + 1)
+    house.clock.advance(DEFAULTS.handshake_s + 1)
     house.broker.read_clock()
     ConnectionWatch(house.hub).begin(False)
     at_once = sum(wire.aborted for wire in wires)
@@ -160,7 +161,7 @@ def test_an_error_in_a_look_at_the_connections_does_not_end_all_later_looks(
     """W8: who had stopped in the middle of the handshake stayed for ever then."""
     house = House()
     wire = house.wire(login=False)
-    house.clock.advance(limits.HANDSHAKE_S + 1)
+    house.clock.advance(DEFAULTS.handshake_s + 1)
     house.broker.read_clock()
     watching = ConnectionWatch(house.hub)
 
@@ -182,7 +183,6 @@ def test_who_gives_way_needs_several_turns_for_its_end_and_its_memory_is_free_at
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A channel with many consumers ends in pieces: the search for who holds most must find another one meanwhile."""
-    monkeypatch.setattr(limits, "HELD_MAX", 3 * MIB)
     asked: list[str] = []
     largest = Holding._largest
 
@@ -193,6 +193,7 @@ def test_who_gives_way_needs_several_turns_for_its_end_and_its_memory_is_free_at
 
     monkeypatch.setattr(Holding, "_largest", counted)
     house = House()
+    limit(house.broker, held_max=3 * MIB)
     large = house.wire()
     ask(large, m.QueueDeclare("a"), m.TxSelect())
     ask(large, *(m.BasicConsume("a", f"tag-{number}") for number in range(3 * CONSUMERS_PER_PIECE)))

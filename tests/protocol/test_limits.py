@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kvitto.base import limits
+from kvitto.base.limits import DEFAULTS
 from kvitto.broker import vhost as vhosts
 from kvitto.protocol.connection import INPUT_PAUSE
 from kvitto.protocol.states import RUNNING
@@ -17,6 +18,7 @@ from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol import sessions
 from tests.protocol.sansio import House, Wire
+from tests.support.limited import limit
 
 MIB = 1 << 20
 ROUTE_S = 0.5
@@ -130,8 +132,8 @@ def test_channels_end_at_their_limit() -> None:
 
 def test_all_connections_share_a_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit CHANNELS_MAX: what one closes others may open."""
-    monkeypatch.setattr(limits, "CHANNELS_MAX", 6)
     house = House()
+    limit(house.broker, channels_max=6)
     first, second = house.wire(), house.wire()
     ask(first, m.ChannelOpen(), channel=2)
     ask(first, m.ChannelClose(200, ""), channel=2)
@@ -174,7 +176,7 @@ def test_a_flood_of_exchanges_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     house = House()
     wire = house.wire()
     ask(wire, *[m.ExchangeDeclare(f"e{i}", "direct", durable=True) for i in range(10)])
-    monkeypatch.setattr(limits, "EXCHANGES_MAX", 10)
+    limit(house.broker, exchanges_max=10)
     kind, code, _ = close_of(ask(wire, m.ExchangeDeclare("more", "direct")))
     assert (kind, code) == (m.ChannelClose, 406) and house.broker.refused["exchanges"] == 1
     again = House(house.disk.kill())
@@ -183,8 +185,8 @@ def test_a_flood_of_exchanges_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_binding_bomb_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit BINDINGS_MAX, of a virtual host; a refused binding leaves nothing behind, in memory or on the disk."""
-    monkeypatch.setattr(limits, "BINDINGS_MAX", 50)
     house = House()
+    limit(house.broker, bindings_max=50)
     wire = house.wire()
     ask(wire, m.QueueDeclare("a", durable=True), *[m.QueueBind("a", "amq.direct", f"k{i}") for i in range(50)])
     kind, code, _ = close_of(ask(wire, m.QueueBind("a", "amq.direct", "one more")))
@@ -205,15 +207,15 @@ def test_a_start_refuses_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House()
     wire = house.wire()
     ask(wire, m.QueueDeclare("a", durable=True), *[m.QueueBind("a", "amq.direct", f"k{i}") for i in range(50)])
-    monkeypatch.setattr(limits, "BINDINGS_MAX", 5)
+    limit(house.broker, bindings_max=5)
     again = House(house.disk.kill())
     assert len(list(again.broker.vhosts["/"].exchanges["amq.direct"].bindings())) == 50
 
 
 def test_consumers_end_at_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit CONSUMERS_MAX, of one queue and of one connection."""
-    monkeypatch.setattr(limits, "CONSUMERS_MAX", 10)
     house = House()
+    limit(house.broker, consumers_max=10)
     wire, other = house.wire(), house.wire()
     ask(wire, m.QueueDeclare("a"), m.QueueDeclare("b"), *[m.BasicConsume("a", str(i)) for i in range(10)])
     _, code, text = close_of(ask(other, m.BasicConsume("a")))
@@ -247,15 +249,15 @@ def cpu_s(house: House, exchange: str, key: str, headers: dict[str, object]) -> 
 
 def test_topic_patterns_cannot_be_made_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit ROUTE_STEPS_MAX: patterns with many `#` and `*`, and the key that keeps all of them going."""
-    monkeypatch.setattr(limits, "ROUTE_STEPS_MAX", 100_000)
     house = House()
+    limit(house.broker, route_steps_max=100_000)
     ends = itertools.product("a*", repeat=12)
     patterns = [".".join(("#", "a") * 30 + end) for end in ends]
     taken = bind_until_refused(house, "amq.topic", [(pattern, {}) for pattern in patterns])
     assert taken > 10
     assert cpu_s(house, "amq.topic", ".".join("a" * 128), {}) < ROUTE_S
     steps = house.broker.vhosts["/"].exchanges["amq.topic"].steps
-    assert steps <= limits.ROUTE_STEPS_MAX
+    assert steps <= DEFAULTS.route_steps_max
 
 
 def test_patterns_of_every_day_are_not_counted() -> None:
@@ -274,13 +276,13 @@ def test_patterns_of_every_day_are_not_counted() -> None:
 
 def test_headers_with_thousands_of_arguments_cannot_be_made_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit ROUTE_STEPS_MAX: each binding compares thousands of headers of each message."""
-    monkeypatch.setattr(limits, "ROUTE_STEPS_MAX", 50_000)
     house = House()
+    limit(house.broker, route_steps_max=50_000)
     wanted = {f"k{i}": 1 for i in range(4999)}
     exchange = house.broker.vhosts["/"].exchanges["amq.headers"]
-    for n in range(limits.ROUTE_STEPS_MAX // 5001):
+    for n in range(house.broker.limits.route_steps_max // 5001):
         exchange.bind("queue", "", {**wanted, f"only {n}": 1})
-    exchange.check_limits()
+    exchange.check_steps(house.broker.limits.route_steps_max)
     assert cpu_s(house, "amq.headers", "", {**wanted, "other": 2}) < ROUTE_S
     assert bind_until_refused(house, "amq.headers", [("", {f"k{i}": 2 for i in range(5000)})]) == 0
     assert cpu_s(house, "amq.headers", "", {"k": 2}) < ROUTE_S
@@ -288,16 +290,16 @@ def test_headers_with_thousands_of_arguments_cannot_be_made_slow(monkeypatch: py
 
 def test_routing_keys_in_headers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits COPIES_MAX and ROUTING_STEPS_MAX: CC with thousands of keys, or with a few to an exchange that is slow already."""
-    monkeypatch.setattr(limits, "ROUTING_STEPS_MAX", 2_000_000)
     house = House()
+    limit(house.broker, routing_steps_max=2_000_000)
     wire = house.wire()
-    props = Properties(headers={"CC": ["k"] * (limits.COPIES_MAX + 1)}).encode()
+    props = Properties(headers={"CC": ["k"] * (DEFAULTS.copies_max + 1)}).encode()
     wire.feed(sessions.content(1, m.BasicPublish("amq.topic", "k"), props, b"x"))
     assert close_of(ask(wire))[:2] == (m.ChannelClose, 406)
     topic = house.broker.vhosts["/"].exchanges["amq.topic"]
     for i in range(60):
         topic.bind("queue", f"#.{i}." + "a." * 30, {})
-    assert topic.steps * 10 > limits.ROUTING_STEPS_MAX
+    assert topic.steps * 10 > house.broker.limits.routing_steps_max
     other = house.wire()
     props = Properties(headers={"CC": ["k"] * 10}).encode()
     other.feed(sessions.content(1, m.BasicPublish("amq.topic", "k"), props, b"x"))
@@ -323,8 +325,8 @@ def test_remembered_routes_are_bounded_by_what_is_in_them(monkeypatch: pytest.Mo
 
 def test_a_consumer_that_never_acks_gets_no_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit UNACKED_MAX: no prefetch, no acks. It waits, others do not, and an ack lets it go on."""
-    monkeypatch.setattr(limits, "UNACKED_MAX", 100)
     house = House()
+    limit(house.broker, unacked_max=100)
     wire = house.wire()
     ask(wire, m.QueueDeclare("a"), m.BasicConsume("a", "c"))
     wire.feed(sessions.content(1, m.BasicPublish("", "a"), b"\0\0", b"x") * 150)
@@ -345,8 +347,8 @@ def test_bodies_that_are_announced_and_never_sent_are_bounded_over_all_connectio
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Limit HELD_MAX: each connection stays below its own limit."""
-    monkeypatch.setattr(limits, "HELD_MAX", 10 * MIB)
     house = House()
+    limit(house.broker, held_max=10 * MIB)
     wires = [house.wire() for _ in range(20)]
     for wire in wires:
         wire.feed(begun("a", 100 * MIB, bytes(300_000)))
@@ -363,8 +365,8 @@ def test_bodies_that_are_announced_and_never_sent_are_bounded_over_all_connectio
 
 def test_transactions_are_bounded_over_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit HELD_MAX: the transaction is rolled back, and its room is free again."""
-    monkeypatch.setattr(limits, "HELD_MAX", 2 * MIB)
     house = House()
+    limit(house.broker, held_max=2 * MIB)
     first, second = house.wire(), house.wire()
     for wire in (first, second):
         ask(wire, m.TxSelect())

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvitto.base import limits
 from kvitto.base.errors import ChannelError
 from kvitto.broker import topic
 from kvitto.protocol import channel as channels
@@ -16,6 +15,7 @@ from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
+from tests.support.limited import limit
 
 COPIES = Properties(headers={"CC": [str(i) for i in range(200)]}).encode()
 
@@ -179,7 +179,7 @@ def test_a_route_that_is_too_long_closes_the_channel_in_a_later_turn(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limit ROUTING_STEPS_MAX: direct and fanout exchanges count, too."""
-    monkeypatch.setattr(limits, "ROUTING_STEPS_MAX", 10_000)
+    limit(house.broker, routing_steps_max=10_000)
     wire = confirming(house)
     behind_exchanges(house)
     publish(wire, "x", props=COPIES)

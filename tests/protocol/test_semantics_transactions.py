@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kvitto.base import limits
 from kvitto.base.errors import ChannelError
 from kvitto.store.batch import HEADER, BatchHeader
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
 from tests.protocol.sansio import House
+from tests.support.limited import limit
 
 More = Callable[..., Raw]
 
@@ -272,9 +272,9 @@ def test_copies_and_headers_are_routed_at_commit(tx: Raw, name: str) -> None:
     assert (tx.drain(name, 2), tx.drain(name + ".cc", 2)) == ([b"x", b"y"], [b"x"])
 
 
-def test_a_transaction_has_a_limit(tx: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_has_a_limit(tx: Raw, name: str, allow: Callable[..., None]) -> None:
     """W8: it is held in memory, so it must end somewhere; and it counts from zero again."""
-    monkeypatch.setattr(limits, "TX_MAX", 1_000_000)
+    allow(tx_max=1_000_000)
     for _ in range(3):
         for _ in range(9):
             tx.publish(1, "", name, bytes(100_000))
@@ -286,9 +286,9 @@ def test_a_transaction_has_a_limit(tx: Raw, name: str, monkeypatch: pytest.Monke
     assert tx.count(name, 2) == 0
 
 
-def test_the_copies_of_a_transaction_have_a_limit(tx: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copies_of_a_transaction_have_a_limit(tx: Raw, name: str, allow: Callable[..., None]) -> None:
     """W8: one record of the journal holds them all; nothing is applied if it would be too large."""
-    monkeypatch.setattr(limits, "TX_MAX", 100_000)
+    allow(tx_max=100_000)
     tx.call(2, m.ExchangeDeclare(name, "fanout"), m.ExchangeDeclareOk)
     queues = [tx.declare(f"{name}.{n}", 2) for n in range(5)]
     for queue in queues:
@@ -299,9 +299,9 @@ def test_the_copies_of_a_transaction_have_a_limit(tx: Raw, name: str, monkeypatc
     assert [tx.count(queue, 2) for queue in queues] == [0] * 5
 
 
-def test_empty_messages_and_settlements_count_too(tx: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_messages_and_settlements_count_too(tx: Raw, name: str, allow: Callable[..., None]) -> None:
     """W8: each takes memory."""
-    monkeypatch.setattr(limits, "TX_MAX", 100_000)
+    allow(tx_max=100_000)
     for _ in range(250):
         tx.publish(1, "", name, b"")
     tx.call(1, m.TxRollback(), m.TxRollbackOk)
@@ -320,8 +320,8 @@ def test_empty_messages_and_settlements_count_too(tx: Raw, name: str, monkeypatc
 
 def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: 2047 channels may hold one each. What is committed, rolled back or closed is out of it."""
-    monkeypatch.setattr(limits, "STAGED_MAX", 2_500)
     house = House()
+    limit(house.broker, staged_max=2_500)
     wire = house.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
     house.settle()
@@ -374,7 +374,7 @@ def test_rejects_with_their_dead_letters_have_a_limit(size: int, count: int, mon
     wire.put(1, m.TxSelect(), *[m.BasicGet("q")] * count)
     house.settle()
     wire.frames()
-    monkeypatch.setattr(limits, "TX_MAX", 200_000)
+    limit(house.broker, tx_max=200_000)
     wire.put(1, m.BasicNack(2, True, False), m.TxCommit())
     house.settle()
     assert wire.methods() == [m.TxCommitOk()] and [t.ready for t in targets] == [2] * 4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kvitto
-from kvitto.base import limits
+from kvitto.base.limits import DEFAULTS
 from kvitto.protocol.connection import Connection
 from kvitto.wire import methods as m
 from kvitto.wire import tables
@@ -308,7 +308,7 @@ def test_a_channel_error_leaves_the_others_alone(raw: Raw, name: str) -> None:
 def test_a_body_that_is_too_large_is_refused_by_its_header(raw: Raw, name: str) -> None:
     """W3: 311 on the channel, before any of it has come."""
     raw.declare(name)
-    header = b"\0\x3c\0\0" + (limits.BODY_MAX + 1).to_bytes(8, "big") + NO_PROPERTIES
+    header = b"\0\x3c\0\0" + (DEFAULTS.body_max + 1).to_bytes(8, "big") + NO_PROPERTIES
     raw.send(frame(FRAME_METHOD, 1, m.BasicPublish("", name).encode()) + frame(FRAME_HEADER, 1, header))
     close = raw.expect(m.ChannelClose)
     assert close.reply_code in (311, 406)
@@ -388,21 +388,21 @@ def test_the_largest_body(raw: Raw, name: str) -> None:
     raw.socket.settimeout(60)
     block = os.urandom(MIB)
     raw.channel(2, confirm=True)
-    header = b"\0\x3c\0\0" + limits.BODY_MAX.to_bytes(8, "big") + b"\x10\0\x02"
+    header = b"\0\x3c\0\0" + DEFAULTS.body_max.to_bytes(8, "big") + b"\x10\0\x02"
     raw.send(frame(FRAME_METHOD, 2, m.BasicPublish("", name).encode()) + frame(FRAME_HEADER, 2, header))
     frames = b"".join(frame(FRAME_BODY, 2, block[at : at + 65536]) for at in range(0, MIB, 65536))
     for _ in range(128):
         raw.send(frames)
     raw.expect(m.BasicAck)
     message = raw.get(name, no_ack=True)
-    assert message is not None and len(message.body) == limits.BODY_MAX
-    assert all(message.body[at : at + MIB] == block for at in range(0, limits.BODY_MAX, 16 * MIB))
+    assert message is not None and len(message.body) == DEFAULTS.body_max
+    assert all(message.body[at : at + MIB] == block for at in range(0, DEFAULTS.body_max, 16 * MIB))
     raw.call(1, m.QueueDelete(name), m.QueueDeleteOk)
 
 
-def test_bodies_that_never_end_have_a_limit(raw: Raw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_that_never_end_have_a_limit(raw: Raw, name: str, allow: Callable[..., None]) -> None:
     """W8: over all channels of a connection; what has been completed or given up does not count."""
-    monkeypatch.setattr(limits, "UNFINISHED_MAX", 1_000_000)
+    allow(unfinished_max=1_000_000)
     raw.declare(name)
     raw.put_in(name, *[bytes(900_000)] * 3)
     header = b"\0\x3c\0\0" + (900_000).to_bytes(8, "big") + NO_PROPERTIES

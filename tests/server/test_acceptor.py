@@ -20,7 +20,7 @@ def test_a_connection_that_is_accepted_while_it_closes_is_closed_too() -> None:
             loop.call_soon(acceptor.close)
             return True
 
-        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), room, lambda: None)
+        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), room, lambda: None, 10)
         port = await acceptor.listen(["127.0.0.1"], 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         got = await reader.read()
@@ -52,7 +52,7 @@ def test_a_listener_survives_an_error_of_its_own(
             transport.close()
 
     async def connect() -> list[bytes]:
-        acceptor = Acceptor(lambda address: Greeting(), room, lambda: None)  # type: ignore[arg-type,return-value]
+        acceptor = Acceptor(lambda address: Greeting(), room, lambda: None, 10)  # type: ignore[arg-type,return-value]
         port = await acceptor.listen(["127.0.0.1"], 0)
         heard = []
         for _ in range(3):

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import kvitto
-from kvitto.base import limits
 from kvitto.server.tls import context, user_of
 from kvitto.wire import methods as m
 from kvitto.wire.spec import PROTOCOL_HEADER
@@ -156,12 +155,11 @@ def test_a_certificate_that_is_not_of_our_authority_or_too_old_ends_the_handshak
 
 
 def test_a_tls_handshake_that_never_ends_is_ended(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Limit HANDSHAKE_S."""
-    monkeypatch.setattr(limits, "HANDSHAKE_S", 0.2)
     server = files.server
-    with Tls(tmp_path, server.cert, server.key) as broker:
+    with Tls(tmp_path, server.cert, server.key, limits={"handshake_s": 0.2}) as broker:
         with socket.create_connection(("127.0.0.1", broker.tls_port), 10) as silent:
             assert silent.recv(1) == b""
         assert broker._server is not None

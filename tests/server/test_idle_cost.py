@@ -91,7 +91,7 @@ def test_a_tls_peer_that_says_nothing_costs_no_handshake() -> None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     async def connect() -> None:
-        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, tls)
+        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, 10, tls)
         port = await acceptor.listen(("127.0.0.1",), 0)
         loop = asyncio.get_running_loop()
         with socket.create_connection(("127.0.0.1", port)) as sock:
@@ -114,7 +114,7 @@ def test_too_many_tls_handshakes_end_the_one_that_has_taken_longest(monkeypatch:
     async def connect() -> list[bool]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         acceptor = Acceptor(
-            lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: late.append(1), lambda: context
+            lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: late.append(1), 10, lambda: context
         )
         port = await acceptor.listen(("127.0.0.1",), 0)
         streams = []
@@ -171,7 +171,7 @@ def test_handshakes_that_begin_in_the_same_turn_are_limited_too(monkeypatch: pyt
 
     async def connect() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, lambda: context)
+        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, 10, lambda: context)
         port = await acceptor.listen(["127.0.0.1"], 0)
         with ExitStack() as open_:
             socks = [open_.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(10)]

@@ -22,6 +22,7 @@ import pytest
 
 import kvitto
 from kvitto.base import limits
+from kvitto.base.limits import DEFAULTS
 from kvitto.http import server as http_server
 from kvitto.server import logins
 from kvitto.wire import methods as m
@@ -161,10 +162,9 @@ def started(data_dir: Path, *prefix: str, options: tuple[str, ...] = ()) -> Iter
         process.communicate()
 
 
-def test_a_handshake_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handshake_that_never_ends_is_ended() -> None:
     """Limit HANDSHAKE_S: nothing, half a header, and a frame that comes byte by byte."""
-    monkeypatch.setattr(limits, "HANDSHAKE_S", 0.2)
-    with broker() as running:
+    with broker(limits={"handshake_s": 0.2}) as running:
         slow = [Raw(running.port, login=False) for _ in range(3)]
         slow[1].send(PROTOCOL_HEADER[:4])
         slow[2].send(PROTOCOL_HEADER)
@@ -211,18 +211,16 @@ def test_refused_logins_make_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) 
             each.close()
 
 
-def test_refused_http_requests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_http_requests_are_counted() -> None:
     """Limits HTTP_HEAD_MAX, HTTP_DOCUMENT_MAX, HTTP_BODY_MAX."""
-    monkeypatch.setattr(limits, "HTTP_DOCUMENT_MAX", 1000)
-    monkeypatch.setattr(limits, "HTTP_BODY_MAX", 3000)
-    with broker() as running:
+    with broker(limits={"http_document_max": 1024, "http_body_max": 3000}) as running:
         http = Http(running.http_url)
         assert http.call("PUT", "/api/vhosts/x", b"x" * 2000).status == 413
         publish = {"routing_key": "x", "payload": "x" * 2000}
         assert http.post("/api/exchanges/%2F/amq.default/publish", publish).status == 200
         publish["payload"] = "x" * 4000
         assert http.post("/api/exchanges/%2F/amq.default/publish", publish).status == 413
-        assert http.call("GET", "/api/overview", headers={"X-Long": "x" * 2 * limits.HTTP_HEAD_MAX}).status == 431
+        assert http.call("GET", "/api/overview", headers={"X-Long": "x" * 2 * DEFAULTS.http_head_max}).status == 431
         assert (refused(http.url, "http_body"), refused(http.url, "http_head")) == (2, 1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.base import limits
-from kvitto.base.limits import MIB
+from kvitto.base.limits import MIB, Limits
 from kvitto.base.process import memory_bytes
 
 
@@ -66,7 +66,7 @@ class Config:
     max_queues: int | None = None
     """In all virtual hosts; None: as many as there are file descriptors for."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Of `kvitto.base.limits`, those that are to be others; for the whole process."""
+    """Values of `kvitto.base.limits.Limits` that differ from the defaults, by name."""
 
     def __post_init__(self) -> None:
         if not all(self.hosts):  # the system takes an empty one for all its addresses
@@ -92,7 +92,7 @@ class Config:
         if self.disk_free_limit < 0 or self.memory_limit < 0:
             raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
         try:
-            limits.check(self.limits)
+            limits.check(Limits(**self.limits))  # type: ignore[arg-type]
         except ValueError as error:
             raise ConfigError(f"[limits]: {error}") from None
         if not self.memory_limit:

@@ -1,9 +1,9 @@
 """Named limits: each length from the wire or the disk is checked against one before anything is allocated.
 
-A broker is one process, so they are its module's variables: read as `limits.NAME` where they count, `apply` sets those that a user may.
+Those that a user may set are values of a broker (`Limits`); the others follow from the protocol, or from how the broker is built.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -17,30 +17,18 @@ HEADER_BYTES = 20
 """Of a content header's frame, without the properties."""
 PROPERTIES_MAX = FRAME_MAX - HEADER_BYTES
 """Bytes of a message's properties: a content header is one frame."""
-HANDSHAKE_FRAME_MAX = 8 * KIB
-"""Frame size in bytes until the connection is tuned: who has not logged in gets no more room (RabbitMQ's initial_frame_max)."""
 FRAME_MIN = 4096
 """The smallest frame_max a peer may ask for (AMQP 0-9-1, 4.2.3)."""
 HEARTBEAT_S = 60
 """Heartbeat interval that the server offers in tune (W1)."""
-BODY_MAX = 128 * MIB
-"""The largest message body; a header that announces more closes the channel with 311."""
-UNFINISHED_MAX = 2 * BODY_MAX
-"""Bytes of bodies that one connection may have begun on all its channels and not ended."""
 BODY_S = 60.0
 """A connection ends if for so long nothing comes of a message that it has begun."""
-TX_MAX = 256 * MIB
-"""Bytes that one transaction may hold; it is in memory until its commit and becomes one record of the journal."""
 STAGED_BYTES = 256
 """What a publish or a settlement in a transaction counts beside the bytes of its message."""
-STAGED_MAX = 2 * TX_MAX
-"""Bytes that all open transactions of one connection may hold."""
 SHORTSTR_MAX = 255
 """Bytes in a short string: names, routing keys."""
 TABLE_DEPTH_MAX = 32
 """Tables and arrays inside each other; deeper ones are malformed."""
-HANDSHAKE_S = 10.0
-"""A peer that has not opened its connection by then is disconnected."""
 
 # what there may be of each thing; a user sets the first three (base/config.py)
 REFUSED_MAX = 256
@@ -49,26 +37,8 @@ FILES_RESERVE = 1024
 """File descriptors that connections and new queues leave to what there is: HTTP, the journal, further segments; at most an eighth."""
 FILES_PER_QUEUE = 2
 """A segment and its settlement log."""
-CHANNELS_MAX = 500_000
-"""Of all connections; an idle one takes about 1.5 KB."""
-EXCHANGES_MAX = 100_000
-"""In one virtual host."""
-BINDINGS_MAX = 1_000_000
-"""In one virtual host; one takes about 0.8 KB."""
-ROUTE_STEPS_MAX = 1_000_000
-"""What an exchange may have to look at for one message: headers to compare, places in topic patterns. About 0.1 us each."""
-ROUTING_STEPS_MAX = 8 * ROUTE_STEPS_MAX
-"""The same over all exchanges and routing keys (CC, BCC) of one message."""
-COPIES_MAX = 1000
-"""Routing keys in CC and BCC together."""
-CONSUMERS_MAX = 10_000
-"""Of one queue, and of one connection."""
-UNACKED_MAX = 1_000_000
-"""Deliveries of one channel that are not settled: consumers get no more, a basic.get is refused. 24 bytes each."""
-HELD_MAX = 1024 * MIB
-"""Bytes of messages that are not complete, and in transactions, of all connections together."""
 HELD_SHARE = 2
-"""One user may hold one part in so many of that."""
+"""One user may hold one part in so many of `held_max`."""
 
 REFUSALS = (
     "bindings",
@@ -100,15 +70,8 @@ NAME_MAX = 255
 """Bytes in the name of a queue, exchange, virtual host or user."""
 
 # the management API
-HTTP_HEAD_MAX = 64 * KIB
-HTTP_BODY_MAX = 16 * MIB
-"""Of a publish."""
-HTTP_DOCUMENT_MAX = MIB
-"""Of any other request."""
 HTTP_VALUES_MAX = 10_000
 """Values in a request's JSON: 16 MiB of nested arrays take the parser seconds, in which the broker does nothing else."""
-HTTP_BODIES_MAX = 64 * MIB
-"""Bytes of bodies that all HTTP requests together may hold."""
 
 
 SETTABLE: dict[str, tuple[float, float]] = {
@@ -142,18 +105,62 @@ NOT_ABOVE = (
 """The first is part of what the second counts."""
 
 
-def check(values: Mapping[str, float]) -> None:
-    """ValueError for what no limit can be."""
-    for name, value in values.items():
-        least, most = SETTABLE[name]
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one broker that its user may set, in the table [limits] of the configuration (docs/limits.md).
+
+    Each is read as `broker.limits.NAME` at the moment when it counts. `check` says which values make sense.
+    """
+
+    handshake_s: float = 10.0
+    """A peer that has not opened its connection by then is disconnected."""
+    handshake_frame_max: int = 8 * KIB
+    """Frame size in bytes until the connection is tuned: who has not logged in gets no more room (RabbitMQ's initial_frame_max)."""
+    body_max: int = 128 * MIB
+    """The largest message body; a header that announces more closes the channel with 311."""
+    unfinished_max: int = 256 * MIB
+    """Bytes of bodies that one connection may have begun on all its channels and not ended."""
+    tx_max: int = 256 * MIB
+    """Bytes that one transaction may hold; it is in memory until its commit and becomes one record of the journal."""
+    staged_max: int = 512 * MIB
+    """Bytes that all open transactions of one connection may hold."""
+    held_max: int = 1024 * MIB
+    """Bytes of messages that are not complete, and in transactions, of all connections together."""
+    unacked_max: int = 1_000_000
+    """Deliveries of one channel that are not settled: consumers get no more, a basic.get is refused. 24 bytes each."""
+    channels_max: int = 500_000
+    """Of all connections; an idle one takes about 1.5 KB."""
+    exchanges_max: int = 100_000
+    """In one virtual host."""
+    bindings_max: int = 1_000_000
+    """In one virtual host; one takes about 0.8 KB."""
+    route_steps_max: int = 1_000_000
+    """What an exchange may have to look at for one message: headers to compare, places in topic patterns. About 0.1 us each."""
+    routing_steps_max: int = 8_000_000
+    """The same over all exchanges and routing keys (CC, BCC) of one message."""
+    copies_max: int = 1000
+    """Routing keys in CC and BCC together."""
+    consumers_max: int = 10_000
+    """Of one queue, and of one connection."""
+    http_head_max: int = 64 * KIB
+    http_body_max: int = 16 * MIB
+    """Of a publish."""
+    http_document_max: int = MIB
+    """Of any other request."""
+    http_bodies_max: int = 64 * MIB
+    """Bytes of bodies that all HTTP requests together may hold."""
+
+
+DEFAULTS = Limits()
+
+
+def check(limits: Limits) -> None:
+    """ValueError for a value that a user must not set."""
+    for name, (least, most) in SETTABLE.items():
+        value = getattr(limits, name)
         if not least <= value <= most:
             raise ValueError(f"{name} must be {least} to {most}, not {value}")
     for small, large in NOT_ABOVE:
-        found = {name: values.get(name, globals()[name.upper()]) for name in (small, large)}
-        if found[small] > found[large]:
-            raise ValueError(f"{small} is {found[small]}, more than {large}, {found[large]}, which it counts in")
-
-
-def apply(values: Mapping[str, float]) -> None:
-    """Before there is a broker."""
-    globals().update({name.upper(): value for name, value in values.items()})
+        part, whole = getattr(limits, small), getattr(limits, large)
+        if part > whole:
+            raise ValueError(f"{small} is {part}, more than {large}, {whole}, which it counts in")

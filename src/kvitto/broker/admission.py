@@ -33,16 +33,16 @@ def expiration_ms(text: str | None) -> int:
     raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{text}'")
 
 
-def check_copies(headers: dict[str, Any]) -> None:
-    """ChannelError 406 unless CC and BCC are arrays of strings, and not too many."""
+def check_copies(headers: dict[str, Any], most: int) -> None:
+    """ChannelError 406 unless CC and BCC are arrays of strings, with at most `most` strings together."""
     count = 0
     for name in ("CC", "BCC"):
         value = headers.get(name, [])
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
         count += len(value)
-    if count > limits.COPIES_MAX:
-        text = f"CC and BCC have {count} routing keys, the limit is {limits.COPIES_MAX}"
+    if count > most:
+        text = f"CC and BCC have {count} routing keys, the limit is {most}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
 

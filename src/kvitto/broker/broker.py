@@ -14,6 +14,7 @@ from typing import Any
 from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
+from kvitto.base.limits import DEFAULTS, Limits
 from kvitto.broker import hold, removal, walls
 from kvitto.broker.archives import STEPS, Archives
 from kvitto.broker.auth import Users
@@ -65,11 +66,14 @@ class Broker:
 
     clock_is_read = False
     """Whether input has read the clock since the last turn. The next turn does not read it again then."""
+    behind = False
+    """So much waits to be written that publishers have to wait, too."""
     left = 0
     """The part of its allowance that the last turn has not used."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, allowed: Limits = DEFAULTS) -> None:
         self.store = store
+        self.limits = allowed
         self.clock = clock
         self.now_ms = clock.now_ms()
         self.set_back_ms = self.now_ms
@@ -92,8 +96,6 @@ class Broker:
         """Queues that have changed, in that order, until a turn has delivered and written what they have."""
         self.written = 0
         """How many of them turns have written: what was changed when `changes` was n is in the files once n are written."""
-        self.behind = False
-        """So much waits to be written that publishers have to wait, too."""
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator
 from typing import TYPE_CHECKING
 
-from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.deadletter import LETTER_MAX, weight
@@ -55,7 +54,7 @@ class Bulk:
     def grow(self, size: int) -> None:
         """Count `size` bytes more. Raises ChannelError 406 if that is too much for one record."""
         self.size += size
-        most = COPIES_MAX * limits.TX_MAX
+        most = COPIES_MAX * self._broker.limits.tx_max
         if self.size > most:
             text = f"the copies of this transaction's messages are more than {most} bytes: commit more often"
             raise ChannelError(PRECONDITION_FAILED, text, limit="transaction")

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.equivalence import check_arguments, check_field, describe, type_name
 from kvitto.broker.headers import HeadersIndex, identity
@@ -138,11 +137,11 @@ class Exchange:
     def steps(self) -> int:
         return self.index.steps
 
-    def check_limits(self) -> None:
-        """ChannelError 406 if routing one message may take too long."""
-        if self.steps > limits.ROUTE_STEPS_MAX:
+    def check_steps(self, most: int) -> None:
+        """ChannelError 406 if routing one message may take more than `most` steps."""
+        if self.steps > most:
             text = (
-                f"routing at exchange '{self.name}' could take more than {limits.ROUTE_STEPS_MAX} steps for one message: "
+                f"routing at exchange '{self.name}' could take more than {most} steps for one message: "
                 "bind fewer headers, or patterns with fewer words behind wildcards"
             )
             raise ChannelError(PRECONDITION_FAILED, text, limit="routing")

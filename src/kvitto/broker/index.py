@@ -30,7 +30,7 @@ class Index:
     """Whether properties of a message, its headers included, decide where it goes. If not, the exchange and the routing key do so
     alone, and what was found for them may be remembered."""
     steps = 0
-    """How much there may be to look at for one message, beside what is found at once; limits.ROUTE_STEPS_MAX says how much it may be."""
+    """How much there may be to look at for one message, beside what is found at once; `route_steps_max` limits it."""
     cost = 0
     """How much there was to look at for the last message."""
 

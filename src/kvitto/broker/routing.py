@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.exchange import Exchange
 from kvitto.broker.index import PIECE_STEPS, Dest
@@ -50,12 +49,13 @@ def at_once(steps: Generator[bool, None, T]) -> T:
 
 
 def walk(
-    exchange: Exchange, keys: Sequence[str], properties: Properties, lookup: Lookup, whatever: bool = False
+    exchange: Exchange, keys: Sequence[str], properties: Properties, lookup: Lookup, steps_max: int | None
 ) -> Walk:
     """The queues that a message reaches.
 
     Where no key finds anything at an exchange, a destination exchange included, its alternate exchange is asked; one that does not exist
-    is passed over. Each exchange is asked once, so cycles end. ChannelError 406 if it could take too long, unless `whatever` it takes.
+    is passed over. Each exchange is asked once, so cycles end. ChannelError 406 if it could
+    take more than `steps_max` steps; None stands for no limit.
     """
     steps, cost, left = 0, 0, PIECE_STEPS
     seen, waiting = {exchange}, [exchange]
@@ -66,8 +66,8 @@ def walk(
         index = current.index
         dynamic = dynamic or index.needs_properties
         steps += (1 + index.steps) * len(keys)
-        if steps > limits.ROUTING_STEPS_MAX and not whatever:
-            text = f"routing from exchange '{exchange.name}' could take more than {limits.ROUTING_STEPS_MAX} steps for this message"
+        if steps_max is not None and steps > steps_max:
+            text = f"routing from exchange '{exchange.name}' could take more than {steps_max} steps for this message"
             raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
         found: Collection[Dest] = ()
         several: dict[Dest, None] = {}

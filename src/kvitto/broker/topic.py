@@ -3,7 +3,7 @@
 A pattern is words with dots between; `*` stands for exactly one word, `#` for any number, none included. The empty
 key has no words, "a." has two. Going through a routing key carries the set of all trie nodes that its beginning can
 have led to, so the work is at most words x nodes, whatever patterns a peer thinks up (backtracking over several `#`
-would be exponential). `steps` says how much that can be, limits.ROUTE_STEPS_MAX how much it may be.
+would be exponential). `steps` says how much that can be, the limit `route_steps_max` how much it may be.
 """
 
 from __future__ import annotations

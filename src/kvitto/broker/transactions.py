@@ -104,11 +104,17 @@ class Transaction:
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int) -> None:
         """Hold a message. ChannelError 406 if that is too much (W8)."""
         size = limits.STAGED_BYTES + len(key) + len(props) + len(body)
-        if self.size + size > limits.TX_MAX:
-            raise too_large()
+        self._count(size)
+        self.publishes.append((route, key, mandatory, props, body, ttl_ms))
+
+    def _count(self, size: int) -> None:
+        """Count so many bytes more."""
+        most = self.vhost.broker.limits.tx_max
+        if self.size + size > most:
+            text = f"a transaction may hold {most} bytes at most: {OFTEN}"
+            raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
         self.size += size
         self.hold(size)
-        self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
     def settle(self, kind: int, deliveries: list[Delivered]) -> None:
         """Hold the settlement of deliveries. ChannelError 406 if that is too much (W8)."""
@@ -118,10 +124,7 @@ class Transaction:
             self.settles.append((kind, consumer, offset, n, body_bytes, slot))
             count += n
         self.acks += count
-        if self.size + size > limits.TX_MAX:
-            raise too_large()
-        self.size += size
-        self.hold(size)
+        self._count(size)
 
     def hold(self, size: int) -> None:
         """Count so many bytes of memory more, or fewer, for whoever has them. ChannelError 406 if that holds too much (W8)."""
@@ -317,11 +320,6 @@ class Plan:
             if self.bulk.cost.spend(RETURN + (len(body) >> BYTES_SHIFT)):
                 yield
         free(self.vhost.broker, self.unrouted)
-
-
-def too_large() -> ChannelError:
-    text = f"a transaction may hold {limits.TX_MAX} bytes at most: {OFTEN}"
-    return ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
 
 
 def moves(queue: Queue) -> bool:

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import exchange as exchanges
 from kvitto.broker import hold, inert, policies, policing, removal, walls
@@ -161,7 +160,9 @@ class VHost:
         """`route`, in pieces."""
         name, routing_key = split_key(key)
         epoch = self.epoch.value
-        found = yield from walk(self.exchange(name), (routing_key,), NOTHING_SAID, self.exchanges.get)
+        found = yield from walk(
+            self.exchange(name), (routing_key,), NOTHING_SAID, self.exchanges.get, self.broker.limits.routing_steps_max
+        )
         self.search_cost = found.cost
         route = route_to(name, routing_key, found.queues, found.dynamic)
         if epoch == self.epoch.value:
@@ -189,7 +190,9 @@ class VHost:
         """`route_message`, in pieces."""
         headers = properties.headers or {}
         keys = (routing_key, *strings(headers.get("CC")), *strings(headers.get("BCC")))
-        found = yield from walk(self.exchange(name), keys, properties, self.exchanges.get)
+        found = yield from walk(
+            self.exchange(name), keys, properties, self.exchanges.get, self.broker.limits.routing_steps_max
+        )
         self.search_cost = found.cost
         return route_to(name, routing_key, found.queues, True)
 
@@ -198,7 +201,7 @@ class VHost:
         exchange = self.exchanges.get(name)
         if exchange is None:
             return []
-        found = yield from walk(exchange, keys, properties, self.exchanges.get, whatever=True)
+        found = yield from walk(exchange, keys, properties, self.exchanges.get, None)
         self.search_cost = found.cost
         return found.queues
 
@@ -229,8 +232,8 @@ class VHost:
             return found
         self._refuse_reserved("exchange", name)
         exchanges.check_declare(name, self.name, kind, arguments)
-        if len(self.exchanges) >= limits.EXCHANGES_MAX and not self.broker.restoring:
-            text = f"cannot declare exchange '{name}': vhost '{self.name}' has {limits.EXCHANGES_MAX}, the limit"
+        if len(self.exchanges) >= self.broker.limits.exchanges_max and not self.broker.restoring:
+            text = f"cannot declare exchange '{name}': vhost '{self.name}' has {self.broker.limits.exchanges_max}, the limit"
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         if not self.broker.restoring:
             inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
@@ -280,7 +283,7 @@ class VHost:
             if not self.broker.restoring:
                 try:
                     self._check_bindings()
-                    exchange.check_limits()
+                    exchange.check_steps(self.broker.limits.route_steps_max)
                 except ChannelError:
                     exchange.unbind(dest, routing_key, arguments)
                     self.bindings -= 1
@@ -297,8 +300,8 @@ class VHost:
                 raise ChannelError(NOT_FOUND, f"no {describe(kind, thing.name, self.name)}")
 
     def _check_bindings(self) -> None:
-        if self.bindings > limits.BINDINGS_MAX:
-            text = f"vhost '{self.name}' has {limits.BINDINGS_MAX} bindings, the limit"
+        if self.bindings > self.broker.limits.bindings_max:
+            text = f"vhost '{self.name}' has {self.broker.limits.bindings_max} bindings, the limit"
             raise ChannelError(PRECONDITION_FAILED, text, limit="bindings")
 
     def unbind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.base import config as settings
-from kvitto.base import limits
 from kvitto.base.build import compiled, how_to_compile
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import StoreError
@@ -117,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
         if "sync" in given:
             values["sync"] = given["sync"] == "on"
         config = Config(**values)
-        limits.apply(config.limits)
         set_up_log(config.log_json)
         raise_file_limit()
         return asyncio.run(serve(config))

@@ -65,7 +65,7 @@ async def publish(call: Call) -> Response:
     if exchange.internal:
         raise ChannelError(ACCESS_REFUSED, f"cannot publish to internal exchange '{name}' in vhost '{vhost.name}'")
     key = fields.short(fields.text(body, "routing_key"), "routing key")
-    properties = messages.properties_of(values, call.user)
+    properties = messages.properties_of(values, call.user, call.api.broker.limits.copies_max)
     payload = await messages.payload_of(call.api.slices, body)
     message = messages.Outgoing(name, key, payload, properties)
     return answer({"routed": await messages.publish(call.api, vhost, message)})

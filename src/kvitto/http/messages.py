@@ -92,7 +92,7 @@ def without_bcc(properties: Properties) -> Properties:
     return seen
 
 
-def properties_of(values: dict[str, Any], user: User) -> Properties:
+def properties_of(values: dict[str, Any], user: User, copies_max: int) -> Properties:
     """Basic properties from JSON. Problem 400 names the one that cannot be; ChannelError 406 as for a publish over AMQP."""
     unknown = set(values) - {name for name, _ in FIELDS}
     if unknown:
@@ -110,7 +110,7 @@ def properties_of(values: dict[str, Any], user: User) -> Properties:
         setattr(properties, name, value)
     check_user(properties.user_id, user)
     expiration_ms(properties.expiration)
-    check_copies(properties.headers or {})
+    check_copies(properties.headers or {}, copies_max)
     if properties.reply_to == DIRECT_REPLY_TO:
         raise ChannelError(PRECONDITION_FAILED, "fast reply consumer does not exist")
     return properties

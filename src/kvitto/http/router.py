@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from kvitto.base import limits
+from kvitto.base.limits import Limits
 from kvitto.http import (
     bindings,
     connections,
@@ -32,10 +32,9 @@ class Route:
     access: Access
     handler: Handler
 
-    @property
-    def body_max(self) -> int:
+    def body_max(self, allowed: Limits) -> int:
         """Bytes."""
-        return limits.HTTP_BODY_MAX if self.handler is exchanges.publish else limits.HTTP_DOCUMENT_MAX
+        return allowed.http_body_max if self.handler is exchanges.publish else allowed.http_document_max
 
 
 class Router:

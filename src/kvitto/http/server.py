@@ -21,7 +21,6 @@ from urllib.parse import parse_qsl
 
 import h11
 
-from kvitto.base import limits
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ProtocolError, StoreError, StoreFull
 from kvitto.base.process import files_reserve
 from kvitto.http import document
@@ -61,7 +60,7 @@ class Listener:
         self.door = Door(self.api)
         self.router = Router()
         self.body_bytes = 0
-        """Of all requests whose answer is not ready, at most `limits.HTTP_BODIES_MAX`."""
+        """Of all requests whose answer is not ready, at most `http_bodies_max` of the limits."""
         self.crowd: Crowd[Peer] = Crowd()
         self._most = CONNECTIONS_MAX
         self._tasks: dict[Peer, asyncio.Task[None]] = {}
@@ -117,10 +116,10 @@ class Listener:
 
     def admit(self, peer: Peer, more: int) -> None:
         """So many bytes more of a body. Problem 503 if the bodies of its user leave no room; those of others give way."""
-        while self.body_bytes + more > limits.HTTP_BODIES_MAX:
+        while self.body_bytes + more > self.api.broker.limits.http_bodies_max:
             largest = self.crowd.largest()
             if largest is None or largest.holder == peer.holder:
-                text = f"the bodies of requests fill {limits.HTTP_BODIES_MAX} bytes, and yours most of them: try again"
+                text = f"the bodies of requests fill {self.api.broker.limits.http_bodies_max} bytes, and yours most of them: try again"
                 raise Problem(503, "busy", text, limit="http_body")
             log.warning("the bodies of HTTP requests of %s fill the room for all, one is ended", largest.holder)
             self.api.broker.refused["http_body"] += 1
@@ -140,7 +139,8 @@ class Peer:
         self.listener = listener
         self.reader = reader
         self.writer = writer
-        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.HTTP_HEAD_MAX)
+        self._limits = listener.api.broker.limits
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.http_head_max)
         self.served = False
         peer = writer.get_extra_info("peername")
         self.loopback = is_loopback(peer)
@@ -185,7 +185,7 @@ class Peer:
         """Within the time that a peer has for it: more once it has asked for something."""
         try:
             with self._among(self.listener.crowd.idle):
-                async with asyncio.timeout(IDLE_S if self.served else limits.HANDSHAKE_S):
+                async with asyncio.timeout(IDLE_S if self.served else self._limits.handshake_s):
                     return await self._event()
         finally:
             self.served = True
@@ -279,7 +279,7 @@ class Peer:
         self.holder = self.address if user is None else f"user '{user.name}'"
         refuse_forgery(head)
         try:
-            request = replace(head, document=await self._document(head, route.body_max))
+            request = replace(head, document=await self._document(head, route.body_max(self._limits)))
             listener.door.check(user, route.access)
             response = route.handler(Call(listener.api, request, args, user))
             return await begun(await response if inspect.isawaitable(response) else response)

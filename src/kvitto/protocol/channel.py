@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base import limits
 from kvitto.base.errors import (
     ACCESS_REFUSED,
     FRAME_ERROR,
@@ -100,7 +99,7 @@ class Channel:
         self.prefetch = 0
         self.prefetch_all = 0
         self.unacked = 0
-        self.unacked_max = limits.UNACKED_MAX
+        self.unacked_max = self.connection.hub.broker.limits.unacked_max
         self.capped = False
         self.got = 0
         """Of the unacked ones, those that basic.get took: they do not count towards the prefetch (A10)."""
@@ -309,7 +308,7 @@ class Channel:
         if self.tx is not None or route.dynamic or route.out_of_service is not None or not 0 < route.count <= _MANY:
             self.plain = -1
         elif route.count == 1:
-            self.plain = limits.BODY_MAX
+            self.plain = self.connection.hub.broker.limits.body_max
         else:
             self.plain = _COPIES_BYTES // route.count
         self._key.n = 0
@@ -379,7 +378,7 @@ class Channel:
                 ttl_ms = expiration_ms(properties.expiration)
             headers: dict[str, Any] = properties.headers or {}
             if inside & check.COPIES:
-                check_copies(headers)
+                check_copies(headers, self.connection.hub.broker.limits.copies_max)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
                 route = yield from self._search(
                     self.vhost.message_route_steps(route.exchange, route.routing_key, properties)

@@ -470,9 +470,9 @@ class Connection:
         if len(content.props) > limits.PROPERTIES_MAX:
             self._take_content(c)
             check_size(content.props)
-        if content.size > limits.BODY_MAX:
+        if content.size > self.hub.broker.limits.body_max:
             self._take_content(c)
-            text = f"message size {content.size} is larger than the maximum of {limits.BODY_MAX} bytes"
+            text = f"message size {content.size} is larger than the maximum of {self.hub.broker.limits.body_max} bytes"
             raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40, limit="body")
         if not content.size:
             self._publish_whole(c)
@@ -487,8 +487,8 @@ class Connection:
         body = content.body
         if body.n + n > content.size:
             raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
-        if self.unfinished + n > limits.UNFINISHED_MAX:
-            text = f"more than {limits.UNFINISHED_MAX} bytes of messages that are not complete"
+        if self.unfinished + n > self.hub.broker.limits.unfinished_max:
+            text = f"more than {self.hub.broker.limits.unfinished_max} bytes of messages that are not complete"
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
             body.widen(body.n + n)

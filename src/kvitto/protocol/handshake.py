@@ -74,9 +74,10 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
         if n - at < 8:
             return at
         size = int.from_bytes(box.data[at + 3 : at + 7], "big")
-        if size > limits.HANDSHAKE_FRAME_MAX:
+        most = connection.hub.broker.limits.handshake_frame_max
+        if size > most:
             connection._at = n
-            text = f"a frame with {size} bytes of payload before the connection is open, at most {limits.HANDSHAKE_FRAME_MAX} are taken"
+            text = f"a frame with {size} bytes of payload before the connection is open, at most {most} are taken"
             raise ConnectionError_(FRAME_ERROR, text, limit="frame")
         end = at + size + 8
         if end > n:

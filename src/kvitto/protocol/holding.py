@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvitto.base import limits
 from kvitto.base.errors import RESOURCE_ERROR, ConnectionError_
+from kvitto.base.limits import HELD_SHARE
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker
     from kvitto.protocol.connection import Connection
 
 BUFFERS_MAX, BUFFER_BYTES = 16, 4 << 20
@@ -22,7 +23,8 @@ WHAT = "messages that are not complete and transactions"
 
 
 class Holding:
-    def __init__(self, connections: Iterable[Connection]) -> None:
+    def __init__(self, broker: Broker, connections: Iterable[Connection]) -> None:
+        self._broker = broker
         self._connections = connections
         self.total = 0
         self._by_user: dict[str, int] = {}
@@ -41,11 +43,12 @@ class Holding:
 
     def excess(self, connection: Connection) -> str:
         """Why the connection may not hold what it does, "" if it may; others that hold more may have been closed for it."""
-        name, most = connection.user.name, limits.HELD_MAX // limits.HELD_SHARE
+        in_all = self._broker.limits.held_max
+        name, most = connection.user.name, in_all // HELD_SHARE
         if self._by_user.get(name, 0) > most:
             return f"{WHAT} of user '{name}' take more than {most} bytes, the limit of one user"
-        text = f"{WHAT} of all connections take {limits.HELD_MAX} bytes, the limit, and this one holds most of them"
-        while self.total > limits.HELD_MAX:
+        text = f"{WHAT} of all connections take {in_all} bytes, the limit, and this one holds most of them"
+        while self.total > in_all:
             largest = self._largest()
             if largest is connection:
                 return text

@@ -112,7 +112,7 @@ class Hub:
         self.channels = 0
         """Open ones, of all connections."""
         self.max_channels = limits.CHANNEL_MAX
-        self.holding = Holding(self.connections)
+        self.holding = Holding(broker, self.connections)
         self.unroutable = 0
         self.answered = 0
         broker.on_full = self._full

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kvitto.base import limits
 from kvitto.server.garbage import forget_frames
 from kvitto.server.listening import bind
 
@@ -36,7 +35,8 @@ MakePeer = Callable[[Any], asyncio.BufferedProtocol]
 class Acceptor:
     """One listener. `room`: whether there may be one more connection; asked before a handshake, too.
 
-    `tls`: what to shake hands with, asked for each connection; `too_slow` is called for each peer that is.
+    `tls`: what to shake hands with, asked for each connection; `too_slow` is called for each peer whose handshake
+    takes more than `handshake_s`.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class Acceptor:
         peer: MakePeer,
         room: Callable[[], bool],
         too_slow: Callable[[], None],
+        handshake_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._peer = peer
         self._room = room
         self._too_slow = too_slow
+        self._handshake_s = handshake_s
         self._tls = tls
         self._sockets: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop
@@ -131,7 +133,7 @@ class Acceptor:
             if self._tls is not None:
                 began = loop.time()
                 await self._spoken(sock)
-                left = max(began + limits.HANDSHAKE_S - loop.time(), 0.1)
+                left = max(began + self._handshake_s - loop.time(), 0.1)
                 tls = {"ssl": self._tls(), "ssl_handshake_timeout": left}
             await loop.connect_accepted_socket(lambda: self._peer(address), sock, **tls)
         except ssl.SSLError as error:
@@ -139,7 +141,7 @@ class Acceptor:
             forget_frames(error)
         except (ConnectionAbortedError, TimeoutError) as error:
             sock.close()
-            log.warning("%s:%d: no TLS handshake within %g s", *address[:2], limits.HANDSHAKE_S)
+            log.warning("%s:%d: no TLS handshake within %g s", *address[:2], self._handshake_s)
             self._too_slow()
             forget_frames(error)
         except (OSError, ValueError, asyncio.CancelledError) as error:  # gone again
@@ -158,7 +160,7 @@ class Acceptor:
 
         loop.add_reader(sock, readable)
         try:
-            await asyncio.wait_for(came, limits.HANDSHAKE_S)
+            await asyncio.wait_for(came, self._handshake_s)
         finally:
             loop.remove_reader(sock)
         if len(self._handshakes) >= HANDSHAKES_MAX:

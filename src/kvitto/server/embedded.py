@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ class Broker:
     """`with kvitto.Broker() as broker:`, or `async with`, connects to `broker.url`.
 
     data_dir: where the messages are kept; None = a temporary directory from start to stop. port 0 picks a free one.
-    http_port None = no HTTP. Raises ConfigError for what cannot be, StoreError or OSError if it cannot start.
+    http_port None = no HTTP. limits: as in the table
+    [limits] of the configuration (docs/limits.md). Raises ConfigError for what cannot be, StoreError or OSError if it cannot start.
     """
 
     def __init__(
@@ -32,12 +34,13 @@ class Broker:
         port: int = 0,
         http_port: int | None = None,
         sync: bool = True,
+        limits: Mapping[str, float] | None = None,
     ) -> None:
         if data_dir == "":
             raise ConfigError("data_dir is empty: . stands for the current directory, None for a temporary one")
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._temporary = data_dir is None
-        self._config = Config(host=host, port=port, http_port=http_port, sync=sync)
+        self._config = Config(host=host, port=port, http_port=http_port, sync=sync, limits=limits or {})
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None

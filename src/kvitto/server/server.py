@@ -17,6 +17,7 @@ from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
+from kvitto.base.limits import Limits
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.broker import Broker
 from kvitto.protocol.hub import Hub
@@ -123,7 +124,7 @@ class Server:
         self._ended = asyncio.Event()
         if self.config.tls_port is not None:
             self._tls = TlsFiles(self.config)
-        self.broker = Broker(self.store, self.clock)
+        self.broker = Broker(self.store, self.clock, Limits(**self.config.limits))  # type: ignore[arg-type]
         self.hub = Hub(self.broker)
         try:
             self.store.open()
@@ -170,7 +171,10 @@ class Server:
 
     async def _listen(self, port: int, files: TlsFiles | None = None) -> int:
         tls = None if files is None else lambda: files.context
-        acceptor = Acceptor(lambda address: Peer(self, address, tls is not None), self._has_room, self._too_slow, tls)
+        handshake_s = self.broker.limits.handshake_s
+        acceptor = Acceptor(
+            lambda address: Peer(self, address, tls is not None), self._has_room, self._too_slow, handshake_s, tls
+        )
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
         return await acceptor.listen(self.config.hosts, port)

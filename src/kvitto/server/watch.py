@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from kvitto.base import limits
 from kvitto.base.process import give_back_memory
 from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
@@ -68,9 +67,9 @@ class ConnectionWatch(walls.Routine):
             connection.look_for_progress()
         if connection.state < RUNNING:
             age_ms = self._hub.broker.timers.now_ms - connection.since_ms
-            if age_ms <= limits.HANDSHAKE_S * 1000:
+            if age_ms <= self._hub.broker.limits.handshake_s * 1000:
                 return False
-            log.warning("%s: no handshake within %g s", connection.peer, limits.HANDSHAKE_S)
+            log.warning("%s: no handshake within %g s", connection.peer, self._hub.broker.limits.handshake_s)
             self._hub.broker.refused["handshake"] += 1
         elif connection.state in (CLOSING, CLOSED):
             connection.quiet_out += 1

@@ -6,11 +6,12 @@ import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from kvitto.base import limits
+from kvitto.base.limits import DEFAULTS
 from tests.sim.world import small_world
 
 SMALL = {
@@ -34,18 +35,18 @@ SMALL = {
 }
 """How much is done or kept at once: small, so that a small story goes beyond it."""
 LIMITS = {
-    "UNACKED_MAX": (2, 5),
-    "CONSUMERS_MAX": (2, 4),
-    "EXCHANGES_MAX": (8,),
-    "BINDINGS_MAX": (3,),
-    "BODY_MAX": (300, 9000),
-    "UNFINISHED_MAX": (400, 9000),
-    "TX_MAX": (1000, 5000),
-    "STAGED_MAX": (1500, 9000),
-    "HELD_MAX": (2000, 20000),
-    "COPIES_MAX": (1, 3),
-    "ROUTE_STEPS_MAX": (1, 10),
-    "ROUTING_STEPS_MAX": (2, 20),
+    "unacked_max": (2, 5),
+    "consumers_max": (2, 4),
+    "exchanges_max": (8,),
+    "bindings_max": (3,),
+    "body_max": (300, 9000),
+    "unfinished_max": (400, 9000),
+    "tx_max": (1000, 5000),
+    "staged_max": (1500, 9000),
+    "held_max": (2000, 20000),
+    "copies_max": (1, 3),
+    "route_steps_max": (1, 10),
+    "routing_steps_max": (2, 20),
 }
 
 
@@ -55,6 +56,8 @@ class Catcher(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.found: list[str] = []
+        self.limits = DEFAULTS
+        """The limits that the broker of the story has."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info or record.levelno >= logging.CRITICAL or "internal error" in record.msg:
@@ -69,12 +72,11 @@ def setting(seed: int) -> Iterator[Catcher]:
         stack.enter_context(small_world(seed))
         stack.callback(patch.undo)
         patch.setattr(logging.getLogger("kvitto"), "handlers", [catcher])
-        patch.setattr(limits, "HELD_MAX", limits.HELD_MAX)
         for module, values in SMALL.items():
             for name, choices in values.items():
                 value = rng.choice(choices)
                 with suppress(ImportError, AttributeError):  # another checkout may not have it
                     patch.setattr(importlib.import_module(module), name, value)
         for name in rng.sample(sorted(LIMITS), rng.choice((0, 0, 1, 2))):
-            patch.setattr(limits, name, rng.choice(LIMITS[name]))
+            catcher.limits = replace(catcher.limits, **{name: rng.choice(LIMITS[name])})
         yield catcher

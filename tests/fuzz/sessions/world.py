@@ -8,9 +8,6 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import pytest
-
-from kvitto.base import limits
 from kvitto.protocol.states import CLOSED, CLOSING
 from kvitto.store.commit import Commit
 from kvitto.wire import methods as m
@@ -24,6 +21,7 @@ from tests.fuzz.sessions.story import Action, Story
 from tests.protocol.answers import check_service
 from tests.protocol.sansio import House
 from tests.support.clock import ManualClock
+from tests.support.limited import limit
 from tests.support.simdisk import SimDisk
 
 SETTLE_MAX = 10_000
@@ -62,7 +60,7 @@ class World:
         self.house.settle()
 
     def _start(self) -> None:
-        self.house = House(self.disk, self.clock)
+        self.house = House(self.disk, self.clock, self.catcher.limits)
         self.management = management.Management(self)
         self.job = None
 
@@ -323,9 +321,8 @@ def check_others_are_served(house: House) -> None:
     if "probe" in vhost.queues:
         vhost.delete_queue(vhost.queues["probe"])
     house.settle()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "BODY_MAX", 1000)
-        check_service(house)
+    limit(house.broker, body_max=1000)
+    check_service(house)
 
 
 def oracle_client(world: World) -> Any:

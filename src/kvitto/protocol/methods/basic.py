@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base import limits
 from kvitto.base.errors import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
@@ -102,7 +101,7 @@ def _check_arguments(conn: Connection, queue: Queue, m: BasicConsume) -> None:
 
 
 def _check_consumers(conn: Connection, queue: Queue) -> None:
-    most = limits.CONSUMERS_MAX
+    most = conn.hub.broker.limits.consumers_max
     if len(queue.consumers) >= most:
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' has {most} consumers, the limit"
         raise ChannelError(PRECONDITION_FAILED, text, limit="consumers")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import jobs, walls
 from kvitto.broker.queue import Queue
@@ -45,8 +44,9 @@ class ChannelTransaction(Transaction):
             return
         if excess := conn.hub.holding.excess(conn):
             raise ChannelError(PRECONDITION_FAILED, f"{excess}: {OFTEN}", 60, 40, limit="held")
-        if conn.staged > limits.STAGED_MAX:
-            text = f"the transactions of a connection may hold {limits.STAGED_MAX} bytes at most: {OFTEN}"
+        most = conn.hub.broker.limits.staged_max
+        if conn.staged > most:
+            text = f"the transactions of a connection may hold {most} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
 
     def settle_tags(self, tag: int, multiple: bool, kind: int) -> int:
