@@ -1,7 +1,8 @@
-"""Consumers of a channel: how a queue's messages become frames.
+"""Consumers of a channel: they put a queue's messages into frames. A queue asks for their `credit` and then calls `deliver`.
 
-`ChannelConsumer` for basic.consume (compiled), `StreamConsumer` for that of a stream, `OffsetConsumer` for one that asked for
-offsets of another queue, `GetConsumer` for basic.get, `RangeConsumer` for Kvitto's log.read.
+`ChannelConsumer` serves basic.consume, `StreamConsumer` the same on a stream, `OffsetConsumer` a consumer that wants to know the offsets of
+a queue, `GetConsumer` basic.get, and `RangeConsumer` Kvitto's log.read. The loops of `deliver` are compiled, and copy each message from its
+batch into the output buffer without a Python object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Messages with consecutive offsets: the tail that a queue builds in memory, or a window read back from a segment.
+"""A batch: messages with consecutive offsets, as a tail that a queue builds in memory or as a window on what was read from a segment.
 
-The bytes are those of docs/formats.md. A tail owns three buffers (index, meta, body); a window points with all
-three into one chunk of the file. `add` and the accessors are the data plane: no Python object per message.
+The index, the meta data and the bodies are in memory as docs/formats.md has them on disk, so a batch is written and read without a change.
+A tail owns three buffers; a window points with all three into one chunk of the file. Queues call `add` and the methods that are declared
+in `batch.pxd` for each message: they make no Python object. The log writes tails (`seal`) and opens windows.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Batch:
         self.time_ms = 0
         self.journal = 0
         self.shared = False
-        """The bodies are in a buffer that other batches may have too."""
+        """The bodies are in a buffer that other batches may use too."""
         self.stored: Stored | None = None
-        """Where the body is if it is not here: that of the only message."""
+        """The body of the only message, if it is on disk and was not read into memory."""
 
     def start(self, first: int, time_ms: int) -> None:
         """Begin an empty tail at offset `first`."""
@@ -61,7 +62,7 @@ class Batch:
         self.body.clear()
 
     def release(self) -> None:
-        """Give back what is large, before the batch waits for its next use."""
+        """Free large buffers, before the batch waits for its next use."""
         self.index.clear(1 << 16)
         self.meta.clear(1 << 16)
         if self.shared:
@@ -69,7 +70,11 @@ class Batch:
         self.body.clear(1 << 16)
 
     def add(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
-        """Copy one message in: key = exchange and routing key as short strings, props = flags and list. ttl_ms < 0: none."""
+        """Copy a message into this tail.
+
+        `key`: exchange and routing key as short strings. `props`: the property flags and list. Each comes as (buffer, position, length).
+        `ttl_ms`: counts from the time of the batch on; less than 0 if the message has no time to live.
+        """
         index = self.index
         meta = self.meta
         if index.n + entry.SIZE > index.cap:
@@ -93,7 +98,7 @@ class Batch:
         self.count += 1
 
     def add_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> None:
-        """Add the only message of this batch: its body is not copied, and may be in other batches too. Nobody may change it any more."""
+        """Add the only message of this batch without a copy of its body, which others may have too: nobody may change it any more."""
         self.add(key, 0, len(key), props, 0, len(props), key, 0, 0, ttl_ms, flags)
         entry.put_body(self.index.p, 0, 0, body.n)
         self.body, self.shared = body, True
@@ -123,7 +128,7 @@ class Batch:
         return k
 
     def run_bytes(self, i: int, n: int) -> int:
-        """What the messages i .. i+n-1 take: index, meta and bodies."""
+        """Bytes that the messages i .. i+n-1 take: index, meta data and bodies."""
         total = 0
         for k in range(i, i + n):
             message = entry.read(self.index.p, self.index_at + entry.SIZE * k)
@@ -131,7 +136,7 @@ class Batch:
         return total
 
     def put(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> None:
-        """`add` for those who hold bytes objects. Buffers that are large grow in place."""
+        """`add` for callers that have bytes objects. Large buffers grow in place."""
         widen(self.index, entry.SIZE)
         widen(self.meta, len(key) + len(props))
         widen(self.body, len(body))
@@ -182,7 +187,7 @@ class Batch:
         return entry.ttl_ms(self.index.p, self.index_at + entry.SIZE * i)
 
     def expires_at(self, i: int) -> int:
-        """Wall time in ms at which message `i` expires, -1 for never."""
+        """Wall time in ms at which message `i` expires; -1 if it never does."""
         ttl_ms = self.ttl_of(i)
         return -1 if ttl_ms < 0 else self.time_ms + ttl_ms
 
@@ -242,7 +247,7 @@ class Batch:
         return key, props, self.body.view(b, b + message.body_len), self.flags_of(i)
 
     def message(self, i: int) -> tuple[bytes, bytes, bytes, int]:
-        """(key, props, body, flags) of message `i`, for the rare events."""
+        """(key, props, body, flags) of message `i`, as copies. For rare events."""
         self.fetch()
         key, props = self.key_and_props(i)
         message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
@@ -264,7 +269,7 @@ class Batch:
         return [self.index.view(), self.meta.view(), self.body.view()]
 
     def head(self, durable: int) -> bytearray:
-        """The header but for the checksum; `durable` as in docs/formats.md."""
+        """The header, in which the checksum is still missing. `durable` as in docs/formats.md."""
         head = bytearray(_HEADER)
         meta_len, body_len = self.meta.n, self.body.n
         batch_head.put(
@@ -273,7 +278,7 @@ class Batch:
         return head
 
     def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
-        """The tail as buffers to be written one behind the other; `durable` and `salt` as in docs/formats.md."""
+        """The tail as buffers that are to be written one behind the other. `durable` and `salt` as in docs/formats.md."""
         head, parts = self.head(durable), self.areas()
         digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:], salt)
         for part in parts:
@@ -282,7 +287,7 @@ class Batch:
         return [bytes(head), *parts]
 
     def open(self, chunk: Buf, at: int, header: BatchHeader, stored: Stored | None = None) -> None:
-        """Make this batch a window on the batch that `header` describes at `at` in `chunk`, the body of which may be elsewhere."""
+        """Make this batch a window on the batch that `header` describes, at `at` in `chunk`. `stored` is the body if it is not there."""
         self.stored = stored
         self.index = self.meta = self.body = chunk
         self.index_at = at + HEADER

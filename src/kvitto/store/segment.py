@@ -1,6 +1,7 @@
-"""One segment file: header, batches, and the footer that says "everything before me is durable".
+"""One segment file: a header, batches, and a footer, which is written only when everything before it is durable (docs/formats.md, Segment).
 
-Reads and writes the bytes of docs/formats.md; which segment a message belongs to is `log.py`'s business.
+It reads and writes the file, and knows how many messages are in it. The log decides which segment a message goes to, and when a segment is
+sealed or unlinked. A start and the tools for damaged directories scan a segment that has no footer.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ _POSITION_BYTES = FOOTER_END.size - FOOTER_END.at["position"]
 
 
 def header(magic: bytes, queue_id: str, base: int, time_ms: int, salt: int = 0) -> bytes:
-    """The 72 bytes that segment and settlement log begin with."""
+    """The header of a segment or a settlement log, by its magic."""
     fields = FileHead(magic, SEGMENT_VERSION, 0, bytes.fromhex(queue_id), base, time_ms, salt, 0, salt)
     return FILE_HEAD.pack(*fields._replace(checksum=_checksum(FILE_HEAD.pack(*fields))))
 
 
 def _checksum(head: bytes) -> int:
-    """That of a header, or of the beginning of one."""
+    """The checksum of a header, from the bytes before it."""
     return xxhash.xxh3_64_intdigest(head[: FILE_HEAD.at["checksum"]])
 
 
 def _fields(head: bytes) -> FileHead:
-    """What a header says, valid or not; of one that is too short the rest counts as zeros."""
+    """The fields of a header, valid or not. What a short one lacks counts as zeros."""
     return FILE_HEAD.read(head.ljust(HEADER, b"\0"))
 
 
 def salts(head: bytes) -> tuple[int, int]:
-    """The salt as a header has it, and its copy: where the header is damaged one may be right."""
+    """The salt in a header, and its copy. If the header is damaged, one of them may still be right."""
     fields = _fields(head)
     return fields.salt, fields.salt_again
 
@@ -70,7 +71,7 @@ def header_is_valid(data: bytes, magic: bytes) -> bool:
 
 
 def foreign(head: bytes, magic: bytes, queue_id: str, base: int) -> str:
-    """Whose file it is if the header is whole and names another place, else ""."""
+    """The place that a header names if it is valid and names another one than this, in words; else ""."""
     fields = _fields(head)
     owner, own = fields.queue_id.hex(), fields.base
     if not header_is_valid(head, magic) or (owner, own) == (queue_id, base):
@@ -302,12 +303,12 @@ class Segment:
 
 
 def footer_position(data: bytes) -> int:
-    """Where a footer begins that ends where `data` ends: the last thing in the file says it."""
+    """Where the footer begins that ends where `data` ends, if there is one: the last field of it says so."""
     return u64(data[-_POSITION_BYTES:])
 
 
 def footer_length(data: bytes) -> int:
-    """How long a footer is that begins where `data` begins."""
+    """The length of the footer that begins where `data` begins, if there is one."""
     return u32(data, FOOTER.at["length"])
 
 

@@ -1,7 +1,7 @@
-"""Settlements on their way to disk, and back.
+"""Settlements: gathered in memory for a turn, written to the settlement logs, and read back by a start (docs/formats.md, Settlement log).
 
-A queue gathers the settlements of a turn as 16-byte entries (docs/formats.md) in a `Settlements` and writes them once,
-split by segment. `replay` reads a settlement log at start.
+A queue notes what it settles in a `Settlements`, which costs no Python object. Once per turn the log splits the entries by segment and
+writes them as a `block` to each settlement log. A start, the judge of damage and the tools for damaged directories use `Replay`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX = PREFIX.size
 
 
 class Settlements:
-    """The settlements of one queue that are not written yet; `lowest`..`highest` bound their offsets."""
+    """The settlements of one queue that are not written yet. Their offsets are between `lowest` and `highest`."""
 
     def __init__(self) -> None:
         self.entries = Buf(0)

@@ -1,7 +1,7 @@
-"""Writes a large batch into its segment, some of its bytes at a time.
+"""Writes a large batch into its segment in slices, over several turns. The log calls it.
 
-The header comes last: whatever ends the broker before, what is there is a torn tail, which the next start cuts. Until then the books
-of the segment do not know of it, and nothing else may be written to the segment.
+The header is written last, so that whatever ends the broker before leaves a torn tail, which the next start cuts. Until then the segment
+does not count the batch, and nothing else may be written to the segment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The messages of one segment file, verified, some megabytes at a time, as numpy arrays over the bytes as they were read.
+"""Reads one segment file without the broker: verified messages, some megabytes at a time, as numpy arrays over the bytes that were read.
 
-Per batch there is a header to take apart and a checksum; per message nothing is done in Python. A sealed segment has to
-be whole. One that is still written to ends where its batches end: behind them is room reserved ahead (zeros), or a
-batch that is just being written.
+For each batch it reads a header and verifies a checksum; nothing is done in Python for each message. The layouts are those of
+`kvitto.format`, which the broker writes by. A sealed segment has to be complete. A segment that is still written to ends where its batches
+end: zeros that are reserved ahead follow, or a batch that is just being written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A settlement log as arrays, and what it says of given offsets: outcome, when, and how often delivered."""
+"""Reads a settlement log without the broker, as arrays, and looks up offsets in it: outcome, time, and how often delivered."""
 
 from __future__ import annotations
 
