@@ -12,7 +12,13 @@ import pytest
 import kvitto_checkout
 
 ROOT = Path(__file__).parent.parent
-INLINE = {"kvitto/wire/bits.py", "kvitto/server/datasync.py"}
+INLINE = {
+    "kvitto/wire/bits.py",
+    "kvitto/server/datasync.py",
+    "kvitto/format/batch_head.py",
+    "kvitto/format/entry.py",
+    "kvitto/format/settlement.py",
+}
 """A .pxd with C twins of the functions, inlined where they are used: nothing to compile."""
 
 

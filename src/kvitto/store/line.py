@@ -1,6 +1,6 @@
 """The form of the definitions log: one line of JSON under a checksum for each change (docs/formats.md, Definitions).
 
-It encodes and decodes. Used by `definitions.py`, which writes the log, and by the judge of damage.
+It encodes and decodes lines, for `definitions.py`, which writes the log, and for the judge of damage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reading a log back by offset: a window shows one batch, and steps over what is damaged.
+"""Reads a log back by offset: a window shows one batch, and damage is passed over.
 
-Called by the log's queue, by stages and readers by range, once per batch. What cannot be read is noted in `Reader.lost`, a copy of its
-segment is kept, and the rest is served. A large batch is checked in slices, and read in parts.
+Called once for each batch, by the log's queue, by stages and by readers by range. Offsets that cannot be read are noted in `Reader.lost`,
+a copy of their segment is kept, and the rest is served. A large batch is checked in slices and read in parts.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Window:
         self.length = 0
         self.at = 0
         self.patient = False
-        """The user of this window can wait until a large batch has been read and checked in pieces."""
+        """Whether the user of this window can wait until a large batch has been read and checked in pieces."""
         self.outline = outline
-        """The user of this window needs sizes, priorities and times only. A large batch is not checked for that."""
+        """Whether the user of this window needs sizes, priorities and times only. A large batch is not checked for that."""
         self.waits: tuple[Segment, int, BatchHeader] | None = None
         """The large batch that has to be checked before `load` can find the message that it was asked for (`Reader.check_steps`)."""
 
@@ -49,7 +49,7 @@ class Window:
         return self.batch.first <= offset < self.batch.first + self.batch.count
 
     def release(self) -> None:
-        """Forget what was read."""
+        """Forget what has been read."""
         patient = self.patient
         self.__init__(self.outline)  # type: ignore[misc]
         self.patient = patient
@@ -61,7 +61,7 @@ class Source(Protocol):
     segments: list[Segment]
 
     def file_of(self, part: Segment) -> File:
-        """The segment's file, open."""
+        """Return the open file of a segment."""
         ...
 
     def quarantine(self, part: Segment, why: str) -> None:
@@ -79,15 +79,15 @@ class Reader:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.lost: list[tuple[int, int]] = []
-        """(start, count) of offsets that could not be read. Whoever looks at them clears the list."""
+        """(start, count) of offsets that could not be read. The queue that takes note of them clears the list."""
 
     def load(self, window: Window, offset: int) -> bool:
         """Point `window` at the first batch that ends behind `offset`. False if there is none.
 
-        What cannot be read (damage) is noted in `lost` and stepped over: of those offsets the unsettled ones are gone.
+        Offsets that cannot be read are noted in `lost` and passed over; the messages among them that are not settled are lost.
         """
         if window.segment is not None and window.segment.gone:
-            window.release()  # its file is closed
+            window.release()  # its file has been closed
         at = window.at
         if window.segment is not None and window.batch.first + window.batch.count <= offset:
             head = BatchHeader(window.chunk.view(0, window.length), at)
@@ -110,7 +110,7 @@ class Reader:
         while position < part.size:
             n = min(want, part.size - position)
             got = self._read(window, part, position, n)
-            if got < n:  # somebody has cut the file
+            if got < n:  # the file has been cut from outside
                 return self._damaged(window, part, position, offset)
             at = 0
             while at + BATCH.size <= got:
@@ -228,7 +228,7 @@ class Reader:
     def _fill_window(window: Window, part: Segment, position: int, found: list[bytes]) -> None:
         """Put what was read from `position` on into a window's chunk."""
         size = sum(map(len, found))
-        window.batch.count, window.at = 0, size  # nothing behind what is read here is in the chunk
+        window.batch.count, window.at = 0, size  # the chunk holds nothing behind what is read here
         window.chunk.n = 0
         for some in found:
             window.chunk.add(some)
@@ -295,8 +295,8 @@ class Reader:
         return True
 
     def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
-        """Not every batch from `position` on verifies: step over to the next that does, keep a copy, raise the alarm."""
-        data = self._source.file_of(part).read_at(0, part.size)  # a stream closes files that are not read
+        """Pass over a batch that does not verify to the next one that does. Keep a copy of the segment, and raise the alarm."""
+        data = self._source.file_of(part).read_at(0, part.size)  # a stream may have closed the file
         at = position - 1
         while True:
             at, _ = find_batch(data, at + 1, part.salt)
@@ -313,7 +313,7 @@ class Reader:
         return got == head.length and self._open(window, head, 0, until)
 
     def body_bytes(self, start: int, count: int, window: Window | None = None) -> int:
-        """Bytes of the bodies of offsets start..start+count-1, those of them that are stored. `window`: that of the last call."""
+        """Return the bytes of the bodies of offsets start..start+count-1 that are stored. `window`: the one that the last call used."""
         window, total, at = window or Window(), 0, start
         while at < start + count and (window.holds(at) or self.load(window, at)):
             batch = window.batch

@@ -1,7 +1,7 @@
-"""The form of a journal record: atomic work over several queues, under one checksum (docs/formats.md, Journal).
+"""The form of a journal record: work over several queues under one checksum (docs/formats.md, Journal).
 
-It encodes and decodes, and knows nothing of files but how a large record is written in slices. Used by the journal, which writes and
-replays records, by the judge of damage, and by the broker, which makes records and applies them.
+It encodes and decodes records; of files it knows only how a large record is written in slices. The journal writes and replays records,
+the judge looks for them in damaged files, and the broker makes and applies them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Settle:
 
 @dataclass
 class Run:
-    """Many appends to one queue; the batch has no offset yet."""
+    """Many appends to one queue. The batch has no offsets yet."""
 
     queue_id: str
     batch: Batch
@@ -74,9 +74,9 @@ class Packed:
         self.parts: list[Part] = []
         self.operations = self.messages = 0
         self.ends: dict[str, int] = {}
-        """By queue, the end of its settled offsets."""
+        """For each queue the end of the offsets that the record settles."""
         self.size = 0
-        """Bytes of all operations."""
+        """The bytes of all operations."""
         self._open = bytearray()
         self._settle: Settle | None = None
 
@@ -102,7 +102,7 @@ class Packed:
             self._settle = Settle(queue_id, offset, count, outcome)
 
     def close(self) -> None:
-        """Complete the record: nothing more is added."""
+        """Complete the record. Nothing may be added after that."""
         self._end_settle()
         self._end_part()
 
@@ -163,7 +163,7 @@ class Record:
 
     @property
     def ends(self) -> dict[str, int]:
-        """By queue, the end of its settled offsets."""
+        """For each queue the end of the offsets that the record settles."""
         ends: dict[str, int] = {} if self.packed is None else self.packed.ends
         for s in self.settles:
             _end(s, ends)
@@ -177,7 +177,7 @@ class Record:
         return size > pieces.WHOLE_BYTES
 
     def parts(self) -> list[Part]:
-        """The operations, encoded."""
+        """Return the encoded operations as buffers."""
         parts = [] if self.packed is None else list(self.packed.parts)
         for a in self.appends:
             head = _append_head(a.queue_id, a.key, a.props, len(a.body), a.ttl_ms, a.flags)
@@ -195,7 +195,7 @@ class Record:
         return parts
 
     def counts(self) -> bytes:
-        """The end of the header: sequence, number of operations, durable."""
+        """Return the end of the header: sequence, number of operations, durable."""
         operations = 0 if self.packed is None else self.packed.operations
         operations += len(self.appends) + len(self.runs) + len(self.settles)
         return RECORD.pack(b"", 0, 0, self.sequence, operations, self.durable)[PREFIX.size :]
@@ -209,7 +209,7 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes, at: int, salt: int) -> tuple[Record, int] | None:
-        """The record at `at` and where it ends, None if none that is whole begins there."""
+        """Return the record that begins at `at`, and where it ends; None if none begins there that verifies."""
         if at + RECORD.size > len(data):
             return None
         head = RECORD.read(data, at)
@@ -226,7 +226,7 @@ class Record:
         return (record, end) if whole else None
 
     def _take(self, data: bytes, operations: int) -> bool:
-        """Read the operations of a record; whether they are what it holds."""
+        """Decode the operations of a record. Returns whether they fill it."""
         at = RECORD.size
         for _ in range(operations):
             kind = data[at]
@@ -259,12 +259,12 @@ class Record:
 
 
 def _head(size: int, checksum: int) -> bytes:
-    """The begin of the header of a record whose operations have `size` bytes."""
+    """Return the beginning of the header of a record whose operations have `size` bytes."""
     return PREFIX.pack(RECORD_MAGIC, RECORD.size + size, checksum)
 
 
 class RecordSlices:
-    """A large record on its way into a file. Its header comes last: until then there is no record for a start."""
+    """A large record that is being written into a file. Its header is written last: until then a start finds no record."""
 
     def __init__(self, record: Record, salt: int) -> None:
         parts = record.parts()
@@ -275,7 +275,7 @@ class RecordSlices:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole record."""
+        """The bytes of the whole record."""
         return RECORD.size + self._operations
 
     @property

@@ -1,7 +1,8 @@
-"""The start of one log: its segments and settlement logs are read, and what is missing or damaged is noted.
+"""The start of one log: it reads the segments and settlement logs, and takes note of what is missing or damaged.
 
-Called once for each queue. Invariants that it restores: `next` is above every offset that was ever used or told, the delivered mark is
-in a settlement log that stays, and all that is taken for granted from now on is durable again. docs/formats.md (Recovery) has the rules.
+Called once for each queue. It restores these invariants: `next` is above every offset that was ever used or announced, the delivered mark
+is in a settlement log that stays, and all that has been read is durable. `judge.py` gives the verdicts, which this module carries out;
+docs/formats.md (Recovery) has the rules.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Recovered:
 
 
 class Recovery:
-    """One start of one log. Time grows with the number of segments, not of messages."""
+    """One start of one log. The time grows with the number of segments, not of messages."""
 
     def __init__(self, log_: Log) -> None:
         self.log = log_
@@ -59,7 +60,7 @@ class Recovery:
         if log_.durable:
             self._known = self.store.inventory.claim(SEGMENT, log_.queue_id)
         self._miss_settlements(self.store.disk.listdir(log_.directory))
-        names = self.store.disk.listdir(log_.directory)  # the logs of other queues have been put aside
+        names = self.store.disk.listdir(log_.directory)  # the settlement logs of other queues have been renamed
         acks = {paths.base_of(name) for name in names if name.endswith(paths.SETTLEMENTS_SUFFIX)}
         bases = sorted(paths.base_of(name) for name in names if name.endswith(paths.SEGMENT_SUFFIX))
         for base in bases:
@@ -72,13 +73,13 @@ class Recovery:
         self._raise_mark(told)
         self._count()
         self._end_last(told)
-        # what a killed process has written is taken for granted from here on: whatever is written next says so
+        # what is written next says that all before it is durable, but a killed process may not have synced it
         self._sync_found()
         self._save_mark()
         self._flag()
         self._sync_noted()
         with suppress(StoreFull):
-            # a segment says which offset is next before the settlement logs go that said so
+            # a segment has to say which offset is next before the settlement logs are unlinked that said so
             self._tell_next()
             for orphan in orphans:
                 self.store.disk.unlink(paths.settlements(log_.directory, orphan))
@@ -106,7 +107,7 @@ class Recovery:
     def _raise_mark(self, told: int) -> None:
         """Raise the delivered mark above offsets that were settled but never written, and above those that are lost."""
         log_ = self.log
-        if log_.next > told:  # offsets that were never written, or are lost, lie below the cursor
+        if log_.next > told:  # offsets that were never written, or are lost, have to lie below the cursor
             log_.mark, log_.marked = log_.next, None
         for part in log_.segments:
             if part.settled and part.end > log_.mark:
@@ -143,7 +144,7 @@ class Recovery:
             self._note_doubt(damaged)
 
     def _miss_segments(self, bases: list[int]) -> None:
-        """What the inventory knows and the directory has not is damage; an empty `.bad` remembers it."""
+        """Raise an alarm for each segment that is in the inventory and not in the directory. An empty `.bad` keeps the memory of it."""
         known = self._known
         self.log.next = max([self.log.next, *(entry.end for entry in known.values())])
         for base in sorted(known.keys() - set(bases)):
@@ -158,7 +159,7 @@ class Recovery:
             self.store.drop_slot(entry.slot)
 
     def _miss_settlements(self, names: list[str]) -> None:
-        """A settlement log that is not there, or says that it is another's: what it had settled comes again, flagged."""
+        """Raise an alarm for each settlement log that is missing or another segment's: what it had settled comes again, flagged."""
         for base, entry in self._known.items():
             path = paths.settlements(self.log.directory, base)
             if not entry.acks_size or not self.store.disk.exists(paths.segment(self.log.directory, base)):
@@ -193,15 +194,16 @@ class Recovery:
         return part.base in self._known and self._known[part.base].acks_size > 0
 
     def _enter_found(self) -> None:
-        """What the inventory does not know is taken in: it was new when the broker ended, or about to go."""
+        """Enter the segments that the inventory does not know: they were new when the broker ended, or about to be unlinked."""
         for part in self.log.segments:
             if part.slot < 0 and part.durable:
                 self.store.enter(self.log, part)
 
     def _note_doubt(self, parts: list[Segment]) -> None:
-        """After a power cut, or damage, any message may have been delivered, what told so was lost: the next starts must know it too.
+        """Write into the settlement logs that any of these messages may have been delivered, so that later starts flag them too.
 
-        Below the mark too: in a queue with priorities it lies behind messages that were never delivered.
+        After a power cut or damage what told of the deliveries may be lost. That goes for messages below the delivered mark as well: in a
+        queue with priorities messages that were never delivered lie below it.
         """
         for part in parts if self.log.flags else ():
             if not part.done and part.size > segment.HEADER and not part.linked:
@@ -211,7 +213,7 @@ class Recovery:
                     self.log.append_block(part, doubt.entries.view(), self.log.mark)
 
     def _tell_next(self) -> None:
-        """Where what says that offsets were used is not to stay (damage, an orphan), a segment that begins at `next` says so."""
+        """Make a segment that begins at `next` if the files that tell of used offsets are not to stay (damage, an orphan)."""
         if self.log.next > (self.log.segments[-1].end if self.log.segments else 0):
             fresh = self.log.create(self.log.next)
             assert fresh.file is not None
@@ -221,18 +223,18 @@ class Recovery:
             fresh.durable = fresh.size
 
     def _sync_found(self) -> None:
-        """What a killed process left may not be on disk yet, but from here on it is taken for granted: each block that follows says so."""
+        """Sync what a killed process has left, since each block that follows says that all before it is durable."""
         if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
             return
         for part in self.log.segments:
-            if part.file is not None:  # of a sealed segment the footer may not have been synced
+            if part.file is not None:  # the footer of a sealed segment may not have been synced
                 part.file.sync()
             if part.acks is not None:
                 part.acks.sync()
         self.store.disk.sync_dir(self.log.directory)
 
     def _sync_noted(self) -> None:
-        """What this start has added to the settlement logs itself."""
+        """Sync what this start has written to the settlement logs itself."""
         if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
             return
         made = False
@@ -263,7 +265,7 @@ class Recovery:
             if not part.evidence:
                 self.log.write_header(part)
         elif found.what is Header.SALT and not part.linked:
-            # torn by a power cut, or rotten: the next damage could cost the segment
+            # without this copy the next damage to the header could cost the segment
             log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
             part.file.write_at(FILE_HEAD.at["salt_again"], [bytes_of(part.salt)])
         bad = paths.quarantine(self.log.directory, base)
@@ -309,11 +311,11 @@ class Recovery:
         if len(data) > part.size and not part.evidence:
             part.file.truncate(part.size)
         part.durable, part.synced_end = part.size, part.end
-        part.full = part.evidence  # then nothing may be written over its end
+        part.full = part.evidence  # without a copy nothing may be written over its damaged end
         self.store.commits.wrote(self.log, part)
 
     def _orphan(self, base: int) -> None:
-        """A settlement log whose segment is gone: only its numbers matter, and it goes too once they are told elsewhere."""
+        """Read a settlement log whose segment is gone. Only its offsets and mark matter; it is unlinked once other files have them."""
         replay = settlements.Replay(base, 0)
         path = paths.settlements(self.log.directory, base)
         replay.run(self.store.disk.read_file(path), segment.HEADER)
@@ -343,12 +345,12 @@ class Recovery:
 
     @staticmethod
     def _blank(part: Segment) -> settlements.Replay:
-        """Nothing in it is settled. What was never written has no bit: a queue may have passed on any number of messages in between."""
+        """Return a replay in which nothing is settled. Offsets that were never written have no bit, since there may be any number."""
         gaps = part.batch_gaps() if part.settled else ()
         return settlements.Replay(part.base, part.end - part.base, gaps)
 
     def _count(self) -> None:
-        """Count what is unsettled; below the mark it comes again, flagged, above it was never delivered."""
+        """Count the unsettled messages. Those below the delivered mark come again, flagged; those above were never delivered."""
         found = self._found
         first = self.log.segments[0].base if self.log.segments else self.log.next
         found.cursor = self.log.mark = max(self.log.mark, first)
@@ -369,5 +371,5 @@ class Recovery:
                 if below > 0:
                     found.requeued.append((start, below))
             for offset, deliveries in replay.redeliveries.items():
-                if not replay.is_settled(offset):  # nor is its message lost
+                if not replay.is_settled(offset):  # settled, or lost to damage
                     found.redeliveries[offset] = deliveries

@@ -1,6 +1,6 @@
-"""Files that are unlinked a few at a time: a file system needs milliseconds to free a large file, and the loop waits for that.
+"""Unlinks files a few at a time, because a file system needs milliseconds to free a large file, and the loop waits for that.
 
-Used by the store for segments, journal files and directories that have gone. What is left when the process is killed, a start removes.
+Used by the store for segments, journal files and directories that are no longer needed. A start removes what is left after a kill.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ HEADER = FILE_HEAD.size
 SPARSE_BYTES = 64 * 1024
 RESERVE_LEAST = 16 * 1024
 RESERVE_MOST = 1024 * 1024
-"""Room ahead of the last batch: as much as there is already, within these."""
+"""The room reserved behind the last batch is as large as the segment, within these limits."""
 FOOTER_LEAST = FOOTER.size + FOOTER_END.size
 """Bytes of a footer without pairs."""
 _POSITION_BYTES = FOOTER_END.size - FOOTER_END.at["position"]
@@ -83,8 +83,8 @@ class Segment:
     """Offsets base..end-1 of one queue. `settled` counts those that are settled or were never written (gaps).
 
     `salt` is random and the seed of every checksum in the file: a message's body, which a peer chooses, cannot pose as a batch or a footer.
-    `slot`: where the inventory has it, -1: nowhere. `evidence`: it is damaged, and there was no room for a copy. `linked`: its files are in
-    the archive or on their way there, and as they are they stay; `archived`: they are there for sure.
+    `slot`: its slot in the inventory, -1 without one. `evidence`: it is damaged, and there was no room for a copy. `linked`: its files are
+    in the archive or being moved there, and must not change any more. `archived`: the archive has them durably.
     """
 
     def __init__(self, base: int) -> None:
@@ -116,20 +116,20 @@ class Segment:
         self._sparse_known = True
         self._written_end = base
         self.leases = 0
-        """Of those who still read bodies from it; it may have been unlinked."""
+        """How many readers still read bodies from it. It may have been unlinked meanwhile."""
         self.gone = False
         self.checked: dict[int, list[int]] = {}
-        """By position of a large batch that has been checked: the checksums of its slices and its end. The list is empty for damage."""
+        """The checksums of the slices of each large batch that has been checked, and its end, by position. The list is empty for damage."""
         self.ahead = 0
         """How many bytes behind `size` belong to a batch that is being written in slices."""
 
     @property
     def done(self) -> bool:
-        """Every offset is settled."""
+        """Whether every offset is settled."""
         return self.settled == self.end - self.base
 
     def write(self, batch: Batch, reserve: bool = False) -> None:
-        """Append a batch that begins at or after `end`; an offset between was never written. `reserve`: it will be synced soon."""
+        """Append a batch that begins at or after `end`; offsets between are never written. `reserve`: reserve room behind it as well."""
         assert self.file is not None and batch.first >= self.end
         if reserve and self.size + batch.size() > self.reserved:
             self.reserved = self.size + batch.size() + min(max(self.size, RESERVE_LEAST), RESERVE_MOST)
@@ -137,7 +137,7 @@ class Segment:
         try:
             written = self.file.write_at(self.size, batch.seal(self.durable, self.salt))
         except StoreFull:
-            self.file.truncate(self.size)  # what found room of it is needed for settlements
+            self.file.truncate(self.size)  # the room that a part of it has taken is needed for settlements
             self.reserved = 0
             raise
         self.written(batch, written)
@@ -150,7 +150,7 @@ class Segment:
             self.journal_end = self.size
 
     def note(self, first: int, count: int, body_bytes: int, journal: int, position: int) -> None:
-        """Take a batch that is in the file into the books."""
+        """Count a batch that is in the file."""
         self.settled += first - self.end
         self.end = first + count
         self.count += count
@@ -160,7 +160,7 @@ class Segment:
             self.sparse.extend((first, position))
 
     def position_before(self, offset: int) -> int:
-        """A file position at which a batch begins that is not behind `offset`."""
+        """Return a position at which a batch begins that is not behind `offset`."""
         if not self._sparse_known:
             self._read_footer_index()
         firsts = self.sparse[::2]
@@ -168,13 +168,13 @@ class Segment:
         return self.sparse[2 * i - 1] if i else HEADER
 
     def positions(self) -> array[int]:
-        """File positions at which batches begin, about every 64 KiB."""
+        """Return positions at which batches begin, about one for every 64 KiB."""
         if not self._sparse_known:
             self._read_footer_index()
         return self.sparse[1::2]
 
     def write_footer(self) -> None:
-        """Seal the segment; the caller has synced all batches."""
+        """Seal the segment. The caller has synced all batches."""
         assert self.file is not None
         self.trim()
         pairs = b"".join(map(bytes_of, self.sparse))
@@ -189,7 +189,7 @@ class Segment:
         self.forget_index()
 
     def trim(self) -> bool:
-        """End the file behind its last batch; whether it went on. To be synced before the directory is left in order."""
+        """Cut off the room that was reserved behind the last batch. Returns whether there was any; then the file has to be synced."""
         if not self.reserved or self.ahead:
             return False
         assert self.file is not None
@@ -203,7 +203,7 @@ class Segment:
         self._sparse_known = False
 
     def read_footer(self) -> bool:
-        """Take the books from the footer, if there is a valid one."""
+        """Take the counts from the footer. Returns whether there is a valid one."""
         data = self._footer()
         if data is None:
             return False
@@ -241,12 +241,11 @@ class Segment:
         self._sparse_known = True
 
     def scan(self, data: bytes, in_order: bool, power_cut: bool, known: int) -> None:
-        """Take the books from the batches of a segment without footer, which is `data`.
+        """Count the batches of a segment without a valid footer. `data`: the whole file.
 
-        `in_order`, `power_cut`: how the last owner ended; a killed process leaves at most an end that is torn.
-        `known`: so many bytes had been synced, says the inventory.
-        What follows `size` then is a torn tail. Raises DamagedSegment if it cannot be one (docs/formats.md, Recovery). The offsets that are
-        lost in a hole still count as unsettled: whoever reads them finds out.
+        `in_order`, `power_cut`: how the last owner ended; a killed process leaves at most a torn end. `known`: how many bytes had been
+        synced, as the inventory says. What follows `size` behind this call is a torn tail; raises DamagedSegment if it cannot be one
+        (docs/formats.md, Recovery). Offsets that are lost in a hole still count as unsettled, until a reader fails to read them.
         """
         at, first_bad = HEADER, -1
         damage = False
@@ -281,7 +280,7 @@ class Segment:
             raise DamagedSegment("damage before later valid data" if damage else "its end is damaged")
 
     def batch_gaps(self) -> list[tuple[int, int]]:
-        """(start, count) of the offsets that were never written. Those that are lost to damage are not among them."""
+        """Return (start, count) of the offsets that were never written. Offsets that are lost to damage are not among them."""
         if self.gaps is None:
             assert self.file is not None
             data, at, hole = self.file.read_at(0, self.size), HEADER, False
@@ -313,12 +312,12 @@ def footer_length(data: bytes) -> int:
 
 
 def valid_at(data: bytes, at: int, head: BatchHeader, salt: int) -> bool:
-    """Whether the batch that `head` describes is in `data` at `at`, whole and unharmed."""
+    """Whether the batch that `head` describes is in `data` at `at`, complete and unharmed."""
     return bool(head.length and at + head.length <= len(data) and verify(data, at, head, salt))
 
 
 def find_batch(data: bytes, at: int, salt: int) -> tuple[int, bool]:
-    """Where the first batch begins that verifies, from `at` on, -1 if there is none; and whether that is sure."""
+    """Return where the first batch begins that verifies, from `at` on, -1 if there is none; and whether all was searched."""
     left = RESYNC_BYTES
     while (at := data.find(BATCH_MAGIC, at)) >= 0:
         head = BatchHeader(data, at)
@@ -333,4 +332,4 @@ def find_batch(data: bytes, at: int, salt: int) -> tuple[int, bool]:
 
 
 class DamagedSegment(StoreError):
-    """What `scan` has found that is no torn tail; the books are those of the valid batches."""
+    """`scan` has found something that is no torn tail. The segment's counts are those of the valid batches."""

@@ -31,7 +31,7 @@ class Settlements:
         self.highest = 0
 
     def add(self, offset, count, outcome, deliveries):  # type: ignore[no-untyped-def]
-        """Note `count` offsets from `offset` on; joins the entry before where it can."""
+        """Note `count` offsets from `offset` on, in the entry before if they follow it with the same outcome."""
         b = self.entries
         e = b.n - settlement.SIZE
         if e >= 0:
@@ -63,7 +63,7 @@ class Settlements:
             self.highest = offset + count - 1
 
     def take(self, start, end, out):  # type: ignore[no-untyped-def]
-        """Append the entries for offsets in [start, end), clipped to it, to the buffer `out`; return how many offsets they settle."""
+        """Append the entries for offsets in [start, end), clipped to it, to the buffer `out`. Returns how many offsets they settle."""
         b = self.entries
         settled = 0
         e = 0
@@ -86,7 +86,7 @@ class Settlements:
         return settled
 
     def cut(self, end: int) -> None:
-        """Forget what concerns offsets from `end` on (a tail that is never written)."""
+        """Forget the entries for offsets from `end` on: these messages are never written."""
         if self.entries.n and self.highest >= end:
             kept = Buf(self.entries.n)
             self.take(0, end, kept)
@@ -96,7 +96,7 @@ class Settlements:
                 self.lowest = NOTHING
 
     def split(self, start: int) -> Settlements:
-        """Take out what concerns offsets from `start` on."""
+        """Take out the entries for offsets from `start` on, and return them."""
         later = Settlements()
         if self.entries.n and self.highest >= start:
             self.take(start, NOTHING, later.entries)
@@ -117,7 +117,7 @@ class Settlements:
 
 
 def block(entries: memoryview, time_ms: int, mark: int, durable: int) -> list[bytes | memoryview]:
-    """One block of a settlement log, as buffers to be written; `durable` as in docs/formats.md."""
+    """Return one block of a settlement log as buffers. `durable`: how many bytes of the log are known to be synced."""
     length, count = _BLOCK + len(entries), len(entries) // SETTLEMENT.size
     head = bytearray(BLOCK.pack(BLOCK_MAGIC, length, 0, time_ms, mark, count, min(durable, 0xFFFFFFFF)))
     digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:])
@@ -127,7 +127,7 @@ def block(entries: memoryview, time_ms: int, mark: int, durable: int) -> list[by
 
 
 class Replay:
-    """What a settlement log says, applied to a bitmap of the segment's offsets, of which there are `span`: those in `gaps` have no bit.
+    """What a settlement log says, applied to a bitmap of the segment's offsets. It has `span` bits: offsets in `gaps` have none.
 
     After `run`: `settled` offsets have their bit set in `bitmap`, `mark` is the highest delivered mark, `redeliveries` counts the
     further deliveries of unsettled offsets, `doubt` is the end of those that may have been delivered before a power cut,
@@ -157,14 +157,17 @@ class Replay:
         self.redeliveries: dict[int, int] = {}
 
     def run(self, data: bytes, at: int, power_cut: bool = True, known: int = 0) -> None:
-        """`power_cut`: it ended the last owner; a killed process leaves at most an end that is torn. `known`: so many bytes were synced."""
+        """Read the blocks of `data` from `at` on.
+
+        `power_cut`: whether one ended the last owner; a killed process leaves at most a torn end. `known`: how many bytes had been synced.
+        """
         bad_from, first = -1, at
         while at + BLOCK.size <= len(data):
             head = BLOCK.read(data, at)
             end = at + head.length
             if head.magic == BLOCK_MAGIC and at + BLOCK.size <= end <= len(data) and _is_valid(data, at, head):
                 if bad_from >= 0 and power_cut and max(head.durable, known) <= bad_from:
-                    break  # a torn tail: the power went before any of it was synced
+                    break  # a torn tail: none of it had been synced before the power cut
                 self.damaged = self.damaged or bad_from >= 0
                 bad_from = -1
                 self.mark = max(self.mark, head.mark)
@@ -179,19 +182,19 @@ class Replay:
         self.damaged = self.damaged or max(self.end, first) < known
 
     def settle(self, offset: int, count: int) -> None:
-        """Set the bits of these offsets, those that have any."""
-        if self._firsts == [self.base]:  # no gaps, or none but at its end
+        """Set the bits of these offsets, as far as they have any."""
+        if self._firsts == [self.base]:  # the only gap, if any, is at the end
             self.settled += set_bits(self.bitmap, self.span, offset - self.base, count)
             return
         for place, n in self._where(offset, count):
             self.settled += set_bits(self.bitmap, self.span, place, n)
 
     def is_settled(self, offset: int) -> bool:
-        """Whether an offset has its bit set, or none."""
+        """Whether an offset is settled. One that has no bit counts as settled."""
         return all(self.bitmap[place >> 3] >> (place & 7) & 1 for place, _ in self._where(offset, 1))
 
     def unsettled(self) -> list[tuple[int, int]]:
-        """The runs (start, count) of offsets whose bit is clear."""
+        """Return the runs (start, count) of offsets whose bit is clear."""
         runs: list[tuple[int, int]] = []
         for place, left in clear_runs(self.bitmap, self.span):
             i = bisect_right(self._places, place) - 1
@@ -205,7 +208,7 @@ class Replay:
         return self._places[i + 1] if i + 1 < len(self._places) else self.span
 
     def _where(self, offset: int, count: int) -> Iterator[tuple[int, int]]:
-        """Runs (place, count) of the bits of these offsets."""
+        """Yield the runs (index of the first bit, count) of the bits of these offsets."""
         end = offset + count
         i = max(bisect_right(self._firsts, offset) - 1, 0)
         while i < len(self._firsts) and self._firsts[i] < end:
@@ -235,7 +238,7 @@ def _is_valid(data: bytes, at: int, head: BlockHead) -> bool:
 
 
 def newest_ms(data: bytes, at: int) -> int:
-    """The time of the last block of a settlement log whose blocks begin at `at`; 0 if there is none."""
+    """Return the time of the last block of a settlement log whose blocks begin at `at`, 0 if there is none."""
     newest = 0
     while at + BLOCK.size <= len(data):
         head = BLOCK.read(data, at)
@@ -247,7 +250,7 @@ def newest_ms(data: bytes, at: int) -> int:
 
 
 def set_bits(bitmap: bytearray, span: int, start: int, count: int) -> int:
-    """Set `count` bits from `start` on, within 0..span; return how many were clear before."""
+    """Set `count` bits from `start` on, within 0..span. Returns how many were clear before."""
     fresh = 0
     end = min(start + count, span)
     i = max(start, 0)
@@ -266,7 +269,7 @@ def set_bits(bitmap: bytearray, span: int, start: int, count: int) -> int:
 
 
 def clear_runs(bitmap: bytearray, span: int) -> list[tuple[int, int]]:
-    """The runs (start, count) of clear bits."""
+    """Return the runs (start, count) of clear bits."""
     runs: list[tuple[int, int]] = []
     i = 0
     while i < span:

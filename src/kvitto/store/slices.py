@@ -28,7 +28,10 @@ class Slices:
         return self._pieces.done
 
     def write(self, most: int) -> int:
-        """Write about `most` bytes more, the header behind the last of them; returns how many. StoreFull: nothing of the batch is there."""
+        """Write about `most` more bytes, and the header behind the last of them. Returns how many bytes were written.
+
+        Raises StoreFull; then nothing of the batch is in the file.
+        """
         part = self.part
         assert part.file is not None
         now, size = self._pieces.take(most)
@@ -48,7 +51,7 @@ class Slices:
         return size
 
     def undo(self) -> None:
-        """Cut off what is there: it will be written again from its beginning, or never."""
+        """Cut off what has been written. The batch will be written again from its beginning, or never."""
         assert self.part.file is not None
         self.part.ahead = self.part.reserved = 0
         self.part.file.truncate(self.part.size)

@@ -1,6 +1,6 @@
 """The form of a stream's `offsets`: slots of 512 bytes, two for each consumer tag (docs/formats.md, A stream's directory).
 
-It encodes and decodes. Used by `offsets.py`, which writes the file, by the judge of damage, and by `kvitto salvage`.
+It encodes and decodes slots, for `offsets.py`, which writes the file, and for the judge of damage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kept:
 
 
 def seed_of(queue_id: str) -> int:
-    """Of a file's checksums: that of another stream does not verify."""
+    """Return the seed of the checksums, so that a slot of another stream does not verify."""
     return u64(bytes.fromhex(queue_id))
 
 
@@ -41,12 +41,12 @@ def encode(tag: str, kept: Kept, seed: int) -> bytes:
 
 
 def slots_of(data: bytes, pair: int) -> list[bytes]:
-    """The two slots of a pair."""
+    """Return the two slots of a pair. At the end of the file they may be shorter, or empty."""
     return [data[at : at + SLOT] for at in (2 * SLOT * pair, 2 * SLOT * pair + SLOT)]
 
 
 def entry(pair: int, slot: bytes, seed: int, old: bool = False) -> tuple[str, Kept] | None:
-    """What a slot says: a tag, and what is known of it. None if it does not verify. `old`: nor does one of the format before."""
+    """Return the tag of a slot and what is known of it, None if it does not verify. `old`: accept a checksum without a seed as well."""
     if len(slot) < SLOT:
         return None
     found, body = TAG_SLOT.read(slot), slot[_COVERED:]

@@ -29,21 +29,21 @@ from kvitto.store.segment import HEADER, Segment
 
 FORMAT = b"kvitto 2\n"
 WITHOUT_INVENTORY = b"kvitto 1\n"
-"""The format before this one: a start makes the inventory of what it finds."""
+"""The format before this one, which had no inventory: a start makes one of what it finds."""
 IN_ORDER = b"in order"
-"""What `boot` says before the first owner. In order is whatever has this length: cutting a file takes no room on the disk."""
+"""The content of `boot` before the first owner. Any content of this length means an end in order: cutting a file takes no room."""
 STARTING = b"starting"
 UNKNOWN_BOOT = b"unknown"
-"""In place of a boot id, or of its beginning: differs from every one."""
+"""Written over a boot id or its beginning: no boot id begins like this."""
 log = logging.getLogger("kvitto.store")
 SPARE_BYTES = 1 << 20
-"""Bytes kept in a file of their own and given up when others have taken the last ones: for what frees space again."""
+"""The emergency reserve: a file that is emptied when the disk is full, so that settlements can be written and segments removed."""
 ROOM_STEP = 16 << 20
-"""After so many bytes of messages the disk is asked again."""
+"""The disk is asked for its free bytes once for so many bytes of messages."""
 
 
 def raise_it(_log: Log, error: Exception) -> None:
-    """Without a broker there is nobody who could do without a queue."""
+    """Raise the error: without a broker nobody can take a queue out of service."""
     raise error
 
 
@@ -51,8 +51,17 @@ def format_of(disk: Disk) -> bytes:
     return disk.read_file(paths.FORMAT) if disk.exists(paths.FORMAT) else b""
 
 
+def is_new(disk: Disk, text: bytes) -> bool:
+    """Whether a first start was cut short in this directory, so that nobody has been promised anything.
+
+    `text`: the content of `format`, b"" without one. It may be complete, since the first start may not have synced it.
+    """
+    torn = FORMAT.startswith(text) or b"\0" in text
+    return torn and not disk.exists(paths.DEFINITIONS) and not disk.listdir(paths.QUEUES)
+
+
 def refuse_foreign(disk: Disk) -> None:
-    """Raise StoreError if the directory has files that are not a broker's, since both would be hard to tell apart later."""
+    """Raise StoreError if the directory has files that are not a broker's: later nobody could tell which are whose."""
     names = disk.listdir("")
     if paths.FORMAT in names or paths.DEFINITIONS in names:
         return
@@ -73,7 +82,7 @@ def how_it_ended(disk: Disk) -> Ending:
 
 
 def boot_fault(disk: Disk) -> str:
-    """What is wrong with `boot`; "": nothing."""
+    """Return what is wrong with `boot`, "" if nothing is."""
     if format_of(disk) != FORMAT or (disk.exists(paths.BOOT) and disk.read_file(paths.BOOT)):
         return ""
     return "it is missing, or empty: how the last broker ended is not known"
@@ -103,15 +112,15 @@ class Store:
         self.copies = Copies(disk, self.commits)
         self.blocked_drops: dict[Log, None] = {}
         self.short = False
-        """There is little room on the disk: what is settled goes at once, however little it is."""
+        """Whether there is little room on the disk: segments that are settled are removed at once then, however small."""
         self.on_fault: Callable[[Log, Exception], None] = raise_it
-        """Work for one queue's files has failed behind a sync: the broker takes that queue out of service, or raises."""
+        """Called if work for one queue's files fails behind a sync: the broker takes that queue out of service, or raises."""
         self.faulty = False
-        """A queue is out of service: what it held in memory is not written, so the directory is not left in order."""
+        """Whether a queue is out of service. What it held in memory is not written, so the directory is not left in order."""
         self._room = 0
         self._lock: object | None = None
         self.leaving: dict[Log, None] = {}
-        """Of deleted queues that have an archive, until all that is settled is in there."""
+        """The logs of deleted queues that have an archive, until all their settled segments are there."""
         self._undefined: list[tuple[Callable[[], None], bool]] = []
         self.pressed = False
         """Whether so much is unsynced that large batches have to wait until the next sync begins (server/pacing.py)."""
@@ -119,11 +128,11 @@ class Store:
         """How the last owner left the directory."""
         self.inventory = Inventory(disk)
         self.upgrading = False
-        """The directory has the format before this one until the start has come to its end."""
+        """Whether the directory has the format before this one. The end of the start changes that."""
         self._defined = (-1, 0)
-        """Where the inventory has the definitions, and with how many bytes."""
+        """The slot of the definitions in the inventory, and how many bytes it says are synced."""
         self._naming = False
-        """A compaction has ended, and no sync has made the name of the new definitions log durable yet."""
+        """Whether a compaction has ended and no sync has made the name of the new definitions log durable yet."""
         self._orphans: dict[str, int] = {}
         self.definitions: Definitions
         self.journal: Journal
@@ -131,7 +140,7 @@ class Store:
     # -- life ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the directory: lock, format, and the two small logs. Queues are opened by `open_log`."""
+        """Lock the directory, check its format, and read how the last owner left it. The broker opens the queues' logs."""
         disk = self.disk
         disk.makedirs("")
         refuse_foreign(disk)
@@ -145,7 +154,7 @@ class Store:
             disk.makedirs(path)
         disk.rmtree(paths.TRANSIENT)
         disk.sync_dir("")
-        # a killed process may have made one that no sync has covered
+        # a killed process may have made an archive's directory without a sync
         if not self.ending.in_order and disk.exists(paths.ARCHIVE):
             disk.sync_dir(paths.ARCHIVE)
         if fault:
@@ -157,7 +166,7 @@ class Store:
         self.journal = Journal(self)
 
     def load_definitions(self) -> Defined:
-        """What is defined. A start that is refused here leaves the directory as it was."""
+        """Return what is defined. If this raises StoreError, the directory is as it was before."""
         known = self.inventory.claim(DEFINITIONS).get(0)
         if known is not None and not self.disk.exists(paths.DEFINITIONS):
             raise StoreError(
@@ -174,7 +183,7 @@ class Store:
         return found
 
     def started(self) -> None:
-        """All that a start has found, doubt included, is durable again: forget how the last owner ended."""
+        """Forget how the last owner ended, since all that the start has found and concluded is durable now."""
         if not self.ending.in_order and self.syncing:
             self.disk.sync_dir(paths.QUEUES)
         self.inventory.forget_unclaimed()
@@ -186,25 +195,26 @@ class Store:
         self.make_room(False)
 
     def _write_boot(self, state: bytes = b"") -> None:
-        """From here on the directory is not in order until `shut`."""
+        """Say that this process owns the directory. It is not in order from here on until `shut`."""
         self._replace_small(paths.BOOT, (self.disk.boot_id() or "unknown").encode().ljust(len(IN_ORDER)) + b" " + state)
 
     def _replace_small(self, path: str, content: bytes) -> None:
-        """Half of it would say something else."""
+        """Replace a small file atomically and durably, because a half of it would mean something else."""
         self._write_small(path + ".new", content)
         self.disk.rename(path + ".new", path)
         self.disk.sync_dir("")
 
     def fail(self, error: Exception) -> None:
-        """Whoever drives the store has to give up: the directory is not left in order, whatever else is done."""
+        """Note an error that ends the broker: the directory will not be left in order."""
         self.failed = self.failed or error
         if isinstance(error, SyncError):
             self.distrust()
 
     def distrust(self) -> None:
-        """A sync has failed, and the kernel may have dropped what it could not write: to the next start that is a power cut.
+        """Have the next start assume a power cut: a sync has failed, and the kernel may have dropped what it could not write.
 
-        Not synced: after a real power cut the boot id says the same. So it is written over the id; a new file might be found empty then.
+        This is not synced, because after a real power cut the boot id says the same. It is written over the boot id, because a power cut
+        could leave a new file empty.
         """
         with suppress(StoreError):
             file = self.disk.open(paths.BOOT, create=True)
@@ -221,8 +231,7 @@ class Store:
 
     def _check_format(self) -> None:
         found = format_of(self.disk)
-        torn = FORMAT.startswith(found) or b"\0" in found  # or there was none, or it is whole, and not synced
-        if torn and not self.disk.exists(paths.DEFINITIONS) and not self.disk.listdir(paths.QUEUES):
+        if is_new(self.disk, found):
             self._begin(found)
         elif found == WITHOUT_INVENTORY:
             self.upgrading = True
@@ -245,7 +254,7 @@ class Store:
         file.close()
 
     def _begin(self, found: bytes) -> None:
-        """A directory of which nobody has been promised anything. Its format says that the rest is there."""
+        """Make a new directory, of which nobody has been promised anything. The format comes last: it says that the rest is there."""
         if found != FORMAT:
             self._replace_small(paths.BOOT, IN_ORDER)
             self.inventory.create()
@@ -253,7 +262,7 @@ class Store:
         self._write_small(paths.FORMAT, FORMAT)
 
     def shut(self) -> None:
-        """After the last sync: mark the directory as left in order."""
+        """Mark the directory as left in order, behind the last sync, and release it."""
         if self.failed is None and hasattr(self, "definitions"):
             self.definitions.abandon_compaction()
         if self.failed is None and not self.commits.dirty and not self.faulty and self.inventory.is_open:
@@ -271,8 +280,8 @@ class Store:
             self.commits.renamed(paths.QUEUES)
 
     def dropped(self, part: Segment) -> None:
-        """A segment goes: close its files, and sync them no more."""
-        with suppress(StoreFull):  # of a queue that is deleted: it need not be told
+        """Close the files of a segment that is removed, and leave them out of further syncs."""
+        with suppress(StoreFull):  # only the segment of a deleted queue gets here without room, and nobody misses it
             self.forget_entry(part)
         self.commits.dropped(part)
         part.gone = True
@@ -281,17 +290,17 @@ class Store:
         self.commits.close(part.acks)
 
     def lease_ended(self, part: Segment) -> None:
-        """Somebody has read what he needs of a segment; if it has been dropped meanwhile, its file is closed with the last one."""
+        """Note that a reader does not need a segment any more. If the segment has been removed, the last reader closes its file."""
         if part.gone and not part.leases:
             self.commits.close(part.file)
 
     def going(self, part: Segment) -> None:
-        """The same where its names stay until a sync has ended: that has to cover what settled it."""
+        """Like `dropped`, for a segment whose names stay until a sync has ended: that sync has to cover the settlements."""
         self.commits.sync_settlements(part)
         self.dropped(part)
 
     def forget_entry(self, part: Segment) -> None:
-        """Before a segment is unlinked the inventory has to forget it durably: else it would be missed."""
+        """Free the entry of a segment. Only when that is durable may the segment be unlinked: a start would miss it."""
         if part.slot >= 0:
             self.drop_slot(part.slot)
             part.slot = -1
@@ -301,18 +310,18 @@ class Store:
             self.commits.wrote_file(self.inventory.file)
 
     def enter(self, log_: Log, part: Segment) -> bool:
-        """Have the inventory say how much of a segment is durable; True if it knew nothing of it before."""
+        """Enter how much of a segment is durable. Returns whether the inventory did not name it before."""
         try:
             if part.slot < 0:
                 part.slot = self.inventory.take()
             sizes = part.durable, part.acks_durable, part.synced_end
             return self.inventory.put(part.slot, (SEGMENT, log_.queue_id, part.base), sizes)
-        except StoreFull as error:  # the next sync of this segment tries again
+        except StoreFull as error:  # the next sync of this segment tries it again
             log.warning("%s", error)
             return False
 
     def forget_queue(self, queue_id: str) -> None:
-        """What is there of it may go at any time."""
+        """Free the entries of a queue's segments, whose files may be removed at any time."""
         for entry in self.inventory.claim(SEGMENT, queue_id).values():
             self.drop_slot(entry.slot)
 
@@ -349,7 +358,7 @@ class Store:
             self.commits.renamed(directory)
 
     def link(self, log_: Log, path: str, name: str, done: Callable[[], None]) -> None:
-        """Give a file a second name, then call `done`. That name is durable then, or it is missing because there was no room for a copy.
+        """Give a file a second name, then call `done`. The name is durable then, or it is missing because there was no room for a copy.
 
         Where a file can have one name only, a copy is made.
         """
@@ -360,7 +369,7 @@ class Store:
             self.copies.add(log_, path, name, done)
 
     def put_file(self, path: str, content: bytes) -> None:
-        """Write a small file that is whole for whoever reads it; durable after the next sync."""
+        """Write a small file, of which every reader sees all or nothing. The next sync makes it durable."""
         file = self.disk.open(path + ".new", create=True)
         try:
             file.truncate(0)
@@ -384,7 +393,7 @@ class Store:
             log.error(text)
 
     def quarantine(self, log_: Log, part: Segment, why: str) -> None:
-        """Keep a copy of a damaged segment as it is, and say so. Without room for one the segment itself is kept: `part.evidence`."""
+        """Keep a copy of a damaged segment, and raise an alarm. Without room for a copy the segment itself is kept (`part.evidence`)."""
         assert part.file is not None
         log_.damaged = True
         path = paths.quarantine(log_.directory, part.base)
@@ -393,7 +402,10 @@ class Store:
         self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
 
     def _keep_orphans(self, said: Defined) -> None:
-        """Lines of the definitions are missing, or may be: directories with messages of a queue of which no other line tells are kept."""
+        """Mark the directories that hold messages of a queue that no line of the definitions tells of: its line may be lost.
+
+        `said`: all that the lines have ever defined.
+        """
         known = {value["id"] for kind, _, value in said if kind in ("queue", "stage")}
         for name in self.disk.listdir(paths.QUEUES):
             directory = paths.queue_dir(name, True)
@@ -404,7 +416,7 @@ class Store:
                 self.disk.sync_dir(directory)
 
     def drop_orphan(self, name: str) -> None:
-        """The directory of a queue that is not defined."""
+        """Remove the directory of a queue that is not defined, or raise an alarm if it is an orphan."""
         directory = paths.queue_dir(name, True)
         if self.is_orphan(name):
             self._keep_orphan(name, directory)
@@ -416,7 +428,7 @@ class Store:
             self.remove_queue(directory)
 
     def is_orphan(self, queue_id: str) -> bool:
-        """The directory holds messages of a queue that is not defined, and stays."""
+        """Whether the directory of a queue that is not defined has to stay: it holds messages, and its definition may be lost."""
         for entry in self.inventory.claim(ORPHAN, queue_id).values():
             self._orphans[queue_id] = entry.slot
         return queue_id in self._orphans or self.disk.exists(paths.orphan(paths.queue_dir(queue_id, True)))
@@ -439,7 +451,7 @@ class Store:
         self.commits.renamed(paths.QUEUES)
 
     def set_aside(self, directory: str, base: int) -> str:
-        """A damaged segment of which there is no copy leaves its queue under another name. Gives that."""
+        """Rename a damaged segment of which there is no copy, so that its queue has it no more. Returns the new name."""
         first = paths.quarantine(directory, base)
         name = self.put_aside(directory, paths.segment(directory, base), first)
         if self.disk.exists(paths.copying(first)):
@@ -447,7 +459,7 @@ class Store:
         return name
 
     def put_aside(self, directory: str, path: str, name: str) -> str:
-        """Give a file another name, or one like it if that is taken. Gives that."""
+        """Rename a file to `name`, or to `name` with a number if that is taken. Returns the new name."""
         first, more = name, 1
         while self.disk.exists(name):
             name, more = f"{first}.{more}", more + 1
@@ -456,21 +468,21 @@ class Store:
         return name
 
     def remember(self, directory: str, path: str) -> None:
-        """An empty file for one that is missing, so that `kvitto check` tells of it until somebody has removed it."""
+        """Make an empty file for one that is missing, so that `kvitto check` tells of it until an operator removes it."""
         self.disk.makedirs(directory)
         self.disk.open(path, create=True).close()
-        self.disk.sync_dir(directory)  # before the inventory may forget what is missing
+        self.disk.sync_dir(directory)  # this has to be durable before the inventory forgets what is missing
         self.disk.sync_dir(paths.QUEUES)
 
     @property
     def journal_needed(self) -> int:
-        """Journal records from this sequence on may be replayed after a crash."""
+        """A start may replay records of the journal from this sequence on."""
         return self.journal.oldest
 
     # -- room on the disk -------------------------------------------------------------------------------------
 
     def take_room(self, size: int, path: str) -> None:
-        """Before `size` bytes of messages are written to `path`. StoreFull if too little would be left."""
+        """Ask for room before `size` bytes of messages are written to `path`. Raises StoreFull if too little would be left."""
         if size > self._room:
             self._room = min(self.disk.free_bytes() - ROOM_KEPT, max(ROOM_STEP, size))
             if size > self._room:
@@ -479,7 +491,7 @@ class Store:
         self._room -= size
 
     def make_room(self, short: bool) -> None:
-        """Once a second while there is little room, and when there is enough again."""
+        """Adapt to the free room. Called each second while there is little (`short`), and once when there is enough again."""
         self.short = self.commits.in_haste = short
         free = self.disk.free_bytes()
         if short and free < SPARE_BYTES:
@@ -511,7 +523,7 @@ class Store:
             self.commits.when_synced(callback)
 
     def write_definitions(self) -> None:
-        """Those that had no room. StoreFull if there still is none."""
+        """Write the definitions that had no room. Raises StoreFull if there still is none."""
         self.definitions.flush()
         self.commits.wrote_file(self.definitions.file)
         waiting, self._undefined = self._undefined, []
@@ -623,7 +635,7 @@ class Store:
 
     def _enter_definitions(self) -> None:
         if self.definitions.compaction is not None or self._naming:
-            return  # a start may find the old file or the new one, which is shorter
+            return  # a start may find the old file, or the new one, which is shorter
         slot, size = self._defined
         durable = self.definitions.file.durable
         if durable != size:
@@ -653,7 +665,7 @@ class Store:
             log.warning("%s; the definitions stay as they are", error)
             self.definitions.abandon_compaction()
             return
-        # it has to be durable before the new file, which is shorter, gets its name
+        # this has to be durable before the new file, which is shorter, gets its name
         self.commits.wrote_file(self.inventory.file)
 
     @property
@@ -691,7 +703,10 @@ class Store:
         self.commits.wrote_file(self.definitions.file)
 
     def compact_definitions(self) -> None:
-        """While no sync has the old file. What the log says of deleted queues is needed until their directories are durably gone."""
+        """Rewrite the definitions log at once. No sync of the old file may be running.
+
+        What the log says of deleted queues is needed until their directories are durably gone, so these are synced first.
+        """
         if self.leaving:
             return
         self.disk.sync_dir(paths.QUEUES)

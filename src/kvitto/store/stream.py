@@ -1,7 +1,7 @@
-"""The messages of a stream on disk: nothing in it is settled, retention unlinks whole segments from its head.
+"""The messages of a stream on disk. None is settled: retention unlinks whole segments, the oldest first.
 
-A segment goes only when a later one is durable, and after the one before it is durably gone: a power cut brings back the last one
-at most, and leaves no hole.
+A segment is unlinked only when a later one is durable and the one before it is durably gone. So a power cut brings back at most the segment
+that was unlinked last, and leaves no hole. Used by the broker's streams in place of `Log`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from kvitto.store.store import Store
 
 SEGMENT_BYTES_MIN = 64 << 10
-"""No segment is smaller, whatever its stream says: retention takes one for each sync, and has to keep up."""
+"""No segment is smaller, whatever the stream's arguments say: retention removes one for each sync, and has to keep up."""
 OPEN_MAX = 32
-"""Sealed segments of one stream whose files stay open."""
+"""The files of at most this many sealed segments of one stream stay open."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """When the oldest segment goes; -1: not for that reason. Never the one that is being written."""
+    """When the oldest segment is removed. A limit of -1 does not apply. The segment that is being written always stays."""
 
     max_length: int = -1
-    """So many messages lie behind it."""
+    """Remove it if at least so many messages follow it."""
     max_bytes: int = -1
-    """The segments have more bytes than that."""
+    """Remove it if the segments have more bytes than this."""
     max_age_ms: int = -1
-    """Its last batch is older."""
+    """Remove it if its last batch is older than this."""
 
 
 class StreamLog(Log):
@@ -58,13 +58,13 @@ class StreamLog(Log):
 
     @property
     def first(self) -> int:
-        """The lowest offset that is kept."""
+        """The lowest offset that the stream has."""
         return self.segments[0].base if self.segments else self.next
 
     # -- retention -------------------------------------------------------------------------------------------
 
     def drop_settled(self) -> None:
-        """Let the oldest segment go if it may, and ask again once that is durable."""
+        """Remove the oldest segment if retention says so, and look at the next one once that is durable."""
         if self._dropping or len(self.segments) < 2 or not self._outlived() or not self.segments[-1].durable:
             return
         head = self.segments[0]
@@ -88,7 +88,7 @@ class StreamLog(Log):
         self.drop_settled()
 
     def _outlived(self) -> bool:
-        """Whether the oldest segment may go."""
+        """Whether retention removes the oldest segment."""
         keep, parts = self.retention, self.segments
         if 0 <= keep.max_length <= sum(part.count for part in parts[1:]):
             return True
@@ -99,16 +99,16 @@ class StreamLog(Log):
 
     @property
     def age_due(self) -> int | None:
-        """The time in ms from which on the oldest segment is too old; None if it never is, or not yet because it is the last."""
+        """Return the time in ms at which the oldest segment is too old, None if there is no such limit or it is the only segment."""
         if self.retention.max_age_ms < 0 or len(self.segments) < 2:
             return None
         last = self._last_time(self.segments[0])
-        if last is None:  # it is damaged or holds no batch; it was full when the next one was made
+        if last is None:  # it is damaged or has no batch; nothing was written to it after the next one was made
             last = self.segments[1].created_ms
         return last + self.retention.max_age_ms
 
     def _last_time(self, part: Segment) -> int | None:
-        """When the segment's last batch was written; None if that cannot be read."""
+        """Return when the last batch of a segment was written, None if that cannot be read."""
         self.file_of(part)
         found = None
         for head in self._headers(part, part.position_before(part.end - 1)):
@@ -116,7 +116,7 @@ class StreamLog(Log):
         return found
 
     def _headers(self, part: Segment, position: int) -> Iterator[BatchHeader]:
-        """The headers of the batches from one that begins at `position` on. Damage ends them: whoever reads the batch finds it."""
+        """Yield the headers of the batches from `position` on, where one begins. Damage ends them; a reader of the batch will find it."""
         file = self.file_of(part)
         while position < part.size:
             head = BatchHeader(file.read_at(position, BATCH.size), 0)
@@ -128,7 +128,7 @@ class StreamLog(Log):
     # -- reading ---------------------------------------------------------------------------------------------
 
     def offset_at(self, time_ms: int) -> int:
-        """The first offset that was written at that time or later, `next` if there is none."""
+        """Return the first offset that was written at that time or later, `next` if there is none."""
         i = bisect_left(self.segments, time_ms, key=lambda part: self._time_at(part, segment.HEADER))
         if i:
             part = self.segments[i - 1]
@@ -147,7 +147,7 @@ class StreamLog(Log):
     # -- open files ------------------------------------------------------------------------------------------
 
     def file_of(self, part: Segment) -> File:
-        """The segment's file, which may have been closed since it was sealed."""
+        """Return the file of a segment, and open it if it has been closed since the segment was sealed."""
         was_closed = part.file is None
         file = super().file_of(part)
         if was_closed:
@@ -155,7 +155,7 @@ class StreamLog(Log):
         return file
 
     def _idle(self, part: Segment) -> None:
-        """Nothing is written to this segment any more; its file is closed when others have been opened since, and nobody has a lease."""
+        """Note that a segment is only read from now on. Its file is closed when many others have been opened and nobody has a lease."""
         while len(self._open_files) >= OPEN_MAX:
             oldest = next((open_ for open_ in self._open_files if not open_.leases), None)
             if oldest is None:
@@ -177,7 +177,7 @@ class StreamLog(Log):
         return found
 
     def found(self, part: Segment) -> None:
-        """The one before it will hardly be read soon: not all files of a long stream may be open at once."""
+        """Let the file of the segment before it be closed, since not all files of a long stream may be open at once."""
         before = self.segments[-2] if len(self.segments) > 1 else None
         if before is not None and before.sealed and not before.settled and before not in self._open_files:
             self._idle(before)

@@ -1,1 +1,1 @@
-"""A data directory without a broker: what is damaged in it, and another one made of the rest. Used by the command line and by tests."""
+"""Tools for a data directory on which no broker runs: they find damage, and save what can be read. Used by `kvitto check` and `salvage`."""

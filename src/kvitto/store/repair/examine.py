@@ -1,6 +1,7 @@
-"""One segment with its settlement log, read from end to end: what is whole, what is not, and what each message came to.
+"""Reads one segment and its settlement log completely: what can be read, what is damaged, and which messages are settled.
 
-Judges as a start would (docs/formats.md, Recovery), and reads more than it: every batch, also of sealed segments. Changes nothing.
+The verdicts are those of a start (`store/judge.py`), but it reads more than a start: every batch, also those of sealed segments. It changes
+nothing. Called by `survey.py` for each segment.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from kvitto.store.segment import HEADER, Segment, find_batch, valid_at
 from kvitto.store.settlements import Replay
 
 NEAR = 1 << 20
-"""Offsets that a batch which cannot be verified is believed to leave out."""
+"""An unverified batch is believed to begin at most this many offsets behind the one before it."""
 
 
 ARCHIVED = Ending(True, True, False)
-"""What is in an archive was whole and durable before it came there, however the owner has ended."""
+"""Files in an archive were complete and durable before they came there, however the owner ended."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Damage at a place: `at` the byte of the file, `offsets` first and end of the messages that it costs; None: not known."""
+    """A damage. `at`: the byte of the file. `offsets`: the first and the end of the messages that it costs. None: not known."""
 
     path: str
     text: str
@@ -41,7 +42,10 @@ class Finding:
 
 @dataclass
 class Hole:
-    """Bytes of a segment that no batch can be read from, and the offsets that are not in any other; `more`: or later ones."""
+    """Bytes at..until of a segment that hold no readable batch, and the offsets first..end that are lost with them.
+
+    `more`: later offsets may be lost too.
+    """
 
     at: int
     until: int
@@ -51,7 +55,7 @@ class Hole:
 
 
 class Blocks(Replay):
-    """Remembers where in the settlement log the valid blocks are: `good`, as (begin, end) in bytes."""
+    """A replay that also remembers where the valid blocks are: `good`, as (begin, end) in bytes."""
 
     def __init__(self, base: int, span: int, gaps: Sequence[tuple[int, int]] = ()) -> None:
         super().__init__(base, span, gaps)
@@ -67,10 +71,10 @@ class Blocks(Replay):
 
 @dataclass
 class Part:
-    """A segment. `readable`: its salt is known. `intact`: its bytes are as they were written, but for a torn tail.
+    """What has been found out about a segment. `readable`: its salt is known. `intact`: nothing is damaged; its tail may be torn.
 
-    `stored`: runs (start, count) of offsets that are in whole batches. `synced`: something in it says that it had been. `tail`: bytes
-    behind the last batch that are not zeros.
+    `stored`: runs (start, count) of the offsets in readable batches. `synced`: something in the file says that it had been synced.
+    `tail`: how many bytes follow the last batch, up to the last that is not zero.
     """
 
     directory: str
@@ -92,11 +96,11 @@ class Part:
 
     @property
     def end(self) -> int:
-        """Above every offset that was in it, as far as is known."""
+        """The end of the offsets that were in it, as far as is known."""
         return max([self.segment.end] + [hole.end for hole in self.holes])
 
     def blank(self) -> Blocks:
-        """Nothing in it is settled; what is in no batch and not lost is not counted."""
+        """Return a replay in which nothing is settled. It leaves out offsets that are neither stored nor lost."""
         known = sorted([*self.stored, *((hole.first, hole.end - hole.first) for hole in self.holes)])
         gaps, at = [], self.base
         for start, count in (*known, (self.end, 0)):
@@ -106,7 +110,7 @@ class Part:
         return Blocks(self.base, self.end - self.base, gaps)
 
     def books(self) -> tuple[int, int, int]:
-        """(ready, settled, damaged): messages that wait, that are settled and still here, and that cannot be read."""
+        """Count messages: (those that wait, those that are settled and still stored, those that cannot be read)."""
         waiting = (self.acks or self.blank()).unsettled()
         ready = overlap(waiting, self.stored)
         damaged = overlap(waiting, [(hole.first, hole.end - hole.first) for hole in self.holes])
@@ -114,7 +118,7 @@ class Part:
 
 
 def overlap(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> int:
-    """How many offsets are in both of two ordered lists of runs."""
+    """Return how many offsets are in both of two ordered lists of runs (start, count)."""
     total, i, k = 0, 0, 0
     while i < len(a) and k < len(b):
         end_a, end_b = a[i][0] + a[i][1], b[k][0] + b[k][1]
@@ -136,8 +140,10 @@ def examine(
     after: int | None,
     known: Entry | None,
 ) -> tuple[Part, list[Finding]]:
-    """Read a segment. `owed`: damage had been found in it before, and there is no copy yet.
-    `after`: where the next segment begins. `known`: what the inventory says.
+    """Read a segment. Returns what is in it, and the damage.
+
+    `owed`: a start has found damage in it and had no room for a copy. `after`: the offset at which the next segment begins. `known`: what
+    the inventory says of it.
     """
     part = Part(directory, base, Segment(base))
     found: list[Finding] = []
@@ -163,7 +169,7 @@ def _header(
     part.intact = what is Header.FINE
     if what is Header.FINE:
         return []
-    if what is Header.SALT:  # a header that had never been synced may be torn there
+    if what is Header.SALT:  # a power cut may have torn a header that had never been synced
         text = "the copy of the salt in its header is damaged; all else can be read"
         return [] if ending.doubt else [Finding(part.path, text, 64)]
     if what is Header.DAMAGED:
@@ -171,9 +177,9 @@ def _header(
         return [Finding(part.path, text, 0)] if verdict.promised else []
     part.readable = False
     if what is Header.NEVER:
-        return []  # a start that was cut short, or a full disk
+        return []  # a crash or a full disk has interrupted its making
     part.holes.append(Hole(HEADER, len(data), part.base, end))
-    if what is Header.FOREIGN:  # it lies in another place than it was written to: nothing of it is this queue's
+    if what is Header.FOREIGN:  # nothing in it belongs to this queue
         return [Finding(part.path, f"its header says that it is {verdict.whose}", 16, (part.base, end))]
     lost = f"offsets {part.base} to {end - 1}"
     if data:
@@ -220,7 +226,7 @@ def _lost(hole: Hole) -> str:
 
 
 def lose_tail(part: Part, data: bytes, after: int | None) -> Hole:
-    """What follows the last batch that verifies was there once, and cannot be read. `after`: where the next segment begins."""
+    """Note as a hole that the batches behind the last readable one are lost. `after`: the offset at which the next segment begins."""
     own = part.segment
     first = end = own.end
     at = own.size
@@ -234,7 +240,7 @@ def lose_tail(part: Part, data: bytes, after: int | None) -> Hole:
 
 
 def _walk(part: Part, data: bytes) -> None:
-    """Fill `stored` and `holes` from the batches up to where the segment ends."""
+    """Fill `stored` and `holes` from the batches before the end of the segment."""
     end = part.base
     for at, head, until in batches(data, part.segment.size, part.segment.salt, part.base):
         if head is None:
@@ -254,7 +260,7 @@ def _walk(part: Part, data: bytes) -> None:
 
 
 def batches(data: bytes, size: int, salt: int, base: int) -> Iterator[tuple[int, BatchHeader | None, int]]:
-    """(position, header, end) of every whole batch before `size` in order, and with None as header what lies between them."""
+    """Yield (position, header, end) of each readable batch before `size`, in order; for what lies between them the header is None."""
     at, end = HEADER, base
     while at < size:
         head = BatchHeader(data, at)
@@ -305,6 +311,6 @@ def settle(disk: Disk, part: Part, queue_id: str, ending: Ending, known: Entry |
 
 
 def gaps(good: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """What lies between the good ranges of a file whose header is over, up to `end`."""
+    """Return what lies between the good ranges of a file, from the end of its header up to `end`."""
     edges = [HEADER, *(edge for pair in good for edge in pair), end]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]

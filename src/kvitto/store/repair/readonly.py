@@ -1,4 +1,4 @@
-"""A data directory that is only looked at: the `Disk` of `kvitto check` and `kvitto salvage`."""
+"""The `Disk` of `kvitto check` and `kvitto salvage`: a data directory that is only read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UNREADABLE = b"\xff"
 
 
 class ReadOnlyFile(RealFile):
-    """Cutting does nothing: whoever reads a torn tail wants it cut, and here it stays as it is."""
+    """A file that is only read. `truncate` does nothing, because code that cuts off a torn tail only wants to pass over it."""
 
     def __init__(self, path: str, fd: int, unreadable: set[int]) -> None:
         super().__init__(path, fd)
         self._unreadable = unreadable
 
     def read_at(self, pos: int, n: int) -> bytes:
-        """Around what the device cannot read."""
+        """Read n bytes at `pos`. Pages that the device cannot read are replaced by UNREADABLE."""
         try:
             return super().read_at(pos, n)
         except StoreError as error:
@@ -60,7 +60,7 @@ class ReadOnlyFile(RealFile):
 
 
 class ReadOnlyDisk(RealDisk):
-    """Nothing in it is made, changed or removed; StoreError for whoever tries, and where there is no directory."""
+    """A data directory that is only read. Raises StoreError for every change, and if there is no such directory."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
@@ -86,12 +86,12 @@ class ReadOnlyDisk(RealDisk):
             file.close()
 
     def failures(self) -> list[Finding]:
-        """What the device could not read so far."""
+        """Return the pages that the device has failed to read so far."""
         text = f"{PAGE} bytes cannot be read from the device: see the system log"
         return [Finding(path, text, PAGE * page) for path, pages in self._unreadable.items() for page in sorted(pages)]
 
     def keep_out(self) -> Lock | None:
-        """Keep brokers out as long as the result lives. None if there is no lock: a copy of a directory needs none."""
+        """Keep brokers out until the result is closed or collected. Returns None if there is no lock file, as in a copy of a directory."""
         full = self._full(paths.LOCK)
         try:
             fd = os.open(full, os.O_RDONLY)

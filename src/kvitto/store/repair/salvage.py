@@ -1,9 +1,9 @@
-"""A fresh data directory with everything that can be read of another one, which is only read.
+"""Makes a new data directory of all that can be read of another one, which is only read. Called by `kvitto salvage`.
 
-Whole files are copied byte for byte. Of damaged ones the whole batches, blocks, records, lines and slots are, under the same salt and
-offsets, so that order, properties, settlements and delivered marks stay what they were. Lost offsets are gaps, as if they had never been
-written; a start takes what lies before one for delivered. How the last owner ended is kept too: the next start does with torn tails,
-transactions and doubt what it would have done here.
+Undamaged files are copied byte for byte. Of damaged ones the readable batches, blocks, records, lines and slots are copied, with the same
+salt and offsets, so that order, properties, settlements and delivered marks stay the same. Lost offsets become gaps, as if they had never
+been written; a start takes all messages before a gap for delivered. The new directory says how the last owner of the old one ended, so that
+the next start treats torn tails, transactions and possible deliveries as a start of the old one would.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kvitto.store.store import UNKNOWN_BOOT, WITHOUT_INVENTORY
 from kvitto.wire import tables
 
 NOT_FINISHED = b"salvage not finished\n"
-"""Format of a directory that is not whole yet: no broker starts there."""
+"""The format of a directory that is not complete yet: no broker starts there."""
 COPY_BYTES = 4 << 20
 
 
 class Salvage:
-    """`made`: names of the queues that were defined anew, by directory."""
+    """One salvage. `made`: the names of the queues whose definitions were lost and made anew, by directory."""
 
     def __init__(self, found: Survey, target: Disk, clock: Clock) -> None:
         self.found = found
@@ -44,7 +44,7 @@ class Salvage:
         self.notes: list[str] = []
 
     def run(self) -> None:
-        """StoreError, StoreFull: the target is not whole, and no broker starts there."""
+        """Do it. Raises StoreError or StoreFull; then the target is not complete, and no broker starts there."""
         self.target.makedirs("")
         self._write(paths.FORMAT, NOT_FINISHED)
         self.target.sync_dir("")
@@ -61,13 +61,13 @@ class Salvage:
         for path in (paths.QUEUES, paths.ARCHIVE, paths.JOURNALS):
             self.target.sync_dir(path)
         self._write(paths.BOOT, self._boot())
-        self._write(paths.FORMAT, WITHOUT_INVENTORY)  # the first start takes stock
+        self._write(paths.FORMAT, WITHOUT_INVENTORY)  # the first start makes an inventory
         self.target.sync_dir("")
 
     def _boot(self) -> bytes:
-        """A directory whose end is not known gets an end that differs from every boot: what waits there is in doubt."""
+        """Return the content of `boot`. If it is not known how the last owner ended, it says that there was a power cut."""
         if self.found.journal_gap:
-            return UNKNOWN_BOOT  # else what is missing there would have the start refused
+            return UNKNOWN_BOOT  # otherwise a start would be refused for the records that are missing
         if self.found.ending.in_order:
             return b""
         text = self.source.read_file(paths.BOOT) if self.source.exists(paths.BOOT) else b""
@@ -92,7 +92,7 @@ class Salvage:
         log.close()
 
     def _anew(self, known: Defined) -> Defined:
-        """Definitions that are missing: of queues that have messages, and of vhosts in which there is something."""
+        """Return definitions in place of lost ones: of queues that have messages, and of virtual hosts that others are in."""
         names = {key for kind, key, _ in known if kind == "queue"}
         fresh: Defined = []
         for folder in self.found.queues:
@@ -107,7 +107,7 @@ class Salvage:
 
     @staticmethod
     def _name(folder: Folder, names: set[tuple[str, ...]]) -> tuple[tuple[str, str], dict[str, Any]]:
-        """What is known of a queue without a definition: `queue.json` says all, else its files say that it is a stream."""
+        """Return the name and the value of a definition for a queue that has none: from `queue.json`, or as a new name."""
         about, arguments = folder.says, dict[str, Any]()
         if about:
             arguments = about["arguments"]
@@ -131,7 +131,7 @@ class Salvage:
         for part, last in zip(folder.parts, [*[False] * (len(folder.parts) - 1), True], strict=False):
             end = max(end, self._part(folder, part, last))
         if folder.next > end and not folder.archived:
-            self._empty(folder, folder.next)  # what mentioned these offsets stays behind
+            self._empty(folder, folder.next)  # the files that mention these offsets are not copied
         if folder.slots:
             file = self.target.open(paths.offsets(folder.path), create=True)
             for at, slot in folder.slots:
@@ -153,7 +153,7 @@ class Salvage:
         finish(file)
 
     def _part(self, folder: Folder, part: Part, last: bool) -> int:
-        """Gives the end of the offsets in the segment."""
+        """Copy a segment and its settlement log. Returns the end of the offsets in the segment."""
         if not part.readable and not folder.stream:
             return 0
         end = part.segment.end
@@ -171,13 +171,13 @@ class Salvage:
 
     @staticmethod
     def _untold(folder: Folder, part: Part) -> list[tuple[int, int]]:
-        """Runs (start, count) of offsets in an archive of which no settlement can be read: they were settled, how is not known."""
+        """Return runs (start, count) of archived offsets whose settlements cannot be read. They were settled; how is not known."""
         if not folder.archived or not part.books()[0]:
             return []
         return (part.acks or part.blank()).unsettled()
 
     def _settlements(self, folder: Folder, part: Part, untold: list[tuple[int, int]]) -> None:
-        """The blocks that can be read, and one more: what a lost one had told of is in doubt."""
+        """Write the readable blocks, and another one that flags the messages of which a lost block may have told."""
         path = paths.settlements(part.directory, part.base)
         head = segment.header(SETTLEMENTS_MAGIC, folder.queue_id, part.base, self.clock.now_ms())
         file = self.target.open(path, create=True)
@@ -197,7 +197,7 @@ class Salvage:
         finish(file)
 
     def _rewrite(self, folder: Folder, part: Part, last: bool) -> int:
-        """The batches of a damaged segment in a new file, each as it is."""
+        """Copy the readable batches of a damaged segment into a new file. Returns the end of its offsets."""
         fresh = Segment(part.base)
         fresh.salt = part.segment.salt if part.readable else secrets.randbits(64)
         fresh.file = self.target.open(part.path, create=True)
@@ -228,7 +228,7 @@ class Salvage:
         finish(file)
 
     def _copy(self, path: str, ranges: list[tuple[int, int]]) -> None:
-        """Parts of a file one behind the other; an end of -1 is that of the file."""
+        """Copy ranges (begin, end) of a file, one behind the other. An end of -1 is that of the file."""
         old, new = self.source.open(path), self.target.open(path, create=True)
         size = 0
         for at, until in ranges:

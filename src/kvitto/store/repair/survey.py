@@ -1,6 +1,7 @@
-"""A whole data directory as it lies there, with everything in it that is damaged. Nothing is changed.
+"""Reads a whole data directory and finds all that is damaged. It changes nothing.
 
-`kvitto check` shows it, `salvage.py` builds another directory from it. What a start would cut as a torn tail is no damage.
+`kvitto check` prints the result, and `salvage.py` makes another directory from it. The verdicts are those of a start (`store/judge.py`), so
+a torn tail that a start would cut off is no damage.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvitto.store.record import Record
 from kvitto.store.repair import examine
 from kvitto.store.repair.examine import Blocks, Finding, Hole, Part, lose_tail
 from kvitto.store.segment import HEADER
-from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, has_messages, how_it_ended
+from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, has_messages, how_it_ended, is_new
 from kvitto.wire import tables
 
 INITIALISED = "initialised"
@@ -33,10 +34,10 @@ _VERSION = re.compile(rb"kvitto (\d+)\n")
 
 @dataclass
 class Folder:
-    """The directory of a queue or of an archive. `defined`: (kind, key) of what it belongs to, "" if there is no definition.
+    """The directory of a queue or of an archive. `defined`: (kind, key) of its definition, "" as kind if there is none.
 
-    `orphan`: no definition, not even a deleted one, tells of it, and it has messages. `next`: above every offset that its files mention.
-    `waiting`: messages that the journal has for it and that are not in its segments yet.
+    `orphan`: it has messages, and no definition, not even a deleted one, tells of it. `next`: above every offset that its files mention.
+    `waiting`: how many messages the journal has for it that are not in its segments yet.
     """
 
     path: str
@@ -57,16 +58,16 @@ class Folder:
 
     @property
     def says(self) -> dict[str, Any]:
-        """What `queue.json` says; {} without one."""
+        """The content of `queue.json`, {} without one."""
         return dict(json.loads(self.about)) if self.about else {}
 
     @property
     def journal(self) -> int:
-        """The last journal record that it has applied."""
+        """The last record of the journal that it has applied."""
         return max((part.segment.journal for part in self.parts), default=0)
 
     def books(self) -> tuple[int, int, int]:
-        """(ready, settled, damaged) messages."""
+        """Count messages: (those that wait, those that are settled and still stored, those that cannot be read)."""
         ready, settled, damaged = (
             sum(column) for column in zip((0, 0, 0), *(p.books() for p in self.parts), strict=True)
         )
@@ -82,7 +83,7 @@ def _missing(base: int, entry: Entry) -> str:
 
 
 class Survey:
-    """`findings` is what is damaged, `notes` what is worth knowing and no damage. StoreError if it cannot be read at all."""
+    """`findings`: the damage. `notes`: what is worth knowing and no damage. Raises StoreError if the directory cannot be read at all."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -98,9 +99,9 @@ class Survey:
         self.journals: dict[str, JournalFile] = {}
         """The files of the journal, by path."""
         self._said: set[str] = set()
-        """Queues that the definitions have or once had."""
+        """The ids of queues that the definitions have or once had."""
         self._deleted: set[str] = set()
-        """Queues that the definitions once had, and have no more."""
+        """The ids of queues that the definitions once had and have no more."""
         self._may_lack = False
         """Lines of the definitions may be missing."""
         self._known: dict[tuple[int, str], dict[int, Entry]] = {}
@@ -132,9 +133,8 @@ class Survey:
     # -- small files -----------------------------------------------------------------------------------------
 
     def _check_format(self) -> None:
-        names = self.disk.listdir("")
-        if paths.FORMAT not in names:
-            if paths.DEFINITIONS not in names and not self.disk.listdir(paths.QUEUES):
+        if not self.disk.exists(paths.FORMAT):
+            if is_new(self.disk, b""):
                 raise StoreError("this is no data directory: it has no file `format`")
             self.damage(paths.FORMAT, "it is missing; no broker starts here")
             return
@@ -144,14 +144,11 @@ class Survey:
             raise StoreError(
                 f"the data directory has format {text.decode().strip()!r}, this Kvitto reads {FORMAT.decode().strip()!r}"
             )
-        torn = (
-            FORMAT.startswith(text) or b"\0" in text
-        ) and paths.DEFINITIONS not in names  # the first start writes it again
-        if text not in (FORMAT, WITHOUT_INVENTORY) and not torn:
+        if text not in (FORMAT, WITHOUT_INVENTORY) and not is_new(self.disk, text):
             self.damage(paths.FORMAT, f"it says {text[:40]!r}, not {FORMAT!r}; no broker starts here", 0)
 
     def _ending(self) -> Ending:
-        """Where `boot` does not tell, what is torn is not taken for damage."""
+        """Find out how the last owner ended. If `boot` does not tell, assume a power cut, so that torn ends are no damage."""
         if fault := boot_fault(self.disk):
             self.boot_intact = False
             self.damage(paths.BOOT, fault, 0 if self.disk.exists(paths.BOOT) else None)
@@ -187,7 +184,7 @@ class Survey:
             self.notes.append(f"{path} is no file of Kvitto's")
 
     def _ids(self, directory: str, more: Iterable[str]) -> Iterable[str]:
-        """Queues that have a directory here, and those of `more` of which the inventory knows files."""
+        """Yield the ids of the queues that have a directory here, and those of `more` of which the inventory has files."""
         names = self.disk.listdir(directory)
         kind = ARCHIVED if directory == paths.ARCHIVE else SEGMENT
         gone = {
@@ -245,7 +242,7 @@ class Survey:
             self.findings += found
             if part.readable or found:
                 folder.parts.append(part)
-        if folder.archived or queue_id not in self._deleted:  # its files go one by one
+        if folder.archived or queue_id not in self._deleted:  # the files of a deleted queue are removed one by one
             self._miss(folder, known, names)
         self._compare(folder)
         for part in folder.parts:
@@ -259,7 +256,7 @@ class Survey:
         return folder
 
     def _miss(self, folder: Folder, known: dict[int, Entry], names: list[str]) -> None:
-        """What the inventory knows, and is not here."""
+        """Find the files that the inventory has and the directory has not."""
         for base, entry in sorted(known.items()):
             log, acks = paths.segment("", base).strip("/"), paths.settlements("", base).strip("/")
             folder.next = max(folder.next, entry.end)
@@ -275,7 +272,7 @@ class Survey:
             self.damage(paths.offsets(folder.path), "it is missing: the stream's named consumers start over")
 
     def _compare(self, folder: Folder) -> None:
-        """Before a segment that had been synced all batches had been: one that is torn there is damage. A torn footer is none."""
+        """Find torn batches before a segment that had been synced: they had been synced too, so that is damage. A torn footer is none."""
         synced, after = False, None
         for part in reversed(folder.parts):
             if synced and part.readable and part.tail and not part.holes:
@@ -314,9 +311,9 @@ class Survey:
         replay.run(self.disk.read_file(path), HEADER, ending.doubt)
         folder.next = max(folder.next, replay.highest + 1, replay.mark)
         if folder.archived and self.disk.exists(paths.segment(paths.queue_dir(folder.queue_id, True), base)):
-            return  # it comes after its settlement log
+            return  # its settlement log is linked first
         if self.ending.in_order and (self.old or not self.disk.exists(paths.INVENTORY)):
-            self.damage(path, "its segment is missing")  # else the inventory tells
+            self.damage(path, "its segment is missing")  # otherwise the inventory tells
         else:
             self.notes.append(f"{path}: its segment is gone; the next start removes it")
 
@@ -369,14 +366,14 @@ class Survey:
             self.notes.append(f"{folder.path} is of a queue that was deleted; the next start removes it")
 
     def _check_stream(self, folder: Folder) -> None:
-        """Retention takes segments from the head of a stream: between two of them none is missing."""
+        """Find gaps between the segments of a stream: retention removes the oldest ones only."""
         value = next(v for kind, key, v in self.definitions if (kind, key) == folder.defined)
         arguments = value.get("arguments", "")
         folder.stream |= bool(arguments) and tables.decode(bytes.fromhex(arguments)).get("x-queue-type") == "stream"
         if folder.stream and not folder.copies:
             for i, (part, after) in enumerate(pairwise(folder.parts), start=1):
                 if self.ending.doubt and not any(later.synced for later in folder.parts[i:]):
-                    break  # a power cut may have taken what had not been synced, and left what came behind it
+                    break  # a power cut may have taken an unsynced segment and left a later one
                 if part.end < after.base and part.readable:
                     hole = Hole(part.segment.size, part.segment.size, part.end, after.base)
                     part.holes.append(hole)
@@ -384,13 +381,13 @@ class Survey:
                     text = f"offsets {hole.first} to {hole.end - 1} should come next, and are in no segment"
                     self.findings.append(Finding(part.path, text, None, (hole.first, hole.end)))
 
-        if folder.stream and folder.parts and folder.parts[-1].end < folder.next:  # of segments that are missing
+        if folder.stream and folder.parts and folder.parts[-1].end < folder.next:  # the segments at its end are missing
             last = folder.parts[-1]
             last.holes.append(Hole(last.segment.size, last.segment.size, last.end, folder.next))
             last.intact = False
 
     def right_about(self, folder: Folder) -> dict[str, Any]:
-        """What the definitions say that `queue.json` should; {} if they say nothing."""
+        """Return what `queue.json` should say by the definitions, {} if they say nothing."""
         kind, key = folder.defined
         if kind != "queue":
             return {}
@@ -400,14 +397,14 @@ class Survey:
         return dict(json.loads(json.dumps(about, default=str)))
 
     def _check_about(self, folder: Folder) -> None:
-        """It has no checksum."""
+        """Compare `queue.json`, which has no checksum, with the definitions."""
         right = self.right_about(folder)
         if right and folder.about and folder.says != right:
             self.damage(paths.about(folder.path), "it does not say what the definitions say", 0)
             folder.about = b""
 
     def _check_archive(self, folder: Folder) -> None:
-        """A segment is in an archive only with everything that had settled it."""
+        """Find archived segments without all of their settlements."""
         if folder.parts and not folder.about and not self._has_finding(folder.path):
             self.damage(paths.about(folder.path), "it is missing: whose archive this is is not known")
         for part in folder.parts:
@@ -448,7 +445,7 @@ class Survey:
                 self._apply(record, by_id, applied)
 
     def _compare_journals(self, journal: JournalFile, floor: int) -> None:
-        """Records are numbered one after the other: what is missing between two files was at the end of the first."""
+        """Find out whether records are missing between two files: they are numbered without gaps."""
         path, before = next(((p, j) for p, j in reversed(self.journals.items()) if j.records), ("", None))
         if before is None or not journal.records:
             return
