@@ -178,10 +178,10 @@ def test_a_target_that_is_in_use_for_anything_is_refused(data: Path, tmp_path: P
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_bytes(b"x")
     for target, why in (
-        (tmp_path / "full", "exists and is not an empty directory: give --to another one"),
-        (data, "exists and is not an empty directory: give --to another one"),
+        (tmp_path / "full", "exists and is not an empty directory: give --to another directory"),
+        (data, "exists and is not an empty directory: give --to another directory"),
         (data / "x", f"lies in {data}: give --to a directory elsewhere"),
-        (tmp_path / "full" / "x", "exists and is not an empty directory: give --to another one"),
+        (tmp_path / "full" / "x", "exists and is not an empty directory: give --to another directory"),
     ):
         which = "" if str(data) in f"{target} {why}" else f" {data}"
         assert run("salvage", data, "--to", target) == (2, "", f"kvitto: cannot salvage{which}: {target} {why}\n")
@@ -221,5 +221,5 @@ def test_no_room_for_what_is_saved(data: Path, small: Path, run) -> None:  # typ
     code, out, err = run("salvage", data, "--to", target)
     assert (code, out) == (2, "")
     assert "No space left on device (free some space on this file system)" in err
-    assert err.endswith(f"; {target} is not complete, no broker starts there: remove it\n")
+    assert err.endswith(f"; {target} is not complete, and no broker starts in it: remove it\n")
     assert run("check", target)[0] != 0

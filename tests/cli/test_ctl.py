@@ -169,7 +169,7 @@ def test_names_cannot_command_the_terminal(ctl: Ctl) -> None:
         ("ftp://{}", 2, "http://"),
         ("http://127.0.0.1:notaport", 2, "--url: malformed host or port in 'http://127.0.0.1:notaport'"),
         ("http://{}/prefix", 1, "nothing at this path"),
-        ("http://two words:1", 2, "--url: 'two words' is no host"),
+        ("http://two words:1", 2, "--url: 'two words' is not a host"),
         ("http://app:\udcff@{}", 4, "not allowed"),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_and_told_by_exit_code(
 def test_the_port_for_amqp_is_told_from_no_broker(ctl: Ctl, broker: kvitto.Broker) -> None:
     result = ctl("--url", f"http://127.0.0.1:{broker.port}", "status")
     assert (result.code, result.out) == (3, "")
-    assert f"http://127.0.0.1:{broker.port} is a port for AMQP: give --url the management API's" in result.err
+    assert f"http://127.0.0.1:{broker.port} is a port for AMQP: give --url the port of the management API" in result.err
 
 
 def test_a_name_that_is_empty_is_said(ctl: Ctl) -> None:

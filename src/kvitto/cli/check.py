@@ -1,6 +1,6 @@
-"""`kvitto check`: a data directory that no broker runs on, read in full.
+"""`kvitto check`: reads a data directory without a broker and lists all damage.
 
-Exit codes: 0 all is there, 1 something is damaged, 2 it could not be checked.
+Exit codes: 0 nothing is damaged, 1 something is, 2 the directory could not be checked. `main.main` calls it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ COLUMNS = ("vhost", "queue", "ready", "settled", "damaged", "segments", "directo
 
 
 def add_parser(commands: Any) -> None:
-    text = "read a data directory in full and say what is damaged; nothing is changed, and no broker may run on it"
-    parser = commands.add_parser("check", help="look for damage in a data directory", description=text)
+    text = "read a whole data directory and list all damage; it changes nothing, and no broker may run on the directory"
+    parser = commands.add_parser("check", help="find damage in a data directory", description=text)
     parser.add_argument("directory", type=Path, metavar="DIR", help="data directory")
-    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def survey(disk: ReadOnlyDisk) -> Survey:
-    """What there is; what the device cannot read comes first of what is damaged."""
+    """Examine the directory. Places that the device cannot read come first in the list of damage."""
     found = Survey(disk)
     found.findings[:0] = disk.failures()
     return found
 
 
 def verdict(found: Survey, directory: Path) -> str:
-    end = "left in order" if found.ending.in_order else "not left in order: the next start will look after torn ends"
+    end = "left in order" if found.ending.in_order else "not left in order: the next start will cut torn tails"
     if not found.findings:
         return f"{directory} is sound ({end})"
     places = "1 damaged place" if len(found.findings) == 1 else f"{len(found.findings)} damaged places"
@@ -79,7 +79,7 @@ def rows(found: Survey) -> list[list[Any]]:
 
 
 def name_of(folder: Folder) -> tuple[str, str]:
-    """Vhost and name, as far as they are known."""
+    """Return the virtual host and the name, as far as they are known."""
     kind, key = folder.defined
     if kind == "stage":
         return key[0], f"(stage of {key[1]}, batch {key[2]}, task {key[3]})"
@@ -90,7 +90,7 @@ def name_of(folder: Folder) -> tuple[str, str]:
 
 
 def report(found: Survey) -> dict[str, Any]:
-    """Everything, for programs. Offsets are [first, end)."""
+    """Return everything for programs. Offsets are [first, end)."""
     damage = [
         {"path": f.path, "what": f.text, "byte": f.at, "offsets": list(f.offsets) if f.offsets else None}
         for f in found.findings

@@ -1,6 +1,7 @@
-"""`kvitto ctl`: administer a running broker over its management API.
+"""`kvitto ctl`: administers a running broker through its management API.
 
-Exit codes: 0 done, 1 the broker refused, 2 wrong usage, 3 no broker there, 4 wrong password or not allowed.
+Exit codes: 0 done, 1 the broker refused, 2 wrong usage, 3 no broker answers, 4 wrong password or not allowed.
+`main.main` calls it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvitto.cli.management import REFUSED, USAGE, Failure, Management
 APPLY_TO = ("all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges")
 URL = "http://guest:guest@127.0.0.1:15672"
 Command = Callable[[Management, argparse.Namespace], str | Shown]
-"""Done, in a sentence; or what was found."""
+"""A sentence that says what was done; or the objects to print."""
 
 
 def add_parser(commands: Any) -> None:
@@ -40,8 +41,8 @@ def add_parser(commands: Any) -> None:
             sub.add_argument("-p", "--vhost", default="/", help="virtual host (default: /)")
         return sub
 
-    add("status", status, "what the broker is, and how it is")
-    add("alarms", alarms, "alarms that are on; exit code 1 if there are any")
+    add("status", status, "version, address and state of the broker")
+    add("alarms", alarms, "current alarms; exit code 1 if there are any")
     for name, (path, columns, text) in LISTS.items():
         sub = add(name, listing(path, columns), f"list {text}")
         if path in IN_VHOST:
@@ -57,8 +58,8 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--if-unused", action="store_true", help="only without consumers")
     add("purge_queue", purge_queue, "remove all messages that wait in a queue", "name", vhost=True)
     for name, command, text in (
-        ("add_user", add_user, "add a user; the password is asked for"),
-        ("change_password", change_password, "give a user another password; it is asked for"),
+        ("add_user", add_user, "add a user; asks for the password"),
+        ("change_password", change_password, "give a user another password; asks for it"),
     ):
         sub = add(name, command, text, "user")
         sub.add_argument("--password-stdin", action="store_true", help="read it from the first line of stdin")
@@ -75,9 +76,9 @@ def add_parser(commands: Any) -> None:
         "user",
     )
     sub.add_argument("tags", nargs="*", metavar="TAG")
-    text = "what a user may do in a virtual host, as regular expressions of names"
+    text = "set a user's permissions in a virtual host, as regular expressions of names"
     add("set_permissions", set_permissions, text, "user", "configure", "write", "read", vhost=True)
-    add("clear_permissions", clear_permissions, "close a virtual host to a user", "user", vhost=True)
+    add("clear_permissions", clear_permissions, "remove a user's permissions in a virtual host", "user", vhost=True)
     add("add_vhost", add_vhost, "add a virtual host", "vhost")
     add("delete_vhost", delete_vhost, "delete a virtual host with everything in it", "vhost")
     for sort, path, text in (
@@ -85,12 +86,17 @@ def add_parser(commands: Any) -> None:
         (
             "operator_policy",
             "operator-policies",
-            "limits for all queues whose names match PATTERN, that nobody can exceed",
+            "limits for all queues whose names match PATTERN, which no argument or policy can exceed",
         ),
     ):
         sub = add(f"set_{sort}", set_policy, text, "name", "pattern", "definition", vhost=True)
         sub.epilog = """DEFINITION is JSON: '{"max-length": 1000}'. A policy of that name is replaced."""
-        sub.add_argument("--priority", type=int, default=0, help="of those that match the highest counts (default: 0)")
+        sub.add_argument(
+            "--priority",
+            type=int,
+            default=0,
+            help="of the policies that match, the one with the highest priority applies (default: 0)",
+        )
         sub.add_argument("--apply-to", default="all", choices=APPLY_TO, help="(default: all)")
         sub.set_defaults(path=path)
         sub = add(f"clear_{sort}", clear_policy, f"delete the {sort.replace('_', ' ')} NAME", "name", vhost=True)
@@ -189,7 +195,7 @@ def close_connection(api: Management, args: argparse.Namespace) -> str:
 
 
 def secret(args: argparse.Namespace) -> dict[str, str]:
-    """What the API is told of a user's password."""
+    """Return the part of a request that sets a user's password."""
     return {"password_hash": ""} if args.no_password else {"password": password(args)}
 
 
@@ -199,7 +205,7 @@ def password(args: argparse.Namespace) -> str:
     elif sys.stdin.isatty():
         given = getpass.getpass(f"password of {args.user}: ")
         if getpass.getpass("again: ") != given:
-            raise Failure(USAGE, "that was not twice the same password")
+            raise Failure(USAGE, "the two passwords differ")
     else:
         raise Failure(USAGE, "there is no terminal to ask for the password: give --password-stdin")
     if not given:
@@ -209,9 +215,9 @@ def password(args: argparse.Namespace) -> str:
 
 def add_user(api: Management, args: argparse.Namespace) -> str:
     if any(user["name"] == args.user for user in api.get("users")):
-        raise Failure(REFUSED, f"there is a user '{args.user}' already")
+        raise Failure(REFUSED, f"user '{args.user}' exists already")
     api.put("users", args.user, body={**secret(args), "tags": args.tags})
-    return f"user '{args.user}' is added; `kvitto ctl set_permissions` opens virtual hosts"
+    return f"user '{args.user}' is added; `kvitto ctl set_permissions` gives access to virtual hosts"
 
 
 def change_password(api: Management, args: argparse.Namespace) -> str:
@@ -239,14 +245,14 @@ def set_permissions(api: Management, args: argparse.Namespace) -> str:
 
 def clear_permissions(api: Management, args: argparse.Namespace) -> str:
     api.delete("permissions", args.vhost, args.user)
-    return f"vhost '{args.vhost}' is closed to user '{args.user}'"
+    return f"vhost '{args.vhost}' is not open to user '{args.user}'"
 
 
 def set_policy(api: Management, args: argparse.Namespace) -> str:
     try:
         definition = json.loads(args.definition)
     except ValueError as error:
-        raise Failure(USAGE, f"the definition is no JSON: {error}") from None
+        raise Failure(USAGE, f"the definition is not JSON: {error}") from None
     body = {"pattern": args.pattern, "definition": definition, "priority": args.priority, "apply-to": args.apply_to}
     api.put(args.path, args.vhost, args.name, body=body)
     return f"policy '{args.name}' is set in vhost '{args.vhost}'"
@@ -254,12 +260,12 @@ def set_policy(api: Management, args: argparse.Namespace) -> str:
 
 def clear_policy(api: Management, args: argparse.Namespace) -> str:
     api.delete(args.path, args.vhost, args.name)
-    return f"policy '{args.name}' is gone from vhost '{args.vhost}'"
+    return f"policy '{args.name}' is deleted in vhost '{args.vhost}'"
 
 
 def add_vhost(api: Management, args: argparse.Namespace) -> str:
     api.put("vhosts", args.vhost)
-    return f"vhost '{args.vhost}' is there; `kvitto ctl set_permissions -p` opens it to users"
+    return f"vhost '{args.vhost}' is added; `kvitto ctl set_permissions -p` gives users access to it"
 
 
 def delete_vhost(api: Management, args: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""The lists of `kvitto ctl`: which path of the API, and which fields of its answer are the columns."""
+"""The lists of `kvitto ctl`: for each command the path of the API, and the fields of its answer that are the columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvitto.base.table import table
 from kvitto.cli.management import Management
 
 Shown = tuple[Any, str, int]
-"""What --json prints, what is printed otherwise, exit code."""
+"""The value that --json prints, the text that is printed otherwise, and the exit code."""
 
 POLICY = {
     "vhost": "vhost",
@@ -96,14 +96,18 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
     "list_users": ("users", {"name": "name", "tags": "tags"}, "users"),
     "list_vhosts": ("vhosts", {"name": "name", "messages": "messages"}, "virtual hosts"),
     "list_policies": ("policies", POLICY, "policies"),
-    "list_operator_policies": ("operator-policies", POLICY, "operator policies: limits that nobody can exceed"),
+    "list_operator_policies": (
+        "operator-policies",
+        POLICY,
+        "operator policies: limits that no argument or policy can exceed",
+    ),
     "list_permissions": (
         "permissions",
         {"vhost": "vhost", "user": "user", "configure": "configure", "write": "write", "read": "read"},
-        "what users may do, as regular expressions",
+        "permissions of users, as regular expressions",
     ),
 }
-"""Command -> path of the API, columns (title -> field), help."""
+"""Command -> path of the API, columns (title -> field), help text."""
 IN_VHOST = ("queues", "exchanges", "bindings", "consumers", "permissions", "policies", "operator-policies")
 
 

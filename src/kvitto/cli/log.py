@@ -1,4 +1,4 @@
-"""Log lines. Peers choose names and texts that are logged: whatever they send, an event stays one line of bounded length."""
+"""The format of log lines. Peers choose names and texts that are logged, so each event is one line of bounded length."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from kvitto.base.table import printable
 
 LINE_MAX = 2000
-"""Characters of a message, and of each line of a traceback."""
+"""The maximum number of characters of a message, and of each line of a traceback."""
 TRACE_LINES_MAX = 200
 
 
 def shown(text: str) -> str:
-    """On one line, nothing in it that a terminal would obey, cut at LINE_MAX."""
+    """Return the text on one line, without characters that a terminal would obey, cut at LINE_MAX."""
     whole = printable(text[: LINE_MAX + 1])
     return whole if len(whole) <= LINE_MAX else f"{whole[:LINE_MAX]}... (cut)"
 
 
 class Formatter(logging.Formatter):
-    """A line per event; the lines of a traceback behind it are indented, so that none of them can pass for an event."""
+    """Formats an event as one line. The lines of a traceback are indented, so that none of them looks like an event."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -37,7 +37,7 @@ class Formatter(logging.Formatter):
 
 
 class JsonFormatter(Formatter):
-    """The same as an object per line."""
+    """Formats an event as one JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

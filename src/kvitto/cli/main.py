@@ -1,4 +1,4 @@
-"""The `kvitto` command: a sub-command each for serving, administering and measuring."""
+"""The `kvitto` command, with a sub-command each for serving, administering, checking and measuring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parsers of commands have this class, too, so that a surplus argument is refused with the usage of its own command."""
+    """The parsers of commands have this class too, so that a surplus argument is refused with the usage of its own command."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
-        # what a command does not expect: a full disk behind stdout, a directory that cannot be made
+        # errors that no command expects: a full disk behind stdout, a directory that cannot be made
         print(f"kvitto: {error}", file=sys.stderr)
         return 1
 

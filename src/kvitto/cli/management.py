@@ -1,4 +1,4 @@
-"""The command line's side of the management API: requests, and its answers as values or as a failure with an exit code."""
+"""A client of the management API for the command line: an answer is a value, or a failure with an exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 REFUSED = 1
-"""Exit code: the broker did not do it; the message says why."""
+"""Exit code: the broker refused the request; the message says why."""
 USAGE = 2
 UNREACHABLE = 3
 NOT_ALLOWED = 4
@@ -18,7 +18,7 @@ TIMEOUT_S = 60.0
 
 
 class Failure(Exception):
-    """What went wrong, for people, and the exit code that says so to scripts."""
+    """A failure: a message for people, and an exit code for scripts."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -26,14 +26,14 @@ class Failure(Exception):
 
 
 class Management:
-    """`url` is http(s)://user:password@host:port; what is missing is guest's, on 127.0.0.1:15672."""
+    """`url` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672."""
 
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
             port = parts.port
         except ValueError:
-            where = url.rpartition("@")[2]  # not the password, nor what urllib took for the port
+            where = url.rpartition("@")[2]  # neither the password nor the text that urllib took for the port
             text = f"--url: malformed host or port in {where!r}; percent-encode / ? # [ ] @ in the password"
             raise Failure(USAGE, text) from None
         if parts.scheme not in ("http", "https"):
@@ -48,7 +48,7 @@ class Management:
         self._headers = {"Authorization": f"Basic {encoded}", "Content-Type": "application/json"}
 
     def get(self, *path: str, accept: tuple[int, ...] = ()) -> Any:
-        """The JSON under the parts of a path behind /api. Failure, unless the status is below 300 or in `accept`."""
+        """Return the JSON at the path /api/... made of `parts`. Raise Failure unless the status is below 300 or in `accept`."""
         return self._request("GET", path, None, accept, {})
 
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
@@ -73,7 +73,7 @@ class Management:
         try:
             connection = make(self._host, self._port, timeout=TIMEOUT_S)
         except http.client.InvalidURL:
-            raise Failure(USAGE, f"--url: {self._host!r} is no host") from None
+            raise Failure(USAGE, f"--url: {self._host!r} is not a host") from None
         content = None if body is None else json.dumps(body)
         try:
             connection.request(
@@ -107,6 +107,6 @@ class Management:
     def _unreachable(self, error: Exception) -> str:
         where = f"http{'s' if self._tls else ''}://{self._host}:{self._port}"
         if isinstance(error, http.client.BadStatusLine) and str(error).startswith("AMQP"):
-            return f"{where} is a port for AMQP: give --url the management API's, 15672 unless --http-port says another"
+            return f"{where} is a port for AMQP: give --url the port of the management API, 15672 unless --http-port sets another"
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         return f"no broker answers at {where} ({why}). Is `kvitto serve` running with this --http-port? Else give --url"

@@ -1,6 +1,6 @@
-"""`kvitto salvage`: a fresh data directory with everything that can be read of a damaged one.
+"""`kvitto salvage`: builds a new data directory from everything that can be read in a damaged one.
 
-Exit codes: 0 all has been saved, 1 something was lost, 2 it could not be done.
+Exit codes: 0 everything has been saved, 1 something was lost, 2 the command could not run. `main.main` calls it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from kvitto.store.repair.salvage import Salvage
 
 
 def add_parser(commands: Any) -> None:
-    text = "build a fresh data directory with everything that can be read of a damaged one, which stays as it is"
-    parser = commands.add_parser("salvage", help="save what can be read of a damaged data directory", description=text)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="damaged data directory; only read")
-    parser.add_argument(
-        "--to", type=Path, metavar="DIR2", required=True, help="fresh directory; empty, or not there yet"
+    text = "build a new data directory from everything that can be read in a damaged one, which is not changed"
+    parser = commands.add_parser(
+        "salvage", help="save all that can be read in a damaged data directory", description=text
     )
-    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="damaged data directory; it is only read")
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR2", required=True, help="new directory; it must be empty or must not exist"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         job = Salvage(found, RealDisk(str(target)), SystemClock())
         job.run()
     except StoreError as error:
-        left = f"; {target} is not complete, no broker starts there: remove it" if job is not None else ""
+        left = f"; {target} is not complete, and no broker starts in it: remove it" if job is not None else ""
         return failed(f"cannot salvage {args.directory}: {error}{left}")
     finally:
         if lock is not None:
@@ -58,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
             print(f"{directory} is now queue {printable(name)}: its definition could not be read")
         for note in job.notes:
             print(printable(note))
-        lost = "; what is listed above as damage could not be saved as it was" if found.findings else ""
+        lost = "; the damage listed above could not be saved as it was" if found.findings else ""
         print(f"{target} holds all that could be read{lost}")
     return DAMAGED if found.findings else SOUND
 
 
 def refuse_target(source: Path, target: Path) -> None:
-    """StoreError if the fresh directory is in use for anything."""
+    """Raise StoreError if the target exists and is not empty, or lies in the source."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StoreError(f"{target} exists and is not an empty directory: give --to another one")
+        raise StoreError(f"{target} exists and is not an empty directory: give --to another directory")
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
         raise StoreError(f"{target} lies in {source}: give --to a directory elsewhere")

@@ -1,4 +1,4 @@
-"""`kvitto serve`: one broker in this process."""
+"""`kvitto serve`: reads the settings and runs one broker in this process until a signal. `main.main` calls it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kvitto.server.server import Server
 log = logging.getLogger("kvitto")
 
 TLS_BUFFER = 32 * 1024
-"""Of a TLS connection, for what it receives: two records. asyncio takes 256 KiB for each."""
+"""The receive buffer of a TLS connection: two records. asyncio's default is 256 KiB for each connection."""
 
 
 def add_parser(commands: Any) -> None:
@@ -35,48 +35,57 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="run a broker",
         description="Run a broker until SIGTERM or Ctrl-C.",
-        argument_default=argparse.SUPPRESS,  # what is not given is not there: the configuration file may have it
+        argument_default=argparse.SUPPRESS,  # an option that is not given has no attribute, so that the configuration file can set it
     )
     add = parser.add_argument
-    add("--config", type=path, metavar="FILE.toml", help="settings, named as the options here; options win")
-    add("--data-dir", type=path, metavar="DIR", help="where everything is kept (default: kvitto-data)")
+    add(
+        "--config",
+        type=path,
+        metavar="FILE.toml",
+        help="file with settings, named as the options here; options override it",
+    )
+    add("--data-dir", type=path, metavar="DIR", help="directory for all data (default: kvitto-data)")
     add(
         "--host",
         action="append",
         help="address to listen on for AMQP, may be repeated; :: for all (default: 127.0.0.1)",
     )
     add("--port", type=port, help="AMQP port, 0 picks one (default: 5672)")
-    add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: as --host)")
+    add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: that of --host)")
     add("--http-port", type=http_port, metavar="PORT", help="HTTP port, 0 picks one, off: no HTTP (default: 15672)")
     add("--tls-port", type=port, help="AMQP over TLS, with --tls-cert and --tls-key")
     add("--tls-cert", type=path, metavar="PEM")
     add("--tls-key", type=path, metavar="PEM")
-    add("--tls-ca", type=path, metavar="PEM", help="authorities of client certificates; they may log in (EXTERNAL)")
-    add("--tls-login-from", choices=settings.LOGIN_FROM, help=f"the user's name (default: {settings.LOGIN_FROM[0]})")
+    add("--tls-ca", type=path, metavar="PEM", help="authorities whose client certificates may log in (EXTERNAL)")
+    add(
+        "--tls-login-from",
+        choices=settings.LOGIN_FROM,
+        help=f"part of the certificate that is the user's name (default: {settings.LOGIN_FROM[0]})",
+    )
     add("--disk-free-limit", type=size, metavar="SIZE", help="publishers wait while less is free (default: 50MiB)")
     add("--memory-limit", type=memory, metavar="SIZE", help="publishers wait while more is used (default: 40%%)")
     add("--sync", choices=("on", "off"), help="off: confirm before the disk has the message (default: on)")
-    add("--log-json", action="store_true", help="log lines as JSON")
+    add("--log-json", action="store_true", help="write log lines as JSON")
     add(
         "--max-connections",
         type=int,
         metavar="N",
-        help="AMQP connections (default: what the limit of open files allows)",
+        help="AMQP connections (default: as many as the limit of open files allows)",
     )
     add("--max-channels", type=int, metavar="N", help="channels per connection (default: 2047)")
-    add("--max-queues", type=int, metavar="N", help="queues (default: what the limit of open files allows)")
+    add("--max-queues", type=int, metavar="N", help="queues (default: as many as the limit of open files allows)")
     parser.set_defaults(run=run)
 
 
 def port(text: str) -> int:
-    """An argument that is a port."""
+    """The value of an argument that is a port."""
     if not (text.isascii() and text.isdigit() and int(text) <= settings.PORT_MAX):
         raise argparse.ArgumentTypeError(f"must be 0 to {settings.PORT_MAX}, not {text}")
     return int(text)
 
 
 def path(text: str) -> Path:
-    """An argument that is a path."""
+    """The value of an argument that is a path."""
     try:
         return settings.place(text)
     except ValueError as error:
@@ -84,7 +93,7 @@ def path(text: str) -> Path:
 
 
 def size(text: str) -> int:
-    """An argument that is a number of bytes."""
+    """The value of an argument that is a number of bytes."""
     try:
         return settings.size(text)
     except ValueError as error:
@@ -92,7 +101,7 @@ def size(text: str) -> int:
 
 
 def memory(text: str) -> int:
-    """The same, or a share of the memory."""
+    """The value of an argument that is a number of bytes, or a share of the memory."""
     try:
         return settings.memory(text)
     except ValueError as error:
@@ -100,13 +109,14 @@ def memory(text: str) -> int:
 
 
 def http_port(text: str) -> int | None:
-    """A port, or None for "off"."""
+    """The value of an argument that is a port, or None for "off"."""
     return None if text == settings.OFF else port(text)
 
 
 def run(args: argparse.Namespace) -> int:
     given = vars(args)
-    # until there is something to read again: a start may take long, and a renewed certificate must not end it
+    # SIGHUP is ignored until there are TLS files to read again: a start may take long, and a renewed certificate must
+    # not end it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         values = settings.read(given["config"]) if "config" in given else {}
@@ -128,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def serve(config: Config) -> int:
-    """Run until a signal; 0 after an end in order."""
+    """Run the broker until a signal. Return 0 after an end in order."""
     server = Server(config)
     if not compiled() and (advice := how_to_compile()):
         log.warning("running interpreted, much slower: %s", advice)
@@ -145,7 +155,7 @@ async def serve(config: Config) -> int:
             log.info("stopping")
             stopping.append(loop.create_task(server.stop()))
         else:
-            log.warning("stopped at once by a second signal; what was confirmed is on disk")
+            log.warning("stopped at once by a second signal; all confirmed messages are on disk")
             os._exit(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -164,7 +174,8 @@ async def serve(config: Config) -> int:
 
 
 def ready(server: Server) -> str:
-    """Return the line for the program that started this one. Its form is fixed. What is off is left out, further hosts come last."""
+    """Return the line for the program that started this one. Its form is fixed. Listeners that are off are left out,
+    further hosts are last."""
     config = server.config
     host = in_url(config.host)
     http = f" http={in_url(config.http_host)}:{server.http_port}" if config.http_port is not None else ""
@@ -175,7 +186,7 @@ def ready(server: Server) -> str:
 
 
 def cannot_listen(server: Server, error: OSError) -> str:
-    """Why the first listener that is not there could not be: they are opened in this order."""
+    """Say why the first missing listener could not be opened: they are opened in this order."""
     config = server.config
     listeners = (
         ("--port", config.host, config.port, server.port),
@@ -188,14 +199,14 @@ def cannot_listen(server: Server, error: OSError) -> str:
         if wanted is not None and not found
     )
     number = error.errno or 0
-    # of a system's error asyncio's own text repeats the address; one of the resolver has a number below 0
+    # asyncio's text for a system error repeats the address; an error of the resolver has a number below 0
     why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
     hint = f" (is another broker running? choose another {option})" if number == errno.EADDRINUSE else ""
     return f"cannot listen on {where}: {why}{hint}"
 
 
 def raise_file_limit() -> None:
-    """Every connection and every queue with messages has open files."""
+    """Raise the soft limit of open files, because each connection and each queue with messages needs descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
