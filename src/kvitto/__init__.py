@@ -1,7 +1,7 @@
 """Kvitto: a durable AMQP 0-9-1 broker for Python people.
 
-`with kvitto.Broker() as broker:` runs a real broker in this process; it is imported on first use, so that
-`import kvitto` alone costs next to nothing.
+`with kvitto.Broker() as broker:` runs a real broker in this process. It is imported on first use, so that `import
+kvitto` alone costs next to nothing.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __all__ = ["Broker", "__version__", "compiled"]
 
 
 def compiled() -> bool:
-    """Whether the data plane runs compiled; False means the slower interpreted form of the same source."""
+    """Return whether the data plane runs compiled. False means the slower interpreted form of the same source."""
     from kvitto.base.build import compiled as answer
 
     return answer()

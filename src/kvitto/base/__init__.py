@@ -1,1 +1,1 @@
-"""What every layer may use: errors, limits, clock, configuration."""
+"""Modules that every layer may use: errors, limits, clock, configuration."""

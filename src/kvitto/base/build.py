@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 PROBE = "kvitto.broker.queue"
-"""A hot module: where it is compiled, all of them are, as setup.py builds all or none."""
+"""A hot module. If it is compiled, all of them are, because setup.py builds all or none."""
 
 CHECKOUT = Path(__file__).parents[3]
 
 
 def compiled() -> bool:
-    """Whether the hot modules are extension modules; looks for the file, does not import it."""
+    """Return whether the hot modules are extension modules. This looks for the file and does not import it."""
     try:
         spec = importlib.util.find_spec(PROBE)
     except ModuleNotFoundError:
@@ -21,7 +21,7 @@ def compiled() -> bool:
 
 
 def how_to_compile() -> str:
-    """What to do for the compiled form; "" if kvitto_checkout has said so already."""
+    """Return what to do to get the compiled form; "" if kvitto_checkout has said so already."""
     if getattr(sys.modules.get("kvitto_checkout"), "told", False):
         return ""
     if not (CHECKOUT / "setup.py").exists():

@@ -1,4 +1,4 @@
-"""What `kvitto serve` can be told, as one immutable value; reading a file or arguments is the caller's business."""
+"""The settings of `kvitto serve` as one immutable value. The caller reads a configuration file or arguments."""
 
 import difflib
 import re
@@ -14,18 +14,18 @@ from kvitto.base.process import memory_bytes
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, has the wrong type or cannot be; the text names it."""
+    """A setting is unknown, has the wrong type or an invalid value; the text names it."""
 
 
 PORT_MAX = 65535
 OFF = "off"
-"""What `http_port` is for people where it is None here."""
+"""The text that people write for an `http_port` of None."""
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 UNITS |= {f"{unit}ib": size for unit, size in UNITS.items() if size > 1}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 MEMORY_SHARE = 0.4
-"""Of the memory there is. What waits in queues is on the disk, so a broker that needs more has a peer that reads nothing; the rest
-is left to the file cache, which makes reading a backlog fast, and to the others on the machine."""
+"""The default share of the available memory. Waiting messages are on disk, so a broker that needs more has a peer that
+does not read. The rest is for the file cache, which makes reading a backlog fast, and for other programs."""
 LOGIN_FROM = ("distinguished_name", "common_name", "subject_alternative_name")
 
 
@@ -40,36 +40,36 @@ class Config:
     port: int = 5672
     """0 picks a free port."""
     http_port: int | None = 15672
-    """None = no HTTP listener; 0 picks a free port."""
+    """None means no HTTP listener; 0 picks a free port."""
     http_host: str = ""
-    """Empty: `host`, and `more_hosts`."""
+    """An empty text means `host` and `more_hosts`."""
     http_hosts: tuple[str, ...] = field(init=False, default=())
-    """All addresses for HTTP; follows from the others."""
+    """All addresses for HTTP, computed from the other settings."""
     tls_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
-    """Authorities whose certificates clients may show, and then log in with (EXTERNAL)."""
+    """Authorities of client certificates: a client may log in (EXTERNAL) with a certificate that one of them has signed."""
     tls_login_from: str = LOGIN_FROM[0]
-    """What of a client's certificate is the user's name."""
+    """The part of a client's certificate that is the user's name."""
     disk_free_limit: int = 50 * MIB
     """Bytes; publishers wait while less is free."""
     memory_limit: int = 0
-    """Bytes of resident memory above which publishers wait; 0: MEMORY_SHARE of what there is."""
+    """Bytes of resident memory above which publishers wait; 0 means MEMORY_SHARE of the available memory."""
     sync: bool = True
-    """False confirms before the disk has the message: it then survives a crash of the process, not of the machine."""
+    """False confirms a message before it is on disk: it then survives a crash of the process, but not of the machine."""
     log_json: bool = False
     max_connections: int | None = None
-    """None: as many as there are file descriptors for."""
+    """None means as many as there are file descriptors for."""
     max_channels: int = limits.CHANNEL_MAX
-    """Per connection."""
+    """The maximum per connection."""
     max_queues: int | None = None
-    """In all virtual hosts; None: as many as there are file descriptors for."""
+    """The maximum in all virtual hosts; None means as many as there are file descriptors for."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Values of `kvitto.base.limits.Limits` that differ from the defaults, by name."""
 
     def __post_init__(self) -> None:
-        if not all(self.hosts):  # the system takes an empty one for all its addresses
+        if not all(self.hosts):  # the system would use all its addresses for an empty one
             raise ConfigError("--host is empty: 0.0.0.0 stands for all addresses of IPv4, :: for all")
         object.__setattr__(self, "http_hosts", (self.http_host,) if self.http_host else self.hosts)
         object.__setattr__(self, "http_host", self.http_hosts[0])
@@ -105,20 +105,20 @@ class Config:
 
 
 def option(name: str) -> str:
-    """A setting as it is named on the command line."""
+    """Return the name of a setting on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def size(text: str) -> int:
-    """Bytes of "1048576", "50MiB", "2GB". ValueError."""
+    """Return the number of bytes in a text like "1048576", "50MiB" or "2GB". Raise ValueError for another text."""
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS:
-        raise ValueError(f"{text!r} is no size: bytes, or a number with KiB, MiB, GiB, KB, MB, GB")
+        raise ValueError(f"{text!r} is no size: give bytes, or a number with KiB, MiB, GiB, KB, MB, GB")
     return int(match[1]) * UNITS[match[2]]
 
 
 def memory(text: str) -> int:
-    """Bytes of a size, or of "40%" of the memory there is. ValueError."""
+    """Return the number of bytes of a size, or of a share like "40%" of the available memory. Raise ValueError for another text."""
     number, percent, _ = text.strip().partition("%")
     if not percent:
         try:
@@ -126,7 +126,7 @@ def memory(text: str) -> int:
         except ValueError as error:
             raise ValueError(f"{error}, or 1% to 100% of the memory") from None
     if not re.fullmatch(r"0*([1-9]\d?|100)%", text.strip()):
-        raise ValueError(f"{text!r} is no share of the memory: 1% to 100%, or a size as 2GiB")
+        raise ValueError(f"{text!r} is no share of the memory: 1% to 100%, or a size like 2GiB")
     return int(number) * memory_bytes() // 100
 
 
@@ -171,7 +171,7 @@ READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, 
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Settings of a TOML file, checked, ready to be passed to `Config`; hyphens in names are allowed."""
+    """Read the settings of a TOML file, check them, and return them as arguments of `Config`. Names may have hyphens."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -189,7 +189,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def limit(path: Path, key: str, value: object) -> float:
-    """One of the table [limits]: a number, or a size where it counts bytes."""
+    """Return the value of an entry of the table [limits]: a number, or a size if the limit counts bytes."""
     name = key.replace("-", "_")
     if name not in limits.SETTABLE:
         raise ConfigError(f"{path}: unknown limit {key!r}{nearest(key, limits.SETTABLE)}")
@@ -204,11 +204,11 @@ def limit(path: Path, key: str, value: object) -> float:
 
 
 def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
-    """One setting as (field name, value of the field's type)."""
+    """Return one setting as (field name, value of the field's type)."""
     name = key.replace("-", "_")
     if name not in TYPES:
         raise ConfigError(f"{path}: unknown setting {key!r}{nearest(key, (*TYPES, 'limits'))}")
-    # bool is an int for Python, not for people
+    # in Python bool is an int, but not for people
     if not isinstance(value, TYPES[name]) or (isinstance(value, bool) and bool not in TYPES[name]):
         wanted = " or ".join(kind.__name__ for kind in TYPES[name])
         raise ConfigError(f"{path}: {key} must be {wanted}, not {type(value).__name__}")

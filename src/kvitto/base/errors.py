@@ -1,7 +1,7 @@
-"""The kinds of mistakes, told apart by whose they are.
+"""The classes of errors, by the party that made the mistake.
 
-A peer's mistake is a `ProtocolError`: raised anywhere, turned into a Close in one place of the protocol layer.
-A disk's mistake is a `StoreError`. A programmer's mistake is an `assert` and has no class here.
+A peer's mistake is a `ProtocolError`: any code may raise it, and one place of the protocol layer turns it into a Close.
+A disk's failure is a `StoreError`. A programmer's mistake is an `assert` and has no class here.
 """
 
 from kvitto.base.limits import SHORTSTR_MAX
@@ -49,9 +49,9 @@ REPLY_NAMES: dict[int, str] = {
 
 
 class ProtocolError(Exception):
-    """A peer broke a rule: `code` and `text` as they go into the Close; class and method 0 = not yet known.
+    """A peer broke a rule. `code` and `text` go into the Close; class and method are 0 if they are not known yet.
 
-    `limit`: the name in limits.REFUSALS under which it is counted; "" if no limit was met.
+    `limit` is the name in limits.REFUSALS under which the error is counted; "" if no limit was exceeded.
     """
 
     def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0, *, limit: str = "") -> None:
@@ -64,7 +64,7 @@ class ProtocolError(Exception):
 
     @property
     def reply_text(self) -> str:
-        """The text with the code's name before it, as the peers of the field send it; cut to what a short string takes."""
+        """Return the text with the code's name before it, as RabbitMQ sends it, cut to the length of a short string."""
         name = REPLY_NAMES.get(self.code)
         text = self.text
         if name is not None and not text.startswith(name):
@@ -73,24 +73,24 @@ class ProtocolError(Exception):
 
 
 class ChannelError(ProtocolError):
-    """Closes the channel; the connection lives on (W3)."""
+    """Closes the channel; the connection stays open (W3)."""
 
 
 class ConnectionError_(ProtocolError):
-    """Closes the connection (W3). The underscore tells it from the builtin, which is about sockets."""
+    """Closes the connection (W3). The underscore distinguishes it from the builtin, which is about sockets."""
 
 
 class StoreError(Exception):
-    """The disk failed or holds damage: the text says what happened, in which file, and what to do."""
+    """The disk failed or is damaged. The text says what happened, in which file, and what to do."""
 
 
 class PromiseError(StoreError):
-    """What makes promises true has failed: a sync, the journal or the definitions. The process has to end."""
+    """A sync, the journal or the definitions have failed. All promises depend on them, so the process has to end."""
 
 
 class SyncError(PromiseError):
-    """A sync failed: what should have become durable may be gone, also from the operating system's cache."""
+    """A sync failed: data that should be durable may be lost, also from the operating system's cache."""
 
 
 class StoreFull(StoreError):
-    """There is no room for more messages; nothing was written."""
+    """The disk has no space for more messages; nothing was written."""

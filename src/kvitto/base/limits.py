@@ -1,6 +1,7 @@
 """Named limits: each length from the wire or the disk is checked against one before anything is allocated.
 
-Those that a user may set are values of a broker (`Limits`); the others follow from the protocol, or from how the broker is built.
+Limits that a user may set are values of a broker (`Limits`). The others follow from the protocol, or from the way the
+broker is built.
 """
 
 from dataclasses import dataclass
@@ -14,31 +15,31 @@ CHANNEL_MAX = 2047
 FRAME_MAX = 131_072
 """Frame size in bytes, with its 8 bytes of overhead, that the server offers in tune (W1)."""
 HEADER_BYTES = 20
-"""Of a content header's frame, without the properties."""
+"""Bytes of a content header's frame without the properties."""
 PROPERTIES_MAX = FRAME_MAX - HEADER_BYTES
-"""Bytes of a message's properties: a content header is one frame."""
+"""The maximum number of bytes of a message's properties, because a content header is one frame."""
 FRAME_MIN = 4096
 """The smallest frame_max a peer may ask for (AMQP 0-9-1, 4.2.3)."""
 HEARTBEAT_S = 60
 """Heartbeat interval that the server offers in tune (W1)."""
 BODY_S = 60.0
-"""A connection ends if for so long nothing comes of a message that it has begun."""
+"""A connection ends if nothing arrives of an incomplete message for this time."""
 STAGED_BYTES = 256
-"""What a publish or a settlement in a transaction counts beside the bytes of its message."""
+"""Bytes that a publish or a settlement in a transaction counts in addition to the bytes of its message."""
 SHORTSTR_MAX = 255
 """Bytes in a short string: names, routing keys."""
 TABLE_DEPTH_MAX = 32
-"""Tables and arrays inside each other; deeper ones are malformed."""
+"""The maximum nesting of tables and arrays; deeper ones are malformed."""
 
-# what there may be of each thing; a user sets the first three (base/config.py)
+# limits that nobody sets
 REFUSED_MAX = 256
-"""Connections over their limit that are told so at one time; further ones are dropped without a word."""
+"""The number of connections above the limit that get an answer at one time; further ones are closed without one."""
 FILES_RESERVE = 1024
-"""File descriptors that connections and new queues leave to what there is: HTTP, the journal, further segments; at most an eighth."""
+"""File descriptors that connections and new queues leave to HTTP, the journal and further segments; at most an eighth of all."""
 FILES_PER_QUEUE = 2
-"""A segment and its settlement log."""
+"""A queue needs one for a segment and one for its settlement log."""
 HELD_SHARE = 2
-"""One user may hold one part in so many of `held_max`."""
+"""One user may have one part in this many of `held_max`."""
 
 REFUSALS = (
     "bindings",
@@ -61,17 +62,18 @@ REFUSALS = (
     "unacked",
     "unfinished",
 )
-"""What `kvitto_refused_total` counts, by limit; docs/limits.md says what each means."""
+"""The limits that `kvitto_refused_total` counts; docs/limits.md says what each means."""
 
 # the store
 SEGMENT_BYTES = 64 * MIB
-"""A segment is sealed and the next one begun once it is this large."""
+"""A segment of this size is sealed, and the next one is begun."""
 NAME_MAX = 255
 """Bytes in the name of a queue, exchange, virtual host or user."""
 
 # the management API
 HTTP_VALUES_MAX = 10_000
-"""Values in a request's JSON: 16 MiB of nested arrays take the parser seconds, in which the broker does nothing else."""
+"""The maximum number of values in a request's JSON: the parser needs seconds for 16 MiB of nested arrays, and the
+broker does nothing else meanwhile."""
 
 
 SETTABLE: dict[str, tuple[float, float]] = {
@@ -95,67 +97,69 @@ SETTABLE: dict[str, tuple[float, float]] = {
     "http_document_max": (KIB, 512 * MIB),
     "http_bodies_max": (KIB, 64 * 1024 * MIB),
 }
-"""Name in the configuration -> the least and the most that it may be. Bytes, seconds for one that ends in `_s`, else a number of things."""
+"""Name in the configuration -> its minimum and maximum: bytes, seconds for a name that ends in `_s`, else a number of objects."""
 NOT_ABOVE = (
     ("body_max", "unfinished_max"),
     ("unfinished_max", "held_max"),
     ("tx_max", "staged_max"),
     ("staged_max", "held_max"),
 )
-"""The first is part of what the second counts."""
+"""Pairs of limits: the first must not be above the second, which counts the same bytes too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one broker that its user may set, in the table [limits] of the configuration (docs/limits.md).
 
-    Each is read as `broker.limits.NAME` at the moment when it counts. `check` says which values make sense.
+    Code reads each as `broker.limits.NAME` when it needs it. `check` says which values are possible.
     """
 
     handshake_s: float = 10.0
     """A peer that has not opened its connection by then is disconnected."""
     handshake_frame_max: int = 8 * KIB
-    """Frame size in bytes until the connection is tuned: who has not logged in gets no more room (RabbitMQ's initial_frame_max)."""
+    """Frame size in bytes until the connection is tuned: a peer gets no larger frames before login (RabbitMQ's
+    initial_frame_max)."""
     body_max: int = 128 * MIB
     """The largest message body; a header that announces more closes the channel with 311."""
     unfinished_max: int = 256 * MIB
-    """Bytes of bodies that one connection may have begun on all its channels and not ended."""
+    """The maximum number of bytes in incomplete bodies on all channels of one connection."""
     tx_max: int = 256 * MIB
-    """Bytes that one transaction may hold; it is in memory until its commit and becomes one record of the journal."""
+    """Bytes that one transaction may hold. It is in memory until its commit, and becomes one record of the journal."""
     staged_max: int = 512 * MIB
     """Bytes that all open transactions of one connection may hold."""
     held_max: int = 1024 * MIB
-    """Bytes of messages that are not complete, and in transactions, of all connections together."""
+    """Bytes in incomplete messages and in transactions, on all connections together."""
     unacked_max: int = 1_000_000
-    """Deliveries of one channel that are not settled: consumers get no more, a basic.get is refused. 24 bytes each."""
+    """Unsettled deliveries of one channel, 24 bytes each. Above it consumers get no more, and basic.get is refused."""
     channels_max: int = 500_000
-    """Of all connections; an idle one takes about 1.5 KB."""
+    """Channels of all connections; an idle one takes about 1.5 KB."""
     exchanges_max: int = 100_000
-    """In one virtual host."""
+    """Exchanges in one virtual host."""
     bindings_max: int = 1_000_000
-    """In one virtual host; one takes about 0.8 KB."""
+    """Bindings in one virtual host; one takes about 0.8 KB."""
     route_steps_max: int = 1_000_000
-    """What an exchange may have to look at for one message: headers to compare, places in topic patterns. About 0.1 us each."""
+    """Steps of routing that an exchange may need for one message: headers to compare, positions in topic patterns. A
+    step takes about 0.1 us."""
     routing_steps_max: int = 8_000_000
-    """The same over all exchanges and routing keys (CC, BCC) of one message."""
+    """Steps over all exchanges and routing keys (CC, BCC) of one message."""
     copies_max: int = 1000
     """Routing keys in CC and BCC together."""
     consumers_max: int = 10_000
-    """Of one queue, and of one connection."""
+    """Consumers of one queue, and of one connection."""
     http_head_max: int = 64 * KIB
     http_body_max: int = 16 * MIB
-    """Of a publish."""
+    """The largest body of a publish."""
     http_document_max: int = MIB
-    """Of any other request."""
+    """The largest body of any other request."""
     http_bodies_max: int = 64 * MIB
-    """Bytes of bodies that all HTTP requests together may hold."""
+    """Bytes in bodies of all HTTP requests together."""
 
 
 DEFAULTS = Limits()
 
 
 def check(limits: Limits) -> None:
-    """ValueError for a value that a user must not set."""
+    """Raise ValueError for a value that a user must not set."""
     for name, (least, most) in SETTABLE.items():
         value = getattr(limits, name)
         if not least <= value <= most:

@@ -1,7 +1,7 @@
-"""SVG without a library: scales that turn values into pixels, and a canvas with the few shapes that plots are made of.
+"""SVG without a library: scales that turn values into pixels, and a canvas with the few shapes that plots need.
 
-The ledger's page, the benchmarks and the example of flights draw with it; each says itself what its plots show. Nothing
-that is drawn runs a script or loads anything. Colours are CSS, `var(--name)` too where the page around defines one.
+The page of the ledger, the benchmarks and the example of flights use it, and decide themselves what their plots show. A
+picture runs no script and loads nothing. Colours are CSS; `var(--name)` works if the page defines the name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 Point = tuple[float, float]
 XMLNS = "http://www.w3.org/2000/svg"
-"""An attribute of a picture that is a file of its own; inside of HTML none is needed."""
+"""An attribute for a picture that is a separate file; inside HTML it is not needed."""
 
 
 class Scale(NamedTuple):
-    """Values from `low` to `high` are pixels from `start` to `end`; `high` is above `low`, both above 0 if `log`."""
+    """Maps values from `low` to `high` to pixels from `start` to `end`. `high` is above `low`, and both are above 0 if `log`."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Scale(NamedTuple):
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -36,7 +36,7 @@ class Scale(NamedTuple):
 class Canvas:
     """A picture `width` pixels wide; `height` may be set until it is written. Coordinates are pixels from the top left.
 
-    Attributes are those of SVG, with `_` for `-`; `class_` is `class`. What is drawn later covers what is there.
+    Attributes are those of SVG, with `_` for `-`; `class_` is `class`. Later shapes cover earlier ones.
     """
 
     def __init__(self, width: float, height: float, label: str, **attributes: object) -> None:
@@ -46,32 +46,33 @@ class Canvas:
         self._drawn: list[str] = []
 
     def text(self, x: float, y: float, words: str, anchor: str = "start", note: str = "", **attributes: object) -> None:
-        """Words on the line `y`; a note behind them has the class `note`."""
+        """Draw words on the line `y`; a note behind them has the class `note`."""
         inner = escape(words) + (f" {_element('tspan', escape(note), {'class': 'note'})}" if note else "")
         self._draw("text", inner, {"x": x, "y": y, "text_anchor": anchor, **attributes})
 
     def rect(self, x: float, y: float, width: float, height: float, title: str = "", **attributes: object) -> None:
-        """A filled rectangle; `title` is shown where the pointer rests on it."""
+        """Draw a filled rectangle; `title` is shown where the pointer rests on it."""
         self._draw("rect", _title(title), {"x": x, "y": y, "width": width, "height": height, **attributes})
 
     def circle(self, x: float, y: float, radius: float, title: str = "", **attributes: object) -> None:
-        """A filled circle."""
+        """Draw a filled circle."""
         self._draw("circle", _title(title), {"cx": x, "cy": y, "r": radius, **attributes})
 
     def line(self, points: Sequence[Point], title: str = "", **attributes: object) -> None:
-        """A line through the points, and nothing inside of it."""
+        """Draw a line through the points, without filling it."""
         path = " ".join(f"{_number(x)},{_number(y)}" for x, y in _thin(points))
         self._draw("polyline", _title(title), {"points": path, "fill": "none", **attributes})
 
     def grid(self, y: Scale, marks: Iterable[tuple[float, str]], left: float, right: float) -> None:
-        """A level line for each (value, words), from `left` to `right`, with the words before it. Classes grid, tick."""
+        """Draw a horizontal line for each (value, words) from `left` to `right`, with the words before it. The classes
+        are grid and tick."""
         for value, words in marks:
             at = y(value)
             self.line([(left, at), (right, at)], class_="grid", stroke="#e3e8ee")
             self.text(left - 8, at + 4, words, "end", class_="tick")
 
     def svg(self) -> str:
-        """The picture as one element."""
+        """Return the picture as one element."""
         box = {"viewBox": f"0 0 {_number(self.width)} {_number(self.height)}", **self._attributes}
         return _element("svg", "\n".join(["", *self._drawn, ""]), box)
 
@@ -80,7 +81,7 @@ class Canvas:
 
 
 def ticks(most: float, about: int) -> list[float]:
-    """Round numbers from 0 to `most`, about so many."""
+    """Return about this many round numbers from 0 to `most`."""
     if most <= 0:
         return [0.0]
     raw = most / about
@@ -90,7 +91,7 @@ def ticks(most: float, about: int) -> list[float]:
 
 
 def _thin(points: Sequence[Point]) -> list[Point]:
-    """The points without those in the middle of a level stretch: a step stays a step, and the file small."""
+    """Return the points without those inside a horizontal stretch, so that the file stays small and a step stays a step."""
     kept: list[Point] = []
     for k, point in enumerate(points):
         inner = 0 < k < len(points) - 1
@@ -112,5 +113,5 @@ def _title(words: str) -> str:
 
 
 def _number(value: float) -> str:
-    """A tenth of a pixel is enough."""
+    """Return the number to a tenth of a pixel, which is precise enough."""
     return f"{value:.1f}".removesuffix(".0")

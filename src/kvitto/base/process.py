@@ -1,4 +1,5 @@
-"""What the operating system says about this process, and of others which are alive. Where there is no /proc, what cannot be known is 0."""
+"""What the operating system reports about this process, and which other processes are alive. Without /proc, unknown
+numbers are 0."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ def _statm(column: int) -> int:
 
 
 def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or less where its control group says so."""
+    """Return the memory that this process may use: the machine's, or that of its control group if that is less."""
     return min([os.sysconf("SC_PHYS_PAGES") * _PAGE, *_group_limits()])
 
 
 def _group_limits() -> list[int]:
-    """Of the control group and those above it, versions 1 and 2; a container sees its own as the root."""
+    """Return the limits of the control group and those above it, versions 1 and 2. A container sees its own group as the root."""
     found = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -60,7 +61,7 @@ def _group_limits() -> list[int]:
 
 
 def give_back_memory() -> None:
-    """Have the C library return what is free inside it to the system, where it can (glibc)."""
+    """Have the C library return free memory to the system, if it can (glibc)."""
     import ctypes  # rarely needed, and slow to import
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -69,13 +70,17 @@ def give_back_memory() -> None:
 
 
 def keep_large_memory_apart(size: int) -> None:
-    """Have the C library map each block of this size or more by itself, where it can (glibc): such a block grows without being copied."""
+    """Have the C library map each block of this size or more separately, if it can (glibc): such a block grows without
+    being copied."""
     import ctypes
 
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
-        option(-3, size)  # M_MMAP_THRESHOLD; once it is set it does not follow what has been freed
-        # M_TRIM_THRESHOLD does not follow either then: a buffer would be returned, and faulted in again, in each turn
+        option(
+            -3, size
+        )  # M_MMAP_THRESHOLD; once it is set, the library no longer adapts it to the blocks that are freed
+        # M_TRIM_THRESHOLD is not adapted either then: a buffer would be returned to the system, and faulted in again,
+        # in each turn
         option(-1, 2 * size)
 
 
@@ -96,22 +101,22 @@ def open_files_max() -> int:
 
 
 def files_reserve() -> int:
-    """Of those, how many are left to what there is."""
+    """Return the number of file descriptors that are reserved for HTTP, the journal and further segments."""
     return min(limits.FILES_RESERVE, open_files_max() // 8)
 
 
 def group_members(group: int) -> list[int]:
-    """The living processes of a process group; nothing where there is no /proc."""
+    """Return the living processes of a process group; none without /proc."""
     return _members(2, group)
 
 
 def session_members(session: int) -> list[int]:
-    """The living processes of a session; nothing where there is no /proc."""
+    """Return the living processes of a session; none without /proc."""
     return _members(3, session)
 
 
 def _members(column: int, number: int) -> list[int]:
-    """Processes that are not zombies and have `number` in that column behind their name."""
+    """Return the processes that are not zombies and have `number` in that column behind their name."""
     members: list[int] = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Tables for people: aligned columns, numbers to the right, nothing that a terminal would obey."""
+"""Tables for people: aligned columns, with numbers to the right, and without characters that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def cell(value: Any) -> str:
-    """One value on one line. Names come from any client: control characters are shown, not sent to the terminal."""
+    """Return a value on one line. Names come from any client, so control characters are shown and not sent to the terminal."""
     if value is None or value in ({}, []):
         return ""
     if isinstance(value, bool):
@@ -21,12 +21,12 @@ def cell(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with what is not for people to read (control characters, halves of UTF-16) as escapes."""
+    """Return the text with unprintable characters (control characters, halves of UTF-16) as escapes."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Lines with aligned columns; a column that holds only numbers is aligned to the right."""
+    """Return lines with aligned columns; a column of numbers is aligned to the right."""
     cells = [[cell(value) for value in row] for row in rows]
     columns = range(len(headers))
     widths = [max([len(headers[i]), *(len(row[i]) for row in cells)]) for i in columns]
