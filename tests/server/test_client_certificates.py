@@ -268,7 +268,7 @@ def test_files_are_read_again_on_sighup(files: Files, tmp_path: Path) -> None:
         assert turned_away(port, later.cert, files.app)
         code, _, err = server.stop()
     assert code == 0 and "Traceback" not in err
-    assert f"--tls-cert {cert}: this is no certificate in PEM form; what was read before stays in use" in err
+    assert f"--tls-cert {cert}: this is no certificate in PEM form; the old files stay in use" in err
     assert "read again" in err
 
 

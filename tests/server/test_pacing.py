@@ -19,13 +19,13 @@ from tests.protocol.raw import Raw, content
 
 class Peer:
     def __init__(self) -> None:
-        self.held = False
+        self.throttled = False
 
-    def hold(self) -> None:
-        self.held = True
+    def throttle(self) -> None:
+        self.throttled = True
 
-    def go_on(self) -> None:
-        self.held = False
+    def unthrottle(self) -> None:
+        self.throttled = False
 
 
 def test_a_fast_publisher_is_paused_until_the_next_sync_begins() -> None:
@@ -33,25 +33,25 @@ def test_a_fast_publisher_is_paused_until_the_next_sync_begins() -> None:
     pace.waited(100.0)
     pace.fast.add(peer)
     pace.look(pace.budget, 100.0)
-    assert not peer.held
+    assert not peer.throttled
     pace.fast.add(peer)
     pace.look(pace.budget + 1, 100.0)
-    assert peer.held and not other.held
+    assert peer.throttled and not other.throttled
     pace.fast.add(other)
     pace.look(pace.budget + 1, 100.1)
-    assert peer.held and other.held
+    assert peer.throttled and other.throttled
     pace.look(0, 100.2)
-    assert not peer.held and not other.held
+    assert not peer.throttled and not other.throttled
 
 
-def test_nobody_is_held_where_nobody_waits() -> None:
+def test_nobody_is_throttled_where_nobody_waits() -> None:
     pace, peer = Pacing(), Peer()
     pace.waited(100.0)
     later = 100.0 + pacing.LATELY_S
-    assert pace.is_too_much(pacing.MOST + 1, later - 0.1) and not pace.is_too_much(1 << 40, later)
+    assert pace.over_budget(pacing.MOST + 1, later - 0.1) and not pace.over_budget(1 << 40, later)
     pace.fast.add(peer)
     pace.look(1 << 40, later)
-    assert not peer.held
+    assert not peer.throttled
 
 
 def test_a_sync_is_given_what_the_disk_takes_in_a_moment() -> None:
@@ -115,7 +115,7 @@ async def _flood(server: Server, disk: StuckDisk) -> None:
         other.publish(1, "", "q", b"waits")
         flooding = threading.Thread(target=lambda: [flood.send(burst) for _ in range(COUNT // 100)])
         flooding.start()
-        while not server.pacing.held:
+        while not server.pacing.throttled:
             await asyncio.sleep(0.01)
         for _ in range(20):
             other.put(1, m.QueueDeclare("q", passive=True))

@@ -1,7 +1,8 @@
-"""Takes connections of AMQP, with or without TLS, for as long as there are descriptors for them.
+"""Accepts AMQP connections, with or without TLS, as long as there are descriptors for them.
 
-asyncio's own server accepts as many as wait before anybody is asked, and a TLS handshake counts nowhere until it is done. Who has
-not logged in could take the last descriptor that way, and the store without one is a failed disk.
+asyncio's own server accepts all waiting connections without asking, and does not count a TLS handshake before it is
+done. So peers that have not logged in could take the last descriptor, and without one the store treats its disk as
+failed.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from kvitto.server.listening import bind
 log = logging.getLogger("kvitto")
 
 BACKLOG = 1024
-"""Connections that the system may hold ready for a listener."""
+"""The maximum number of connections that the system holds ready for a listener."""
 AT_ONCE = 8
-"""Of those, in one turn of the loop: each costs about a third of a millisecond in this turn and the next two."""
+"""The number of them that one turn accepts: each costs about a third of a millisecond in this turn and the next two."""
 HANDSHAKES_MAX = 512
-"""TLS handshakes of a listener at one time. One more ends the one that has taken longest."""
+"""The maximum number of TLS handshakes of a listener at one time. One more ends the one that has taken longest."""
 RETRY_S = 1.0
-"""After a connection that could not be accepted."""
+"""The pause after a connection that could not be accepted."""
 
 MakePeer = Callable[[Any], asyncio.BufferedProtocol]
-"""From the peer's address as the system gave it: later it may not be known any more."""
+"""Makes a peer from its address as the system gave it, because the address may not be known later."""
 
 
 class Acceptor:
-    """One listener. `room`: whether there may be one more connection; asked before a handshake, too.
+    """One listener. `room` says whether there may be one more connection; it is asked before a handshake too.
 
-    `tls`: what to shake hands with, asked for each connection; `too_slow` is called for each peer whose handshake
-    takes more than `handshake_s`.
+    `tls` returns the context for the handshake of each connection. `too_slow` is called for each peer
+    whose handshake takes more than `handshake_s`.
     """
 
     def __init__(
@@ -57,15 +58,15 @@ class Acceptor:
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         self._beginning: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], None] = {}
-        """Those of them whose peers have begun to speak, the oldest first."""
+        """The handshakes whose peers have sent something, the oldest first."""
 
     @property
     def beginning(self) -> int:
-        """Connections that are accepted and have no peer yet: with TLS, those that shake hands."""
+        """Return the number of accepted connections without a peer: with TLS, those in a handshake."""
         return len(self._beginning)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """The port, which is the same on all hosts. OSError if it cannot."""
+        """Listen, and return the port, which is the same on all hosts. Raise OSError if that is not possible."""
         self._loop = asyncio.get_running_loop()
         self._sockets = await bind(hosts, port)
         try:
@@ -99,9 +100,9 @@ class Acceptor:
                 self._accepted(sock, address)
             except BlockingIOError:
                 return
-            except ConnectionError:  # gone again
+            except ConnectionError:  # the peer has closed the connection again
                 continue
-            except Exception as error:  # whatever it is, the next one may be accepted
+            except Exception as error:  # whatever the error is, the next connection may be accepted
                 log.error("cannot accept a connection: %s", error, exc_info=not isinstance(error, OSError))
                 self._loop.remove_reader(listening)
                 self._retries[listening] = self._loop.call_later(RETRY_S, self._watch, listening)
@@ -123,7 +124,7 @@ class Acceptor:
     def _begun(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._beginning.discard(task)
         self._handshakes.pop(task, None)
-        if task.cancelled():  # perhaps before it ran: then nobody else closes the socket
+        if task.cancelled():  # the task may be cancelled before it runs: then nothing else closes the socket
             sock.close()
 
     async def _begin(self, sock: socket.socket, address: Any) -> None:
@@ -144,13 +145,14 @@ class Acceptor:
             log.warning("%s:%d: no TLS handshake within %g s", *address[:2], self._handshake_s)
             self._too_slow()
             forget_frames(error)
-        except (OSError, ValueError, asyncio.CancelledError) as error:  # gone again
+        except (OSError, ValueError, asyncio.CancelledError) as error:  # the peer has closed the connection again
             forget_frames(error)
             if isinstance(error, asyncio.CancelledError):
                 raise
 
     async def _spoken(self, sock: socket.socket) -> None:
-        """Until the peer has sent something: a handshake takes memory, and somebody who says nothing gets none. TimeoutError."""
+        """Wait until the peer has sent something, because a handshake takes memory and a silent peer gets none. Raise
+        TimeoutError."""
         loop = asyncio.get_running_loop()
         came: asyncio.Future[None] = loop.create_future()
 
@@ -165,7 +167,7 @@ class Acceptor:
             loop.remove_reader(sock)
         if len(self._handshakes) >= HANDSHAKES_MAX:
             oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]  # others may come before it has ended
+            del self._handshakes[oldest]  # other peers may arrive before it has ended
             oldest.cancel()
             self._too_slow()
         task = asyncio.current_task()
@@ -174,7 +176,7 @@ class Acceptor:
 
 
 def why(error: ssl.SSLError) -> str:
-    """OpenSSL's reason in words, of a certificate what is wrong with it."""
+    """Return OpenSSL's reason as a sentence; for a certificate it says what is wrong with the certificate."""
     reason = (error.reason or "it ended").lower().replace("_", " ")
     flaw = getattr(error, "verify_message", "")
     return f"{reason}: {flaw}" if flaw else reason

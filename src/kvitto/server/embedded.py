@@ -1,4 +1,4 @@
-"""A real broker in a thread of this process, for tests and notebooks."""
+"""A real broker in a thread of this process, for tests and notebooks. The pytest fixture `kvitto_broker` uses it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ NOT_STARTED = "the broker is not started: `with kvitto.Broker() as broker:` star
 
 
 class Broker:
-    """`with kvitto.Broker() as broker:`, or `async with`, connects to `broker.url`.
+    """`with kvitto.Broker() as broker:`, or `async with`, then connect to `broker.url`.
 
-    data_dir: where the messages are kept; None = a temporary directory from start to stop. port 0 picks a free one.
-    http_port None = no HTTP. limits: as in the table
-    [limits] of the configuration (docs/limits.md). Raises ConfigError for what cannot be, StoreError or OSError if it cannot start.
+    data_dir: the directory for messages; None means a temporary one that lives from start to stop. port 0 picks a free
+    one. http_port None means no HTTP. limits: values as in the table [limits] of the configuration
+    (docs/limits.md). Raises ConfigError for invalid settings, StoreError or OSError if it cannot
+    start.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class Broker:
         self._server: Server | None = None
         self._error: BaseException | None = None
         self._turning = threading.RLock()
-        """Whoever starts or stops it; another thread that wants to waits."""
+        """Held while a thread starts or stops the broker; another thread that wants to do so waits."""
 
     def start(self) -> Broker:
-        """Start and wait until it accepts connections. RuntimeError if it runs already."""
+        """Start the broker, and return when it accepts connections. Raise RuntimeError if it runs already."""
         with self._turning:
             if self._thread is not None:
                 raise RuntimeError("the broker is started already: make another kvitto.Broker")
@@ -69,7 +70,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Stop in order. Raises what ended the broker, if that was an error."""
+        """Stop the broker in order. Raise the error that ended it, if there was one."""
         with self._turning:
             if self._thread is not None:
                 self._stop(self._thread)
@@ -91,7 +92,7 @@ class Broker:
 
     @property
     def data_dir(self) -> Path:
-        """A temporary one is there from start to stop."""
+        """The data directory. A temporary one exists from start to stop."""
         if self._data_dir is None:
             raise RuntimeError(NOT_STARTED)
         return self._data_dir
@@ -102,12 +103,12 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """AMQP URL with guest's password."""
+        """The AMQP URL with guest's password."""
         return f"amqp://guest:guest@{in_url(self._config.host)}:{self.port}/%2f"
 
     @property
     def http_url(self) -> str:
-        """Base URL of the HTTP API; only with an http_port."""
+        """The base URL of the HTTP API. It exists only with an http_port."""
         server = self._running()
         if not server.http_port:
             raise RuntimeError("the broker has no HTTP listener: make it with kvitto.Broker(http_port=0)")
@@ -127,13 +128,13 @@ class Broker:
         self.stop()
 
     async def __aenter__(self) -> Broker:
-        """It has a thread and an event loop of its own; this one goes on while it starts."""
+        """Start the broker in its own thread and event loop, while this loop goes on."""
         starting = asyncio.ensure_future(asyncio.to_thread(self.start))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             await asyncio.wait([starting])
-            if starting.exception() is None:  # nobody will leave what nobody has entered
+            if starting.exception() is None:  # the caller will not leave a context that it has not entered
                 await asyncio.to_thread(self.stop)
             raise
 

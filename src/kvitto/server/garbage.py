@@ -1,8 +1,8 @@
-"""What a process that is a broker and nothing else does for its loop: threads, memory, and above all garbage.
+"""Sets up a process that only runs a broker: its threads, its memory, and above all its garbage collection.
 
-Garbage in cycles is found by a look at all objects only, which takes up to a second where there are many bindings or connections. So
-that waits until the broker is idle or memory is low (`Server.when_idle`), and what asyncio would leave behind with each connection is
-taken apart here.
+A full collection takes up to a second with many bindings or connections. So it waits until the broker is idle or memory
+is low (`Server.when_idle`), and this module breaks the cycles that asyncio would leave behind with each connection
+(adr/0018). `cli/serve.py` calls it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from typing import Any
 from kvitto.base.process import give_back_memory, keep_large_memory_apart
 
 MIDDLE = 2
-"""Looks at the youngest objects before those that outlived them are looked at once more: few at a time, each of them takes 2 us."""
+"""The number of collections of the youngest objects before the next generation is collected. The youngest are few at a
+time, and each takes 2 us."""
 
 
 LARGE_BLOCK = 4 << 20
 SWITCH_S = 0.0001
-"""How long a thread waits for the interpreter before it asks the loop for it.
+"""The time that a thread waits for the interpreter before it asks the loop for it.
 
-A loop that has work lets go of it in each call of the system, but for less time than another thread needs to wake up, and each time
-the other one begins to wait anew: with the usual 5 ms a thread that had checked a password could not say so for up to a second.
+A busy loop releases the interpreter in each system call, but for less time than another thread needs to wake up, and
+each time the other thread's wait begins again. With the usual 5 ms, a thread that had checked a password could not
+report it for up to a second.
 """
 
 
 def spare_the_loop() -> None:
-    """Look for garbage among young objects only, let large bodies grow in place, and let threads have the interpreter soon."""
+    """Collect young objects only, let large bodies grow in place, and let threads get the interpreter soon."""
     keep_large_memory_apart(LARGE_BLOCK)
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
@@ -39,18 +41,18 @@ def spare_the_loop() -> None:
 
 
 def clean_up() -> None:
-    """Nobody is waiting: find all garbage, and return the memory that is free."""
+    """Collect all garbage and return free memory. The broker is idle, so nobody waits for this."""
     gc.collect()
     give_back_memory()
 
 
 def forget_frames(error: BaseException) -> None:
-    """Empty the frames of a traceback that has served: a future in them may lead to the error again."""
+    """Clear the frames of a traceback that is not needed any more: a future in them may refer to the error again."""
     traceback.clear_frames(error.__traceback__)
 
 
 def unbind_transports() -> None:
-    """Have asyncio's socket transports keep the function that reads, not a method bound to themselves."""
+    """Make asyncio's socket transports store the function that reads, not a method bound to themselves, which would be a cycle."""
 
     def keep(transport: Any, method: Any) -> None:
         transport._reads = getattr(method, "__func__", method)

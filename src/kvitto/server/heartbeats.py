@@ -1,4 +1,4 @@
-"""Heartbeats: each connection's `beat` is called every half of its interval, as RabbitMQ does, and one that has gone silent is ended."""
+"""Heartbeats: calls each connection's `beat` every half of its interval, as RabbitMQ does, and ends silent connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvitto.protocol.states import CLOSING
 log = logging.getLogger("kvitto.amqp")
 
 BEATS_PER_TURN = 200
-"""Many connections may be due at one time; after so many the sockets have their turn."""
+"""Many connections may be due at one time; after this many the sockets have their turn."""
 
 
 class Heartbeats:
@@ -24,13 +24,14 @@ class Heartbeats:
         self._loop = loop
         self._guard = guard
         self._due: list[tuple[float, int, ref[Connection]]] = []
-        """Connections that are gone may be in it until they would have been due: they must not take memory till then."""
+        """Weak references, because ended connections stay in it until they would have been due, and must not take
+        memory until then."""
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
     def watch(self, connection: Connection) -> None:
-        """The connection has agreed to heartbeats: from now on it beats, until it closes."""
+        """Begin the heartbeats of a connection that has agreed to them. They go on until it closes."""
         self._push(self._loop.time(), connection)
         self._arm()
 
@@ -67,7 +68,7 @@ class Heartbeats:
                 continue
             alive = walls.run(connection, connection.beat)
             if alive:
-                # after a halt of the whole machine each connection still gets all the time that it has agreed to
+                # after the whole machine was suspended, each connection still gets all the time that it has agreed to
                 self._push(at if at + connection.heartbeat / 2 > now else now, connection)
             elif alive is False:
                 log.warning("%s: missed heartbeats from client, timeout: %ds", connection.peer, connection.heartbeat)

@@ -1,4 +1,4 @@
-"""Sockets: asyncio's side of a connection. One receive buffer serves all connections, since each read is taken at once."""
+"""The asyncio side of a connection: its socket. All connections share one receive buffer, since each read is handled at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ INBOX = 512 * 1024
 LEAST_READ = 64 * 1024
 WRITE_HIGH = 1 << 20
 COPIES = sys.version_info < (3, 12)
-"""asyncio's own plain transport takes a copy of what it cannot send yet; later ones, TLS and other loops keep what they were given."""
+"""Up to Python 3.11 asyncio's plain transport copies data that it cannot send yet. Later ones, TLS and other loops keep
+the object itself."""
 
 
 class Peer(asyncio.BufferedProtocol):
@@ -40,7 +41,7 @@ class Peer(asyncio.BufferedProtocol):
         self._at = 0
         self._done = False
         self._paused = False
-        self._held = False
+        self._throttled = False
         self._copies = False
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ class Peer(asyncio.BufferedProtocol):
         paused = self._paused
         try:
             self.connection.receive(self._box, self._at + nbytes)
-        except Exception as error:  # noqa: BLE001 - top of the loop: the connection contains its own errors, this is the disk's
+        except Exception as error:  # noqa: BLE001 - top of the loop: the connection contains its own errors, so this is one of the disk
             self.server.fail(error)
         if paused and self._paused:
             self._stop_reading()
@@ -118,22 +119,24 @@ class Peer(asyncio.BufferedProtocol):
         if self._copies:
             self.socket.write(data)
             return True
-        if self.socket.get_write_buffer_size():  # it would keep the whole buffer for perhaps a few bytes of it
+        if (
+            self.socket.get_write_buffer_size()
+        ):  # the transport would keep the whole buffer for perhaps a few bytes of it
             self.socket.write(bytes(data))
             return True
         self.socket.write(data)
         return not self.socket.get_write_buffer_size()
 
     def close(self) -> None:
-        """Send what is left and end our side. What the peer still sends is read and dropped until it closes too.
+        """Send what is left and close our side. Further input is read and dropped until the peer closes too.
 
-        A socket closed with unread input sends a reset, and the peer would lose our last words. The server ends it
-        after a while if the peer does not.
+        A socket that is closed with unread input sends a reset, and the peer would lose our last frames. The server
+        ends the connection after a while if the peer does not.
         """
         self._done = True
         if self.socket is None or self.socket.is_closing():
             return
-        if not self.socket.can_write_eof():  # TLS has no half of a connection
+        if not self.socket.can_write_eof():  # TLS cannot close one direction only
             self.socket.close()
             return
         try:
@@ -147,7 +150,8 @@ class Peer(asyncio.BufferedProtocol):
             self.socket.abort()
 
     def pause(self) -> None:
-        """Take no more input; the socket itself stops with the next that comes, for a peer that waits for an answer sends none."""
+        """Take no more input. The socket itself is paused when the next input arrives, because a peer that waits for an
+        answer sends none."""
         self._paused = True
 
     def resume(self) -> None:
@@ -156,13 +160,13 @@ class Peer(asyncio.BufferedProtocol):
 
     # -- pacing ----------------------------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Read nothing for a moment; the connection does not know of it."""
-        self._held = True
+    def throttle(self) -> None:
+        """Read nothing for a moment; the connection does not see the difference."""
+        self._throttled = True
         self._stop_reading()
 
-    def go_on(self) -> None:
-        self._held = False
+    def unthrottle(self) -> None:
+        self._throttled = False
         if not self._paused:
             self._read_on()
 
@@ -171,16 +175,21 @@ class Peer(asyncio.BufferedProtocol):
             self.socket.pause_reading()
 
     def _read_on(self) -> None:
-        if self.socket is not None and not self._held and not self.socket.is_reading() and not self.socket.is_closing():
+        if (
+            self.socket is not None
+            and not self._throttled
+            and not self.socket.is_reading()
+            and not self.socket.is_closing()
+        ):
             self.socket.resume_reading()
 
 
 def peer_name(address: Any) -> tuple[str, bool]:
-    """(host:port, whether it is this machine)."""
+    """Return (host:port, whether it is this machine)."""
     host, port = address[0], address[1]
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return f"{host}:{port}", False
-    ip = getattr(ip, "ipv4_mapped", None) or ip  # IPv4 on a socket that takes both
+    ip = getattr(ip, "ipv4_mapped", None) or ip  # an IPv4 peer on a socket for both
     return f"{ip}:{port}", ip.is_loopback

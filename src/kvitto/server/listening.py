@@ -1,4 +1,4 @@
-"""The sockets that a listener accepts on: every address of every host, on one port."""
+"""Makes the sockets of a listener: every address of every host, on one port. `acceptor.py` and the HTTP listener call it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 
 ANY_IPV6, ANY_IPV4 = "::", "0.0.0.0"
 TRIES = 10
-"""Where the system picks a port that is taken on another of the addresses."""
+"""The number of tries if the system picks a port that is in use on another address."""
 
 
 def in_url(host: str) -> str:
-    """A host as it stands before a colon and a port."""
+    """Return a host as it is written before a colon and a port."""
     return f"[{host}]" if ":" in host else host
 
 
 async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Bound, not listening yet; port 0 picks one that is free on all of them. OSError names the address that cannot be had.
+    """Return bound sockets that do not listen yet. Port 0 picks a port that is free on all of them. OSError names an
+    address that cannot be used.
 
-    `::` takes IPv4 too, as RabbitMQ does, unless `0.0.0.0` is asked for beside it.
+    `::` takes IPv4 too, as in RabbitMQ, unless `0.0.0.0` is given beside it.
     """
     addresses = await _addresses(hosts, port)
     for left in reversed(range(TRIES)):
@@ -35,7 +36,7 @@ async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 async def _addresses(hosts: Sequence[str], port: int) -> list[tuple[int, tuple[str, int]]]:
-    """(family, address) of each, once."""
+    """Return (family, address) of each host, without repetitions."""
     found: dict[tuple[int, tuple[str, int]], None] = {}
     for host in hosts:
         try:
@@ -48,7 +49,7 @@ async def _addresses(hosts: Sequence[str], port: int) -> list[tuple[int, tuple[s
 
 
 async def _resolve(host: str, port: int) -> Any:
-    """A name is asked for in a thread, which an address need not wait for."""
+    """Resolve a host. A name is resolved in a thread; an address needs no thread."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
@@ -57,7 +58,7 @@ async def _resolve(host: str, port: int) -> Any:
 
 
 def _bind_all(addresses: Sequence[tuple[int, tuple[str, int]]], both: bool) -> list[socket.socket]:
-    """`both`: the IPv6 address for all takes IPv4 as well."""
+    """Bind all addresses. `both`: the IPv6 address for all interfaces takes IPv4 too."""
     sockets: list[socket.socket] = []
     try:
         for family, address in addresses:
@@ -87,4 +88,4 @@ def _bind_one(family: int, address: tuple[object, ...], both: bool) -> socket.so
 
 
 class Unavailable(OSError):
-    """`filename` has the address and the port that cannot be used."""
+    """An address that cannot be used. `filename` has the address and the port."""

@@ -1,9 +1,9 @@
-"""Logins by password: the slow hash in a thread, and patience with whoever has failed before (W7).
+"""Logins by password: a slow hash in a thread, and delayed refusals after failures (W7). The hub calls `Logins.check`.
 
-A password that has been right before costs nothing here. Any other is checked in a thread: one for addresses without failures, one for all
-others, so that who guesses passwords waits for who guesses passwords. From the sixth failure within a minute on, of an address or for a
-user's name, a refusal comes later and later; until it has come, the address has one try less under way. A right password is never
-delayed: nobody can lock a user out by guessing, but from the user's own address.
+A password that has been right before costs nothing. Others are checked in two threads: one for addresses without
+failures, one for the rest, so that guessers wait for guessers. From the sixth failure within a minute on, from an
+address or for a user's name, refusals are delayed more and more, and meanwhile the address has one try less under way.
+A right password is never delayed: only guesses from the user's own address can make the user wait.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from kvitto.broker.auth import Attempt, User, Users
 log = logging.getLogger("kvitto")
 
 FREE = 5
-"""Failures within FORGET_S after which nothing happens: people mistype."""
+"""The number of failures within FORGET_S without a delay, because people mistype."""
 DELAY_S = 0.25
-"""Of the refusal behind those; twice as long with each further one, up to DELAY_MAX_S."""
+"""The delay of the next refusal. It doubles with each further one, up to DELAY_MAX_S."""
 DELAY_MAX_S = 4.0
-"""An AMQP connection has 10 s to be opened, and should hear the refusal."""
+"""An AMQP connection has to be open within 10 s, and should get the refusal before."""
 FORGET_S = 60.0
-"""Since the last failure."""
+"""The time after the last failure when the failures are forgotten."""
 KEPT = 10_000
-"""Addresses and names with failures; of more the oldest are forgotten."""
+"""The maximum number of addresses and names with failures; of more the oldest are forgotten."""
 AT_ONCE = 2
-"""Tries of an address under way; more wait."""
+"""The number of tries of an address under way; more wait."""
 WAITING_MAX = 20
-"""Tries that wait, of an address that has failed too often; more are refused unread, as late as any."""
+"""The maximum number of waiting tries of an address that has failed too often. More are refused without a check, after
+the maximum delay."""
 
 
 class Failures:
-    """How often something has failed lately."""
+    """Counts recent failures by key."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -50,7 +51,7 @@ class Failures:
         return count if self._now() - at < FORGET_S else 0
 
     def add(self, key: str) -> int:
-        """The failures with this one."""
+        """Count a failure and return the number of failures of this key."""
         count = self.count(key) + 1
         self._counts[key] = count, self._now()
         self._counts.move_to_end(key)
@@ -60,7 +61,7 @@ class Failures:
 
 
 class Gate:
-    """Of one address."""
+    """The tries of one address: at most AT_ONCE of them are under way."""
 
     def __init__(self) -> None:
         self.free = asyncio.Semaphore(AT_ONCE)
@@ -83,13 +84,13 @@ class Logins:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def check(self, attempt: Attempt) -> User | None:
-        """The user, or None, perhaps after a while."""
+        """Return the user, or None, perhaps after a delay."""
         address = network(attempt.address)
         gate = self._gates.setdefault(address, Gate())
         if gate.users >= AT_ONCE + WAITING_MAX and self._addresses.count(address) > FREE:
             self.refused += 1
             self.delayed += 1
-            await asyncio.sleep(DELAY_MAX_S)  # at once it would come again at once
+            await asyncio.sleep(DELAY_MAX_S)  # without the delay it would come again at once
             return None
         gate.users += 1
         try:
@@ -118,7 +119,7 @@ class Logins:
         return None
 
     def _delay(self, name: str, address: str) -> float:
-        """Count a failure; seconds until it is told."""
+        """Count a failure and return the delay of the refusal in seconds."""
         of_address, of_name = self._addresses.add(address), self._names.add(name)
         for count, what in ((of_address, f"from {address}"), (of_name, f"for user {name!r}")):
             if count == FREE + 1:
@@ -128,7 +129,7 @@ class Logins:
 
 
 def network(address: str) -> str:
-    """What belongs to one peer: an IPv4 address, 64 bits of an IPv6 one."""
+    """Return the part of an address that belongs to one peer: an IPv4 address, or 64 bits of an IPv6 one."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:

@@ -43,21 +43,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto")
 
 LAZY_SYNC_S = 0.2
-"""What nobody waits for (settlements, publishes without confirms) is synced this long after it was written."""
+"""Writes that nobody waits for (settlements, publishes without confirms) are synced this long after they were written."""
 GIVE_BACK_BEATS = 30
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
 SYNCS_S = 0.002
-"""After this time a turn begins no further sync in the loop."""
+"""After this time a turn starts no further sync in the loop."""
 QUIET_BYTES = 512
 IDLE_S = 10
-"""So many seconds in a row with less input than this are a pause in which long work disturbs nobody."""
+"""After this many seconds in a row with less input than IDLE_BYTES the broker is idle, and long work disturbs nobody."""
 CLEAN_BEATS = 300
-"""Seconds between two looks for garbage, at least."""
+"""The minimum time in seconds between two full garbage collections."""
 
 
 def nothing() -> None:
-    """For a sync that nobody waits for."""
+    """The callback of a sync that nobody waits for."""
 
 
 class Server:
@@ -79,22 +79,22 @@ class Server:
         self._servers: list[Any] = []
         self._acceptors: list[Acceptor] = []
         self._other_files = 0
-        """Open when the broker has just started: what is neither the store's nor a connection's."""
+        """The number of open files after the start that belong neither to the store nor to a connection."""
         self._tls: TlsFiles | None = None
         self._due: asyncio.Handle | None = None
-        """The handle of the next turn, which the loop has been asked to run."""
+        """The handle of the next turn, which has been scheduled in the loop."""
         self._lazy: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._full_sync_at = 0.0
         self.pacing = Pacing()
         self.received = 0
-        """Bytes since the last turn."""
+        """The bytes received since the last turn."""
         self._heard = 0
-        """Bytes in this second."""
+        """The bytes received in this second."""
         self._idle_s = 0
         self.when_idle: Callable[[], None] = nothing
-        """What is done once the broker has had nothing to do for IDLE_S, and when memory is low."""
+        """Called when the broker has been idle for IDLE_S, and when memory is low."""
         self._clean_at = 0
         self._beat: asyncio.TimerHandle | None = None
         self._beats = 0
@@ -119,7 +119,7 @@ class Server:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the data directory and listen. ConfigError, StoreError or OSError says why it cannot."""
+        """Open the data directory and listen. Raise ConfigError, StoreError or OSError if that is not possible."""
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         if self.config.tls_port is not None:
@@ -164,7 +164,8 @@ class Server:
         self.schedule()
 
     def _look_who_reads(self) -> None:
-        """What Kvitto makes is its user's alone; the directory itself may have been there before."""
+        """Warn if others can read the data directory. Files that Kvitto makes are its user's alone, but the directory
+        may have existed before."""
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self.store_path).st_mode & 0o077:
                 log.warning("%s can be read by other users of this machine: chmod 700 it", self.store_path)
@@ -180,7 +181,7 @@ class Server:
         return await acceptor.listen(self.config.hosts, port)
 
     def _has_room(self) -> bool:
-        """Whether there is a descriptor for one more peer, be it only to tell him that he may not stay."""
+        """Return whether there is a descriptor for one more peer, even if that one only gets a refusal."""
         if self.refusal() is not None:
             return True
         self.broker.refused["connections"] += 1
@@ -190,11 +191,13 @@ class Server:
         self.broker.refused["handshake"] += 1
 
     def _file_room(self) -> int:
-        """How many more files queues may open. Some descriptors are left to connections, so that declaring queues locks nobody out."""
+        """Return how many more files queues may open. Some descriptors are reserved for connections, so that declaring
+        queues locks nobody out."""
         return self._files_left(max(self._peers(), files_reserve()))
 
     def _files_left(self, peers: int) -> int:
-        """How many descriptors are left beside `peers` connections, half of the reserve, and the files that present queues may need."""
+        """Return the number of descriptors that are left after `peers` connections, half of the reserve, and the files
+        that existing queues may need."""
         needed = max(self.store.disk.open_files(), limits.FILES_PER_QUEUE * len(self.broker.queues))
         return open_files_max() - files_reserve() // 2 - self._other_files - needed - peers
 
@@ -202,7 +205,7 @@ class Server:
         return len(self.hub.connections) + sum(acceptor.beginning for acceptor in self._acceptors)
 
     def refusal(self) -> str | None:
-        """Why there may be no further connection, "" if there may; None if not even one that is told so."""
+        """Return why there may be no further connection, "" if there may be one, or None if the peer does not even get an answer."""
         most = self.config.max_connections
         over = 0 if most is None else len(self.hub.connections) + 1 - most
         kept = files_reserve()
@@ -214,7 +217,8 @@ class Server:
         return f"the limit of {most} connections is reached" if over > 0 else "there are no file descriptors left"
 
     def reload(self) -> None:
-        """Read the TLS files again (SIGHUP): new connections get them, open ones stay. What cannot be used is logged, the old ones stay."""
+        """Read the TLS files again (SIGHUP). New connections use them, open ones stay. If they cannot be used, the
+        error is logged and the old ones stay."""
         if self._tls is None:
             log.info("nothing to read again: there is no TLS listener")
         else:
@@ -226,18 +230,18 @@ class Server:
             raise self._error
 
     def fail(self, error: Exception) -> None:
-        """The disk cannot be trusted any more: stop without confirming anything (C8)."""
+        """Stop without confirming anything, because the disk cannot be trusted any more (C8)."""
         if self._error is None:
             self._error = error
             self.store.fail(error)
             trace = None if isinstance(error, StoreError) else error
-            log.critical("%s; stopping, what was not confirmed yet never will be", error, exc_info=trace)
+            log.critical("%s; stopping, and nothing more will be confirmed", error, exc_info=trace)
             for connection in list(self.hub.connections):
                 connection.transport.abort()
             self._ended.set()
 
     async def stop(self) -> None:
-        """Close connections, sync everything, leave the directory in order."""
+        """Close connections, sync everything, and leave the directory in order."""
         if self._stopping:
             return
         self._stopping = True
@@ -290,12 +294,12 @@ class Server:
     # -- turn and sync ---------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Have a turn run after all sockets that are readable now."""
+        """Schedule a turn to run after all sockets that are readable now."""
         if self._due is None:
             self._due = self._loop.call_soon(self._turn)
 
     def guard(self, action: Callable[[], None]) -> None:
-        """What the loop calls: a broker that cannot end what it has begun must not confirm (C8)."""
+        """Run an action for the loop. If it fails the broker stops, because it must not confirm work that it cannot finish (C8)."""
         if self._error is None:
             try:
                 action()
@@ -303,7 +307,7 @@ class Server:
                 self.fail(error)
 
     def _turn(self) -> None:
-        """Run the turn that `schedule` has asked for."""
+        """Run the turn that `schedule` has scheduled."""
         self._due = None
         self.guard(self._do_turn)
 
@@ -329,14 +333,15 @@ class Server:
                 self._full_sync_at = now
             if not self._begin(everything, idle):
                 break
-            if self._loop.time() - now > SYNCS_S:  # what waited has asked for another sync again and again
+            if self._loop.time() - now > SYNCS_S:  # callers that waited have asked for another sync again and again
                 self.schedule()
                 break
         pacing = self.pacing
-        # nothing to hold or to release: asked here, because this is so in most turns of applications that publish one by one
-        calm = not (store.commits.unsynced or pacing.fast or pacing.held or store.pressed)
+        # there is nothing to pause or resume: checked here, because this is so in most turns of applications that
+        # publish one by one
+        calm = not (store.commits.unsynced or pacing.fast or pacing.throttled or store.pressed)
         if not calm and store.syncing and store.failed is None:
-            if pacing.is_too_much(store.commits.unsynced, now) and not store.commits.busy:
+            if pacing.over_budget(store.commits.unsynced, now) and not store.commits.busy:
                 store.commits.when_synced(nothing, messages=True)
                 self._begin(False, False)
             pressed = pacing.look(store.commits.unsynced, now)
@@ -354,10 +359,11 @@ class Server:
         if not self.store.commits.busy and self.store.commits.dirty:
             self._full_sync_at = self._loop.time()
             if self._begin(True, False):
-                self.schedule()  # who wants the next sync now has not been asked
+                self.schedule()  # the turn asks who waits for the next sync
 
     def _begin(self, everything: bool, idle: bool) -> bool:
-        """Sync; True if it is done already: in an idle loop a short one holds up nobody, and the thread is far away."""
+        """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
+        the thread costs more (adr/0009)."""
         assert self._syncer is not None
         job = self.store.begin_sync(everything=everything)
         if (job.files or job.dirs) and not (idle and self._syncer.is_short(job)):

@@ -1,4 +1,5 @@
-"""Runs sync jobs, one at a time, in threads (docs/adr/0010, 0019), or in the loop where that takes less time (docs/adr/0009)."""
+"""Runs sync jobs, one at a time, in threads (docs/adr/0010, 0019), or in the loop where that takes less time
+(docs/adr/0009). `Server` calls it."""
 
 from __future__ import annotations
 

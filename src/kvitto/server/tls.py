@@ -1,4 +1,5 @@
-"""The TLS of a listener, from its files, and who a client's certificate stands for. What is wrong with a file is said with its option."""
+"""The TLS of a listener, made from its files, and the users that client certificates stand for. An error of a file
+names its option."""
 
 from __future__ import annotations
 
@@ -32,18 +33,19 @@ SHORT = {
     "title": "TITLE",
     "userId": "UID",
 }
-"""OpenSSL's names of what a distinguished name is made of -> those of RFC 4514, and RabbitMQ's."""
+"""OpenSSL's names for the parts of a distinguished name -> those of RFC 4514, and RabbitMQ's."""
 
 
 def context(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
-    """TLS 1.2 or newer; with `ca` a client may show a certificate, which must then be one of theirs.
+    """Return a context for TLS 1.2 or newer. With `ca` a client may present a certificate, which one of these
+    authorities must have signed.
 
-    ConfigError for files that cannot be read or used; a passphrase is never asked for.
+    Raises ConfigError for files that cannot be read or used. It never asks for a passphrase.
     """
 
     def locked() -> str:
         raise ConfigError(
-            f"--tls-key {key}: the key has a passphrase, Kvitto needs one without (openssl pkey removes it)"
+            f"--tls-key {key}: the key has a passphrase, Kvitto needs a key without one (openssl pkey removes it)"
         )
 
     _readable("--tls-cert", cert)
@@ -51,7 +53,7 @@ def context(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # load_cert_chain does not say which of the two files is no PEM: look at the certificate alone first
+        # load_cert_chain does not say which of the two files is not PEM, so the certificate is checked alone first
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=cert)
     except ssl.SSLError:
         raise ConfigError(f"--tls-cert {cert}: this is no certificate in PEM form") from None
@@ -77,7 +79,7 @@ def context(cert: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
 
 
 class TlsFiles:
-    """What the files of a configuration held when they were read last. ConfigError if one of them cannot be used."""
+    """The contents of the files of a configuration when they were last read. Raises ConfigError if one of them cannot be used."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -89,20 +91,21 @@ class TlsFiles:
         return context(config.tls_cert, config.tls_key, config.tls_ca)
 
     def reload(self) -> None:
-        """Have new connections get what is in the files now; what cannot be used is logged, and nothing changes."""
+        """Read the files again for new connections. If they cannot be used, the error is logged and nothing changes."""
         try:
             self.context = self._read()
         except ConfigError as error:
-            log.error("%s; what was read before stays in use", error)
+            log.error("%s; the old files stay in use", error)
         else:
             log.info("certificate, key and authorities have been read again, new connections get them")
 
 
 def user_of(certificate: Mapping[str, Any], login_from: str) -> str | None:
-    """The name of the user that a verified certificate (as `getpeercert` gives it) stands for; None if there is not exactly one.
+    """Return the user's name in a verified certificate (as `getpeercert` gives it), or None if there is not exactly
+    one.
 
-    `login_from` is RabbitMQ's ssl_cert_login_from: the subject in RabbitMQ's form of RFC 4514 (last part first), its common name, or
-    the DNS name among the subject's other names.
+    `login_from` is RabbitMQ's ssl_cert_login_from: the subject in RabbitMQ's form of RFC 4514 (last part first), its
+    common name, or the DNS name among the subject's alternative names.
     """
     subject = certificate.get("subject", ())
     if login_from == "distinguished_name":
@@ -116,7 +119,7 @@ def user_of(certificate: Mapping[str, Any], login_from: str) -> str | None:
 
 
 def escaped(value: str) -> str:
-    """A value inside a distinguished name: nothing in it can pass for the next part."""
+    """Escape a value for a distinguished name, so that it cannot pass for the next part."""
     out = ""
     for i, octet in enumerate(value.encode()):
         c = chr(octet)

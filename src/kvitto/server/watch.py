@@ -1,6 +1,7 @@
-"""Looks after all connections once a second: who is too slow with the handshake, a message or the end of the connection is ended.
+"""Checks all connections once a second, and ends those that are too slow with the handshake, a message or the close.
+`Server` calls it.
 
-With ten thousand connections a look at all of them in one go would hold up everybody, so it is a job of many pieces.
+With ten thousand connections one check of all of them would delay everybody, so it is a job in many pieces.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from kvitto.protocol.states import CLOSED, CLOSING, RUNNING
 log = logging.getLogger("kvitto.amqp")
 
 CLOSE_S = 5
-"""A peer that does not answer our close for so long is disconnected."""
+"""A peer that does not answer our Close in this time is disconnected."""
 PIECE = 200
-"""Connections that are looked at in one piece of work."""
+"""The number of connections in one piece of work."""
 MANY_ENDED = 1000
-"""So many connections that have ended leave memory that is worth the time which it takes to return it."""
+"""If this many connections have ended, it is worth the time to return their memory to the system."""
 ABORT_COST = 10
-"""To end a connection takes as long as a look at so many."""
+"""Ending a connection takes as long as this many checks."""
 
 
 class ConnectionWatch(walls.Routine):
@@ -33,7 +34,8 @@ class ConnectionWatch(walls.Routine):
         self._ended = 0
 
     def begin(self, give_back: bool) -> None:
-        """A second has passed; `give_back`: quiet connections are to return memory. A look that is not over yet goes on instead."""
+        """Begin a check, once a second. `give_back`: quiet connections return memory. If the last check is not over
+        yet, it goes on instead."""
         if not self._looking:
             self._looking = True
             walls.run(self, self._hub.broker.jobs.start, self._look(give_back), self._end, self)
@@ -42,7 +44,7 @@ class ConnectionWatch(walls.Routine):
         self._looking = False
 
     def contain(self, error: Exception) -> None:
-        """A look has failed. The next one starts anew."""
+        """Drop a check that has failed. The next one starts from the beginning."""
         self._looking = False
         super().contain(error)
 
@@ -62,7 +64,7 @@ class ConnectionWatch(walls.Routine):
                 yield
 
     def _look_at(self, connection: Connection) -> bool:
-        """Whether the connection had to be ended."""
+        """Return whether the connection had to be ended."""
         if connection.begun:
             connection.look_for_progress()
         if connection.state < RUNNING:

@@ -1,4 +1,5 @@
-"""Disk and memory watermarks: past them publishers are blocked, consumers and acks go on, until there is room again (D4)."""
+"""Disk and memory watermarks: past them publishers are blocked, and consumers and acks go on, until the alarm ends
+(D4). `Server` calls it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from kvitto.base.limits import MIB, SEGMENT_BYTES
 DISK_CLEAR = 10
 MEMORY_CLEAR = 20
 CLEAR_MAX = SEGMENT_BYTES
-"""An alarm ends only that part of the limit, at most so many bytes, on its good side: else it would come and go with each message."""
+"""Hysteresis: an alarm ends when the value is better than the limit by a share of it, at most by this many bytes. Else
+the alarm would begin and end with each message."""
 
 Block = Callable[[str | None, str], None]
 
@@ -22,7 +24,7 @@ def amount(size: int) -> str:
 
 
 class Watermarks:
-    """`look` once a second; `block` is told a reason, or that there is none any more, for "disk" and "memory"."""
+    """Call `look` once a second. It calls `block` for "disk" and "memory" with a reason, or with none when the alarm ends."""
 
     def __init__(
         self,
@@ -56,4 +58,4 @@ class Watermarks:
         )
         self._block(text if self.memory_low else None, "memory")
         if self.memory_low:
-            process.give_back_memory()  # what is free inside the process counts as used otherwise, and the alarm would stay
+            process.give_back_memory()  # memory that is free inside the process counts as used otherwise, and the alarm would stay
