@@ -1,1 +1,1 @@
-"""The AMQP 0-9-1 codec, both ways, without state."""
+"""The AMQP 0-9-1 codec, in both directions, without state."""

@@ -1,6 +1,6 @@
-"""Integers in byte buffers, addressed as (buffer, index). `bits.pxd` holds the inline C twins; keep both in step.
+"""Integers in byte buffers, addressed by (buffer, index). `bits.pxd` has the inline C versions; change both together.
 
-Big-endian names are AMQP's wire order, `le*` is the order on disk.
+Names without `le` are big-endian, the order of AMQP; `le*` is little-endian, the order on disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A growable byte buffer whose bytes compiled code reaches through a pointer.
+"""A growable byte buffer, whose bytes compiled code reads and writes through a pointer.
 
-`data[:n]` is what it holds. `p` is a pointer to `data` when compiled and `data` itself when interpreted; it is
-refreshed on every change of capacity, so nobody may keep `p` across a call of `reserve` or `shrink`.
+`data[:n]` is its contents. `p` is a pointer to `data` when compiled and `data` itself when interpreted. It changes with
+every change of capacity, so a caller must not keep `p` across a call of `reserve` or `shrink`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 FRESH = 4096
 DETACHED_MAX = 1 << 20
 WIDER_MAX = 2 << 20
-"""Room that is made ahead at one time where a buffer grows in place."""
+"""The maximum number of bytes that `widen` adds ahead at one time."""
 
 
 class Buf:
@@ -23,11 +23,11 @@ class Buf:
         return self.n
 
     def __bool__(self) -> bool:
-        """An empty buffer is true, too: only None stands for no buffer."""
+        """Return True, for an empty buffer too: only None means that there is no buffer."""
         return True
 
     def reserve(self, more: int) -> None:
-        """Make room for `more` bytes behind the first `n`."""
+        """Make space for `more` bytes behind the first `n`."""
         need = self.n + more
         if need > self.cap:
             self.grow(need)
@@ -43,10 +43,10 @@ class Buf:
         self.cap = cap
 
     def widen(self, need: int) -> None:
-        """`grow` by no more than an eighth beyond `need`, in place: a large buffer is neither copied nor cleared again."""
+        """Grow in place, to at most an eighth more than `need`: a large buffer is neither copied nor cleared again."""
         try:
             self.data.extend(bytes(max(need - self.cap, min(self.cap >> 3, WIDER_MAX))))
-        except BufferError:  # somebody has a view of it
+        except BufferError:  # another object has a view of it
             self.grow(need)
             return
         self.p = self.data
@@ -55,25 +55,25 @@ class Buf:
     def add(self, source: bytes | bytearray | memoryview) -> None:
         k = len(source)
         self.reserve(k)
-        # a slice of the bytearray itself would take a copy of a copy
+        # a slice of the bytearray itself would be copied once more
         memoryview(self.data)[self.n : self.n + k] = source
         self.n += k
 
     def drop(self, k: int) -> None:
-        """Forget the first `k` bytes and move the rest to the front."""
+        """Remove the first `k` bytes and move the rest to the front."""
         rest = self.n - k
         if rest:
             self.data[:rest] = self.data[k : self.n]
         self.n = rest
 
     def clear(self, keep: int = 1 << 20) -> None:
-        """Forget all; a buffer that has grown past `keep` bytes gives its memory back."""
+        """Remove all bytes. A buffer with a capacity of more than `keep` bytes releases its memory."""
         self.n = 0
         if self.cap > keep:
             self._renew(FRESH)
 
     def detach(self) -> None:
-        """Forget all, and leave the bytes to whoever has a view of them."""
+        """Make a new empty buffer, and leave the old bytes to the objects that have a view of them."""
         self.n = 0
         self._renew(min(self.cap, DETACHED_MAX))
 

@@ -1,7 +1,7 @@
-"""Are these bytes a property list that every client can read? And does the broker have to look inside?
+"""Checks property lists: can every client read them, and does the broker have to look inside?
 
-The broker stores properties as they came in, so it must not let through what would break a consumer's parser. One pass, no
-object per message when compiled.
+The broker stores properties as they were received, so it must refuse bytes that would break a consumer's parser. The
+check is one pass, without an object per message when compiled. `Channel` calls it for each publish.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ MALFORMED = -1
 EXPIRATION = 1
 USER_ID = 2
 REPLY_TO = 4
-"""reply_to begins with "amq.": it may be direct reply-to."""
+"""A bit of the result: reply_to begins with "amq.", so it may be direct reply-to."""
 COPIES = 8
-"""The headers have CC or BCC."""
+"""A bit of the result: the headers have CC or BCC."""
 
 DIRECT_REPLY_TO = b"amq.rabbitmq.reply-to"
 
@@ -24,7 +24,7 @@ _DEPTH = TABLE_DEPTH_MAX
 
 
 def check_properties(p, at, n):  # type: ignore[no-untyped-def]
-    """MALFORMED, or the bits above for flags and list in p[at:at+n]."""
+    """Check the flags and the list in p[at:at+n]. Return MALFORMED, or the bits above."""
     if n < 2:
         return MALFORMED
     flags = bits.be16(p, at)
@@ -70,12 +70,12 @@ def check_properties(p, at, n):  # type: ignore[no-untyped-def]
 
 
 def is_direct(p, i, end):  # type: ignore[no-untyped-def]
-    """Whether "amq.rabbitmq.reply-to" may begin here; the caller looks closer."""
+    """Return whether "amq.rabbitmq.reply-to" may begin here; the caller checks the whole value."""
     return end - i >= _DIRECT_LEN and p[i] == 97 and p[i + 1] == 109 and p[i + 2] == 113 and p[i + 3] == 46
 
 
 def check_table(p, i, end, depth):  # type: ignore[no-untyped-def]
-    """MALFORMED, or COPIES if a key on the first level is CC or BCC, else 0, for the pairs in p[i:end]."""
+    """Check the pairs in p[i:end]. Return MALFORMED, or COPIES if a key on the first level is CC or BCC, else 0."""
     found = 0
     while i < end:
         size = p[i]
@@ -97,7 +97,7 @@ def is_copies(p, i, size):  # type: ignore[no-untyped-def]
 
 
 def check_value(p, i, end, depth):  # type: ignore[no-untyped-def]
-    """Where the value that begins with its type at p[i] ends, or MALFORMED."""
+    """Return the end of the value that begins with its type at p[i], or MALFORMED."""
     if i >= end:
         return MALFORMED
     kind = p[i]

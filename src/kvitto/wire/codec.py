@@ -1,7 +1,8 @@
-"""What all method classes share: the registry, decoding, comparing, showing; and the frame around a payload.
+"""The common part of all method classes: the registry, decoding, comparison and display, and the frame around a
+payload.
 
-Any bytes either decode or raise ConnectionError_ (503 for a method that does not exist or arguments that do
-not parse); nothing else comes out of `decode`.
+Any bytes either decode or raise ConnectionError_ (503 for a method that does not exist, 501 for one that does not
+parse); `decode` raises nothing else.
 """
 
 import struct
@@ -18,7 +19,7 @@ METHODS: dict[tuple[int, int], type["Method"]] = {}
 
 
 class Method:
-    """Base of the generated classes; arguments are attributes, reserved ones are not kept."""
+    """Base of the generated classes. Arguments are attributes; reserved arguments are not stored."""
 
     __slots__: tuple[str, ...] = ()
     CLASS_ID: ClassVar[int]
@@ -26,15 +27,15 @@ class Method:
     NAME: ClassVar[str]
     HAS_CONTENT: ClassVar[bool] = False
     SECRETS: ClassVar[frozenset[str]] = frozenset()
-    """Arguments that never appear in a log."""
+    """The names of arguments that never appear in a log."""
 
     def encode(self) -> bytes:
-        """Class id, method id and arguments. ValueError or struct.error for a value that does not fit."""
+        """Return class id, method id and arguments. Raise ValueError or struct.error for a value that does not fit."""
         raise NotImplementedError
 
     @classmethod
     def parse(cls, data: bytes, at: int) -> tuple["Method", int]:
-        """The method whose arguments start at `at`, and the position after them."""
+        """Return the method whose arguments start at `at`, and the position after them."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
@@ -53,13 +54,14 @@ MethodType = TypeVar("MethodType", bound=type[Method])
 
 
 def register(method: MethodType) -> MethodType:
-    """Class decorator: make the method known to `decode`."""
+    """Class decorator that makes the method known to `decode`."""
     METHODS[method.CLASS_ID, method.METHOD_ID] = method
     return method
 
 
 def decode(payload: bytes | bytearray | memoryview) -> Method:
-    """The method in the payload of a method frame; ConnectionError_ 503 if unknown, 501 if malformed (as RabbitMQ)."""
+    """Return the method in the payload of a method frame. Raise ConnectionError_ 503 if it is unknown, 501 if it is
+    malformed (as RabbitMQ)."""
     data = bytes(payload)
     if len(data) < 4:
         raise ConnectionError_(FRAME_ERROR, "method frame shorter than its class and method id", 0, 0)
@@ -78,5 +80,5 @@ def decode(payload: bytes | bytearray | memoryview) -> Method:
 
 
 def frame(type: int, channel: int, payload: bytes) -> bytes:
-    """A whole frame around `payload`."""
+    """Return a complete frame around `payload`."""
     return b"".join((_FRAME_HEAD.pack(type, channel, len(payload)), payload, b"\xce"))

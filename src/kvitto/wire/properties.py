@@ -1,9 +1,9 @@
-"""Basic properties: the 14 optional fields of a content header, as flags and list.
+"""Basic properties: the 14 optional fields of a content header, as flags and a list.
 
-The broker stores and delivers these bytes as they came in; `Properties` is for the few places that look inside
-(dead-lettering, user_id, management) and for clients. Strings keep any bytes a peer put there (surrogateescape).
-Whoever changes a stored list does it with `split` and `join`: encoding a decoded table again may make it several times
-as long, and the types that a consumer sees would be others.
+The broker stores and delivers these bytes as they were received. `Properties` is for clients, and for the few places
+that read fields (dead-lettering, user_id, management). Strings keep any bytes of a peer (surrogateescape). Code that
+changes a stored list uses `split` and `join`: to encode a decoded table again may make it several times as long, and
+would change the types that a consumer sees.
 """
 
 import struct
@@ -30,17 +30,17 @@ FIELDS: Final = (
     ("app_id", "str"),
     ("cluster_id", "str"),
 )
-"""In the order of the flags: the first field is the highest bit."""
+"""The fields in the order of their flags: the first field is the highest bit."""
 
 _BY_BIT = tuple((1 << (15 - i), name, kind) for i, (name, kind) in enumerate(FIELDS))
-_UNKNOWN_BITS = 0b11  # bit 0 would announce a second flag word, bit 1 a 15th field: 0-9-1 has neither
+_UNKNOWN_BITS = 0b11  # bit 0 would announce a second word of flags, bit 1 a 15th field: 0-9-1 has neither
 _FLAGS = struct.Struct(">H")
 _LONGLONG = struct.Struct(">Q")
 _HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
 
 
 class Properties:
-    """None = absent. `timestamp` is in seconds since 1970."""
+    """None means absent. `timestamp` is in seconds since 1970."""
 
     __slots__ = tuple(name for name, _ in FIELDS)
 
@@ -77,7 +77,7 @@ class Properties:
         self.cluster_id = cluster_id
 
     def encode(self) -> bytes:
-        """Flags and list, as they stand in a content header after the body size. ValueError if a value does not fit."""
+        """Return flags and list, as they follow the body size in a content header. Raise ValueError if a value does not fit."""
         flags = 0
         out = bytearray(b"\0\0")
         for bit, name, kind in _BY_BIT:
@@ -98,7 +98,7 @@ class Properties:
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> "Properties":
-        """The properties that `data` holds and nothing after them; else ConnectionError_ 502."""
+        """Return the properties in `data`, which must hold nothing else. Raise ConnectionError_ 502 if it does not parse."""
         data = bytes(data)
         properties = cls()
         try:
@@ -110,7 +110,7 @@ class Properties:
         return properties
 
     def _read(self, data: bytes) -> int:
-        """Set the fields that are there; the position after the last one."""
+        """Set the fields that are present. Return the position after the last one."""
         flags = int(_FLAGS.unpack_from(data, 0)[0])
         if flags & _UNKNOWN_BITS:
             raise Malformed(f"unknown property flags {flags:#06x}")
@@ -147,7 +147,7 @@ class Properties:
 
 
 def split(data: bytes) -> dict[str, bytes]:
-    """The fields of an encoded list by name, each with its bytes. ConnectionError_ 502 if it does not parse."""
+    """Return the fields of an encoded list by name, each with its bytes. Raise ConnectionError_ 502 if it does not parse."""
     try:
         flags = int(_FLAGS.unpack_from(data, 0)[0])
         fields, at = {}, 2
@@ -164,13 +164,14 @@ def split(data: bytes) -> dict[str, bytes]:
 
 
 def join(fields: Mapping[str, bytes]) -> bytes:
-    """The list of the fields that `split` gives."""
+    """Return the list of the fields that `split` gives."""
     flags = sum(bit for bit, name, _ in _BY_BIT if name in fields)
     return _FLAGS.pack(flags) + b"".join(fields[name] for _, name, _ in _BY_BIT if name in fields)
 
 
 def edit_headers(fields: dict[str, bytes], put: Table, drop: Collection[str] = ()) -> None:
-    """Put headers into the fields that `split` gives, in place of those of the same name, and drop others."""
+    """Put headers into the fields that `split` gives, in place of headers of the same name, and remove the headers
+    named in `drop`."""
     try:
         fields["headers"] = edit(fields.get("headers", b"\0\0\0\0"), put, drop)
     except PARSE_ERRORS as error:
@@ -186,7 +187,7 @@ def _size(data: bytes, at: int, kind: str) -> int:
 
 
 def priority_of(data: bytes) -> int:
-    """The priority in an encoded list, 0 without one or where the list ends too early: nothing is raised."""
+    """Return the priority in an encoded list, or 0 if it has none or ends too early. This raises nothing."""
     flags = int.from_bytes(data[:2], "big")
     if not flags & _PRIORITY:
         return 0

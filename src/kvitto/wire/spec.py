@@ -1,15 +1,11 @@
-"""Every method that Kvitto speaks, as one table: AMQP 0-9-1, RabbitMQ's extensions, and Kvitto's classes `log` and `stage`.
+"""Every method that Kvitto supports, as one table: AMQP 0-9-1, RabbitMQ's extensions, and Kvitto's classes `log` and
+`stage`.
 
-`generate.py` turns it into `methods.py`. A line without indent opens a class (`id name`); an indented line is a
-method (`id name: fields`), each field `name/type`; `-` is a reserved field, written as zero, read and ignored.
-Types: octet, short, long, longlong (unsigned), bit, str (short string, UTF-8), bytes (long string), table.
+`generate.py` makes `methods.py` of it. A line without indentation begins a class (`id name`). An indented line is a
+method (`id name: fields`), and a field is `name/type`; `-` is a reserved field, written as zero, read and ignored.
+Types are octet, short, long, longlong (unsigned), bit, str (short string, UTF-8), bytes (long string) and table.
 
-Class `log` (19286 = "KV") is Kvitto's extension: reading a queue by offset without consuming it, settling by range.
-`log.read` is answered by `basic.deliver` for every unsettled message in [start, end), delivery tag = offset + 1, then
-by `log.read-ok`; `first`, `next` and `settled` of attach-ok are offsets, `incarnation` names one life of the queue.
-
-Class `stage` (19287) is another: publishers put messages aside, one commit publishes them. `last` is the writer's last committed batch,
-2^64 - 1 if there is none.
+docs/protocol-extensions.md describes the classes `log` (19286, "KV") and `stage` (19287).
 """
 
 FRAME_METHOD = 1
@@ -18,7 +14,7 @@ FRAME_BODY = 3
 FRAME_HEARTBEAT = 8
 FRAME_END = 206
 FRAME_OVERHEAD = 8
-"""Bytes around a frame's payload: type, channel, length before it and the end octet after it."""
+"""Bytes around a frame's payload: type, channel and length before it, the end octet after it."""
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 

@@ -1,9 +1,9 @@
 """Field tables and arrays: the typed dictionaries of AMQP 0-9-1, with RabbitMQ's type letters.
 
-Encoding follows what clients expect of Python: int as `I` if it fits, else `l`; bool `t`, str `S`, bytes `x`,
-datetime `T`, Decimal `D`, None `V`, list `A`, dict `F`, float `d`. Decoding knows every letter that RabbitMQ reads.
-Keys keep any bytes a peer put there (surrogateescape), as RabbitMQ does.
-A table from a peer is bounded in depth and in bytes before anything is built from it.
+Encoding does what Python clients expect: int is `I` if it fits, else `l`; bool `t`, str `S`, bytes `x`, datetime `T`,
+Decimal `D`, None `V`, list `A`, dict `F`, float `d`. Decoding accepts every letter that RabbitMQ accepts. Keys keep any
+bytes of a peer (surrogateescape), as in RabbitMQ. The depth and size of a table are checked before anything is built
+from it.
 """
 
 import struct
@@ -16,18 +16,18 @@ from kvitto.base import limits
 from kvitto.base.errors import SYNTAX_ERROR, ConnectionError_
 
 BYTES_MAX = limits.MIB
-"""Encoded size of one table that is accepted; a frame is smaller by default."""
+"""The maximum encoded size of one table; a frame is smaller by default."""
 
 MALFORMED = SYNTAX_ERROR
-"""Reply code for arguments, tables and properties that do not parse."""
+"""The reply code for arguments, tables and properties that do not parse."""
 
 
 class Timestamp(int):
-    """Seconds since 1970 of a `T` field that `datetime` cannot hold (after the year 9999). Encodes as `T` again."""
+    """The seconds since 1970 of a `T` field that `datetime` cannot hold (after the year 9999). It encodes as `T` again."""
 
 
 class Long(int):
-    """An integer that encodes as `l` whatever its value: Java clients cast the counts that RabbitMQ sends so."""
+    """An integer that encodes as `l` whatever its value: Java clients expect that type for the counts that RabbitMQ sends."""
 
 
 Value: TypeAlias = (
@@ -37,7 +37,7 @@ Table: TypeAlias = dict[str, Value]
 
 
 class Malformed(ValueError):
-    """Bytes that do not parse. Stays inside the codec: the public decoders turn it into ConnectionError_ 502."""
+    """Bytes that do not parse. This stays inside the codec: the public decoders raise ConnectionError_ 502 instead."""
 
     limit = ""
 
@@ -64,18 +64,19 @@ _TIMESTAMP = struct.Struct(">Q")
 _DECIMAL = struct.Struct(">Bi")
 _LAST_DATETIME = 253402300799
 PARSE_ERRORS = (ValueError, IndexError, struct.error)
-"""What the readers below raise on bad bytes (Malformed and UnicodeDecodeError are ValueErrors)."""
+"""The exceptions that the readers below raise on bad bytes (Malformed and UnicodeDecodeError are ValueErrors)."""
 
 
 def explain(error: Exception) -> str:
-    """One of PARSE_ERRORS in words for a peer."""
+    """Return one of PARSE_ERRORS as a text for a peer."""
     if isinstance(error, Malformed):
         return str(error)
     return "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "the bytes end too early"
 
 
 def decode(data: bytes | bytearray | memoryview) -> Table:
-    """The table that `data` holds, length prefix included and nothing after it; else ConnectionError_ 502."""
+    """Return the table in `data`, which has a length prefix and nothing after the table. Raise ConnectionError_ 502 if
+    it does not parse."""
     data = bytes(data)
     try:
         table, end = read_table(data, 0)
@@ -87,14 +88,16 @@ def decode(data: bytes | bytearray | memoryview) -> Table:
 
 
 def encode(table: Mapping[str, Value]) -> bytes:
-    """The table with its length prefix. ValueError for what AMQP cannot express: that is the caller's mistake."""
+    """Return the table with its length prefix. Raise ValueError for a value that AMQP cannot express, which is the
+    caller's mistake."""
     out = bytearray()
     _put_table(out, table)
     return bytes(out)
 
 
 def edit(data: bytes, put: Mapping[str, Value], drop: Collection[str] = ()) -> bytes:
-    """An encoded table with the fields of `put` in place of those of that name, and without `drop`; all others keep their bytes."""
+    """Return an encoded table with the fields of `put` in place of those of the same names, and without those in
+    `drop`. All others keep their bytes."""
     at, end = _enter(data, 0, 0)
     out = bytearray(4)
     while at < end:
@@ -112,7 +115,7 @@ def edit(data: bytes, put: Mapping[str, Value], drop: Collection[str] = ()) -> b
 
 
 def encode_shortstr(text: str) -> bytes:
-    """One length byte and UTF-8."""
+    """Return one length byte and the text as UTF-8."""
     return _short(text, text.encode())
 
 
@@ -125,12 +128,13 @@ def _short(text: str, data: bytes) -> bytes:
 
 
 def encode_longstr(data: bytes) -> bytes:
-    """Four length bytes and the data."""
+    """Return four length bytes and the data."""
     return _LONG.pack(len(data)) + data
 
 
 def read_shortstr(data: bytes, at: int) -> tuple[str, int]:
-    """The string at `at` and the position after it. Not UTF-8 is malformed: AMQP names are text."""
+    """Return the string at `at` and the position after it. A string that is not UTF-8 is malformed, because names in
+    AMQP are text."""
     start = at + 1
     end = start + data[at]
     if end > len(data):
@@ -139,7 +143,7 @@ def read_shortstr(data: bytes, at: int) -> tuple[str, int]:
 
 
 def read_longstr(data: bytes, at: int) -> tuple[bytes, int]:
-    """The bytes of the long string at `at` and the position after it."""
+    """Return the bytes of the long string at `at`, and the position after it."""
     start = at + 4
     end = start + int(_LONG.unpack_from(data, at)[0])
     if end > len(data):
@@ -148,7 +152,7 @@ def read_longstr(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _read_key(data: bytes, at: int) -> tuple[str, int]:
-    """Like `read_shortstr`, but any bytes will do: a broker must be able to read back what it has let through."""
+    """Like `read_shortstr`, but accepts any bytes: a broker must be able to read the tables that it has accepted."""
     start = at + 1
     end = start + data[at]
     if end > len(data):
@@ -157,7 +161,7 @@ def _read_key(data: bytes, at: int) -> tuple[str, int]:
 
 
 def read_table(data: bytes, at: int, depth: int = 0) -> tuple[Table, int]:
-    """The table at `at` and the position after it."""
+    """Return the table at `at`, and the position after it."""
     at, end = _enter(data, at, depth)
     table: Table = {}
     while at < end:
@@ -180,7 +184,7 @@ def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Value], int]:
 
 
 def _enter(data: bytes, at: int, depth: int) -> tuple[int, int]:
-    """First and end position of the content of a table or array whose length prefix is at `at`."""
+    """Return the start and the end of the contents of a table or array whose length prefix is at `at`."""
     if depth > limits.TABLE_DEPTH_MAX:
         raise TooDeep(f"nested deeper than {limits.TABLE_DEPTH_MAX}")
     size = int(_LONG.unpack_from(data, at)[0])
@@ -221,7 +225,7 @@ def _read_value(data: bytes, at: int, depth: int) -> tuple[Value, int]:
 
 
 def _read_text(data: bytes, at: int) -> tuple[Value, int]:
-    """`S` is text for every Python client but may carry any bytes; those that are not UTF-8 stay bytes."""
+    """Return text, or bytes if it is not UTF-8: `S` is text for every Python client but may have any bytes."""
     raw, end = read_longstr(data, at)
     try:
         return raw.decode(), end
@@ -251,7 +255,7 @@ def _put_array(out: bytearray, items: list[Value]) -> None:
 
 
 def _put_value(out: bytearray, value: Value) -> None:
-    """Append type letter and value. bool before int, Timestamp before int: they are ints to isinstance."""
+    """Append type letter and value. bool and Timestamp come before int, because isinstance counts them as ints."""
     if isinstance(value, str):
         out += b"S" + encode_longstr(value.encode())
     elif isinstance(value, bool):
@@ -290,7 +294,7 @@ def _pack(form: struct.Struct, value: int) -> bytes:
 
 
 def _encode_decimal(value: Decimal) -> bytes:
-    """Scale and unscaled value; an exponent above 0 is written out, AMQP has no negative scale."""
+    """Return scale and unscaled value. An exponent above 0 is written out, because AMQP has no negative scale."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise ValueError(f"a decimal field cannot hold {value}")
