@@ -1,1 +1,1 @@
-"""Load generation against any AMQP 0-9-1 broker."""
+"""Load generation for any AMQP 0-9-1 broker."""

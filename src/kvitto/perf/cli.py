@@ -1,4 +1,4 @@
-"""The arguments of `kvitto perf`. `add_parser` is called by the command line; handlers take the parsed arguments."""
+"""The arguments of `kvitto perf`. The command line calls `add_parser`; handlers take the parsed arguments."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from kvitto.perf.workers import Options
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `perf` with its commands; each sets `run`, a function of the arguments that returns the exit code."""
+    """Add `perf` with its commands. Each sets `run`, a function of the arguments that returns the exit code."""
     perf = subparsers.add_parser("perf", help="measure a broker", description="Measure any AMQP 0-9-1 broker.")
     commands = perf.add_subparsers(dest="perf_command", required=True, metavar="COMMAND")
     add_throughput(commands)
@@ -19,15 +19,15 @@ def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser = commands.add_parser(
         "throughput",
         help="messages per second, and latency (on Linux)",
-        description="Publish and consume as fast as possible, or as told. Flags as in lavinmqperf. Ends after -z "
-        "seconds, or when -C/-D messages are through, or with Ctrl-C. A queue that this made is deleted at the end if "
+        description="Publish and consume at full speed, or as the options say. The flags are those of lavinmqperf. Ends after -z "
+        "seconds, or when -C/-D messages are done, or with Ctrl-C. A queue that this run made is deleted at the end if "
         "the run had both publishers and consumers.",
     )
     flag = parser.add_argument
     flag("-x", "--publishers", type=natural, default=1, metavar="N", help="publishers (1)")
     flag("-y", "--consumers", type=natural, default=1, metavar="N", help="consumers (1)")
-    flag("-s", "--size", type=natural, default=16, metavar="BYTES", help="body of each message (16)")
-    flag("-c", "--confirm", type=natural, default=0, metavar="N", help="confirms, at most N unconfirmed (off)")
+    flag("-s", "--size", type=natural, default=16, metavar="BYTES", help="bytes of each body (16)")
+    flag("-c", "--confirm", type=natural, default=0, metavar="N", help="use confirms, with at most N unconfirmed (off)")
     flag("-a", "--ack", type=natural, default=0, metavar="N", help="ack after every N messages (no ack)")
     flag("-t", "--transaction", type=natural, default=0, metavar="N", help="publish in transactions of N")
     flag("-T", "--ack-transaction", type=natural, default=0, metavar="N", help="ack in transactions of N")
@@ -36,7 +36,7 @@ def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     flag("-k", "--routing-key", default="", metavar="KEY", help="routing key (the queue's name)")
     flag("-P", "--prefetch", type=natural, default=0, metavar="N", help="prefetch of each consumer (no limit)")
     flag("-p", "--persistent", action="store_true", help="delivery mode 2")
-    flag("-z", "--time", type=float, default=0.0, metavar="S", help="stop after so many seconds")
+    flag("-z", "--time", type=float, default=0.0, metavar="S", help="stop after S seconds")
     flag("-C", "--pmessages", type=natural, default=0, metavar="N", help="publish N messages in all")
     flag("-D", "--cmessages", type=natural, default=0, metavar="N", help="consume N messages in all (as -C)")
     flag("-r", "--rate", type=float, default=0.0, metavar="N", help="messages per second and publisher (no limit)")
@@ -54,19 +54,19 @@ def add_confirms(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "streamed confirms; print times and ratios. Transactions may take minutes.",
     )
     parser.add_argument("-C", "--count", type=natural, default=10_000, metavar="N", help="messages (10000)")
-    parser.add_argument("-s", "--size", type=natural, default=16, metavar="BYTES", help="body of each message (16)")
-    parser.add_argument("--only", choices=confirms.WAYS, action="append", help="only this way; may be repeated")
+    parser.add_argument("-s", "--size", type=natural, default=16, metavar="BYTES", help="bytes of each body (16)")
+    parser.add_argument("--only", choices=confirms.WAYS, action="append", help="measure only this; may be repeated")
     add_common(parser)
     parser.set_defaults(run=run_confirms)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--uri", default=DEFAULT_URI, help=f"the broker ({DEFAULT_URI.replace('%', '%%')})")
-    parser.add_argument("-j", "--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("-j", "--json", action="store_true", help="print one JSON object instead of text")
 
 
 def natural(text: str) -> int:
-    """An argument that counts something."""
+    """The value of an argument that is a number from 0 on."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is less than 0")

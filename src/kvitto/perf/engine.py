@@ -1,4 +1,5 @@
-"""One thread, one epoll (Linux only): all publishers and consumers of a run share a core without handing a lock to each other."""
+"""One thread with one epoll (Linux only): all publishers and consumers of a run share a core without passing a lock to
+each other."""
 
 import select
 import time
@@ -7,9 +8,9 @@ from collections.abc import Callable, Sequence
 from kvitto.perf.workers import Consumer, Options, Publisher, Worker
 
 IDLE_S = 30.0
-"""A run that waits for a number of messages gives up when none came for so long."""
+"""A run that waits for a number of messages ends when none has come for this time."""
 RATE_TICK_S = 0.002
-"""How often publishers with a limited rate are looked at."""
+"""The time between two checks of publishers with a limited rate."""
 
 
 class Engine:
@@ -35,7 +36,8 @@ class Engine:
         return sum(c.consumed for c in self.consumers)
 
     def run(self, tick: Callable[[float, int, int], None]) -> None:
-        """Until done; `tick(seconds, published, consumed)` is called about once a second with the totals so far."""
+        """Run until everything is done. `tick(seconds, published, consumed)` is called about once a second with the
+        totals so far."""
         workers: list[Worker] = [*self.consumers, *self.publishers]
         for worker in workers:
             worker.start(time.monotonic())
@@ -87,7 +89,7 @@ class Engine:
         return bool(self.options.publish_count or self.options.consume_count)
 
     def _set_masks(self, now: float) -> None:
-        """Ask for writability only where there is something to write: else epoll would not wait."""
+        """Ask for writability only if there is something to write, because epoll would not wait otherwise."""
         for fd, worker in self._workers.items():
             mask = select.EPOLLIN | (select.EPOLLOUT if worker.wants_write(now) else 0)
             if mask != self._masks[fd]:
@@ -95,7 +97,8 @@ class Engine:
                 self._masks[fd] = mask
 
     def _done(self) -> bool:
-        """All that was counted out is published (and confirmed) and received; never without counts."""
+        """Return whether all messages that were to be published are published (and confirmed) and all are received.
+        Without counts this is never so."""
         options = self.options
         wanted = options.consume_count or (options.publish_count if self.publishers else 0)
         if not self._counting:

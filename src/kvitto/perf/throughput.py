@@ -1,4 +1,4 @@
-"""`kvitto perf throughput`: how many messages per second go through a broker, and how long each takes."""
+"""`kvitto perf throughput` measures how many messages per second go through a broker, and how long each takes."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ def run(options: Options, *, as_json: bool = False, quiet: bool = False) -> int:
 
 
 def measure(options: Options, *, quiet: bool = True) -> dict[str, Any]:
-    """The figures of one run; raises AMQPError if the broker goes away or refuses."""
+    """Return the figures of one run. Raise AMQPError if the broker disconnects or refuses."""
     check(options)
     control = Connection(options.uri, name="kvitto perf control")
     created = prepare(control, options)
@@ -56,7 +56,7 @@ def measure(options: Options, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def check(options: Options) -> None:
-    """ValueError for options that exclude each other, and where there is no epoll."""
+    """Raise ValueError for options that exclude each other, and if there is no epoll."""
     if not hasattr(select, "epoll"):
         raise ValueError("throughput needs epoll, which only Linux has; `kvitto perf confirms` runs everywhere")
     if options.publishers + options.consumers == 0:
@@ -68,7 +68,7 @@ def check(options: Options) -> None:
 
 
 def prepare(control: Connection, options: Options) -> bool:
-    """Make queue, exchange and binding as far as they are not there; True if the queue is ours to delete."""
+    """Make queue, exchange and binding if they do not exist. Return True if this run made the queue and has to delete it."""
     created = False
     try:
         control.channel().queue_declare(options.queue, passive=True)
@@ -99,7 +99,7 @@ class Progress:
 
 
 def figures(engine: Engine) -> dict[str, Any]:
-    """All numbers of a run; rates are averages per second over the whole of it."""
+    """Return all numbers of a run. Rates are averages per second over the whole run."""
     published, consumed = engine.published, engine.consumed
     elapsed = max(engine.elapsed_s, 1e-9)
     result: dict[str, Any] = {
@@ -126,7 +126,7 @@ def figures(engine: Engine) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the same for people."""
     lines = [
         "",
         "Summary:",
@@ -140,5 +140,5 @@ def summary(result: dict[str, Any]) -> str:
     if "latency_us" in result:
         lines.append("Latency: " + ", ".join(f"{name} {value:,.1f} µs" for name, value in result["latency_us"].items()))
     if result["incomplete"]:
-        lines.append("INCOMPLETE: nothing came for a while, so the counts were not reached")
+        lines.append("INCOMPLETE: no message came for a while, so the counts were not reached")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Publisher and consumer of the load generator: each one connection, driven by the loop in `engine.py`.
+"""The publisher and the consumer of the load generator. Each has one connection, which the loop in `engine.py` drives.
 
-They use the client's connection for the handshake and then never wait: `readable` and `writable` do what is possible
-now, `wants_write` says whether there is more to do. All per-message work is in the compiled codec.
+They use the client's connection for the handshake, and never wait afterwards: `readable` and `writable` do as much as
+possible at once, and `wants_write` says whether there is more to send. All work per message is in the compiled codec.
 """
 
 import time
@@ -13,12 +13,12 @@ from kvitto.client.columns import Latencies
 from kvitto.wire.methods import TxCommit, TxCommitOk
 
 CHUNK_BYTES = 128 * 1024
-"""What a publisher adds to its output in one go: large enough for few system calls, small enough to be fair."""
+"""The bytes that a publisher adds to its output at one time: enough for few system calls, few enough to be fair."""
 
 
 @dataclass(slots=True)
 class Options:
-    """What a run does; see `kvitto perf throughput --help`. 0 = off or without limit."""
+    """What a run does; see `kvitto perf throughput --help`. 0 means off or no limit."""
 
     uri: str
     publishers: int = 1
@@ -42,12 +42,12 @@ class Options:
 
 @dataclass(slots=True)
 class Quota:
-    """Messages that may still be published by all publishers together; None = without limit."""
+    """The number of messages that all publishers together may still publish; None means no limit."""
 
     left: int | None
 
     def take(self, wanted: int) -> int:
-        """At most `wanted`, and that much less is left."""
+        """Return at most `wanted`, and reduce the rest by it."""
         if self.left is None:
             return wanted
         granted = min(wanted, self.left)
@@ -80,18 +80,18 @@ class Publisher:
         self.chunk = max(1, CHUNK_BYTES // self.template.size)
 
     def start(self, now: float) -> None:
-        """The clock of a limited rate runs from here."""
+        """Start the clock of a limited rate."""
         self.started_at = now
 
     @property
     def settled(self) -> bool:
-        """Nothing is left to send or to be answered."""
+        """Return whether nothing is left to send and no answer is missing."""
         return (
             self.quota.left == 0 and not self.committing and not self.channel.outstanding and not self.connection.out.n
         )
 
     def allowed(self, now: float) -> int:
-        """How many messages may be sent at this moment."""
+        """Return how many messages may be sent now."""
         count = self.chunk
         if self.quota.left == 0 or self.committing:
             return 0
@@ -107,7 +107,7 @@ class Publisher:
         return self.connection.out.n > 0 or self.allowed(now) > 0
 
     def writable(self, now: float) -> None:
-        """Send what is left, then the next chunk."""
+        """Send the rest of the output, then the next chunk."""
         if not self.connection.push():
             return
         count = self.quota.take(self.allowed(now))
@@ -123,7 +123,7 @@ class Publisher:
             self.connection.push()
 
     def readable(self) -> None:
-        """Take confirms and answers."""
+        """Handle confirms and answers."""
         self.connection.read()
         replies = self.channel.replies
         while replies:
@@ -133,7 +133,7 @@ class Publisher:
 
     @property
     def sent(self) -> int:
-        """Messages that were handed to the operating system."""
+        """The number of messages that were handed to the operating system."""
         return max(0, self.published - self.unsent_bytes // self.template.size)
 
     @property
@@ -141,14 +141,14 @@ class Publisher:
         return self.connection.out.n - self.connection.transport.sent
 
     def _commit(self) -> None:
-        """End the transaction when it is full, or when nothing comes any more."""
+        """End the transaction when it is full, or when no further message will come."""
         if self.tx_left == 0 or self.quota.left == 0:
             self.connection.send(TxCommit(), self.channel.number)
             self.committing = True
 
 
 class Consumer:
-    """Counts what it receives and acks as told: each, or every so many, or in transactions."""
+    """Counts the messages that it receives, and acks each, or every N, or in transactions."""
 
     def __init__(self, options: Options, number: int) -> None:
         self.connection = Connection(options.uri, name=f"kvitto perf consumer {number}")
@@ -168,7 +168,7 @@ class Consumer:
         self.queue = options.queue
 
     def start(self, now: float) -> None:
-        """Subscribe; the answer is taken like everything else."""
+        """Subscribe. The answer is received like everything else."""
         self.channel.consume(self.queue, no_ack=self.step == 0)
 
     @property
@@ -182,7 +182,7 @@ class Consumer:
         self.connection.push()
 
     def readable(self) -> None:
-        """Count what came, and ack it."""
+        """Count the received messages and ack them."""
         self.connection.read()
         while self.channel.replies:
             if isinstance(self.channel.replies.popleft(), TxCommitOk):
@@ -207,7 +207,7 @@ class Consumer:
         self.connection.push()
 
     def finish(self) -> None:
-        """Ack the rest of what was counted, so that nothing of it comes again."""
+        """Ack the rest of the counted messages, so that none of them is delivered again."""
         if self.step and self.acked < self.sink.count:
             self.channel.ack(self.sink.count, multiple=True)
         if self.tx_size and not self.committing:
