@@ -1,7 +1,7 @@
 """A channel: declarations, publishing with confirms, consuming in columns, transactions, reading a queue by offset.
 
-Publishes and settlements are written by compiled code into the connection's output; deliveries arrive in the sink's
-batch. Confirms are streamed: `publish` returns the message's tag at once and the window knows which are still out.
+Compiled code writes publishes and settlements into the connection's output, and puts deliveries into the sink's batch.
+Confirms are streamed: `publish` returns the message's tag at once, and the window knows which tags are unconfirmed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Returned(NamedTuple):
 
 
 class Channel:
-    """Made by `Connection.channel()`. A server's close raises ChannelClosed from whatever is called next."""
+    """Made by `Connection.channel()`. If the server closes the channel, the next call raises ChannelClosed."""
 
     def __init__(self, connection: Connection, number: int, sink: Sink) -> None:
         self.connection = connection
@@ -51,15 +51,15 @@ class Channel:
         """The last returned messages, if there is no `on_return`."""
         self.on_return: Callable[[Returned], None] | None = None
         self.on_confirm: Callable[[int, bool, bool], None] | None = None
-        """Called with (tag, multiple, ok) for each confirm as it came."""
+        """Called with (tag, multiple, ok) for each confirm as it was received."""
         self.consumers: set[str] = set()
         self.last_read: m.LogReadOk | None = None
-        """How the last reading by offset ended: the offset after it and the number of messages."""
+        """The end of the last read by offset: the offset after it and the number of messages."""
         self.max_unconfirmed = 0
         self._window: Window | None = None
         self._nacked_before = 0
         self.replies: deque[m.Method] = deque()
-        """Answers of the server that nobody has taken yet; for callers that do not wait in `call`."""
+        """Answers of the server that have not been taken yet, for callers that do not wait in `call`."""
         self._got: deque[Delivery] = deque()
         self._last_get: m.BasicGetOk | None = None
 
@@ -113,11 +113,11 @@ class Channel:
         self.call(m.QueueUnbind(queue, exchange, routing_key, arguments), m.QueueUnbindOk)
 
     def queue_purge(self, queue: str) -> int:
-        """The number of messages dropped."""
+        """Purge the queue. Return the number of messages dropped."""
         return self.call(m.QueuePurge(queue), m.QueuePurgeOk).message_count
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """The number of messages dropped with it."""
+        """Delete the queue. Return the number of messages dropped with it."""
         return self.call(m.QueueDelete(queue, if_unused, if_empty), m.QueueDeleteOk).message_count
 
     # --- publishing
@@ -129,7 +129,8 @@ class Channel:
         on_confirm: Callable[[int, bool, bool], None] | None = None,
         on_return: Callable[[Returned], None] | None = None,
     ) -> None:
-        """From now on each publish gets a tag and a receipt. `max_unconfirmed` > 0 makes `publish` wait at so many."""
+        """From now on each publish gets a tag and a receipt. With `max_unconfirmed` > 0 `publish` waits at that many
+        unconfirmed messages."""
         self.call(m.ConfirmSelect(), m.ConfirmSelectOk)
         self._window = self.sink.window = Window()
         self.max_unconfirmed = max_unconfirmed
@@ -146,7 +147,7 @@ class Channel:
         *,
         mandatory: bool = False,
     ) -> int:
-        """Send one message; its publish number if confirms are on, else 0. `properties` may be encoded already."""
+        """Send one message. Return its publish number if confirms are on, else 0. `properties` may be encoded already."""
         self._check()
         if self.max_unconfirmed and self._window is not None and self._window.outstanding >= self.max_unconfirmed:
             self._wait(lambda: self.outstanding < self.max_unconfirmed, None, "for confirms")
@@ -168,12 +169,12 @@ class Channel:
         *,
         mandatory: bool = False,
     ) -> Template:
-        """A message to be sent many times with `publish_template`."""
+        """Return a message that can be sent many times with `publish_template`."""
         encoded = properties.encode() if properties else NO_PROPERTIES
         return Template(self.number, exchange, routing_key, encoded, body, mandatory, self.connection.frame_max)
 
     def publish_template(self, template: Template, count: int, now_ns: int = 0) -> int:
-        """Send it `count` times; the first one's number. `now_ns` > 0 is written into the first 8 bytes of the body."""
+        """Send it `count` times. Return the number of the first. `now_ns` > 0 is written into the first 8 bytes of each body."""
         self._check()
         template.fill(self.connection.out, count, now_ns)
         return self._published(count)
@@ -189,9 +190,10 @@ class Channel:
         *,
         mandatory: bool = False,
     ) -> int:
-        """Publish rows start..end-1 of these columns (one of one string is for all rows); the first one's number.
+        """Publish rows start..end-1 of these columns (a column of one string is for all rows). Return the number of the
+        first.
 
-        They go out with the next flush or wait.
+        They are sent with the next flush or wait.
         """
         self._check()
         connection = self.connection
@@ -207,36 +209,36 @@ class Channel:
 
     @property
     def outstanding(self) -> int:
-        """Publishes that are not confirmed yet."""
+        """The number of publishes that are not confirmed yet."""
         return self._window.outstanding if self._window is not None else 0
 
     @property
     def confirmed(self) -> int:
-        """Publishes that were acked so far."""
+        """The number of publishes that were acked so far."""
         return self._window.acked if self._window is not None else 0
 
     @property
     def settled_below(self) -> int:
-        """Every publish with a lower number has its receipt, ack or nack."""
+        """The publish number below which every publish has its receipt, ack or nack."""
         return self._window.low if self._window is not None else 0
 
     def unconfirmed(self) -> list[int]:
-        """Their tags; after ConnectionLost, the messages to publish again."""
+        """Return the tags of unconfirmed publishes; after ConnectionLost, these messages have to be published again."""
         return self._window.unconfirmed() if self._window is not None else []
 
     def gather_refused(self) -> list[int]:
-        """From now on the tags of nacked publishes are put into the list that this returns."""
+        """From now on put the tags of nacked publishes into the list that this returns."""
         if self._window is None:
             raise AMQPError("confirms are off on this channel; call confirm_select first")
         self._window.refused = []
         return self._window.refused
 
     def wait_until_outstanding(self, most: int, timeout_s: float | None = None) -> None:
-        """Until at most so many publishes are unconfirmed, else TimeoutError."""
+        """Wait until at most `most` publishes are unconfirmed, else raise TimeoutError."""
         self._wait(lambda: self.outstanding <= most, timeout_s, "for confirms")
 
     def wait_for_confirms(self, timeout_s: float | None = None) -> bool:
-        """Until nothing is unconfirmed, else TimeoutError; False if any was nacked since the last call."""
+        """Wait until all publishes are confirmed, else raise TimeoutError. Return False if any was nacked since the last call."""
         window = self._window
         if window is None:
             raise AMQPError("confirms are off on this channel; call confirm_select first")
@@ -259,19 +261,20 @@ class Channel:
         exclusive: bool = False,
         arguments: Table | None = None,
     ) -> str:
-        """Start a consumer; its tag. Messages come from `receive`."""
+        """Start a consumer and return its tag. Messages come from `receive`."""
         request = m.BasicConsume(queue, consumer_tag, False, no_ack, exclusive, False, arguments)
         tag = self.call(request, m.BasicConsumeOk).consumer_tag
         self.consumers.add(tag)
         return tag
 
     def cancel(self, consumer_tag: str) -> None:
-        """End a consumer; what was delivered before stays to be received and settled."""
+        """End a consumer. Messages that were delivered before can still be received and settled."""
         self.call(m.BasicCancel(consumer_tag), m.BasicCancelOk)
         self.consumers.discard(consumer_tag)
 
     def receive(self, timeout_s: float | None = None, *, least: int = 1) -> Batch:
-        """All deliveries that are here, waiting for `least` of them; fewer, perhaps none, if no more come in time."""
+        """Return all deliveries that have arrived, after waiting for `least` of them; fewer, perhaps none, if no more
+        arrive in time."""
         sink = self.sink
         try:
             self._wait(lambda: sink.batch.count >= least or not self.consumers, timeout_s, "for a delivery")
@@ -282,7 +285,7 @@ class Channel:
         return self._take_batch()
 
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """One message, or None if the queue is empty."""
+        """Return one message, or None if the queue is empty."""
         self.call(m.BasicGet(queue, no_ack), m.BasicGetOk, m.BasicGetEmpty)
         return self._got.popleft() if self._got else None
 
@@ -315,7 +318,7 @@ class Channel:
         self.call(m.TxSelect(), m.TxSelectOk)
 
     def tx_commit(self) -> None:
-        """Returns once all of it is durable."""
+        """Commit. This returns when everything in the transaction is durable."""
         self.call(m.TxCommit(), m.TxCommitOk)
 
     def tx_rollback(self) -> None:
@@ -324,37 +327,38 @@ class Channel:
     # --- Kvitto's class `log`: a queue by offset
 
     def log_attach(self, queue: str, group: str) -> m.LogAttachOk:
-        """Become a reader: the queue's incarnation and its offsets `first`, `next` and `settled`."""
+        """Attach as a reader. The answer has the queue's incarnation and its offsets `first`, `next` and `settled`."""
         return self.call(m.LogAttach(queue, group), m.LogAttachOk)
 
     def log_inspect(self, queue: str) -> m.LogInspectOk:
-        """The same fields without becoming a reader."""
+        """Return the same fields without attaching."""
         return self.call(m.LogInspect(queue), m.LogInspectOk)
 
     def log_detach(self, queue: str, group: str) -> None:
         self.call(m.LogDetach(queue, group), m.LogDetachOk)
 
     def log_settle(self, queue: str, group: str, incarnation: str, end: int) -> int:
-        """Settle everything below offset `end`; the offset below which all is settled now."""
+        """Settle all messages below offset `end`. Return the offset below which everything is settled now."""
         return self.call(m.LogSettle(queue, group, incarnation, end), m.LogSettleOk).settled
 
     def log_hold(self, queue: str, group: str, incarnation: str, start: int, end: int) -> m.LogHoldOk:
-        """Hold everything below `end` for the group until it is settled; `count`: how many messages wait in [start, end)."""
+        """Hold all messages below `end` for the group until they are settled. `count` in the answer is the number of
+        messages that wait in [start, end)."""
         return self.call(m.LogHold(queue, group, incarnation, start, end), m.LogHoldOk)
 
     def log_count(self, queue: str, incarnation: str, start: int, end: int) -> m.LogCountOk:
-        """The same answer without holding anything."""
+        """Return the same answer without holding anything."""
         return self.call(m.LogCount(queue, incarnation, start, end), m.LogCountOk)
 
     def log_read(self, queue: str, start: int, end: int) -> Batch:
-        """The unsettled messages with offsets in [start, end), nothing consumed; delivery tag = offset + 1."""
+        """Return the unsettled messages with offsets in [start, end) without consuming them; their delivery tag is offset + 1."""
         batches = list(self.log_batches(queue, start, end, batch_bytes=1 << 30))
         if len(batches) > 1:
             raise AMQPError(f"offsets {start} to {end} of {queue!r} hold over 1 GiB; read fewer, or use log_batches")
         return batches[0] if batches else Batch()
 
     def log_batches(self, queue: str, start: int, end: int, batch_bytes: int = 4 << 20) -> Iterator[Batch]:
-        """The same in pieces of about `batch_bytes` of bodies. Needs a channel that does not consume."""
+        """Yield the same in pieces of about `batch_bytes` of bodies. This needs a channel that does not consume."""
         if self.consumers:
             raise AMQPError("reading by offset needs a channel of its own: this one has consumers")
         self._check()
@@ -376,22 +380,22 @@ class Channel:
     # --- Kvitto's class `stage`: many publishers, one commit
 
     def stage_open(self, writer: str, batch: int, task: str) -> int:
-        """From now on what this channel publishes is put aside; the writer's last committed batch, -1 if there is none."""
+        """From now on this channel publishes into the stage. Return the writer's last committed batch, -1 if there is none."""
         return _last(self.call(m.StageOpen(writer, batch, task), m.StageOpenOk).last)
 
     def stage_commit(self, writer: str, batch: int, tasks: Sequence[str]) -> bool:
-        """Publish what these tasks have put aside, once and for all; False if this batch was committed before."""
+        """Publish the messages in the stages of these tasks. Return False if this batch was committed before."""
         return self.call(m.StageCommit(writer, batch, "\n".join(tasks).encode()), m.StageCommitOk).fresh
 
     def stage_last(self, writer: str) -> int:
-        """The writer's last committed batch, -1 if there is none."""
+        """Return the writer's last committed batch, -1 if there is none."""
         return _last(self.call(m.StageLast(writer), m.StageLastOk).last)
 
     def stage_forget(self, writer: str) -> None:
-        """The writer will not come back."""
+        """Delete the writer: it will not come back."""
         self.call(m.StageForget(writer), m.StageForgetOk)
 
-    # --- machinery
+    # --- internals
 
     def call(self, request: m.Method, *answers: type[M]) -> M:
         """Send a method and wait for one of its answers."""
@@ -408,7 +412,7 @@ class Channel:
         return reply
 
     def close(self) -> None:
-        """Close the channel; its unacknowledged messages go back to their queues."""
+        """Close the channel; its unacknowledged messages return to their queues."""
         if self.closed is None and self.connection.closed is None:
             self.call(m.ChannelClose(200, "Goodbye"), m.ChannelCloseOk)
         self._end(ChannelClosed(0, "the channel was closed by this client"))
@@ -421,7 +425,7 @@ class Channel:
             self.close()
 
     def take(self, event: tuple[object, ...]) -> None:
-        """One event of this channel, from the connection."""
+        """Handle one event of this channel, from the connection."""
         if event[1] == CONFIRM:
             if self.on_confirm is not None:
                 self.on_confirm(cast(int, event[2]), cast(bool, event[3]), cast(bool, event[4]))
@@ -463,7 +467,7 @@ class Channel:
             raise ChannelClosed(self.closed.code, self.closed.text)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        """Until the condition holds or the channel is closed, which raises."""
+        """Wait until the condition holds. If the channel is closed meanwhile, raise ChannelClosed."""
         self.connection.wait_until(lambda: self.closed is not None or condition(), timeout_s, what)
         self._check()
 

@@ -1,7 +1,7 @@
 """The client's data plane: publishes into a buffer, received bytes into counters or columns.
 
-Compiled, one core encodes and scans several million messages per second. Everything that is rare (methods,
-returns, gets) goes into `Scanner.events` in the order of the wire for plain Python to handle.
+Compiled, one core encodes and scans several million messages per second. Rare events (methods, returns, gets) go into
+`Scanner.events` in the order of the wire, and plain Python handles them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 
 METHOD, CONTENT, CONFIRM = 1, 2, 3
-"""Kinds of events: (channel, METHOD, payload), (channel, CONTENT, method payload, properties, body),
-(channel, CONFIRM, tag, multiple, ok)."""
+"""Kinds of events: (channel, METHOD, payload), (channel, CONTENT, method payload, properties, body), (channel, CONFIRM,
+tag, multiple, ok)."""
 
 COUNT, COLLECT = 1, 2
-"""What a Sink does with deliveries: count them, or gather them in its batch."""
+"""What a Sink does with deliveries: count them, or collect them in its batch."""
 
-# C integers when compiled (see codec.pxd), therefore not to be imported
+# C integers when compiled (see codec.pxd), so they cannot be imported
 _COUNT = 1
 _WAITING, _HEADER, _BODY, _MORE = 0, 1, 2, 3
 _BASIC, _DELIVER, _ACK, _NACK, _RETURN, _GET_OK = 60, 60, 80, 120, 50, 71
 _BODY_MAX = 1 << 30
-"""Larger bodies are refused: they would not fit into a column."""
+"""Larger bodies are refused, because they would not fit into a column."""
 
 
 class Template:
-    """One message, ready to be sent any number of times: its frames, and where its body starts."""
+    """One message that can be sent any number of times: its frames, and the position of its body."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Template:
         self.buf = buf
         self.size = buf.n
         self.stamp_at = -1
-        """Where the 8 bytes of time go, -1 = nowhere."""
+        """The position of the 8 bytes of time, -1 for none."""
         if len(body) >= 8:
             self.stamp_at = buf.n - 1 - len(body) if len(body) <= frame_max - 8 else -1
 
     def fill(self, out: Buf, count: int, now: int) -> None:
-        """Append `count` copies to `out`; with `now` > 0 each body starts with it, as big-endian u64."""
+        """Append `count` copies to `out`. With `now` > 0 each body starts with it, as big-endian u64."""
         size = self.size
         out.reserve(count * size)
         p = out.p
@@ -76,7 +76,7 @@ def put_publish(
     body: bytes,
     frame_max: int,
 ) -> None:
-    """Append method, header and body frames of one publish. `flags`: 1 mandatory. `properties`: as encoded."""
+    """Append method, header and body frames of one publish. `flags`: 1 is mandatory. `properties` are encoded."""
     e = len(exchange)
     r = len(routing_key)
     n = len(properties)
@@ -104,7 +104,7 @@ def put_rows(
     flags: int,
     frame_max: int,
 ) -> None:
-    """Append the publishes of rows start..end-1 as `put_publish` does. A column of one string is for all rows."""
+    """Append the publishes of rows start..end-1 like `put_publish`. A column of one string is for all rows."""
     step = frame_max - 8
     e_step = column_step(exchanges, end)
     r_step = column_step(routing_keys, end)
@@ -158,7 +158,7 @@ def put_rows(
 
 
 def column_step(column: Column, rows: int) -> int:
-    """0 for a column of one string, which is for all rows, else 1; ValueError if there are not enough."""
+    """Return 0 for a column of one string, which is for all rows, else 1. Raise ValueError if the column is too short."""
     if column.ends.n == 8:
         return 0
     if column.ends.n < 4 * rows + 4:
@@ -185,7 +185,7 @@ def put_frames(
     size: int,
     step: int,
 ) -> int:
-    """Write method, header and body frames at p[i:], where there is room; the position behind them."""
+    """Write method, header and body frames at p[i:], which has space for them. Return the position after them."""
     start_frame(p, i, 1, channel, 9 + e + r)
     bits.put32(p, i + 7, 0x003C0028)
     bits.put16(p, i + 11, 0)
@@ -224,7 +224,7 @@ def start_frame(p: bytearray, i: int, kind: int, channel: int, size: int) -> int
 
 
 def put_settle(out: Buf, channel: int, method: int, tag: int, flags: int) -> None:
-    """Append a basic.ack (80), reject (90) or nack (120): the three have one form, tag and bits."""
+    """Append a basic.ack (80), reject (90) or nack (120). All three have the same form, tag and bits."""
     out.reserve(21)
     p = out.p
     i = out.n
@@ -237,7 +237,7 @@ def put_settle(out: Buf, channel: int, method: int, tag: int, flags: int) -> Non
 
 
 def put_acks(out: Buf, channel: int, first: int, last: int, step: int) -> None:
-    """Append acks for the tags first..last: one each (step 1), or a cumulative one for every `step` tags."""
+    """Append acks for the tags first..last: one for each (step 1), or a cumulative one for every `step` tags."""
     out.reserve(21 * ((last - first) // step + 1))
     p = out.p
     i = out.n
@@ -254,7 +254,7 @@ def put_acks(out: Buf, channel: int, first: int, last: int, step: int) -> None:
 
 
 class Sink:
-    """What one channel does with what it receives: counters, a batch, a window of unconfirmed publishes."""
+    """What one channel does with the frames that it receives: counters, a batch, a window of unconfirmed publishes."""
 
     def __init__(self, channel: int) -> None:
         self.channel = channel
@@ -262,10 +262,10 @@ class Sink:
         self.batch = Batch()
         self.window: Window | None = None
         self.record_confirms = False
-        """Put each confirm into the events too, for a callback."""
+        """Also put each confirm into the events, for a callback."""
         self.latencies: Latencies | None = None
         self.count = 0
-        """Deliveries, in both modes."""
+        """The number of deliveries, in both modes."""
         self.body_bytes = 0
         self.last_tag = 0
         self.state = _WAITING
@@ -276,7 +276,7 @@ class Sink:
         self.partial = Buf(0)
 
     def begin(self, p: bytearray, i: int, n: int, method: int) -> int:
-        """A method that has content; 0, or the reply code of what is wrong."""
+        """Begin a method that has content. Return 0, or the reply code of the error."""
         if self.state != _WAITING:
             return 505
         self.state = _HEADER
@@ -296,7 +296,7 @@ class Sink:
         return 0
 
     def header(self, p: bytearray, i: int, n: int) -> int:
-        """The content header: size and properties."""
+        """Read the content header: size and properties."""
         if self.state != _HEADER or n < 14:
             return 505
         self.rest = bits.be64(p, i + 4)
@@ -316,7 +316,7 @@ class Sink:
 
 
 class Scanner:
-    """All that a connection receives. Read into `inp` behind `inp.n`, then call `scan`."""
+    """The receiving side of a connection. Read into `inp` behind `inp.n`, then call `scan`."""
 
     def __init__(self) -> None:
         self.inp = Buf(1 << 18)
@@ -326,7 +326,7 @@ class Scanner:
         self.frame_max = 131072
 
     def open(self, channel: int) -> Sink:
-        """The sink of a new channel."""
+        """Return the sink of a new channel."""
         while len(self.sinks) <= channel:
             self.sinks.append(None)
         sink = Sink(channel)
@@ -334,7 +334,7 @@ class Scanner:
         return sink
 
     def scan(self, now: int) -> None:
-        """Take all whole frames; `now` (ns) is compared with the time stamps in bodies where a sink wants latencies."""
+        """Handle all complete frames. `now` (ns) is compared with the time stamps in bodies if a sink measures latencies."""
         inp = self.inp
         p = inp.p
         i = 0
@@ -373,7 +373,7 @@ class Scanner:
             inp.drop(i)
 
     def take_method(self, sink: Sink, p: bytearray, i: int, n: int) -> int:
-        """Deliveries and confirms in place, everything else as an event."""
+        """Handle deliveries and confirms in place, and make an event of every other method."""
         if n < 4:
             return 502
         method = bits.be16(p, i + 2)
@@ -386,7 +386,7 @@ class Scanner:
         return 0
 
     def body(self, sink: Sink, p: bytearray, i: int, n: int, now: int) -> int:
-        """A piece of a body; most bodies are one piece and are taken straight from the receive buffer."""
+        """Handle a piece of a body. Most bodies are one piece, and are read straight from the receive buffer."""
         if sink.state < _BODY or n > sink.rest:
             return 505
         partial = sink.partial
@@ -409,7 +409,7 @@ class Scanner:
         return 0
 
     def finish(self, sink: Sink, p: bytearray, i: int, n: int) -> int:
-        """A message is whole: p[i:i+n] is its body, or what of it is not counted yet."""
+        """End a message: p[i:i+n] is its body, or the part of it that is not counted yet."""
         sink.state = _WAITING
         if sink.method == _DELIVER:
             sink.count += 1
@@ -421,7 +421,7 @@ class Scanner:
         return 0
 
     def content(self, sink: Sink, source: Buf, i: int, n: int) -> None:
-        """A returned message, or the answer to a get."""
+        """Make an event of a returned message, or of the answer to a get."""
         event = (sink.channel, CONTENT, sink.head.tobytes(), sink.props.tobytes(), source.tobytes(i, i + n))
         self.events.append(event)
 
@@ -433,7 +433,7 @@ class Scanner:
         return 0
 
     def other(self, channel: int, kind: int, i: int, n: int) -> None:
-        """A method for Python; a heartbeat needs no answer; content for a channel that is gone is dropped."""
+        """Make an event of a method for Python. A heartbeat needs no answer; content for a closed channel is dropped."""
         if kind == METHOD:
             self.events.append((channel, METHOD, self.inp.tobytes(i, i + n)))
 

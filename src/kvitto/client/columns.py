@@ -1,8 +1,8 @@
-"""Messages as columns, and the two counters that a fast client needs: unconfirmed publishes, latencies.
+"""Messages as columns, and the two counters of a fast client: unconfirmed publishes and latencies.
 
-A column of byte strings is one buffer and an array of end offsets, the form that Arrow takes without a copy. No Python
-object is made per message until somebody asks for one. Received ones are filled by `codec.Scanner`; to send, columns
-are made of Arrow's buffers, property lists out of a column for each field.
+A column of byte strings is one buffer and an array of end offsets, which Arrow can use without a copy. No Python object
+is made per message unless a caller asks for one. `codec.Scanner` fills the columns of received messages. Columns to
+send are made of Arrow's buffers, and property lists of a column for each field.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
 
 COLUMN_BYTES_MAX = (1 << 31) - 1
-"""32-bit offsets are what Arrow's `binary` has; a batch ends before that."""
+"""Arrow's `binary` has 32-bit offsets; a batch ends before this size."""
 
 _FINE = 32
-"""Steps per power of two in a histogram: a value is known to about 3 %."""
+"""The steps per power of two in a histogram: a value is exact to about 3 %."""
 
 
 class Delivery(NamedTuple):
@@ -44,7 +44,8 @@ class Column:
 
     @classmethod
     def of(cls, ends: bytes | bytearray | memoryview, data: bytes | bytearray | memoryview) -> Column:
-        """A column with a copy of these borders (little-endian u32) and data; ValueError if they do not fit together."""
+        """Return a column with a copy of these borders (little-endian u32) and data. Raise ValueError if they do not
+        fit together."""
         column = cls()
         column.data.add(data)
         column.ends.clear()
@@ -54,11 +55,11 @@ class Column:
 
     @classmethod
     def one(cls, text: bytes) -> Column:
-        """A column of one string, which stands for all rows where columns are sent."""
+        """Return a column of one string, which stands for all rows when columns are sent."""
         return cls.of(bytes(4) + len(text).to_bytes(4, "little"), text)
 
     def check(self) -> None:
-        """ValueError unless the borders rise from 0 to the end of the data: nothing that is sent lies outside of it."""
+        """Raise ValueError unless the borders rise from 0 to the end of the data: nothing outside of it must be sent."""
         p = self.ends.p
         n = self.ends.n
         last = 0
@@ -96,18 +97,18 @@ class Column:
         return self.data.tobytes(start, end)
 
     def tolist(self) -> list[bytes]:
-        """All strings as bytes objects."""
+        """Return all strings as bytes objects."""
         data = self.data.tobytes()
         ends = self.ends.view().cast("I").tolist()
         return [data[start:end] for start, end in pairwise(ends)]
 
     def buffers(self) -> tuple[memoryview, memoryview]:
-        """(borders as u32, data): views of this column, valid as long as it lives and is not filled further."""
+        """Return (borders as u32, data): views of this column, valid while it lives and is not filled further."""
         return self.ends.view(), self.data.view()
 
 
 class Batch:
-    """Messages received, in order. `tags`: delivery tags, little-endian u64; `flags`: a byte each, 1 = redelivered."""
+    """Received messages in order. `tags` are delivery tags, little-endian u64; `flags` is a byte for each, 1 is redelivered."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -120,7 +121,8 @@ class Batch:
         self.bodies = Column()
 
     def add(self, head: Buf, props: Buf, p: bytearray, i: int, n: int) -> int:
-        """Append a basic.deliver payload, its properties and the body p[i:i+n]; not 0 if the payload is malformed."""
+        """Append a basic.deliver payload, its properties and the body p[i:i+n]. Return 0, or another number if the
+        payload is malformed."""
         h = head.p
         c = h[4]
         t = 5 + c
@@ -150,11 +152,11 @@ class Batch:
         return self.count
 
     def delivery_tags(self) -> list[int]:
-        """The delivery tags; of a `log.read` each is the message's offset + 1."""
+        """Return the delivery tags. After `log.read` each is the message's offset + 1."""
         return self.tags.view().cast("Q").tolist()
 
     def delivery(self, k: int) -> Delivery:
-        """Message `k` as Python objects."""
+        """Return message `k` as Python objects."""
         return Delivery(
             self.consumer_tags[k].decode(),
             self.tags.view(8 * k, 8 * k + 8).cast("Q")[0],
@@ -170,18 +172,20 @@ class Batch:
 
 
 class Field:
-    """One property of many messages: a string for each, or one for all. `present`: a byte each, empty = it is in all."""
+    """One property of many messages: a string for each, or one for all. `present` has a byte for each; empty means that
+    all have it."""
 
     def __init__(self, bit: int, column: Column, present: bytes = b"", prefixed: bool = True) -> None:
         self.bit = bit
         self.column = column
         self.present = present
         self.prefixed = prefixed
-        """Whether the list has a byte with the length before it: short strings have, numbers and tables not."""
+        """Whether the list has a length byte before the value: short strings have one, numbers and tables do not."""
 
 
 def pack_fields(count: int, fields: list[Field]) -> Column:
-    """The property lists of `count` messages; `fields` in the order of the list. ValueError if a string is too long."""
+    """Return the property lists of `count` messages, with `fields` in the order of the list. Raise ValueError if a
+    string is too long."""
     out = Column()
     size = 2 * count
     for field in fields:
@@ -230,9 +234,9 @@ def pack_fields(count: int, fields: list[Field]) -> Column:
 
 
 def pack_tables(borders: bytes, keys: Column, values: Column, present: bytes = b"") -> Column:
-    """Encoded tables of strings: table k has the pairs borders[k] to borders[k + 1] (little-endian u32).
+    """Return encoded tables of strings: table k has the pairs borders[k] to borders[k + 1] (little-endian u32).
 
-    `present`: a byte for each value, 0 = void; empty = all are there.
+    `present` has a byte for each value, where 0 is void; empty means that all are present.
     """
     out = Column()
     b = borders
@@ -284,25 +288,25 @@ def pack_tables(borders: bytes, keys: Column, values: Column, present: bytes = b
 
 
 class Window:
-    """Which publishes of a channel wait for their confirm. Cost per message is flat in the number outstanding (C9)."""
+    """The publishes of a channel that wait for their confirm. The cost per message does not depend on their number (C9)."""
 
     def __init__(self) -> None:
         self.ring = Buf(4096)
         self.mask = 4095
         self.low = 1
-        """Lowest tag that is not confirmed."""
+        """The lowest tag that is not confirmed."""
         self.next = 1
-        """Tag of the next publish."""
+        """The tag of the next publish."""
         self.outstanding = 0
         self.acked = 0
         self.nacked = 0
         self.unexpected = 0
-        """Confirms for a tag that was not waiting: a broker's mistake."""
+        """The number of confirms for a tag that was not waiting, which is a broker's mistake."""
         self.refused: list[int] | None = None
-        """Where the tags of nacked publishes go, if somebody wants to know them."""
+        """The list for the tags of nacked publishes, if a caller has asked for them."""
 
     def sent(self, count: int) -> int:
-        """Note `count` more publishes; the tag of the first of them."""
+        """Note `count` more publishes. Return the tag of the first of them."""
         first = self.next
         if first + count - self.low > self.mask:
             self.grow(first + count - self.low)
@@ -311,7 +315,7 @@ class Window:
         return first
 
     def grow(self, need: int) -> None:
-        """A larger ring; the marks of confirmed tags above `low` move over."""
+        """Make a larger ring, and move the marks of confirmed tags above `low` into it."""
         size = self.mask + 1
         while size <= need:
             size *= 2
@@ -322,7 +326,7 @@ class Window:
         self.mask = size - 1
 
     def settle(self, tag: int, multiple: int, ok: int) -> int:
-        """Take one confirm; the number of publishes that it settled."""
+        """Handle one confirm. Return the number of publishes that it settled."""
         ring = self.ring.p
         mask = self.mask
         settled = 0
@@ -360,7 +364,7 @@ class Window:
         return settled
 
     def refuse(self, tag: int, multiple: int) -> None:
-        """Note what a nack is about, before it is settled."""
+        """Note the tags of a nack before it is settled."""
         first = self.low if multiple else tag
         last = tag if tag else self.next - 1
         data, mask = self.ring.data, self.mask
@@ -368,13 +372,13 @@ class Window:
         self.refused += [k for k in range(first, last + 1) if not data[k & mask]]
 
     def unconfirmed(self) -> list[int]:
-        """The tags that wait, ascending: what has to be published again after a lost connection."""
+        """Return the unconfirmed tags, ascending: these messages have to be published again after a lost connection."""
         data, mask = self.ring.data, self.mask
         return [tag for tag in range(self.low, self.next) if not data[tag & mask]]
 
 
 class Latencies:
-    """A histogram of nanoseconds: fixed memory, percentiles to about 3 %."""
+    """A histogram of nanoseconds with fixed memory and percentiles to about 3 %."""
 
     def __init__(self) -> None:
         self.counts = Buf(8 * _FINE * 64)
@@ -396,7 +400,7 @@ class Latencies:
         return 0
 
     def percentile(self, share: float) -> int:
-        """The value in ns that `share` (0..1) of all values do not exceed; 0 without values."""
+        """Return the value in ns that `share` (0..1) of all values do not exceed; 0 without values."""
         need = share * self.total
         seen = 0
         for i, count in enumerate(memoryview(self.counts.data).cast("Q")):

@@ -1,7 +1,7 @@
-"""A synchronous AMQP 0-9-1 connection: one thread calls, waits and gets answers; heartbeats go on beside it.
+"""A synchronous AMQP 0-9-1 connection: one thread calls, waits and gets answers, and another thread sends heartbeats.
 
-All waiting happens in `wait_until`, which both sends and receives: a publisher whose broker stops reading still takes
-in the confirms that the broker wants to get rid of, so the two never wait for each other.
+All waiting happens in `wait_until`, which both sends and receives: a publisher whose broker stops reading still
+receives the confirms that the broker wants to send, so the two never wait for each other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ M = TypeVar("M", bound=m.Method)
 class Connection:
     """`with Connection(uri) as connection: channel = connection.channel()`.
 
-    `buffer_bytes` > 0 lets publishes gather until so many bytes are there (or anything is waited for, or `flush` is
-    called): far faster for streams of small messages. Raises ConnectFailed, later ConnectionLost.
+    With `buffer_bytes` > 0 publishes are collected until there are that many bytes, or until the caller waits for
+    anything or calls `flush`. This is far faster for streams of small messages. Raises ConnectFailed, later
+    ConnectionLost.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Connection:
         self.channels: dict[int, Channel] = {}
         self.closed: ConnectionLost | None = None
         self.blocked: str | None = None
-        """Why the server takes no publishes at the moment (connection.blocked), else None."""
+        """The reason why the server accepts no publishes now (connection.blocked), else None."""
         self.server_properties: Table = {}
         self.heartbeat_s = 0
         self.channel_max = 0
@@ -72,7 +73,7 @@ class Connection:
             self.transport.start_heartbeats(self.heartbeat_s)
 
     def channel(self) -> Channel:
-        """A new channel."""
+        """Open a new channel."""
         number = next((n for n in range(1, self.channel_max + 1) if n not in self.channels), 0)
         if number == 0:
             raise AMQPError(
@@ -84,7 +85,7 @@ class Connection:
         return channel
 
     def process(self, timeout_s: float | None = 0.0) -> None:
-        """Send and receive what there is, waiting up to `timeout_s` for something to come; runs callbacks."""
+        """Send and receive what is possible, waiting up to `timeout_s` for input; run callbacks."""
         self._check()
         if not self.read():
             flushed = self.push()
@@ -93,14 +94,15 @@ class Connection:
         self.push()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all publishes and acks are handed to the operating system; TimeoutError if it takes longer."""
+        """Wait until all publishes and acks are handed to the operating system. Raise TimeoutError if it takes longer."""
         self._check()
         if self.push():
             return
         self.wait_until(lambda: self.transport.out.n == 0, timeout_s, "for the broker to take what is published")
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        """Until `condition()`; TimeoutError names `what` was waited for, ConnectionLost if it can no longer come."""
+        """Wait for `condition()`. Raise TimeoutError, which names `what` was waited for, or ConnectionLost if it can no
+        longer come."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             flushed = self.push()
@@ -114,7 +116,7 @@ class Connection:
             self.read()
 
     def read(self) -> bool:
-        """Take what has arrived; False if that is nothing. Never waits."""
+        """Receive the bytes that have arrived. Return False if there are none. This never waits."""
         try:
             count = self.transport.receive(self.scanner.inp)
         except OSError as error:
@@ -136,11 +138,11 @@ class Connection:
         return True
 
     def send(self, method: m.Method, channel: int = 0) -> None:
-        """Put a method into the output; it goes out with the next flush or wait."""
+        """Put a method into the output; it is sent with the next flush or wait."""
         self.out.add(m.frame(FRAME_METHOD, channel, method.encode()))
 
     def close(self) -> None:
-        """Say goodbye and close; a connection that is gone already is closed in silence."""
+        """Close the connection in order. If it is closed already, do nothing."""
         if self.closed is None:
             try:
                 self.send(m.ConnectionClose(200, "Goodbye"))
@@ -150,7 +152,7 @@ class Connection:
         self._lost("the connection was closed by this client")
 
     def fileno(self) -> int:
-        """For select: readable means `process` has something to do."""
+        """For select: when it is readable, `process` has something to do."""
         return self.transport.fileno()
 
     def __enter__(self) -> Connection:
@@ -160,9 +162,10 @@ class Connection:
         self.close()
 
     def push(self) -> bool:
-        """Send what the socket takes, never waiting; True if nothing is left.
+        """Send what the socket takes, without waiting. Return True if nothing is left.
 
-        If the connection broke, what the server said before is taken in first: it may be the reason.
+        If the connection broke, the bytes that the server sent before are handled first, because they may name the
+        reason.
         """
         try:
             return self.transport.flush()
@@ -177,7 +180,7 @@ class Connection:
             raise ConnectionLost(self.closed.text, self.closed.code) from None
 
     def _wait(self, write: bool, timeout_s: float | None) -> None:
-        """Wait on the socket, at most one heartbeat interval: two of silence mean that the server is gone."""
+        """Wait on the socket, at most one heartbeat interval: a silence of two means that the server is gone."""
         if self.heartbeat_s:
             timeout_s = self.heartbeat_s if timeout_s is None else min(timeout_s, self.heartbeat_s)
             if time.monotonic() - self.transport.received_at > 2 * self.heartbeat_s and not self.read():
@@ -214,7 +217,7 @@ class Connection:
             self._replies.append(method)
 
     def _handshake(self, name: str) -> None:
-        """Header, start, tune, open; every failure becomes a ConnectFailed with a hint."""
+        """Send the header, start, tune and open. Every failure becomes a ConnectFailed with a hint."""
         try:
             self.out.add(PROTOCOL_HEADER)
             start = self._expect(m.ConnectionStart)
@@ -240,7 +243,7 @@ class Connection:
         self.send(m.ConnectionStartOk(properties, "PLAIN", response, "en_US"))
 
     def _tune(self, tune: m.ConnectionTune) -> None:
-        """The smaller of both wishes; 0 = no limit."""
+        """Return the smaller of the two values; 0 means no limit."""
         wish = self.address.heartbeat_s
         self.heartbeat_s = tune.heartbeat if wish is None else wish
         self.channel_max = tune.channel_max or 65535
@@ -250,7 +253,7 @@ class Connection:
         self.send(m.ConnectionTuneOk(self.channel_max, self.frame_max, self.heartbeat_s))
 
     def _expect(self, kind: type[M]) -> M:
-        """The next method on channel 0, which has to be of that kind."""
+        """Return the next method on channel 0, which has to be of that kind."""
         what = f"for {kind.NAME} of the server"
         self.wait_until(lambda: bool(self._replies), self.address.connect_timeout_s, what)
         reply = self._replies.pop(0)
@@ -260,7 +263,7 @@ class Connection:
 
 
 def _why(address: Address, lost: ConnectionLost) -> str:
-    """A text for a handshake that broke off, with what usually is the reason."""
+    """Return a text for an interrupted handshake, with the usual reason."""
     said = lost.text.removeprefix(f"{address}: ")
     if lost.code == 403:
         return f"{address}: login refused ({said}); check user and password"

@@ -1,15 +1,15 @@
-"""What can go wrong for a client, told apart by what is lost: the connection, the channel, or only patience."""
+"""The errors of the client, by what is lost: the connection, the channel, or nothing but time."""
 
 
 class AMQPError(Exception):
-    """Base of all that this client raises, but for TimeoutError and ValueError."""
+    """Base of all errors that this client raises, except TimeoutError and ValueError."""
 
 
 class ConnectFailed(AMQPError):
-    """No connection came about; the text says with whom, why, and what to look at.
+    """The connection could not be opened. The text names the server, the reason, and what to check.
 
-    `code` is the server's reason (403: wrong password, 530: no such virtual host), for which trying again is no use;
-    0 if the server was not reached or said nothing.
+    `code` is the server's reason (403: wrong password, 530: no such virtual host), with which trying again does not
+    help; 0 if the server was not reached or gave no reason.
     """
 
     def __init__(self, text: str, code: int = 0) -> None:
@@ -18,7 +18,7 @@ class ConnectFailed(AMQPError):
 
 
 class ConnectionLost(AMQPError):
-    """The connection is gone. `code` and `text` are the server's, or 0 if it went without a word."""
+    """The connection is lost. `code` and `text` are the server's; `code` is 0 if it gave none."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(f"{code} {text}" if code else text)
@@ -27,7 +27,7 @@ class ConnectionLost(AMQPError):
 
 
 class ChannelClosed(AMQPError):
-    """The server closed the channel: `code` and `text` are its own. The connection lives; open another channel."""
+    """The server closed the channel; `code` and `text` are the server's. The connection stays open; open another channel."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code} {text}")
@@ -36,4 +36,4 @@ class ChannelClosed(AMQPError):
 
 
 class ConsumerCancelled(AMQPError):
-    """The server cancelled the channel's last consumer: its queue is gone."""
+    """The server cancelled the channel's last consumer, because its queue was deleted."""

@@ -1,7 +1,7 @@
-"""A non-blocking socket, plain or TLS, with a heartbeat thread beside the one that uses it.
+"""A non-blocking socket, plain or TLS, with a heartbeat thread beside the thread that uses it.
 
-One thread sends and receives; the heartbeat thread only ever sends a whole heartbeat frame between two frames of the
-first. The lock is held for single non-blocking calls, never while waiting.
+One thread sends and receives. The heartbeat thread only sends complete heartbeat frames, between two frames of the
+first thread. The lock is held for single non-blocking calls, never while waiting.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ WOULD_BLOCK = -1
 
 
 class Transport:
-    """Bytes out of `out`, bytes into a buffer of the caller."""
+    """Sends bytes of `out`, and receives bytes into a buffer of the caller."""
 
     def __init__(self, address: Address) -> None:
         self.sock = connect(address)
         self.tls = isinstance(self.sock, ssl.SSLSocket)
         self.out = Buf(1 << 16)
         self.sent = 0
-        """How much of `out` is on its way; over 0 in the middle of a frame, perhaps."""
+        """The number of bytes of `out` that have been sent. If it is above 0, a frame may be half sent."""
         self.sent_at = time.monotonic()
         self.received_at = self.sent_at
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Transport:
         return self.sock.fileno()
 
     def receive(self, into: Buf) -> int:
-        """Append what has come to `into`: number of bytes, 0 at the end, WOULD_BLOCK if there is nothing."""
+        """Append received bytes to `into`. Return their number, 0 at the end, or WOULD_BLOCK if there are none."""
         if into.n == into.cap:
             into.reserve(into.cap)
         view = memoryview(into.data)[into.n :]
@@ -54,7 +54,7 @@ class Transport:
         return count
 
     def flush(self) -> bool:
-        """Send what the socket takes of `out`; True if all is gone."""
+        """Send what the socket takes of `out`. Return True if all of it is sent."""
         out = self.out
         while out.n > self.sent:
             try:
@@ -69,7 +69,7 @@ class Transport:
         return True
 
     def wait(self, write: bool, timeout_s: float | None) -> None:
-        """Until something can be read (or also written), or the time is over."""
+        """Wait until the socket can be read (or also written), or until the time is over."""
         if self.tls and not write and self.sock.pending():  # type: ignore[attr-defined]
             return
         self._poll.register(self.sock, select.POLLIN | (select.POLLOUT if write else 0))
@@ -89,7 +89,7 @@ class Transport:
                     self.sent_at = time.monotonic()
 
     def _send_whole(self, data: bytes) -> None:
-        """All or nothing but for a broken connection: half a heartbeat would break every frame after it."""
+        """Send all or nothing, unless the connection is broken: half a heartbeat would break every frame after it."""
         done = 0
         while done < len(data):
             try:
@@ -100,7 +100,7 @@ class Transport:
                 select.select([], [self.sock], [], 1.0)
 
     def close(self) -> None:
-        """Close the socket and end the heartbeats; twice is once."""
+        """Close the socket and end the heartbeats. A second call does nothing."""
         if self._stop is not None:
             self._stop.set()
         with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ class Transport:
 
 
 def connect(address: Address) -> socket.socket:
-    """A connected non-blocking socket without Nagle's delay; ConnectFailed says what was tried."""
+    """Return a connected non-blocking socket without Nagle's delay. ConnectFailed says what was tried."""
     try:
         sock = socket.create_connection((address.host, address.port), timeout=address.connect_timeout_s)
     except TimeoutError:

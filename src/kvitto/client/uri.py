@@ -14,7 +14,7 @@ ENCODE = "percent-encode / ? # [ ] @ in the password"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a URI says. `heartbeat_s` None = what the server suggests, 0 = off."""
+    """The parts of a URI. `heartbeat_s` None means the server's suggestion, 0 means off."""
 
     host: str
     port: int
@@ -31,11 +31,11 @@ class Address:
     verify: Literal["verify_peer", "verify_none"]
 
     def __str__(self) -> str:
-        """For messages: without the password."""
+        """Return a text for messages, without the password."""
         return f"amqp{'s' if self.tls else ''}://{self.user}@{self.host}:{self.port} (vhost {self.vhost!r})"
 
     def ssl_context(self) -> ssl.SSLContext:
-        """The context for an amqps connection: verified against `cacertfile` or the system's authorities."""
+        """Return the context for an amqps connection, verified against `cacertfile` or the system's authorities."""
         context = ssl.create_default_context(cafile=self.cacertfile)
         if self.verify == "verify_none":
             context.check_hostname = False
@@ -46,7 +46,7 @@ class Address:
 
 
 def parse_uri(uri: str) -> Address:
-    """The address; ValueError names the part that is wrong, never the password."""
+    """Return the address. ValueError names the wrong part, never the password."""
     if "#" in uri:
         raise ValueError(f"an AMQP URI has no #: {behind_password(uri)!r}; {ENCODE}")
     try:
@@ -89,7 +89,7 @@ def parse_uri(uri: str) -> Address:
 
 
 def behind_password(uri: str) -> str:
-    """What of a URI may be shown although it cannot be taken apart."""
+    """Return the part of a malformed URI that may be shown."""
     return uri.rpartition("@" if "@" in uri else "//")[2]
 
 
