@@ -36,7 +36,7 @@ def number_of(body: bytes) -> int:
     return number
 
 
-class Books:
+class Oracle:
     def __init__(self) -> None:
         self.next = 0
         self.confirmed: set[int] = set()
@@ -44,7 +44,7 @@ class Books:
         self.wanted = 0
 
 
-def publish(books: Books, port: int) -> None:
+def publish(oracle: Oracle, port: int) -> None:
     """Streamed confirms until the socket ends."""
     pending: dict[int, int] = {}
     tag = 0
@@ -53,16 +53,16 @@ def publish(books: Books, port: int) -> None:
         while True:
             for _ in range(BURST):
                 tag += 1
-                pending[tag] = books.next
-                raw.send(content(1, m.BasicPublish("", QUEUE), b"\0\0", body_of(books.next)))
-                books.next += 1
+                pending[tag] = oracle.next
+                raw.send(content(1, m.BasicPublish("", QUEUE), b"\0\0", body_of(oracle.next)))
+                oracle.next += 1
             while len(pending) > WINDOW:
                 ack = raw.expect(m.BasicAck)
                 tags = [t for t in pending if t <= ack.delivery_tag] if ack.multiple else [ack.delivery_tag]
-                books.confirmed.update(pending.pop(t) for t in tags)
-            if len(books.confirmed) >= books.wanted:
-                books.moved.set()
-    books.moved.set()
+                oracle.confirmed.update(pending.pop(t) for t in tags)
+            if len(oracle.confirmed) >= oracle.wanted:
+                oracle.moved.set()
+    oracle.moved.set()
 
 
 def consume(port: int) -> None:
@@ -78,13 +78,13 @@ def consume(port: int) -> None:
                 raw.put(1, m.BasicAck(found.method.delivery_tag, True))
 
 
-def live(books: Books, port: int) -> list[threading.Thread]:
-    books.wanted = len(books.confirmed) + CONFIRMED_PER_LIFE
-    books.moved.clear()
-    clients = [threading.Thread(target=publish, args=(books, port)), threading.Thread(target=consume, args=(port,))]
+def live(oracle: Oracle, port: int) -> list[threading.Thread]:
+    oracle.wanted = len(oracle.confirmed) + CONFIRMED_PER_LIFE
+    oracle.moved.clear()
+    clients = [threading.Thread(target=publish, args=(oracle, port)), threading.Thread(target=consume, args=(port,))]
     for client in clients:
         client.start()
-    assert books.moved.wait(60), "the publisher does not get on"
+    assert oracle.moved.wait(60), "the publisher does not get on"
     return clients
 
 
@@ -98,7 +98,7 @@ def check_archive(files: Files, queue_id: str) -> None:
 @pytest.mark.timeout(300)
 def test_a_broker_that_is_killed_while_it_archives_loses_no_receipt(tmp_path: Path) -> None:
     """Every confirmed message is found once per offset with its body and its settlement, in the archive or beside what is live."""
-    books, data, queue_id = Books(), tmp_path / "data", ""
+    oracle, data, queue_id = Oracle(), tmp_path / "data", ""
     for life in range(LIVES):
         with Served(data) as broker:
             if life == 0:
@@ -106,7 +106,7 @@ def test_a_broker_that_is_killed_while_it_archives_loses_no_receipt(tmp_path: Pa
                     raw.channel(1)
                     raw.declare(QUEUE, durable=True, arguments={"x-archive": True})
             before = set(data.glob(f"{ARCHIVE}/*/*.ack"))
-            clients = live(books, broker.port)
+            clients = live(oracle, broker.port)
             if life % 4:  # as soon as the next one has begun to move
                 wait_until(lambda: set(data.glob(f"{ARCHIVE}/*/*.ack")) > before)  # noqa: B023 - it waits here
             broker.kill()
@@ -117,7 +117,7 @@ def test_a_broker_that_is_killed_while_it_archives_loses_no_receipt(tmp_path: Pa
         files = files_of(data)
         check_archive(files, queue_id)
         here = {number_of(e.body) for e in entries(files, queue_id).values()}
-        assert books.confirmed <= here, f"life {life}: {len(books.confirmed - here)} are neither waiting nor archived"
+        assert oracle.confirmed <= here, f"life {life}: {len(oracle.confirmed - here)} are neither waiting nor archived"
     with Served(data) as broker:
         with Raw(broker.port) as raw:
             raw.channel(1)
@@ -127,8 +127,10 @@ def test_a_broker_that_is_killed_while_it_archives_loses_no_receipt(tmp_path: Pa
     check_archive(files, queue_id)
     found = entries(files, queue_id)
     assert all(e.outcome == ACKED and e.deliveries > 0 and e.time_ms > 0 for e in found.values())
-    assert books.confirmed <= {number_of(e.body) for e in found.values()}
+    assert oracle.confirmed <= {number_of(e.body) for e in found.values()}
     assert sum(e.place == ARCHIVE for e in found.values()) > len(found) // 2
     assert not any(path.endswith(".bad") for path in files)
     assert len(bases(files, queue_id)) >= LIVES // 2
-    print(f"{books.next} published, {len(books.confirmed)} confirmed, {len(bases(files, queue_id))} segments archived")
+    print(
+        f"{oracle.next} published, {len(oracle.confirmed)} confirmed, {len(bases(files, queue_id))} segments archived"
+    )

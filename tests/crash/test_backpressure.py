@@ -52,7 +52,7 @@ def test_a_flood_with_a_consumer_that_does_not_read(tmp_path: Path, durable: boo
 
 
 def test_a_flood_of_unacked_deliveries(tmp_path: Path) -> None:
-    """A consumer that reads all and acks nothing costs its books, not the messages."""
+    """A consumer that reads all and acks nothing costs its records, not the messages."""
     with Served(tmp_path / "data") as broker:
         with Raw(broker.port) as raw:
             raw.channel(1)

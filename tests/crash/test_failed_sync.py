@@ -1,6 +1,6 @@
 """C8: a sync fails in a real process, under load, and what it should have synced is gone; KVITTO_FAILED_SYNCS=500 for more than 2 times.
 
-The broker's own files fail: failing_sync.c is preloaded. The load, the books and their judgement are those of `kvitto torture`.
+The broker's own files fail: failing_sync.c is preloaded. The load, the oracle and their judgement are those of `kvitto torture`.
 """
 
 from __future__ import annotations
@@ -112,11 +112,13 @@ def test_a_failed_sync_ends_the_broker_and_nothing_confirmed_is_lost(
     node = Failing(tmp_path, library)
     run = Run(node, Wanted((plan.KILL,), seed, cycles=RUNS), "", print)
     run.go()
-    report = as_text(run.outcome, run.books)
-    found = set(run.outcome.failures(run.books)) - AS_AFTER_A_POWER_CUT
+    report = as_text(run.outcome, run.oracle)
+    found = set(run.outcome.failures(run.oracle)) - AS_AFTER_A_POWER_CUT
     assert run.outcome.judged and not run.outcome.broke and not found, report
     assert run.outcome.cycles.total() == node.failed.total() == RUNS
-    assert run.books.confirmed > RUNS
+    assert run.oracle.confirmed > RUNS
     assert node.code == 0
-    print(f"{RUNS} failed syncs {dict(node.failed)}: {run.books.published} published, {run.books.confirmed} confirmed,")
-    print(f"{run.books.groups} transactions, 0 lost in {run.outcome.seconds:.0f} s")
+    print(
+        f"{RUNS} failed syncs {dict(node.failed)}: {run.oracle.published} published, {run.oracle.confirmed} confirmed,"
+    )
+    print(f"{run.oracle.groups} transactions, 0 lost in {run.outcome.seconds:.0f} s")

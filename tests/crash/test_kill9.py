@@ -21,8 +21,8 @@ CYCLES = int(os.environ.get("KVITTO_KILLS", "20"))
 def torture(place: Path, wanted: Wanted) -> Run:
     run = Run(Kvitto(place), wanted, "", print)
     run.go()
-    report = as_text(run.outcome, run.books)
-    assert run.outcome.passed(run.books), report
+    report = as_text(run.outcome, run.oracle)
+    assert run.outcome.passed(run.oracle), report
     print(report)
     return run
 
@@ -35,7 +35,7 @@ def test_kill_under_load(tmp_path: Path) -> None:
     """
     run = torture(tmp_path, Wanted(plan.DEFAULT, seed=1772, cycles=CYCLES))
     assert run.outcome.cycles.total() == CYCLES
-    assert run.books.confirmed > 1000 * CYCLES and run.books.groups > CYCLES
+    assert run.oracle.confirmed > 1000 * CYCLES and run.oracle.groups > CYCLES
     assert CYCLES < 20 or run.outcome.killed_starts["recovering"] > 0, run.outcome.killed_starts
 
 

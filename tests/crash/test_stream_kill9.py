@@ -20,7 +20,7 @@ ARGUMENTS = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 200_00
 
 
 @dataclass
-class Books:
+class Oracle:
     sent: int = 0
     confirmed: list[int] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
@@ -28,23 +28,23 @@ class Books:
     problems: list[str] = field(default_factory=list)
 
 
-def publish(port: int, books: Books) -> None:
+def publish(port: int, oracle: Oracle) -> None:
     try:
         with Connection(f"amqp://guest:guest@127.0.0.1:{port}/") as connection:
             channel = connection.channel()
             channel.confirm_select()
             while True:
-                numbers = range(books.sent, books.sent + 50)
-                books.sent += 50
+                numbers = range(oracle.sent, oracle.sent + 50)
+                oracle.sent += 50
                 for number in numbers:
                     channel.publish(b"%d" % number, routing_key="s")
                 if channel.wait_for_confirms(20):
-                    books.confirmed += numbers
+                    oracle.confirmed += numbers
     except (AMQPError, OSError):
         pass
 
 
-def read(port: int, books: Books, first: bool) -> None:
+def read(port: int, oracle: Oracle, first: bool) -> None:
     """A consumer that is remembered: it goes on where it had acked."""
     try:
         with Connection(f"amqp://guest:guest@127.0.0.1:{port}/") as connection:
@@ -57,12 +57,12 @@ def read(port: int, books: Books, first: bool) -> None:
                 batch = channel.receive(20)
                 for delivery in batch:
                     offset, number = (delivery.properties.headers or {})["x-stream-offset"], int(delivery.body)
-                    if last is None and not first and offset > len(books.seen):
-                        books.problems.append(f"it goes on at {offset}, having seen {len(books.seen)}")
+                    if last is None and not first and offset > len(oracle.seen):
+                        oracle.problems.append(f"it goes on at {offset}, having seen {len(oracle.seen)}")
                     if last is not None and offset != last + 1:
-                        books.problems.append(f"{offset} after {last}")
-                    if books.seen.setdefault(offset, number) != number:
-                        books.problems.append(f"{offset} was {books.seen[offset]}, and is {number}")
+                        oracle.problems.append(f"{offset} after {last}")
+                    if oracle.seen.setdefault(offset, number) != number:
+                        oracle.problems.append(f"{offset} was {oracle.seen[offset]}, and is {number}")
                     last = offset
                 channel.ack(int(batch.delivery_tags()[-1]), multiple=True)
     except (AMQPError, OSError):
@@ -74,35 +74,35 @@ def read(port: int, books: Books, first: bool) -> None:
 def test_kill_under_load(tmp_path: Path) -> None:
     """What was confirmed or read is there with the same offset; a reader that comes back misses nothing."""
     random.seed(4)
-    books = Books()
+    oracle = Oracle()
     for life in range(CYCLES):
         with Served(tmp_path / "data") as broker:
             if not life:
                 with Connection(f"amqp://guest:guest@127.0.0.1:{broker.port}/") as connection:
                     connection.channel().queue_declare("s", durable=True, arguments=ARGUMENTS)
-            before = len(books.confirmed), len(books.seen)
+            before = len(oracle.confirmed), len(oracle.seen)
             threads = [
-                threading.Thread(target=publish, args=(broker.port, books)),
-                threading.Thread(target=read, args=(broker.port, books, not life)),
+                threading.Thread(target=publish, args=(broker.port, oracle)),
+                threading.Thread(target=read, args=(broker.port, oracle, not life)),
             ]
             for thread in threads:
                 thread.start()
             until = time.monotonic() + 20
-            while (len(books.confirmed) == before[0] or len(books.seen) == before[1]) and time.monotonic() < until:
+            while (len(oracle.confirmed) == before[0] or len(oracle.seen) == before[1]) and time.monotonic() < until:
                 threads[0].join(0.01)
             threads[0].join(LIFE_S * random.random())  # that is the load itself
             broker.kill()
             for thread in threads:
                 thread.join(20)
                 assert not thread.is_alive()
-            assert books.problems == []
-            assert len(books.confirmed) > before[0] and len(books.seen) > before[1]
+            assert oracle.problems == []
+            assert len(oracle.confirmed) > before[0] and len(oracle.seen) > before[1]
     with Served(tmp_path / "data") as broker:
         stored = everything(broker.port)
         assert broker.stop() == 0
-    assert set(books.confirmed) <= set(stored)
-    assert all(stored[offset] == number for offset, number in books.seen.items())
-    print(f"{books.sent} sent, {len(books.confirmed)} confirmed, {len(books.seen)} read, {len(stored)} stored")
+    assert set(oracle.confirmed) <= set(stored)
+    assert all(stored[offset] == number for offset, number in oracle.seen.items())
+    print(f"{oracle.sent} sent, {len(oracle.confirmed)} confirmed, {len(oracle.seen)} read, {len(stored)} stored")
 
 
 def everything(port: int) -> list[int]:

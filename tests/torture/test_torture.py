@@ -16,8 +16,8 @@ import kvitto
 from kvitto.base.process import group_members
 from kvitto.cli.main import main
 from kvitto.torture import cli, load, plan
-from kvitto.torture.books import Journal
 from kvitto.torture.nodes import Command, Kvitto, free_port, kvitto_command
+from kvitto.torture.oracle import Journal
 from kvitto.torture.proxy import Proxy
 from kvitto.torture.report import as_json, as_text
 from kvitto.torture.run import DOES, Run, Wanted, through
@@ -46,12 +46,12 @@ def test_a_broker_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.
     """P2: the oracle is worth something."""
     monkeypatch.setattr("kvitto.torture.run.LATE_S", QUIET_S)
     run = torture(Forgetful(tmp_path), Wanted(("kill",), 1, cycles=1))
-    assert run.books.findings["lost"] > 0
-    assert not run.outcome.passed(run.books)
-    report = as_json(run.outcome, run.books)
+    assert run.oracle.findings["lost"] > 0
+    assert not run.outcome.passed(run.oracle)
+    report = as_json(run.outcome, run.oracle)
     assert not report["passed"] and report["samples"]["lost"]
     assert (tmp_path / "findings").read_text().startswith("lost: torture.")
-    assert "FAILED; seed 1" in as_text(run.outcome, run.books)
+    assert "FAILED; seed 1" in as_text(run.outcome, run.oracle)
 
 
 def test_confirms_that_never_come_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,15 +69,15 @@ def test_confirms_that_never_come_are_found(tmp_path: Path, monkeypatch: pytest.
         publisher = work.publishers[0]
         publisher.start()
         assert wait_until(lambda: publisher.moves > 0)
-        assert work.books.findings["confirms"] == 0
+        assert work.oracle.findings["confirms"] == 0
         proxy.half_open(lambda: True, from_client=False)
-        assert wait_until(lambda: work.books.findings["confirms"] > 0)
+        assert wait_until(lambda: work.oracle.findings["confirms"] > 0)
         place.ended.set()
         proxy.cut_half_open()
         publisher.join()
     proxy.close()
     journal.close()
-    (text,) = work.books.findings.samples["confirms"]
+    (text,) = work.oracle.findings.samples["confirms"]
     assert text.startswith("publisher p: ") and "no confirm after" in text
 
 
@@ -90,17 +90,17 @@ def test_an_error_that_nobody_has_caused_is_found(tmp_path: Path) -> None:
         place.uri = broker.url
         place.up.set()
         work.consumers[0].start()
-        assert wait_until(lambda: work.books.findings["protocol"] > 0)
+        assert wait_until(lambda: work.oracle.findings["protocol"] > 0)
         place.ended.set()
         work.consumers[0].join()
     journal.close()
-    assert "404" in work.books.findings.samples["protocol"][0]
+    assert "404" in work.oracle.findings.samples["protocol"][0]
 
 
 def test_cut_connections_and_a_frozen_broker_lose_nothing(tmp_path: Path) -> None:
     """P2, A6, C5, T4."""
     run = torture(Kvitto(tmp_path), Wanted(("cut", "stop", "half-open"), 6, cycles=3))
-    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
+    assert run.outcome.passed(run.oracle), as_text(run.outcome, run.oracle)
     assert run.outcome.cycles == {"cut": 2, "stop": 1}
 
 
@@ -119,14 +119,14 @@ def test_any_broker_by_its_start_command(tmp_path: Path) -> None:
     ]
     node = Command(tmp_path / "place", " ".join(words), f"amqp://localhost:{port}")
     run = torture(node, Wanted((), 1, publishes=500))
-    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
-    p, q, _ = run.books.flows
+    assert run.outcome.passed(run.oracle), as_text(run.outcome, run.oracle)
+    p, q, _ = run.oracle.flows
     assert (p.confirmed, q.confirmed, p.next, q.next) == (250,) * 4
-    assert run.books.findings["confirms out of order"] == run.books.findings["order"] == 0
+    assert run.oracle.findings["confirms out of order"] == run.oracle.findings["order"] == 0
     assert run.outcome.broker.startswith("Kvitto ") and not node.running
     with kvitto.Broker() as broker:
         late = torture(Command(tmp_path / "late", "false", broker.url), Wanted((), 1, publishes=500))
-    assert "answers already" in late.outcome.broke and not late.outcome.passed(late.books)
+    assert "answers already" in late.outcome.broke and not late.outcome.passed(late.oracle)
 
 
 def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_an_interrupted_kill_is_mended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(DOES, plan.KILL, interrupted)
     run = torture(Kvitto(tmp_path), Wanted(("kill",), 1, cycles=5))
     assert run.outcome.interrupted and run.outcome.judged
-    assert run.outcome.passed(run.books), as_text(run.outcome, run.books)
+    assert run.outcome.passed(run.oracle), as_text(run.outcome, run.oracle)
 
 
 def test_an_interrupt_before_the_broker_is_up_is_no_failure(

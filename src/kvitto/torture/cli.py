@@ -1,4 +1,4 @@
-"""The arguments of `kvitto torture`. `add_parser` is called by the command line; `run` takes the parsed arguments."""
+"""The arguments of `kvitto torture`. The command line calls `add_parser`; `run` takes the parsed arguments."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kvitto.torture.run import Run, Wanted, say
 
 CYCLES = 100
 SOAK_FAULTS = (plan.STOP, plan.CUT, plan.HALF_OPEN)
-"""Those that a process lives through: memory is watched from its start to its end."""
+"""Faults that a process survives, because memory is watched from its start to its end."""
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "torture",
-        help="kill, freeze and cut off a broker under load, and check what it promised",
-        description="Kill, freeze and cut off a broker under load, again and again, and check what it promised: docs/torture.md. "
-        "By default Kvitto itself on a directory of its own. Exit code 0: it kept everything.",
+        help="kill, freeze and disconnect a broker under load, and check its promises",
+        description="Kill, freeze and disconnect a broker under load, again and again, and check its promises: docs/torture.md. "
+        "The default is Kvitto on a directory of its own. Exit code 0 means that it kept all promises.",
     )
     flag = parser.add_argument
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rabbitmq", action="store_true", help="RabbitMQ as installed, as a node of its own")
+    which.add_argument("--rabbitmq", action="store_true", help="the installed RabbitMQ, as a separate node")
     which.add_argument(
         "--start", metavar="COMMAND", help="any broker: the command that runs it in the foreground, with --uri"
     )
@@ -47,16 +47,20 @@ def add_parser(subparsers: Any) -> None:
         f"--soak: {','.join(SOAK_FAULTS)})",
     )
     flag("--cycles", type=positive, metavar="N", help=f"faults ({CYCLES}, if nothing else limits the run)")
-    flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after so long")
+    flag("--seconds", type=float, default=0.0, metavar="S", help="no more faults after S seconds")
     flag(
         "--publishes",
         type=positive,
         default=0,
         metavar="N",
-        help="end when so many messages were published with confirms",
+        help="end when N messages were published with confirms",
     )
     flag(
-        "--soak", type=float, default=0.0, metavar="S", help="so long, with the broker's memory, files and disk watched"
+        "--soak",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="run for S seconds, and watch the broker's memory, files and disk",
     )
     flag(
         "--queue-type", choices=load.QUEUE_TYPES, default="", help="x-queue-type of all queues (default: the broker's)"
@@ -73,7 +77,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def faults(text: str) -> tuple[str, ...]:
-    """An argument that lists kinds of faults."""
+    """The value of an argument that lists kinds of faults."""
     kinds = tuple(kind for kind in text.split(",") if kind and kind != "none")
     unknown = [kind for kind in kinds if kind not in plan.FAULTS]
     if unknown:
@@ -82,7 +86,7 @@ def faults(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> int:
-    """An argument that counts something."""
+    """The value of an argument that is a number from 1 on."""
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number from 1 on, not {text}")
     return int(text)
@@ -93,26 +97,26 @@ def run(args: argparse.Namespace) -> int:
     if problem:
         print(f"kvitto torture: {problem}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no broker is left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that no broker keeps running
     wanted = wanted_of(args)
     place = args.place or Path(tempfile.mkdtemp(prefix="kvitto-torture-"))
     node = node_of(args, place)
     say(f"{node.name} in {place}, faults {', '.join(wanted.faults) or 'none'}, seed {wanted.seed}")
     doing = Run(node, wanted, again(args, wanted), say)
     outcome = doing.go()
-    passed = outcome.passed(doing.books)
-    if args.place or not (passed or outcome.untouched(doing.books)):
+    passed = outcome.passed(doing.oracle)
+    if args.place or not (passed or outcome.untouched(doing.oracle)):
         outcome.place = str(place)
     else:
         shutil.rmtree(place, ignore_errors=True)
     if args.json:
-        args.json.write_text(json.dumps(as_json(outcome, doing.books), indent=1) + "\n")
-    print(as_text(outcome, doing.books))
+        args.json.write_text(json.dumps(as_json(outcome, doing.oracle), indent=1) + "\n")
+    print(as_text(outcome, doing.oracle))
     return 130 if outcome.interrupted and not outcome.judged else 0 if passed else 1
 
 
 def impossible(args: argparse.Namespace) -> str:
-    """What is wrong with these arguments together; "" if nothing is."""
+    """Return what is wrong with this combination of arguments; "" if nothing is."""
     if (args.start is None) != (args.uri is None):
         return "--start and --uri belong together: the command that runs the broker, and where it will be"
     if args.uri:
@@ -129,7 +133,7 @@ def impossible(args: argparse.Namespace) -> str:
 
 
 def unfit(place: Path) -> str:
-    """Why a broker's data cannot be put there; "" if it can. Makes the directory."""
+    """Return why a broker's data cannot be put there; "" if it can. This makes the directory."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -159,7 +163,7 @@ def node_of(args: argparse.Namespace, place: Path) -> Node:
 
 
 def again(args: argparse.Namespace, wanted: Wanted) -> str:
-    """The command that repeats the plan."""
+    """Return the command that repeats the plan."""
     words = ["kvitto", "torture", f"--seed={wanted.seed}", f"--faults={','.join(wanted.faults) or 'none'}"]
     words += ["--rabbitmq"] if args.rabbitmq else []
     words += [f"--queue-type={wanted.queue_type}"] if wanted.queue_type else []

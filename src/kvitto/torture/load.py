@@ -1,11 +1,12 @@
-"""The load: publishers, transactions and consumers, each a thread with a connection of its own that it makes again and again.
+"""The load: publishers, transactions and consumers. Each is a thread that opens a connection of its own again and
+again.
 
     exchange torture.all  -> queues a, b, idle          publisher p (confirms), transactions t
     exchange torture.some -> queues b, c                publisher q (confirms), transactions t
     c --rejected--> dead --one transaction of ack and publish--> moved
 
-Consumers publish to `fence` behind their acks: a broker that takes both in order and answers when the message is durable
-has the acks by then. Nobody takes from `idle` until everything is drained.
+Consumers publish to `fence` after their acks: a broker that handles both in order and answers when the message is
+durable has the acks by then. `idle` has no consumer until everything is drained.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import accumulate
 from struct import pack
 
 from kvitto.client import AMQPError, Channel, ChannelClosed, Column, Connection, ConnectionLost, Properties
-from kvitto.torture.books import (
+from kvitto.torture.oracle import (
     ACKED,
     CONFIRMED,
     FLOW_SHIFT,
@@ -29,11 +30,11 @@ from kvitto.torture.books import (
     REJECTED,
     REQUEUED,
     SAFE,
-    Books,
     Flow,
     Item,
     Journal,
     Ledger,
+    Oracle,
     body,
     padding,
 )
@@ -46,51 +47,53 @@ PERSISTENT = Properties(delivery_mode=2)
 CLASSIC, QUORUM = QUEUE_TYPES = ("classic", "quorum")
 BURST = 50
 WINDOW = 500
-"""Most unconfirmed publishes of a publisher."""
+"""The maximum number of unconfirmed publishes of a publisher."""
 BEHIND_MAX = 3_000
-"""Publishers wait while consumers are so many deliveries behind."""
+"""Publishers wait while consumers are this many deliveries behind."""
 GROUP = 6
 ROLLBACK_EVERY = 8
 PREFETCH = 500
 UNREAD_MAX = 2 * PREFETCH
-"""What the last connection of a consumer may have left unread, and one before it that the broker had not given up."""
+"""The number of messages that the last connection of a consumer may have left unread, and one before it that the broker
+had not closed yet."""
 SETTLE_AT = 100
-"""A consumer settles when it has so many, or when nothing comes."""
+"""A consumer settles when it has this many messages, or when none comes."""
 CONFIRM_S = 60.0
-"""A confirm that has not come after so long on a connection that lives does not come."""
+"""A confirm that is missing after this time on an open connection counts as missing."""
 WAIT_S = 0.05
 RETRY_S = 0.02
 GONE = (0, 320)
-"""Reply codes of a connection that ended because the broker did."""
+"""Reply codes of a connection that ended because the broker ended."""
 
 
 class Place:
-    """Where the broker is reached at the moment, and whether the load goes on. Shared by all clients."""
+    """The current address of the broker, and whether the load goes on. Shared by all clients."""
 
     def __init__(self) -> None:
         self.uri = ""
         self.up = threading.Event()
         self.paused = threading.Event()
-        """Publishers wait for their confirms and publish nothing more; consumers settle what they have."""
+        """Publishers wait for their confirms and publish nothing more; consumers settle their messages."""
         self.ended = threading.Event()
         self.safe_after_s = 0.0
-        """How long after the fence's confirm an ack counts as kept: brokers other than Kvitto sync acks when they like."""
+        """The time after the fence's confirm when an ack counts as synced, because brokers other than Kvitto sync acks
+        when they like."""
 
 
 class Client(threading.Thread):
-    """Connects and talks until told to end; the end of a connection is normal here, anything else is a finding."""
+    """Connects and talks until it has to end. The end of a connection is normal here, any other error is a finding."""
 
-    def __init__(self, books: Books, place: Place, name: str) -> None:
+    def __init__(self, oracle: Oracle, place: Place, name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.books = books
+        self.oracle = oracle
         self.place = place
         self.connections = 0
         self.moves = 0
-        """Grows when something was confirmed, or settled."""
+        """Increases when something was confirmed or settled."""
         self.idle = threading.Event()
-        """It has nothing to wait for."""
+        """Set when the client waits for nothing."""
         self.done = threading.Event()
-        """Told to end, alone."""
+        """Set when this client alone has to end."""
 
     @property
     def ending(self) -> bool:
@@ -115,7 +118,7 @@ class Client(threading.Thread):
                 if error.code not in GONE:
                     self._finding(error)
             except TimeoutError:
-                pass  # _await has said so if it means something
+                pass  # _await has recorded it if it is a finding
             except (AMQPError, OSError) as error:
                 self._finding(error)
             finally:
@@ -123,29 +126,29 @@ class Client(threading.Thread):
                 connection.transport.close()
 
     def talk(self, channel: Channel) -> None:
-        """One connection's life."""
+        """Use one connection until it ends."""
         raise NotImplementedError
 
     def _finding(self, error: Exception) -> None:
         if not self.ending:
-            self.books.findings.add("protocol", f"{self.name}: {type(error).__name__}: {error}")
+            self.oracle.findings.add("protocol", f"{self.name}: {type(error).__name__}: {error}")
 
     def _rest(self, channel: Channel) -> None:
-        """Wait a moment, taking in what comes."""
+        """Wait a moment, and handle input meanwhile."""
         channel.connection.process(WAIT_S)
         if channel.closed is not None:
             raise channel.closed
 
 
 class Publisher(Client):
-    """Streamed confirms: BURST publishes at a time, at most WINDOW unconfirmed. Books each confirm as it comes."""
+    """Streamed confirms: BURST publishes at a time, at most WINDOW unconfirmed. It records each confirm."""
 
-    def __init__(self, books: Books, place: Place, flow: Flow, behind: Callable[[], int], limit: int = 0) -> None:
-        super().__init__(books, place, f"publisher {flow.name}")
+    def __init__(self, oracle: Oracle, place: Place, flow: Flow, behind: Callable[[], int], limit: int = 0) -> None:
+        super().__init__(oracle, place, f"publisher {flow.name}")
         self.flow = flow
         self.behind = behind
         self.limit = limit
-        """It ends after so many numbers; 0 = never."""
+        """It ends after this many numbers; 0 means never."""
         self.first = 0
         self.sent = 0
         self.low = 1
@@ -178,20 +181,20 @@ class Publisher(Client):
         self._await(channel, 0)
 
     def confirm(self, tag: int, multiple: bool, ok: bool) -> None:
-        """C5: each publish is confirmed once, and none that was not sent."""
+        """Check that each publish is confirmed once, and none that was not sent (C5)."""
         last = self.sent if multiple and tag == 0 else tag
         if not (self.low if multiple else 1) <= last <= self.sent:
-            self.books.findings.add("confirms", f"{self.name}: confirm {tag} of {self.low} to {self.sent}")
+            self.oracle.findings.add("confirms", f"{self.name}: confirm {tag} of {self.low} to {self.sent}")
             return
         if last < self.high:
-            self.books.findings.add("confirms out of order", f"{self.name}: confirm {last} after {self.high}")
+            self.oracle.findings.add("confirms out of order", f"{self.name}: confirm {last} after {self.high}")
         self.high = max(self.high, last)
         start, end = self.first + (self.low if multiple else last) - 1, self.first + last
         marks, mark = self.flow.marks, CONFIRMED if ok else REFUSED
         if not any(marks[start:end]):
             self.flow.mark(start, end, mark)
         elif not multiple:
-            self.books.findings.add("confirms", f"{self.name}: number {start} is confirmed twice")
+            self.oracle.findings.add("confirms", f"{self.name}: number {start} is confirmed twice")
         else:
             for number in range(start, end):
                 if not marks[number]:
@@ -201,23 +204,23 @@ class Publisher(Client):
         self.moves += 1
 
     def _await(self, channel: Channel, most: int) -> None:
-        """Until at most so many are unconfirmed: they have to come as long as the connection lives."""
+        """Wait until at most `most` publishes are unconfirmed. Their confirms have to come as long as the connection is open."""
         try:
             channel.wait_until_outstanding(most, CONFIRM_S)
         except TimeoutError:
             if channel.connection.blocked is None and self.place.up.is_set():
                 text = f"{self.name}: {channel.outstanding} publishes from {self.first + self.low - 1} on"
-                self.books.findings.add(
+                self.oracle.findings.add(
                     "confirms", f"{text} have no confirm after {CONFIRM_S:g} s", channel.outstanding
                 )
             raise
 
 
 class Transactor(Client):
-    """Transactions of GROUP messages over all queues, now and then rolled back: all or nothing."""
+    """Transactions of GROUP messages over all queues, some of them rolled back: all or nothing."""
 
-    def __init__(self, books: Books, place: Place, flow: Flow, behind: Callable[[], int]) -> None:
-        super().__init__(books, place, f"transactions {flow.name}")
+    def __init__(self, oracle: Oracle, place: Place, flow: Flow, behind: Callable[[], int]) -> None:
+        super().__init__(oracle, place, f"transactions {flow.name}")
         self.flow = flow
         self.behind = behind
 
@@ -252,7 +255,7 @@ def persistent() -> Column:
 
 
 def bodies(flow: Flow, first: int, count: int) -> Column:
-    """The bodies of so many numbers."""
+    """Return the bodies of these numbers."""
     numbers = range(first, first + count)
     if any(map(padding, numbers)):
         texts = [body(flow.number, flow.session, number) for number in numbers]
@@ -265,7 +268,7 @@ def bodies(flow: Flow, first: int, count: int) -> Column:
 
 
 class Promise:
-    """Settlements whose fence is out."""
+    """Settlements whose fence is published and not confirmed yet."""
 
     def __init__(self, fence: int, items: list[Item]) -> None:
         self.fence = fence
@@ -274,10 +277,10 @@ class Promise:
 
 
 class Consumer(Client):
-    """Takes from one queue with manual acks; `_settle` says how a batch is settled."""
+    """Consumes one queue with manual acks; `_settle` says how a batch is settled."""
 
-    def __init__(self, books: Books, place: Place, ledger: Ledger) -> None:
-        super().__init__(books, place, f"consumer of {ledger.queue}")
+    def __init__(self, oracle: Oracle, place: Place, ledger: Ledger) -> None:
+        super().__init__(oracle, place, f"consumer of {ledger.queue}")
         self.ledger = ledger
         self.queue = ledger.queue
 
@@ -304,13 +307,13 @@ class Consumer(Client):
                 self.idle.set()
 
     def _settle(self, channel: Channel, items: list[Item]) -> list[Item]:
-        """Book and send the settlements; gives what is settled for good by them."""
+        """Record and send the settlements. Return the messages that they settle for good."""
         self.ledger.settle(items, ACKED)
         channel.ack(items[-1][0], multiple=True)
         return items
 
     def _keep(self, channel: Channel, promises: deque[Promise]) -> None:
-        """Book as safe what the broker has to have kept by now."""
+        """Record as stored what the broker must have stored by now."""
         now = time.monotonic()
         for promise in promises:
             if promise.fence >= channel.settled_below:
@@ -322,7 +325,7 @@ class Consumer(Client):
 
 
 class Requeuer(Consumer):
-    """Acks one by one, the last first, and sends some back, once each."""
+    """Acks one by one, the last first, and requeues some, once each."""
 
     EVERY = 16
 
@@ -343,10 +346,10 @@ class Requeuer(Consumer):
 
 
 class Rejecter(Consumer):
-    """Acks most and rejects the rest, which become dead letters.
+    """Acks most messages and rejects the rest, which become dead letters.
 
-    What it rejects may come back after a kill until the dead letter is in the journal (docs/reliability.md, P5), and the
-    fence does not tell when that is: all that is promised is that the message is in one of the two queues.
+    A rejected message may come back after a kill until its dead letter is in the journal (docs/reliability.md, P5), and
+    the fence does not show when that is. The only promise is that the message is in one of the two queues.
     """
 
     EVERY = 3
@@ -364,7 +367,7 @@ class Rejecter(Consumer):
 
 
 class Mover(Consumer):
-    """Takes dead letters and publishes them on, ack and publish in one transaction."""
+    """Consumes dead letters and publishes them again, with ack and publish in one transaction."""
 
     def talk(self, channel: Channel) -> None:
         channel.qos(PREFETCH)
@@ -392,20 +395,20 @@ class Mover(Consumer):
 
 
 class Load:
-    """All clients of a run and their books."""
+    """All clients of a run and their records."""
 
     def __init__(self, journal: Journal, place: Place, publishes: int = 0) -> None:
         self.place = place
-        self.books = books = Books(journal, (C, DEAD, MOVED))
-        p, q = books.flow("p", [ROUTE_ALL]), books.flow("q", [ROUTE_SOME])
-        t = books.flow("t", [ROUTE_ALL, ROUTE_SOME], GROUP)
+        self.oracle = oracle = Oracle(journal, (C, DEAD, MOVED))
+        p, q = oracle.flow("p", [ROUTE_ALL]), oracle.flow("q", [ROUTE_SOME])
+        t = oracle.flow("t", [ROUTE_ALL, ROUTE_SOME], GROUP)
         for queue in QUEUES:
-            books.ledger(queue, ordered=queue not in (DEAD, MOVED))
+            oracle.ledger(queue, ordered=queue not in (DEAD, MOVED))
         half = -(-publishes // 2 // BURST) * BURST
-        self.publishers = [Publisher(books, place, flow, self.behind, half) for flow in (p, q)]
-        self.transactors = [Transactor(books, place, t, self.behind)]
+        self.publishers = [Publisher(oracle, place, flow, self.behind, half) for flow in (p, q)]
+        self.transactors = [Transactor(oracle, place, t, self.behind)]
         kinds: dict[str, type[Consumer]] = {A: Consumer, B: Requeuer, C: Rejecter, DEAD: Mover, MOVED: Consumer}
-        self.consumers = [kind(books, place, books.ledgers[queue]) for queue, kind in kinds.items()]
+        self.consumers = [kind(oracle, place, oracle.ledgers[queue]) for queue, kind in kinds.items()]
         self._idler: Consumer | None = None
         self._given_up = 0
 
@@ -414,9 +417,9 @@ class Load:
         return [*self.publishers, *self.transactors, *self.consumers]
 
     def behind(self) -> int:
-        """How many confirmed messages the slowest consumer has before it, about."""
-        p, q, t = (flow.confirmed for flow in self.books.flows)
-        seen = {queue: self.books.ledgers[queue].first_deliveries for queue in (A, B, C)}
+        """Return about how many confirmed messages the slowest consumer has not received."""
+        p, q, t = (flow.confirmed for flow in self.oracle.flows)
+        seen = {queue: self.oracle.ledgers[queue].first_deliveries for queue in (A, B, C)}
         return max(p + t // 2 - seen[A], p + q + t - seen[B], q + t // 2 - seen[C]) - self._given_up
 
     def start(self) -> None:
@@ -424,9 +427,9 @@ class Load:
             client.start()
 
     def drain_idle(self, on: bool) -> None:
-        """Take from the idle queue, or stop it."""
+        """Begin to consume the idle queue, or end it."""
         if on and self._idler is None:
-            self._idler = Consumer(self.books, self.place, self.books.ledgers[IDLE])
+            self._idler = Consumer(self.oracle, self.place, self.oracle.ledgers[IDLE])
             self._idler.start()
         elif not on and self._idler is not None:
             self._idler.done.set()
@@ -434,18 +437,18 @@ class Load:
             self._idler = None
 
     def forgive(self) -> None:
-        """After a judgement: what has not come by now does not count as ahead."""
+        """Ignore after a judgement the messages that have not arrived by now."""
         self._given_up = 0
         self._given_up = self.behind()
 
     @property
     def quiet(self) -> bool:
-        """Nobody waits for anything."""
+        """Return whether no client waits for anything."""
         idlers = [self._idler] if self._idler is not None else []
         return all(client.idle.is_set() for client in [*self.clients, *idlers])
 
     def join(self) -> None:
-        """End all. The broker has to be there or gone, not frozen."""
+        """End all clients. The broker must be running or ended, not frozen."""
         self.place.ended.set()
         for client in [*self.clients, *([self._idler] if self._idler else [])]:
             if client.ident is not None:  # else the broker did not even start
@@ -453,7 +456,7 @@ class Load:
 
 
 def declare(uri: str, queue_type: str = "") -> None:
-    """Exchanges, queues and bindings of the load; what is left in them of another run is purged."""
+    """Declare exchanges, queues and bindings of the load, and purge the messages of an earlier run."""
     kind = {"x-queue-type": queue_type} if queue_type else {}
     with Connection(uri) as connection:
         channel = connection.channel()
@@ -472,7 +475,7 @@ def declare(uri: str, queue_type: str = "") -> None:
 
 
 def delete(uri: str) -> None:
-    """All of it again."""
+    """Delete all of it."""
     with Connection(uri) as connection:
         channel = connection.channel()
         for queue in (*QUEUES, FENCE):
@@ -482,7 +485,7 @@ def delete(uri: str) -> None:
 
 
 def waiting(uri: str) -> int:
-    """Messages that are ready in all queues; -1 if the broker does not say."""
+    """Return the number of ready messages in all queues; -1 if the broker does not say."""
     with contextlib.suppress(AMQPError, TimeoutError, OSError), Connection(uri, heartbeat_thread=False) as connection:
         channel = connection.channel()
         return sum(channel.queue_declare(queue, passive=True).message_count for queue in QUEUES)

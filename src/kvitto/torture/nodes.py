@@ -1,6 +1,6 @@
-"""Brokers to be started, stopped, killed and frozen: each in a process group of its own, on a directory of its own.
+"""Starts, stops, kills and freezes brokers, each in a process group and on a directory of its own.
 
-Nothing else on the machine is touched: ports are free ones, and only groups that were begun here are signalled.
+Nothing else on the machine is changed: ports are free ones, and only process groups that were started here get signals.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LAST_LINES = 20
 STOP_S = 300.0
 INSTALL_RABBITMQ = "sudo apt-get install -y rabbitmq-server"
 RABBITMQ_PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
-"""Debian's own script first: the one in the path is a wrapper that insists on the system's directories."""
+"""Debian's own script is the first: the one in the path is a wrapper that insists on the system's directories."""
 READY = re.compile(r"^kvitto ready amqp=(?P<amqp>\S+) http=\S+ data=.* pid=(?P<pid>\d+)(?: tls=\S+)?$")
 PORTS = range(20000, 32000)
-"""Below those that the system gives to connections: a client that tries again while a broker is down would now and then
-be given the broker's own port, connect to itself, and keep the port from the broker."""
+"""Ports below those that the system gives to connections. Otherwise a client that tries again while a broker is down
+could be given the broker's own port, connect to itself, and block the port for the broker."""
 
 
 class BrokerFailed(Exception):
@@ -44,7 +44,7 @@ class BrokerFailed(Exception):
 
 
 def free_port() -> int:
-    """A port that nobody uses at the moment."""
+    """Return a port that is not in use now."""
     for port in random.sample(PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 def last_lines(log: Path) -> str:
-    """Return the end of a log, to be shown behind its name, because the log may be in a directory that is removed soon."""
+    """Return the end of a log, to be shown after its name, because the log may be in a directory that is removed soon."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def last_lines(log: Path) -> str:
 
 
 def uri_for(port: int, scheme: str = "amqp", query: str = "") -> str:
-    """For guest on this machine. No heartbeats: a generator that is busy for a minute is not dead."""
+    """Return a URI for guest on this machine. Heartbeats are off, because a generator that is busy for a minute is not dead."""
     return f"{scheme}://guest:guest@127.0.0.1:{port}/%2f?heartbeat=0{query}"
 
 
@@ -74,28 +74,28 @@ class Node:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.data = place / "data"
-        """Where its files are."""
+        """The directory of its files."""
         self.log = place / "log"
         self.uri = ""
         self.tls_uri: str | None = None
         self.pid = 0
-        """The broker itself; its group is that of the command that started it."""
+        """The pid of the broker. Its process group is that of the command that started it."""
         self._process: subprocess.Popen[str] | None = None
         place.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> float:
-        """Seconds until it accepted connections. BrokerFailed if it does not."""
+        """Start it, and return the seconds until it accepted connections. Raise BrokerFailed if it does not."""
         started = time.perf_counter()
         self.begin()
         self._wait_ready()
         return time.perf_counter() - started
 
     def begin(self) -> None:
-        """Start it and wait for nothing: for a start that is killed."""
+        """Start it without waiting, for a start that is killed."""
         raise NotImplementedError
 
     def _around_spawn(self) -> AbstractContextManager[None]:
-        """What the process inherits."""
+        """Set what the process inherits."""
         return nullcontext()
 
     def _spawn(
@@ -106,7 +106,7 @@ class Node:
         listen: bool = False,
         directory: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """The process; `listen` to read what it prints, else that goes to the log. `directory`: where it runs, if not here."""
+        """Return the process. With `listen` its output is read, else it goes to the log. `directory` is its working directory."""
         with self.log.open("a") as log, self._around_spawn():
             return subprocess.Popen(
                 command,
@@ -120,7 +120,7 @@ class Node:
             )
 
     def _wait_ready(self) -> None:
-        """Until a handshake succeeds."""
+        """Wait until a handshake succeeds."""
         deadline = time.monotonic() + START_S
         while not answers(self.uri):
             if not self.running or time.monotonic() > deadline:
@@ -133,37 +133,37 @@ class Node:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> int:
-        """In order, with SIGTERM; the exit code. BrokerFailed if it does not end."""
+        """Stop it in order, with SIGTERM, and return the exit code. Raise BrokerFailed if it does not end."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As if the power of this process were cut: SIGKILL for its whole group."""
+        """Send SIGKILL to its whole group."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """SIGSTOP: the whole group stands still, its sockets stay open."""
+        """Send SIGSTOP to its whole group; its sockets stay open."""
         self._signal_group(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal_group(signal.SIGCONT)
 
     def close(self) -> None:
-        """Leave nothing behind, in whatever state it is."""
+        """End all its processes, in whatever state it is."""
         self.kill()
 
     def members(self) -> list[int]:
-        """The living processes of its group, by /proc."""
+        """Return the living processes of its group, from /proc."""
         return group_members(self._process.pid) if self._process is not None else []
 
     @property
     def at_its_files(self) -> bool:
-        """Whether any of its processes has a file of its directory open, by /proc."""
+        """Return whether any of its processes has a file of its directory open, from /proc."""
         below = f"{self.data.resolve()}/"
         return any(path.startswith(below) for pid in self.members() for path in open_files(pid))
 
     @property
     def listens(self) -> bool:
-        """Whether its port is open."""
+        """Return whether its port is open."""
         parts = urlsplit(self.uri)
         with contextlib.suppress(OSError), socket.create_connection((parts.hostname, parts.port or 5672), 1.0):
             return True
@@ -197,7 +197,7 @@ class Node:
             if process.stdout is not None:
                 process.stdout.close()
         deadline = time.monotonic() + STOP_S
-        while group_members(process.pid):  # a script that started the broker may end before it
+        while group_members(process.pid):  # a script that started the broker may end before the broker
             if time.monotonic() > deadline:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise BrokerFailed(f"processes of {self.name} are left after {STOP_S:g} s; see {self.log}")
@@ -211,7 +211,7 @@ class Kvitto(Node):
     name = "Kvitto"
 
     def _options(self) -> list[str]:
-        """More options of `kvitto serve`."""
+        """Return more options of `kvitto serve`."""
         return []
 
     def _kvitto(self) -> list[str]:
@@ -234,12 +234,12 @@ class Kvitto(Node):
         self.uri = uri_for(int(match["amqp"].rpartition(":")[2]))
 
     def members(self) -> list[int]:
-        """It has no children; to ask for them takes time that its start does not have."""
+        """It has no children, and to search for them takes time that its start does not have."""
         return [self._process.pid] if self.running and self._process is not None else []
 
     @property
     def listens(self) -> bool:
-        """Whether it has said so."""
+        """Return whether it has printed its ready line."""
         assert self._process is not None and self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], 0.0)[0])
 
@@ -261,7 +261,7 @@ class Command(Node):
 
 
 class RabbitMQ(Node):
-    """Debian's RabbitMQ as a node of its own: name, ports, cookie, port mapper and directories."""
+    """Debian's RabbitMQ as a separate node, with its own name, ports, cookie, port mapper and directories."""
 
     name = "RabbitMQ"
 
@@ -283,10 +283,10 @@ class RabbitMQ(Node):
             raise BrokerFailed(f"RabbitMQ is not installed; install it with: {INSTALL_RABBITMQ}")
         self._write_config()
         if self._epmd is None:
-            # else Erlang leaves a daemon behind, and one that other nodes of this machine would use
+            # else Erlang leaves a daemon running, which other nodes of this machine would use
             command = [shutil.which("epmd") or "epmd", "-port", str(self.epmd_port), "-address", "127.0.0.1"]
             self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        # it leaves its core dumps in the directory in which it runs
+        # it writes core dumps to its working directory
         self._process = self._spawn([script], self._environment(), directory=self.place)
         self.uri = uri_for(self.port)
 
@@ -314,7 +314,7 @@ class RabbitMQ(Node):
             self._epmd = None
 
     def _settings(self) -> list[str]:
-        """Lines of rabbitmq.conf."""
+        """Return the lines of rabbitmq.conf."""
         return [f"listeners.tcp.local = 127.0.0.1:{self.port}", f"log.file = {self.place / 'rabbitmq.log'}"]
 
     def _write_config(self) -> None:
@@ -339,7 +339,7 @@ class RabbitMQ(Node):
 
 
 def answers(uri: str) -> bool:
-    """Whether a whole handshake succeeds."""
+    """Return whether a complete handshake succeeds."""
     try:
         Connection(uri, heartbeat_thread=False).close()
     except (AMQPError, TimeoutError, OSError):
@@ -348,25 +348,25 @@ def answers(uri: str) -> bool:
 
 
 def version(uri: str) -> str:
-    """As the broker introduces itself to clients; "" if it does not."""
+    """Return the broker's name and version from its server properties; "" if it has none."""
     with Connection(uri, heartbeat_thread=False) as connection:
         properties = connection.server_properties
         return " ".join(str(properties.get(name, "")) for name in ("product", "version")).strip()
 
 
 def rabbitmq_script() -> str | None:
-    """RabbitMQ's start script, if it is installed."""
+    """Return RabbitMQ's start script, if it is installed."""
     return next((found for place in RABBITMQ_PLACES if (found := shutil.which(place))), None)
 
 
 def kvitto_command() -> list[str]:
-    """The `kvitto` beside this interpreter."""
+    """Return the `kvitto` beside this interpreter."""
     beside = Path(sys.executable).with_name("kvitto")
     return [str(beside)] if os.access(beside, os.X_OK) else [sys.executable, "-m", "kvitto.cli.main"]
 
 
 def open_files(pid: int) -> Iterator[str]:
-    """Paths of what a process has open, as far as it lets one see."""
+    """Return the paths that a process has open, as far as the system shows them."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):

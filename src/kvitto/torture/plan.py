@@ -1,4 +1,4 @@
-"""Which fault comes when: all of it follows from the seed, nothing from the course of the run."""
+"""The plan of faults: all of it follows from the seed, nothing from the course of the run."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ from dataclasses import dataclass
 
 KILL, STOP, CUT, HALF_OPEN, RESTART, KILL_START = FAULTS = ("kill", "stop", "cut", "half-open", "restart", "kill-start")
 DEFAULT = (KILL, KILL, KILL, KILL_START)
-"""Drawn evenly: one kill in four is followed by kills in the starts."""
+"""Each kind is drawn with the same chance: one kill in four is followed by kills of the next starts."""
 LIFE_S = 0.6
-"""Load before each fault, at most, and half as long on average."""
+"""The maximum time of load before each fault; the mean is half of it."""
 FROZEN_S = (0.5, 3.0)
 MUTED_S = (2.5, 5.0)
-"""Longer than two heartbeats: somebody notices, as a rule."""
+"""Longer than two heartbeats, so that usually one side notices."""
 HEARTBEAT_S = 1
 SHARE = 0.5
-"""Of the connections that a cut or a half-open fault takes."""
+"""The share of the connections that a cut or a half-open fault hits."""
 STARTS = 3
-"""Most starts in a row that are killed."""
+"""The maximum number of starts in a row that are killed."""
 AT_FILES = 0.75
-"""Of the killed starts are aimed at what comes after the first file was opened."""
+"""The share of the killed starts that are killed after the first file was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One cycle: load for `after_s`, then this."""
+    """One cycle: load for `after_s`, then this fault."""
 
     cycle: int
     kind: str
     after_s: float
     lasts_s: float
-    """How long a stopped broker stands, or connections stay half-open."""
+    """How long a frozen broker stands still, or connections stay half-open."""
     reset: bool
-    """A cut is a reset, or a plain close."""
+    """Whether a cut is a reset, or a plain close."""
     from_client: bool
-    """A half-open connection drops what clients say, or what the broker says."""
+    """Whether a half-open connection drops the data of clients, or of the broker."""
     seed: int
     """For the choice of connections, and of the moments in a start."""
 
     def killed_starts(self) -> list[tuple[float, bool]]:
-        """Which part of a start is let through, and whether of the whole start or of what follows its first open file."""
+        """Return the part of a start after which it is killed, and whether it is a part of the whole start or of the
+        time after its first open file."""
         rng = random.Random(self.seed)
         return [(rng.random(), rng.random() < AT_FILES) for _ in range(rng.randint(1, STARTS))]
 
 
 def fault(seed: int, cycle: int, kinds: tuple[str, ...], gap_s: float = 0.0) -> Fault:
-    """The fault of one cycle; with `gap_s` there is load for about so long before it."""
+    """Return the fault of one cycle. With `gap_s` there is load for about this time before it."""
     rng = random.Random(f"{seed}/{cycle}")
     kind = rng.choice(kinds)
     least, most = MUTED_S if kind == HALF_OPEN else FROZEN_S

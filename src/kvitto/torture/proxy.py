@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts connections, or lets one direction of them go nowhere, when told."""
+"""A TCP proxy on loopback that cuts connections on request, or drops the data of one direction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BUFFERED_MAX = 1 << 18
 CONNECT_S = 1.0
 LISTEN_BACKLOG = 128
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER so that close sends a reset instead of a goodbye."""
+"""SO_LINGER, so that close sends a reset instead of an orderly end."""
 
 
 class Side:
-    """One socket of a link: what waits to be sent to it, and whether what it says is dropped."""
+    """One socket of a link: the data to be sent to it, and whether the data from it are dropped."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -31,7 +31,7 @@ class Side:
 
 
 class Link:
-    """A client's connection and the broker's."""
+    """A client's connection and the one to the broker."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = Side(client), Side(server)
@@ -40,7 +40,7 @@ class Link:
 
 
 class Proxy(threading.Thread):
-    """Listens on `port`. `target` is where to, or None: then connections end at once."""
+    """Listens on `port`. `target` is the broker's port, or None: then connections end at once."""
 
     def __init__(self) -> None:
         super().__init__(name="proxy", daemon=True)
@@ -59,15 +59,15 @@ class Proxy(threading.Thread):
         self._ended = False
 
     def cut(self, chosen: Callable[[], bool], *, reset: bool) -> int:
-        """End each connection for which `chosen()`, with a reset or a plain close; how many."""
+        """End each connection for which `chosen()` is true, with a reset or a plain close. Return their number."""
         return self._do(lambda: self._cut(chosen, reset))
 
     def half_open(self, chosen: Callable[[], bool], *, from_client: bool) -> int:
-        """From now on what one side of these says is dropped, and no one is told; how many."""
+        """From now on silently drop the data of one side of these connections. Return their number."""
         return self._do(lambda: self._mute(chosen, from_client))
 
     def cut_half_open(self) -> int:
-        """End all that were made half-open."""
+        """End all connections that were made half-open."""
         return self._do(self._end_muted)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Proxy(threading.Thread):
             del side.out[: side.sock.send(side.out)]
 
     def _watch(self, side: Side) -> None:
-        """Read from it unless too much waits for the other side; ask for writability only if something waits."""
+        """Read from it unless too much data waits for the other side; ask for writability only if there is data for it."""
         reading = not side.ended and len(side.other.out) < BUFFERED_MAX
         mask = (selectors.EVENT_READ if reading else 0) | (selectors.EVENT_WRITE if side.out else 0)
         key = self._ready.get_map().get(side.sock)

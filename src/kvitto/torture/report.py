@@ -1,4 +1,4 @@
-"""The end of a run: what was done, what was found, and how to do it again."""
+"""The report of a run: what was done, what was found, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvitto.torture.books import Books
+from kvitto.torture.oracle import Oracle
 from kvitto.torture.sampling import Sample, Slope, slope
 
 TITLES = {
@@ -29,18 +29,18 @@ TITLES = {
     "confirms out of order": "confirms out of order",
 }
 FAILURES = tuple(TITLES)[:9]
-"""What no broker may do."""
+"""Findings that make a run fail for every broker."""
 FLAGS = ("doubled, not flagged", "flagged, never delivered")
-"""What Kvitto may not do either: it promises the flag."""
+"""Findings that make a run fail for Kvitto too, because it promises the flag."""
 TEXT_SAMPLES, JSON_SAMPLES = 5, 20
-"""How many ids of a kind are shown; all are in the file `findings`."""
+"""The number of ids of a kind that are shown; the file `findings` has all of them."""
 DISK_NOISE_BYTES = 1 << 20
-"""What a broker may have on the disk more than at the start: logs, the history of its definitions."""
+"""The disk space that a broker may use beyond that at the start: logs, the history of its definitions."""
 
 
 @dataclass
 class Outcome:
-    """Filled while a run goes on."""
+    """The results of a run, which are filled in while it goes on."""
 
     broker: str
     seed: int
@@ -50,7 +50,7 @@ class Outcome:
     cycles: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
     killed_starts: Counter[str] = field(default_factory=Counter)
-    """Where starts were when they were killed: "before its files", "recovering" (files of its directory are open), "listening"."""
+    """The state of starts when they were killed: "before its files", "recovering" (files of its directory are open), "listening"."""
     seconds: float = 0.0
     chapters: int = 0
     """How often everything was drained and judged."""
@@ -58,20 +58,20 @@ class Outcome:
     """Whether that was done at the end."""
     interrupted: bool = False
     broke: str = ""
-    """Why the run could not go on."""
+    """The reason why the run could not go on."""
     connections: int = 0
     place: str = ""
-    """What was kept of a run that failed."""
+    """The directory with the data of a run that failed."""
     samples: list[Sample] = field(default_factory=list)
     first: Sample | None = None
     drained: Sample | None = None
     deleted: Sample | None = None
-    """Before there were any queues, when they were drained at the end, and after they were deleted."""
+    """The use before there were any queues, when they were drained at the end, and after they were deleted."""
 
-    def failures(self, books: Books) -> dict[str, int]:
-        """By kind, what makes the run fail."""
+    def failures(self, oracle: Oracle) -> dict[str, int]:
+        """Return the findings that make the run fail, by kind."""
         kinds = (*FAILURES, *FLAGS) if self.promises_flag else FAILURES
-        found = {kind: books.findings[kind] for kind in kinds if books.findings[kind]}
+        found = {kind: oracle.findings[kind] for kind in kinds if oracle.findings[kind]}
         memory = self.slope
         if memory is not None and memory.grows:
             found["memory grows"] = 1
@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def as_before(self) -> bool:
-        """Whether no file is open that was not at the start, and hardly more is on the disk."""
+        """Return whether no file is open that was not open at the start, and hardly more is on the disk."""
         first, last = self.first, self.deleted
         if first is None or last is None:
             return False
@@ -91,40 +91,40 @@ class Outcome:
     def slope(self) -> Slope | None:
         return slope(self.samples)
 
-    def passed(self, books: Books) -> bool:
-        return self.judged and not self.broke and not self.failures(books)
+    def passed(self, oracle: Oracle) -> bool:
+        return self.judged and not self.broke and not self.failures(oracle)
 
-    def cut_short(self, books: Books) -> bool:
-        """Whether it ended before the last judgement, with nothing against the broker until then."""
-        return self.interrupted and not self.judged and not self.broke and not self.failures(books)
+    def cut_short(self, oracle: Oracle) -> bool:
+        """Return whether it ended before the last judgement, without a finding until then."""
+        return self.interrupted and not self.judged and not self.broke and not self.failures(oracle)
 
-    def untouched(self, books: Books) -> bool:
-        """Whether it was interrupted before the broker had anything to do: there is nothing to report."""
-        return self.cut_short(books) and not books.published and not self.cycles
+    def untouched(self, oracle: Oracle) -> bool:
+        """Return whether it was interrupted before the broker had anything to do, so that there is nothing to report."""
+        return self.cut_short(oracle) and not oracle.published and not self.cycles
 
 
-def as_json(outcome: Outcome, books: Books) -> dict[str, Any]:
-    """Everything, for a file."""
+def as_json(outcome: Outcome, oracle: Oracle) -> dict[str, Any]:
+    """Return everything, for a file."""
     recovery = outcome.recoveries_s
     memory = outcome.slope
     result: dict[str, Any] = {
         "broker": outcome.broker,
-        "passed": outcome.passed(books),
+        "passed": outcome.passed(oracle),
         "seed": outcome.seed,
         "again": outcome.again,
         "seconds": round(outcome.seconds, 1),
         "cycles": dict(outcome.cycles),
-        "published": books.published,
-        "confirmed": books.confirmed,
-        "delivered": books.delivered,
-        "transactions": books.groups,
+        "published": oracle.published,
+        "confirmed": oracle.confirmed,
+        "delivered": oracle.delivered,
+        "transactions": oracle.groups,
         "connections": outcome.connections,
         "drained_and_judged": outcome.chapters,
         "judged_at_end": outcome.judged,
         "interrupted": outcome.interrupted,
         "broke": outcome.broke,
-        "findings": {kind: books.findings[kind] for kind in TITLES},
-        "samples": {kind: found[:JSON_SAMPLES] for kind, found in books.findings.samples.items()},
+        "findings": {kind: oracle.findings[kind] for kind in TITLES},
+        "samples": {kind: found[:JSON_SAMPLES] for kind, found in oracle.findings.samples.items()},
         "recovery_s": {
             "median": round(statistics.median(recovery), 3) if recovery else None,
             "max": round(max(recovery), 3) if recovery else None,
@@ -150,19 +150,19 @@ def ends(outcome: Outcome) -> list[tuple[str, Sample]]:
     return [(when, s) for when, s in given if s is not None]
 
 
-def as_text(outcome: Outcome, books: Books) -> str:
-    """For people."""
-    if outcome.untouched(books):
+def as_text(outcome: Outcome, oracle: Oracle) -> str:
+    """Return the report for people."""
+    if outcome.untouched(oracle):
         return f"interrupted before the broker was up; again: {outcome.again}"
     cycles = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.cycles.items())) or "none"
     lines = [
         f"{outcome.broker}: {outcome.cycles.total()} faults in {outcome.seconds:,.0f} s ({cycles})",
-        f"  {books.published:>12,}  published, over {outcome.connections:,} connections",
-        f"  {books.confirmed:>12,}  confirmed",
-        f"  {books.delivered:>12,}  deliveries (each message goes to 2 or 3 queues)",
-        f"  {books.groups:>12,}  transactions looked at",
+        f"  {oracle.published:>12,}  published, over {outcome.connections:,} connections",
+        f"  {oracle.confirmed:>12,}  confirmed",
+        f"  {oracle.delivered:>12,}  deliveries (each message goes to 2 or 3 queues)",
+        f"  {oracle.groups:>12,}  transactions checked",
     ]
-    lines += [f"  {books.findings[kind]:>12,}  {title}" for kind, title in TITLES.items()]
+    lines += [f"  {oracle.findings[kind]:>12,}  {title}" for kind, title in TITLES.items()]
     if outcome.recoveries_s:
         median, most = statistics.median(outcome.recoveries_s), max(outcome.recoveries_s)
         lines.append(f"  accepts connections after a start: {median:.2f} s median, {most:.2f} s at most")
@@ -170,17 +170,17 @@ def as_text(outcome: Outcome, books: Books) -> str:
         where = ", ".join(f"{count} {at}" for at, count in sorted(outcome.killed_starts.items()))
         lines.append(f"  starts that were killed: {outcome.killed_starts.total()} ({where})")
     lines += soak_lines(outcome)
-    for kind in outcome.failures(books):
-        lines += [f"  {kind}: {text}" for text in books.findings.samples.get(kind, [])[:TEXT_SAMPLES]]
+    for kind in outcome.failures(oracle):
+        lines += [f"  {kind}: {text}" for text in oracle.findings.samples.get(kind, [])[:TEXT_SAMPLES]]
     if outcome.broke:
         lines.append(f"  the run broke off: {outcome.broke}")
     if not outcome.judged:
-        lines.append("  the queues were not drained at the end: what came last is not judged")
-    verdict = "passed" if outcome.passed(books) else "interrupted" if outcome.cut_short(books) else "FAILED"
+        lines.append("  the queues were not drained at the end, so the last messages are not judged")
+    verdict = "passed" if outcome.passed(oracle) else "interrupted" if outcome.cut_short(oracle) else "FAILED"
     lines.append(f"{verdict}; seed {outcome.seed}; again: {outcome.again}")
     if outcome.place:
         lines.append(
-            f"kept: {outcome.place} (findings: their ids; journal: what was promised for which; the broker's data and log)"
+            f"kept: {outcome.place} (findings: their ids; journal: the promises for each; the broker's data and log)"
         )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
-"""The director: starts the broker, keeps the load on it, does to it what the plan says, and has the books judged.
+"""Runs everything: starts the broker, keeps the load on it, makes the faults of the plan, and has the oracle judge.
 
-Clients are threads (`load.py`), the proxy is one; this is the main one. It alone starts, signals and ends the broker.
+Clients are threads (`load.py`), the proxy is another one, and this is the main thread. Only this one starts, signals
+and ends the broker.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from urllib.parse import urlsplit, urlunsplit
 
 from kvitto.client import AMQPError
 from kvitto.torture import load, plan, sampling
-from kvitto.torture.books import Journal
 from kvitto.torture.nodes import BrokerFailed, Kvitto, Node, version
+from kvitto.torture.oracle import Journal
 from kvitto.torture.proxy import Proxy
 from kvitto.torture.report import Outcome
 
 CHAPTER_CYCLES = 50
 CHAPTER_S = 120.0
-"""Everything is drained and judged after so many cycles, or so long."""
+"""Everything is drained and judged after a number of cycles, or after this time."""
 MOVE_S = 120.0
-"""All clients have to get on within so long after a fault."""
+"""After a fault all clients have to make progress within this time."""
 LATE_S = 20.0
-"""Missing messages may still come until nothing has come for so long."""
+"""Missing messages may still arrive until none has arrived for this time."""
 PROGRESS_S = 5.0
 SOAK_GAP_S = 8.0
 POLL_S = 0.01
 START_POLL_S = 0.001
 SAMPLE_S = 1.0
 SAFE_AFTER_S = 5.0
-"""For brokers whose acks are synced when they like: how long after the fence's confirm they have to be."""
+"""For brokers that sync acks when they like: the time after the fence's confirm when they must have synced them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run is to do. 0 = no limit; a run ends when the first of its limits is reached."""
+    """The settings of a run. 0 means no limit; a run ends when it reaches the first of its limits."""
 
     faults: tuple[str, ...]
     seed: int
@@ -48,15 +49,15 @@ class Wanted:
     publishes: int = 0
     soak: bool = False
     queue_type: str = ""
-    """`x-queue-type` of all queues; "" = the broker's own choice."""
+    """`x-queue-type` of all queues; "" means the broker's default."""
 
 
 class Stuck(Exception):
-    """The load does not get on, or the broker ended by itself; the text says which."""
+    """The load makes no progress, or the broker ended by itself; the text says which."""
 
 
 class Run:
-    """One run against one broker. `go` does all of it and leaves nothing behind."""
+    """One run against one broker. `go` does all of it and leaves no process running."""
 
     def __init__(self, node: Node, wanted: Wanted, again: str, say: Callable[[str], None]) -> None:
         self.node = node
@@ -65,22 +66,22 @@ class Run:
         self.place = load.Place()
         self.journal = Journal(node.place / "journal")
         self.load = load.Load(self.journal, self.place, wanted.publishes)
-        self.books = self.load.books
+        self.oracle = self.load.oracle
         self.outcome = Outcome(node.name, wanted.seed, again, promises_flag=isinstance(node, Kvitto))
         if isinstance(node, Kvitto):
-            self.books.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
+            self.oracle.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
             self.place.safe_after_s = SAFE_AFTER_S
         self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
         self._life = 0
         self._start_s = 0.0
-        """How long the last start took."""
+        """The time that the last start took."""
         self._started_s = 0.0
         self._chapter_s = 0.0
         self._said_s = 0.0
 
     def go(self) -> Outcome:
-        """Until the plan is done, something breaks, or Ctrl-C; then the last judgement."""
+        """Run until the plan is done, something fails, or Ctrl-C; then judge for the last time."""
         self._started_s = self._chapter_s = time.monotonic()
         sampler: threading.Thread | None = None
         stop_sampling = threading.Event()
@@ -93,7 +94,7 @@ class Run:
                 self._faults()
             except KeyboardInterrupt:
                 self.outcome.interrupted = True
-                self.say("interrupted; draining and judging what there is (once more: not that either)")
+                self.say("interrupted; draining and judging (interrupt again to skip that)")
                 self._mend()
             stop_sampling.set()
             self._judge()
@@ -154,7 +155,7 @@ class Run:
         self.outcome.recoveries_s.append(self._start())
 
     def _kill_start(self, fault: plan.Fault) -> None:
-        """A kill, then kills while it starts again; then it may."""
+        """Kill the broker, then kill it while it starts again, and at last let it start."""
         self._down()
         self.node.kill()
         for part, of_recovery in fault.killed_starts():
@@ -229,7 +230,7 @@ class Run:
             raise Stuck(f"the broker ended by itself; see {self.node.log}")
 
     def _wait_moving(self) -> None:
-        """Until each client that has something to do has had something promised since now."""
+        """Wait until each client that has something to do has received a promise since now."""
         clients = [c for c in self.load.clients if not (isinstance(c, load.Publisher) and c.finished)]
         before = {client: client.moves for client in clients}
         deadline = time.monotonic() + MOVE_S
@@ -240,24 +241,24 @@ class Run:
             time.sleep(POLL_S)
 
     def _nothing_to_do(self, client: load.Client) -> bool:
-        """Consumers of a run without a publisher, publishers that wait for slow consumers."""
+        """Return whether it is a consumer of a run without a publisher, or a publisher that waits for slow consumers."""
         if isinstance(client, load.Consumer):
             return all(p.finished for p in self.load.publishers)
         return self.load.behind() > load.BEHIND_MAX
 
     def _judge(self) -> None:
-        """Let everything come that may come, and close a chapter of the books."""
+        """Let all messages arrive that may arrive, and close a chapter of the records."""
         self.place.paused.set()
         self.load.drain_idle(True)
         seen, since = -1, time.monotonic()
         while not self._drained():
             self._alive()
-            if self.books.delivered != seen:
-                seen, since = self.books.delivered, time.monotonic()
+            if self.oracle.delivered != seen:
+                seen, since = self.oracle.delivered, time.monotonic()
             elif time.monotonic() - since > LATE_S + (load.CONFIRM_S if not self.load.quiet else 0.0):
                 break
             time.sleep(10 * POLL_S)
-        self.books.close_chapter()
+        self.oracle.close_chapter()
         self.load.drain_idle(False)
         self.load.forgive()
         self.outcome.chapters += 1
@@ -265,7 +266,7 @@ class Run:
         self.place.paused.clear()
 
     def _drained(self) -> bool:
-        return self.load.quiet and load.waiting(self.node.uri) == 0 and self.load.quiet and not self.books.judge()
+        return self.load.quiet and load.waiting(self.node.uri) == 0 and self.load.quiet and not self.oracle.judge()
 
     def _progress(self, cycle: int) -> None:
         now = time.monotonic()
@@ -273,11 +274,11 @@ class Run:
             return
         self._said_s = now
         wanted = f" of {self.wanted.cycles}" if self.wanted.cycles else ""
-        findings = {kind: count for kind, count in self.outcome.failures(self.books).items() if count}
+        findings = {kind: count for kind, count in self.outcome.failures(self.oracle).items() if count}
         said = ", ".join(f"{count} {kind}" for kind, count in findings.items()) or "nothing found"
         self.say(
-            f"{now - self._started_s:6.0f} s  {cycle}{wanted} faults  {self.books.published:,} published  "
-            f"{self.books.confirmed:,} confirmed  {self.books.delivered:,} delivered  {said}"
+            f"{now - self._started_s:6.0f} s  {cycle}{wanted} faults  {self.oracle.published:,} published  "
+            f"{self.oracle.confirmed:,} confirmed  {self.oracle.delivered:,} delivered  {said}"
         )
 
     def _sample(self) -> sampling.Sample | None:
@@ -290,7 +291,7 @@ class Run:
                 self.outcome.samples.append(found)
 
     def _last_sample(self) -> None:
-        """Nothing is in the queues and there are no clients; then the queues go, and everything is as at the start."""
+        """Take a sample when nothing is in the queues and there are no clients; then delete the queues, and take the last one."""
         if not self.wanted.soak:
             return
         self.load.join()
@@ -311,7 +312,7 @@ class Run:
         self.node.close()
         self.load.join()
         self.journal.close()
-        self.books.findings.write(self.node.place / "findings", self.outcome.failures(self.books))
+        self.oracle.findings.write(self.node.place / "findings", self.outcome.failures(self.oracle))
         self.outcome.seconds = time.monotonic() - self._started_s
 
 
@@ -326,13 +327,13 @@ DOES: dict[str, Callable[[Run, plan.Fault], None]] = {
 
 
 def chooser(fault: plan.Fault) -> Callable[[], bool]:
-    """Which connections it takes: some by chance."""
+    """Return the function that chooses connections by chance."""
     rng = random.Random(fault.seed)
     return lambda: rng.random() < plan.SHARE
 
 
 def through(uri: str, port: int) -> str:
-    """The URI by way of a port of this machine."""
+    """Return the URI with a port of this machine."""
     parts = urlsplit(uri)
     user, at, _ = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))

@@ -1,4 +1,4 @@
-"""What a broker uses over time: resident memory, open files, disk; and whether its memory grows."""
+"""What a broker uses over time: resident memory, open files and disk; and whether its memory grows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BLOCKS = 30
-"""Samples are averaged in so many blocks before the regression: neighbours depend on each other."""
+"""Samples are averaged in this many blocks before the regression, because neighbours depend on each other."""
 LEAST_S = 300.0
-"""Of a shorter time nothing is said: a process that has just started grows."""
+"""For a shorter time there is no result, because a process that has just started grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At one moment, summed over the broker's processes."""
+    """The use at one moment, summed over the broker's processes."""
 
     at_s: float
     life: int
-    """Which start of the broker it is."""
+    """The number of the broker's start."""
     rss_bytes: int
     files: int
     disk_bytes: int
@@ -37,12 +37,12 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """Whether it is more than noise: above zero by more than three standard errors."""
+        """Return whether it is more than noise: above zero by more than three standard errors."""
         return self.bytes_per_h > 3 * self.error
 
 
 def sample(pids: Sequence[int], data: Path, life: int, started_s: float) -> Sample | None:
-    """None if the broker is not there."""
+    """Return a sample, or None if the broker is not running."""
     rss = files = 0
     try:
         for pid in pids:
@@ -54,19 +54,20 @@ def sample(pids: Sequence[int], data: Path, life: int, started_s: float) -> Samp
 
 
 def disk_bytes(directory: Path) -> int:
-    """Blocks that all files below it hold."""
+    """Return the blocks of all files below the directory."""
     total = 0
     for where, _, names in os.walk(directory):
         for name in names:
             try:
                 total += os.stat(os.path.join(where, name)).st_blocks * 512
             except OSError:
-                continue  # gone meanwhile
+                continue  # removed meanwhile
     return total
 
 
 def slope(samples: Sequence[Sample]) -> Slope | None:
-    """Of the resident memory in the longest life of the broker, less its first tenth; None if there are too few."""
+    """Return the slope of the resident memory in the longest life of the broker, without its first tenth; None if there
+    are too few samples."""
     if not samples:
         return None
     lives: dict[int, list[Sample]] = {}
@@ -80,14 +81,14 @@ def slope(samples: Sequence[Sample]) -> Slope | None:
 
 
 def blocks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Their means over BLOCKS runs of about the same length."""
+    """Return the means over BLOCKS runs of about the same length."""
     size = max(1, len(points) // BLOCKS)
     parts = [points[k : k + size] for k in range(0, len(points) - size + 1, size)]
     return [(sum(x for x, _ in part) / size, sum(y for _, y in part) / size) for part in parts]
 
 
 def regression(points: Sequence[tuple[float, float]]) -> Slope:
-    """Least squares over (seconds, bytes); the standard error is that of the slope."""
+    """Return the least-squares line over (seconds, bytes); the standard error is that of the slope."""
     n = len(points)
     mean_x, mean_y = (sum(values) / n for values in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)

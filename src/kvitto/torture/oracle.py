@@ -1,8 +1,9 @@
-"""What has been promised, what has been seen, and what follows: the oracle of the harness, and its journal.
+"""The oracle of the harness, and its journal: it records all promises and all deliveries, and finds the contradictions.
 
-A message is (flow, number); its body begins with (flow, session of the publisher, number). A flow's numbers rise by one
-and are never used twice. Marks are a byte per number and, on the consumers' side, per queue, each array written by one
-thread alone. Judgement is passed while nothing moves (`Books.judge`), and counts of wrong deliveries at once.
+A message is (flow, number). Its body begins with (flow, session of the publisher, number). The numbers of a flow
+increase by one and are never used twice. Marks are a byte per number, and on the consumers' side a byte per number and
+queue; one thread writes each array. Wrong deliveries are counted at once. Missing ones are found by `judge`, while no
+client is active. Clients of `load.py` call the rest, `run.py` calls `judge`.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ WORDS = Struct(">QQ")
 FLOW_SHIFT, SESSION_MASK = 32, (1 << 32) - 1
 LONG_EVERY, LONG_BYTES = 64, 5_000
 HUGE_EVERY, HUGE_BYTES = 4096, 200_000
-"""Most bodies are HEAD alone; some need more than one page, few more than one frame."""
+"""Most bodies have HEAD only; some need more than one page, few more than one frame."""
 PATTERN = bytes(range(251)) * (HUGE_BYTES // 251 + 1)
 
 CONFIRMED, REFUSED, NEVER = 1, 2, 4
-"""Marks of a publish: acked, nacked, rolled back (or its transaction was given up before the commit)."""
+"""Marks of a publish: acked; nacked; rolled back (or its transaction was given up before the commit)."""
 SEEN, ACKED, SAFE, REJECTED, REQUEUED = 1, 2, 4, 8, 16
-"""Marks of a copy in a queue: delivered; ack or reject sent; that is known to be kept; it was a reject; sent back once."""
+"""Marks of a copy in a queue: delivered; ack or reject sent; known to be stored by the broker; it was a reject; requeued once."""
 KEPT_BY = 1 << 14
-"""Numbers are written to the journal, and synced, in runs of so many before the first of them is published."""
+"""Numbers are written to the journal, and synced, in runs of this length before the first of them is published."""
 SAMPLES = 10_000
-"""How many ids of each kind of finding are kept."""
+"""The maximum number of ids that are stored for each kind of finding."""
 
 Message = tuple[int, int]
 """(flow, number)."""
@@ -42,7 +43,7 @@ Item = tuple[int, int, int]
 
 
 def padding(number: int) -> int:
-    """Bytes behind the head of that message's body."""
+    """Return the bytes behind the head of that message's body."""
     if number % HUGE_EVERY == HUGE_EVERY - 1:
         return HUGE_BYTES
     return LONG_BYTES if number % LONG_EVERY == LONG_EVERY - 1 else 0
@@ -53,9 +54,10 @@ def body(flow: int, session: int, number: int) -> bytes:
 
 
 class Journal:
-    """A text file of what was promised, a line each: what happened, to which flow or queue, which numbers.
+    """A text file of promises, one line each: what happened, to which flow or queue, which numbers.
 
-    `intend` is synced before a number is used. The rest is evidence: written at once, synced with the next intent.
+    `intend` is synced before a number is used. The other lines are evidence: they are written at once, and synced with
+    the next `intend`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +80,7 @@ class Journal:
 
 
 class Findings:
-    """Counts of one kind of thing each, with the first ids."""
+    """The number of findings of each kind, with the first ids."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -96,13 +98,13 @@ class Findings:
         return self.counts.get(kind, 0)
 
     def write(self, path: Path, kinds: Iterable[str]) -> None:
-        """A line each."""
+        """Write one line for each id."""
         lines = [f"{kind}: {text}\n" for kind in kinds for text in self.samples.get(kind, ())]
         path.write_text("".join(lines))
 
 
 class Flow:
-    """A line of numbered messages. `routes`: message n goes to the n-th of them, in turn: (exchange, its queues)."""
+    """A sequence of numbered messages. `routes`: message n goes to one of them in turn: (exchange, its queues)."""
 
     def __init__(
         self, number: int, name: str, routes: Sequence[tuple[str, tuple[str, ...]]], group: int, journal: Journal
@@ -111,7 +113,7 @@ class Flow:
         self.name = name
         self.routes = tuple(routes)
         self.group = group
-        """So many messages in a row are one transaction; 1 = none."""
+        """This many consecutive messages are one transaction; 1 means none."""
         self.next = 0
         self.session = 0
         self.marks = bytearray()
@@ -121,7 +123,7 @@ class Flow:
         self._journal = journal
 
     def take(self, count: int) -> int:
-        """The first of `count` new numbers, which the journal has by now."""
+        """Return the first of `count` new numbers, after the journal has them."""
         first = self.next
         while first + count > self._intended:
             self._journal.write(f"intend {self.name} {self._intended} {self._intended + KEPT_BY}\n", sync=True)
@@ -131,7 +133,7 @@ class Flow:
         return first
 
     def mark(self, first: int, end: int, mark: int) -> None:
-        """Confirmed, refused or given up: numbers first..end-1."""
+        """Mark the numbers first..end-1 as confirmed, refused or given up."""
         self.marks[first:end] = bytes((mark,)) * (end - first)
         if mark == CONFIRMED:
             self.confirmed += end - first
@@ -142,28 +144,28 @@ PUBLISH_WORDS = {CONFIRMED: "confirmed", REFUSED: "refused", NEVER: "never"}
 
 
 class Ledger:
-    """The copies in one queue: what its consumers were given and what they did with it. For one thread at a time."""
+    """The copies in one queue: which were delivered to its consumers and what the consumers did. For one thread at a time."""
 
-    def __init__(self, queue: str, books: Books, *, ordered: bool = True) -> None:
+    def __init__(self, queue: str, oracle: Oracle, *, ordered: bool = True) -> None:
         self.queue = queue
-        self.books = books
+        self.oracle = oracle
         self.ordered = ordered
-        """Whether messages come in the order of their publishing: not so for dead letters."""
-        self.marks = [bytearray() for _ in books.flows]
+        """Whether messages arrive in the order of their publishing. Dead letters do not."""
+        self.marks = [bytearray() for _ in oracle.flows]
         self.deliveries = 0
         self.first_deliveries = 0
         self.unread = 0
-        """How many messages may come flagged that were never seen: those that went out and that nobody has read."""
+        """How many messages may be flagged although they were never seen: those that were sent and that no client has read."""
 
     def deliver(self, batch: Batch, last: dict[int, int]) -> list[Item]:
-        """Book a batch; `last` is the consuming channel's own: the last number by (flow, publisher's session)."""
+        """Record a batch. `last` belongs to the consuming channel: the last number by (flow, publisher's session)."""
         heads = self._heads(batch)
         flags = batch.flags.view()
         items: list[Item] = [
             (tag, key >> FLOW_SHIFT, n) for tag, (key, n) in zip(batch.delivery_tags(), heads, strict=True)
         ]
         if any(flags) or not self._all_new(heads, last):
-            whole = self.books.whole_order
+            whole = self.oracle.whole_order
             for k, (key, number) in enumerate(heads):
                 if not self._one(key, number, flags[k], last, key >> FLOW_SHIFT if whole else key):
                     items[k] = (items[k][0], -1, 0)
@@ -171,33 +173,33 @@ class Ledger:
         return items
 
     def _all_new(self, heads: list[tuple[int, int]], last: dict[int, int]) -> bool:
-        """Book what is delivered for the first time and in order, as nearly all is; False if something else is among it."""
+        """Record the messages if all are delivered for the first time and in order, as nearly always. Return False if not."""
         numbers: dict[int, list[int]] = {}
         for key, number in heads:
             numbers.setdefault(key, []).append(number)
         for key, of in numbers.items():
             flow = key >> FLOW_SHIFT
-            line = flow if self.books.whole_order else key
-            if flow >= len(self.marks) or of[-1] >= self.books.flows[flow].next or not all(map(lt, of, of[1:])):
+            line = flow if self.oracle.whole_order else key
+            if flow >= len(self.marks) or of[-1] >= self.oracle.flows[flow].next or not all(map(lt, of, of[1:])):
                 return False
             if self.ordered and of[0] <= last.get(line, -1):
                 return False
             self._reach(flow, of[-1])
             if any(map(self.marks[flow].__getitem__, of)):
                 return False
-        if self.books.whole_order and len({key >> FLOW_SHIFT for key in numbers}) < len(numbers):
+        if self.oracle.whole_order and len({key >> FLOW_SHIFT for key in numbers}) < len(numbers):
             return False
         for key, of in numbers.items():
             set_marks(self.marks[key >> FLOW_SHIFT], of, SEEN)
-            last[key >> FLOW_SHIFT if self.books.whole_order else key] = of[-1]
+            last[key >> FLOW_SHIFT if self.oracle.whole_order else key] = of[-1]
         self.first_deliveries += len(heads)
         return True
 
     def _one(self, key: int, number: int, again: int, last: dict[int, int], line: int) -> bool:
-        """Book one delivery; False if there is no such message."""
+        """Record one delivery. Return False if there is no such message."""
         flow = key >> FLOW_SHIFT
-        if flow >= len(self.marks) or number >= self.books.flows[flow].next:
-            self.books.findings.add("invented", f"{self.queue}: flow {flow} number {number} was never published")
+        if flow >= len(self.marks) or number >= self.oracle.flows[flow].next:
+            self.oracle.findings.add("invented", f"{self.queue}: flow {flow} number {number} was never published")
             return False
         self._reach(flow, number)
         mark = self.marks[flow][number]
@@ -208,26 +210,26 @@ class Ledger:
             self.first_deliveries += 1
             if again:
                 self._flagged(flow, number)
-        if self.ordered and (not again or self.books.whole_order) and not mark & REQUEUED:
+        if self.ordered and (not again or self.oracle.whole_order) and not mark & REQUEUED:
             if number <= last.get(line, -1):
-                self.books.findings.add("order", f"{self._name(flow, number)} after {last[line]}")
+                self.oracle.findings.add("order", f"{self._name(flow, number)} after {last[line]}")
             last[line] = number
         return True
 
     def _reach(self, flow: int, number: int) -> None:
-        """Have marks up to that number, which is taken."""
+        """Extend the marks up to that number, which has been taken."""
         marks = self.marks[flow]
         if number >= len(marks):
-            marks += bytes(self.books.flows[flow].next - len(marks))
+            marks += bytes(self.oracle.flows[flow].next - len(marks))
 
     def _heads(self, batch: Batch) -> list[tuple[int, int]]:
-        """(flow and session, number) of each body, which is checked to its end."""
+        """Return (flow and session, number) of each body, after checking the whole body."""
         ends = batch.bodies.ends.view().cast("I").tolist()
         sizes = list(map(sub, ends[1:], ends))
         if not sizes or min(sizes) < HEAD.size:
             texts = batch.bodies.tolist()
             for text in texts:
-                self.books.findings.add("damaged", f"{self.queue}: one of {len(text)} bytes {text[:40].hex()}")
+                self.oracle.findings.add("damaged", f"{self.queue}: one of {len(text)} bytes {text[:40].hex()}")
             return [WORDS.unpack_from(text.ljust(HEAD.size, b"\xff")) for text in texts]
         data = batch.bodies.data.tobytes()
         heads = list(map(WORDS.unpack_from, repeat(data), ends[:-1]))
@@ -236,13 +238,13 @@ class Ledger:
                 key, number = heads[k]
                 text = data[ends[k] : ends[k + 1]]
                 if text != body(key >> FLOW_SHIFT, key & SESSION_MASK, number):
-                    self.books.findings.add("damaged", f"{self.queue}: one of {size} bytes {text[:40].hex()}")
+                    self.oracle.findings.add("damaged", f"{self.queue}: one of {size} bytes {text[:40].hex()}")
         return heads
 
     def _again(self, flow: int, number: int, mark: int, flagged: bool) -> None:
-        """A copy that was delivered before."""
-        findings, name = self.books.findings, self._name(flow, number)
-        if mark & REJECTED and self.queue == self.books.dead[0] and self.books.is_dead(flow, number):
+        """Record a copy that was delivered before."""
+        findings, name = self.oracle.findings, self._name(flow, number)
+        if mark & REJECTED and self.queue == self.oracle.dead[0] and self.oracle.is_dead(flow, number):
             findings.add("half dead letters", name)
         if mark & SAFE:
             findings.add("settled, came back", name)
@@ -256,14 +258,14 @@ class Ledger:
             findings.add("doubled, flagged", name)
 
     def _flagged(self, flow: int, number: int) -> None:
-        """A copy that is said to have been delivered before, and was not seen."""
-        self.books.findings.add("flagged, never seen", self._name(flow, number))
+        """Record a copy that is flagged as delivered before, but was not seen."""
+        self.oracle.findings.add("flagged, never seen", self._name(flow, number))
         self.unread -= 1
         if self.unread < 0:
-            self.books.findings.add("flagged, never delivered", self._name(flow, number))
+            self.oracle.findings.add("flagged, never delivered", self._name(flow, number))
 
     def settle(self, items: Iterable[Item], mark: int) -> None:
-        """Mark what was acked or rejected, or is safe now."""
+        """Mark messages as acked or rejected, or as stored."""
         numbers: dict[int, list[int]] = {}
         for _, flow, number in items:
             if flow >= 0:
@@ -271,25 +273,25 @@ class Ledger:
         for flow, of in numbers.items():
             set_marks(self.marks[flow], of, mark)
         word = SETTLE_WORDS[mark]
-        lines = [f"{word} {self.queue} {self.books.flows[flow].name} {runs(of)}\n" for flow, of in numbers.items()]
-        self.books.journal.write("".join(lines))
+        lines = [f"{word} {self.queue} {self.oracle.flows[flow].name} {runs(of)}\n" for flow, of in numbers.items()]
+        self.oracle.journal.write("".join(lines))
 
     def has(self, flow: int, mark: int, first: int, end: int, step: int = 1) -> int:
-        """A bit string, as a number: 8 bits for each of these numbers, the lowest of them set if the mark is."""
+        """Return a bit string as a number: 8 bits for each of these numbers, of which the lowest is set if the mark is."""
         marks = self.marks[flow]
         if len(marks) < end:
             marks += bytes(end - len(marks))
         return bits_of(marks[first:end:step], mark)
 
     def _name(self, flow: int, number: int) -> str:
-        return f"{self.queue}: {self.books.flows[flow].name} {number}"
+        return f"{self.queue}: {self.oracle.flows[flow].name} {number}"
 
 
 SETTLE_WORDS = {ACKED: "acked", ACKED | REJECTED: "rejected", SAFE: "safe", REQUEUED: "requeued"}
 
 
-class Books:
-    """Flows, ledgers, findings."""
+class Oracle:
+    """Flows, ledgers and findings of a run."""
 
     def __init__(self, journal: Journal, dead: tuple[str, str, str]) -> None:
         self.journal = journal
@@ -297,15 +299,15 @@ class Books:
         self.ledgers: dict[str, Ledger] = {}
         self.findings = Findings()
         self.dead = dead
-        """What is rejected from the first queue goes to the second, from where it is moved to the third in transactions."""
+        """Messages that are rejected from the first queue go to the second, from which transactions move them to the third."""
         self.whole_order = False
-        """Order holds for what is redelivered, too, and over all sessions of a publisher: so in Kvitto, if each end of a
-        connection is known to the broker before the next begins."""
+        """Whether the order also includes redelivered messages, and all sessions of a publisher. It does in Kvitto, if
+        the broker knows of each end of a connection before the next one begins."""
         self.groups = 0
-        """Transactions that were looked at."""
+        """The number of transactions that were checked."""
 
     def flow(self, name: str, routes: Sequence[tuple[str, tuple[str, ...]]], group: int = 1) -> Flow:
-        """A new one. All flows are made before the first ledger."""
+        """Add a flow. All flows are made before the first ledger."""
         self.flows.append(Flow(len(self.flows), name, routes, group, self.journal))
         return self.flows[-1]
 
@@ -314,7 +316,7 @@ class Books:
         return self.ledgers[queue]
 
     def is_dead(self, flow: int, number: int) -> bool:
-        """Whether it has been seen as a dead letter."""
+        """Return whether it has been seen as a dead letter."""
         marks = self.ledgers[self.dead[1]].marks[flow]
         return number < len(marks) and bool(marks[number] & SEEN)
 
@@ -331,11 +333,11 @@ class Books:
         return sum(ledger.deliveries for ledger in self.ledgers.values())
 
     def judge(self) -> list[str]:
-        """What is owed and has not come, and transactions done by half, since the last `close_chapter`: as texts."""
+        """Return what is missing, and transactions that are done by half, since the last `close_chapter`, as texts."""
         return [*self._lost(), *self._lost_dead(), *self._halves()]
 
     def close_chapter(self) -> None:
-        """Turn what is still missing into findings; later judgements are about later messages, dead letters but for."""
+        """Make findings of all that is still missing. Later judgements are about later messages, except for dead letters."""
         lost, halves = [*self._lost(), *self._lost_dead()], [*self._halves(), *self._undead()]
         for kind, found in (("lost", lost), ("half transactions", halves), ("invented", self._not_rejected())):
             for text in found:
@@ -358,7 +360,7 @@ class Books:
         return found
 
     def _undead(self) -> list[str]:
-        """Messages that were rolled back and came all the same."""
+        """Find messages that were rolled back and arrived all the same."""
         found: list[str] = []
         for flow in self.flows:
             never = bits_of(flow.marks[flow.judged : flow.next], NEVER)
@@ -368,7 +370,7 @@ class Books:
         return found
 
     def _not_rejected(self) -> list[str]:
-        """Dead letters that nobody has made."""
+        """Find dead letters of messages that were not rejected."""
         source, dead = (self.ledgers[queue] for queue in self.dead[:2])
         found: list[str] = []
         for flow in self.flows:
@@ -378,7 +380,8 @@ class Books:
         return found
 
     def _lost_dead(self) -> list[str]:
-        """What was rejected has to be a dead letter; what was acked there in a transaction has been moved on by it."""
+        """Find missing dead letters: each rejected message must be one, and each that was acked in a transaction must
+        have been moved."""
         source, dead, moved = (self.ledgers[queue] for queue in self.dead)
         found: list[str] = []
         for flow in self.flows:
@@ -392,7 +395,7 @@ class Books:
         return found
 
     def _halves(self) -> list[str]:
-        """T4: of each transaction every copy has been seen, or none."""
+        """Find transactions of which some copies have been seen and not all (T4)."""
         found: list[str] = []
         for flow in self.flows:
             if flow.group == 1:
@@ -410,13 +413,13 @@ class Books:
 
 
 def bits_of(marks: bytes | bytearray, mark: int) -> int:
-    """The marks as a number with a byte for each, 1 where `mark` is set."""
+    """Return the marks as a number with a byte for each, 1 where `mark` is set."""
     table = bytes(bool(value & mark) for value in range(256))
     return int.from_bytes(marks.translate(table), "little")
 
 
 def ones(number: int) -> list[int]:
-    """The positions of the bytes that are 1."""
+    """Return the positions of the bytes that are 1."""
     if not number:
         return []
     text = number.to_bytes((number.bit_length() + 7) // 8, "little")
@@ -424,12 +427,12 @@ def ones(number: int) -> list[int]:
 
 
 def consecutive(numbers: list[int]) -> bool:
-    """Whether each is one more than the one before it."""
+    """Return whether each number is one more than the one before it."""
     return numbers[-1] - numbers[0] + 1 == len(numbers) and all(map(lt, numbers, numbers[1:]))
 
 
 def set_marks(marks: bytearray, numbers: list[int], mark: int) -> None:
-    """Add a mark to these."""
+    """Add a mark to these numbers."""
     first = marks[numbers[0]]
     part = slice(numbers[0], numbers[-1] + 1)
     if consecutive(numbers) and marks[part].count(first) == len(numbers):
@@ -440,7 +443,7 @@ def set_marks(marks: bytearray, numbers: list[int], mark: int) -> None:
 
 
 def runs(numbers: list[int]) -> str:
-    """7 8 9 12 -> "7-9 12"."""
+    """Return the numbers as text: 7 8 9 12 -> "7-9 12"."""
     if consecutive(numbers):
         return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     parts: list[str] = []
