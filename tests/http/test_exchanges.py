@@ -7,8 +7,7 @@ from urllib.parse import quote, urljoin
 import pytest
 
 import kvitto
-from kvitto.broker import copying, exchange
-from kvitto.http import messages
+from kvitto.broker import copying, exchange, operations
 from tests.http.api import Http
 from tests.protocol.test_exchange_type import NAME, PropertyIndex
 
@@ -148,7 +147,7 @@ def test_a_message_for_many_queues_is_copied_in_pieces(
             pieces[-1] += 1
             yield step
 
-    monkeypatch.setattr(messages, "copies", counted)
+    monkeypatch.setattr(operations, "copies", counted)
     api.put("/api/exchanges/%2F/many", {"type": "fanout"})
     for number in range(5):
         api.put(f"/api/queues/%2F/many{number}", {})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.arguments import MS_MAX
 from kvitto.wire import check
+from kvitto.wire.properties import Properties, edit_headers, join, split
+from kvitto.wire.tables import encode_shortstr
 
 if TYPE_CHECKING:
     from kvitto.broker.auth import User
@@ -15,6 +18,35 @@ if TYPE_CHECKING:
 DIRECT_REPLY_TO = check.DIRECT_REPLY_TO.decode()
 EXPIRATION_DIGITS = 64
 """Leading zeros are fine."""
+
+
+def admit(properties: Properties, user: User | None, copies_max: int) -> int:
+    """The message's time to live in ms, -1 without one. ChannelError 406 for a message that nobody, or not this user, may publish.
+
+    `copies_max`: how many routing keys CC and BCC may have together.
+    """
+    if user is not None:
+        check_user(properties.user_id, user)
+    ttl_ms = expiration_ms(properties.expiration)
+    check_copies(properties.headers or {}, copies_max)
+    return ttl_ms
+
+
+def as_consumers_see(props: bytes, headers: Mapping[str, Any], reply_to: str | None = None) -> bytes:
+    """Encoded properties without BCC, and with another address for replies if one is given. `headers`: those of the properties.
+
+    ChannelError 406 if they are too long then.
+    """
+    if reply_to is None and "BCC" not in headers:
+        return props
+    fields = split(props)
+    if reply_to is not None:
+        fields["reply_to"] = encode_shortstr(reply_to)
+    if "BCC" in headers:
+        edit_headers(fields, {}, ("BCC",))
+    props = join(fields)
+    check_size(props)
+    return props
 
 
 def check_user(user_id: str | None, user: User) -> None:
@@ -33,7 +65,7 @@ def expiration_ms(text: str | None) -> int:
     raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{text}'")
 
 
-def check_copies(headers: dict[str, Any], most: int) -> None:
+def check_copies(headers: Mapping[str, Any], most: int) -> None:
     """ChannelError 406 unless CC and BCC are arrays of strings, with at most `most` strings together."""
     count = 0
     for name in ("CC", "BCC"):

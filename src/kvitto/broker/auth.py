@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvitto.base.errors import ACCESS_REFUSED, ChannelError
 from kvitto.base.limits import NAME_MAX
 from kvitto.broker.patterns import Pattern, compile_pattern, stored_pattern
 
@@ -114,6 +115,12 @@ class User:
         if permission is None:
             return False
         return permission.grants(operation, resource or DEFAULT_EXCHANGE)
+
+    def authorise(self, vhost: str, operation: Operation, kind: str, name: str) -> None:
+        """ChannelError 403 unless this user may do this with the resource; `kind` says what it is."""
+        if not self.may(vhost, operation, name):
+            text = f"{operation} access to {kind} '{name}' in vhost '{vhost}' refused for user '{self.name}'"
+            raise ChannelError(ACCESS_REFUSED, text)
 
 
 class Users:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.admission import expiration_ms
+from kvitto.broker.admission import as_consumers_see, expiration_ms
 from kvitto.broker.arguments import QueueSettings
 from kvitto.broker.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
 from kvitto.broker.queue import Queue
@@ -27,7 +27,6 @@ from kvitto.store.batch import Batch
 from kvitto.store.reading import Window
 from kvitto.store.record import Append, Run, Settle
 from kvitto.wire.buf import Buf
-from kvitto.wire.properties import edit_headers, join
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -514,7 +513,7 @@ class Stages(Service):
     def _put_special(self, parcel: Parcel, vhost: VHost, message: tuple[bytes, bytes, bytes | Buf, int]) -> int:
         """Add a message whose properties matter to the parcel. Returns 1, or 0 if a queue is full."""
         key, props, body, _ = message
-        fields, properties = read_properties(props)
+        _, properties = read_properties(props)
         try:
             route = vhost.route(key)
             route = vhost.route_message(route.exchange, route.routing_key, properties)
@@ -525,9 +524,7 @@ class Stages(Service):
         targets = self._takers(route.queues, len(body), size)
         if targets is None:
             return 0
-        if "BCC" in (properties.headers or {}):
-            edit_headers(fields, {}, ("BCC",))
-            props = join(fields)
+        props = as_consumers_see(props, properties.headers or {})
         ttl_ms = expiration_ms(properties.expiration)
         self._put_each(parcel, targets, key, props, body, ttl_ms)
         parcel.size += size * max(len(targets), 1)

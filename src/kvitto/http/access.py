@@ -6,6 +6,8 @@ import logging
 from enum import Enum
 
 from kvitto.broker.auth import Attempt, User
+from kvitto.broker.operations import POLICY_TAGS
+from kvitto.broker.vhost import POLICY
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Request, not_authorised
 
@@ -21,7 +23,7 @@ class Access(Enum):
     LOOPBACK = ("local",)
     MANAGEMENT = ("administrator", "monitoring", "policymaker", "management")
     MONITORING = ("administrator", "monitoring")
-    POLICYMAKER = ("administrator", "policymaker")
+    POLICYMAKER = POLICY_TAGS[POLICY]
     ADMINISTRATOR = ("administrator",)
 
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from kvitto.base.config import Config
-from kvitto.base.errors import ACCESS_REFUSED, ChannelError, StoreError
-from kvitto.broker.auth import Operation, User
+from kvitto.base.errors import StoreError
+from kvitto.broker.auth import User
 from kvitto.broker.broker import Broker
 from kvitto.broker.changes import Changes
+from kvitto.broker.operations import Operations
 from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.rates import Rates
@@ -24,9 +25,6 @@ from kvitto.http.slices import Slices
 from kvitto.store.store import Store
 
 T = TypeVar("T")
-
-OUTSIDER = object()
-"""Owner of no exclusive queue: what is exclusive to a connection is locked for HTTP (405 RESOURCE_LOCKED)."""
 
 
 class Host(Protocol):
@@ -188,9 +186,6 @@ class Call:
             raise not_authorised(f"user '{self.user.name}' has no permissions in vhost '{vhost.name}'")
         return vhost
 
-    def authorise(self, operation: Operation, kind: str, name: str) -> None:
-        """ChannelError 403, as AMQP says it."""
-        vhost = self.args["vhost"]
-        if not self.user.may(vhost, operation, name):
-            text = f"{operation} access to {kind} '{name}' in vhost '{vhost}' refused for user '{self.user.name}'"
-            raise ChannelError(ACCESS_REFUSED, text)
+    def operations(self) -> Operations:
+        """What the caller may do in the path's virtual host. Problem 404, 401."""
+        return Operations(self.own_vhost(), self.user)

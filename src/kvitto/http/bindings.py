@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 from urllib.parse import quote
 
-from kvitto.base.errors import ACCESS_REFUSED, ChannelError
 from kvitto.broker.exchange import Binding, Exchange
+from kvitto.broker.operations import OUTSIDER, Kind, exchange_name
 from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http import fields, views
 from kvitto.http.access import Access
-from kvitto.http.api import OUTSIDER, Call
-from kvitto.http.exchanges import exchange_name
+from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import NO_CONTENT, Response, answer, not_found
 
@@ -60,12 +60,10 @@ async def get_binding(call: Call) -> Response:
 
 
 async def post_binding(call: Call) -> Response:
-    body, vhost = call.request.json(), call.own_vhost()
-    key = fields.short(fields.text(body, "routing_key", ""), "routing key")
-    arguments = fields.table(body, "arguments")
-    source, dest = _ends(call, vhost)
-    _authorise(call, source, dest)
-    await call.api.change(lambda: vhost.bind(source.name, dest, key, arguments))
+    body, operations = call.request.json(), call.operations()
+    key, arguments = binding_of(body)
+    source, dest = _ends(call, operations.vhost)
+    await call.api.change(lambda: operations.bind(source.name, kind_of(dest), dest.name, key, arguments))
     made = views.properties_key(Binding(source, dest, key, arguments))
     location = "/".join(
         quote(part, safe="") for part in (dest.name, made)
@@ -74,12 +72,24 @@ async def post_binding(call: Call) -> Response:
 
 
 async def delete_binding(call: Call) -> Response:
-    vhost = call.own_vhost()
-    source, dest = _ends(call, vhost)
-    _authorise(call, source, dest)
+    operations = call.operations()
+    source, dest = _ends(call, operations.vhost)
+    kind = kind_of(dest)
+    operations.may_bind(source.name, kind, dest.name)
     binding = await _binding(call, source, dest)
-    await call.api.change(lambda: vhost.unbind(source.name, dest, binding.routing_key, binding.arguments))
+    key, arguments = binding.routing_key, binding.arguments
+    await call.api.change(lambda: operations.unbind(source.name, kind, dest.name, key, arguments))
     return NO_CONTENT
+
+
+def binding_of(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Routing key and arguments. Problem 400."""
+    key = fields.short(fields.text(body, "routing_key", ""), "routing key")
+    return key, fields.table(body, "arguments")
+
+
+def kind_of(dest: Queue | Exchange) -> Kind:
+    return "exchange" if isinstance(dest, Exchange) else "queue"
 
 
 def _ends(call: Call, vhost: VHost) -> tuple[Exchange, Queue | Exchange]:
@@ -96,14 +106,6 @@ async def _binding(call: Call, source: Exchange, dest: Queue | Exchange) -> Bind
             return binding
         await call.api.slices.rest()
     raise not_found(f"there is no binding {call.args['key']!r} between these two")
-
-
-def _authorise(call: Call, source: Exchange, dest: Queue | Exchange) -> None:
-    """As queue.bind and exchange.bind do. ChannelError 403."""
-    if not source.name or not dest.name:
-        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
-    call.authorise("write", "exchange" if isinstance(dest, Exchange) else "queue", dest.name)
-    call.authorise("read", "exchange", source.name)
 
 
 TO_QUEUE = "/api/bindings/{vhost}/e/{source}/q/{queue}"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from typing import Any
+
+from kvitto.broker.operations import Operations, exchange_name
 from kvitto.http import fields, messages, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
-
-DEFAULT = "amq.default"
-"""How paths name the exchange that has no name."""
-
-
-def exchange_name(path_part: str) -> str:
-    return "" if path_part == DEFAULT else path_part
 
 
 async def list_exchanges(call: Call) -> Response:
@@ -28,47 +23,42 @@ def get_exchange(call: Call) -> Response:
 
 
 async def put_exchange(call: Call) -> Response:
-    body, vhost, name = call.request.json(), call.own_vhost(), fields.declared_name(call.name, "exchange")
+    body, operations = call.request.json(), call.operations()
+    new = await call.api.change(lambda: declare(operations, call.name, body))
+    return CREATED if new else NO_CONTENT
+
+
+def declare(operations: Operations, name: str, body: dict[str, Any]) -> bool:
+    """Declare an exchange as a body says; whether it is new. Problem 400, ChannelError 403, 405, 406."""
+    name = exchange_name(fields.declared_name(name, "exchange"))
     kind = fields.text(body, "type", "direct")
     durable, auto_delete, internal = (fields.flag(body, flag) for flag in ("durable", "auto_delete", "internal"))
-    arguments = fields.table(body, "arguments")
-    if name == DEFAULT:
-        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
-    call.authorise("configure", "exchange", name)
-    known = name in vhost.exchanges
-    alternate = arguments.get("alternate-exchange")
-    if isinstance(alternate, str) and not known:
-        call.authorise("read", "exchange", name)
-        call.authorise("write", "exchange", alternate)
-    await call.api.change(lambda: vhost.declare_exchange(name, kind, durable, auto_delete, internal, arguments))
-    return NO_CONTENT if known else CREATED
+    return operations.declare_exchange(name, kind, durable, auto_delete, internal, fields.table(body, "arguments"))
 
 
 async def delete_exchange(call: Call) -> Response:
     vhost, name = call.own_vhost(), exchange_name(call.name)
     if name not in vhost.exchanges:
         raise not_found(f"no exchange '{name}' in vhost '{vhost.name}'")
-    if_unused = call.request.asks("if-unused")
-    call.authorise("configure", "exchange", name)
-    await call.api.perform(vhost.exchange_deletion(name, if_unused))
+    await call.api.perform(call.operations().delete_exchange(name, call.request.asks("if-unused")))
     return NO_CONTENT
 
 
 async def publish(call: Call) -> Response:
-    vhost, name = call.own_vhost(), exchange_name(call.name)
-    exchange = vhost.exchange(name)
-    call.authorise("write", "exchange", name)
+    operations, name = call.operations(), exchange_name(call.name)
+    operations.vhost.exchange(name)
+    operations.authorise("write", "exchange", name)
     body = call.request.json()
     values = body.get("properties") or {}
     if not isinstance(values, dict):
         raise bad_request("properties must be an object")
-    if exchange.internal:
-        raise ChannelError(ACCESS_REFUSED, f"cannot publish to internal exchange '{name}' in vhost '{vhost.name}'")
+    operations.may_publish(name)
     key = fields.short(fields.text(body, "routing_key"), "routing key")
-    properties = messages.properties_of(values, call.user, call.api.broker.limits.copies_max)
+    properties = messages.properties_of(values)
+    operations.admit(properties)
     payload = await messages.payload_of(call.api.slices, body)
-    message = messages.Outgoing(name, key, payload, properties)
-    return answer({"routed": await messages.publish(call.api, vhost, message)})
+    message = operations.publish(name, key, properties, payload)
+    return answer({"routed": await messages.publish(call.api, message)})
 
 
 ROUTES = (
@@ -77,5 +67,5 @@ ROUTES = (
     ("GET", "/api/exchanges/{vhost}/{name}", Access.MANAGEMENT, get_exchange),
     ("PUT", "/api/exchanges/{vhost}/{name}", Access.MANAGEMENT, put_exchange),
     ("DELETE", "/api/exchanges/{vhost}/{name}", Access.MANAGEMENT, delete_exchange),
-    ("POST", "/api/exchanges/{vhost}/{name}/publish", Access.MANAGEMENT, publish),
+    ("POST", "/api/exchanges/{vhost}/{name}/publish", Access.MANAGEMENT, publish, "http_body_max"),
 )

@@ -5,63 +5,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Iterator
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
-from kvitto.broker.copying import copies
-from kvitto.broker.queue import Queue
-from kvitto.broker.route import Route
-from kvitto.broker.vhost import VHost
 from kvitto.http import fields
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Text, bad_request
 from kvitto.http.slices import Slices
-from kvitto.wire import tables
 from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import User
+    from kvitto.broker.operations import Publishing
 
 FULL_S = 1.0
 """A publish that waits for its sync checks at this interval whether the disk is full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    exchange: str
-    routing_key: str
-    body: bytes
-    properties: Properties = field(default_factory=Properties)
-
-
-async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
+async def publish(api: Api, message: Publishing) -> bool:
     """Store a message; whether it reached a queue. Returns once it is durable there. ChannelError 404, 406, Problem 503."""
     if api.host.hub.blocked is not None:
         raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.blocked}")
-    properties, headers = message.properties, message.properties.headers or {}
-    key = tables.encode_shortstr(message.exchange) + tables.encode_shortstr(message.routing_key)
-    props, ttl_ms = without_bcc(properties).encode(), expiration_ms(properties.expiration)
-    check_size(props)
-    route, refused = Route("", "", [], False), list[Queue]()
-
-    def steps() -> Iterator[object]:
-        nonlocal route
-        route = vhost.remembered(key) or (yield from vhost.route_steps(key))
-        if route.dynamic or "CC" in headers or "BCC" in headers:
-            route = yield from vhost.message_route_steps(message.exchange, message.routing_key, properties)
-        yield from copies(route.queues, key, props, message.body, ttl_ms, refused)
-        for queue in refused:
-            yield from api.broker.dead_letters.refused(queue, key, props, message.body)
-
-    await api.perform(steps())
+    await api.perform(message.steps())
+    route, refused = message.route, message.refused
     if not route.count and route.out_of_service is None:
-        return bool(api.host.hub.deliver_reply(route, props, message.body))
+        return bool(api.host.hub.deliver_reply(route, message.props, message.body))
     stored = asyncio.Event()
     durable = [queue for queue in route.queues if queue.log.durable]
     if durable:
@@ -82,18 +51,8 @@ async def publish(api: Api, vhost: VHost, message: Outgoing) -> bool:
     return True
 
 
-def without_bcc(properties: Properties) -> Properties:
-    """As consumers see them."""
-    headers = properties.headers or {}
-    if "BCC" not in headers:
-        return properties
-    seen = copy(properties)
-    seen.headers = {name: value for name, value in headers.items() if name != "BCC"}
-    return seen
-
-
-def properties_of(values: dict[str, Any], user: User, copies_max: int) -> Properties:
-    """Basic properties from JSON. Problem 400 names the one that cannot be; ChannelError 406 as for a publish over AMQP."""
+def properties_of(values: dict[str, Any]) -> Properties:
+    """Basic properties from JSON. Problem 400 names the one that cannot be."""
     unknown = set(values) - {name for name, _ in FIELDS}
     if unknown:
         raise bad_request(f"there is no property {min(unknown)!r}; there are {', '.join(name for name, _ in FIELDS)}")
@@ -108,11 +67,6 @@ def properties_of(values: dict[str, Any], user: User, copies_max: int) -> Proper
         else:
             value = fields.number(values, name, 0, 255 if kind == "octet" else (1 << 64) - 1, 0)
         setattr(properties, name, value)
-    check_user(properties.user_id, user)
-    expiration_ms(properties.expiration)
-    check_copies(properties.headers or {}, copies_max)
-    if properties.reply_to == DIRECT_REPLY_TO:
-        raise ChannelError(PRECONDITION_FAILED, "fast reply consumer does not exist")
     return properties
 
 

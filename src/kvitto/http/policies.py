@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from kvitto.broker import policing
-from kvitto.broker.policies import PRIORITY_MAX, InvalidPolicy, policy
+from kvitto.broker.policies import PRIORITY_MAX, InvalidPolicy, Policy, policy
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY
 from kvitto.http import fields, views
 from kvitto.http.access import Access
@@ -37,27 +37,33 @@ def gets(kind: str) -> Callable[[Call], Response]:
 
 def puts(kind: str) -> Handler:
     async def put_policy(call: Call) -> Response:
-        body, vhost, name = call.request.json(), call.own_vhost(), fields.new_name(call.name, WORDS[kind])
-        given = {"pattern": fields.text(body, "pattern"), "definition": body.get("definition")}
-        given["apply-to"] = fields.text(body, "apply-to", "all")
-        given["priority"] = fields.number(body, "priority", -PRIORITY_MAX, PRIORITY_MAX, 0)
-        try:
-            made = policy(name, given, kind == OPERATOR_POLICY)
-        except InvalidPolicy as error:
-            raise bad_request(str(error)) from None
-        known = name in vhost.policies_by_name(kind)
-        await call.api.perform(policing.set_policy(vhost, kind, made))
+        body, operations = call.request.json(), call.operations()
+        made = policy_of(kind, call.name, body)
+        known = made.name in operations.vhost.policies_by_name(kind)
+        await call.api.perform(operations.set_policy(kind, made))
         return NO_CONTENT if known else CREATED
 
     return put_policy
 
 
+def policy_of(kind: str, name: str, body: dict[str, Any]) -> Policy:
+    """Problem 400."""
+    name = fields.new_name(name, WORDS[kind])
+    given = {"pattern": fields.text(body, "pattern"), "definition": body.get("definition")}
+    given["apply-to"] = fields.text(body, "apply-to", "all")
+    given["priority"] = fields.number(body, "priority", -PRIORITY_MAX, PRIORITY_MAX, 0)
+    try:
+        return policy(name, given, kind == OPERATOR_POLICY)
+    except InvalidPolicy as error:
+        raise bad_request(str(error)) from None
+
+
 def deletes(kind: str) -> Handler:
     async def delete_policy(call: Call) -> Response:
-        vhost = call.own_vhost()
-        if call.name not in vhost.policies_by_name(kind):
-            raise not_found(f"there is no {WORDS[kind]} '{call.name}' in vhost '{vhost.name}'")
-        await call.api.perform(policing.clear_policy(vhost, kind, call.name))
+        operations = call.operations()
+        if call.name not in operations.vhost.policies_by_name(kind):
+            raise not_found(f"there is no {WORDS[kind]} '{call.name}' in vhost '{operations.vhost.name}'")
+        await call.api.perform(operations.clear_policy(kind, call.name))
         return NO_CONTENT
 
     return delete_policy

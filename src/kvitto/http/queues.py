@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import walls
+from kvitto.broker.operations import OUTSIDER, Operations
 from kvitto.broker.queue import Queue
 from kvitto.http import fields, get, messages, views
 from kvitto.http.access import Access
-from kvitto.http.api import OUTSIDER, Call
+from kvitto.http.api import Call
 from kvitto.http.listing import answer_list, array, with_array
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer
+from kvitto.wire.properties import Properties
 
 
 async def list_queues(call: Call) -> Response:
@@ -26,38 +28,38 @@ async def get_queue(call: Call) -> Response:
 
 
 async def put_queue(call: Call) -> Response:
-    body, vhost, name = call.request.json(), call.own_vhost(), fields.declared_name(call.name, "queue")
+    body, operations = call.request.json(), call.operations()
+    new = await call.api.change(lambda: declare(operations, call.name, body))
+    return CREATED if new else NO_CONTENT
+
+
+def declare(operations: Operations, name: str, body: dict[str, Any]) -> bool:
+    """Declare a queue as a body says; whether it is new. Problem 400, ChannelError 403, 405, 406."""
+    name = fields.declared_name(name, "queue")
     durable, auto_delete = fields.flag(body, "durable"), fields.flag(body, "auto_delete")
     arguments = fields.table(body, "arguments")
-    call.authorise("configure", "queue", name)
-    known = name in vhost.queues
-    dead_letters = arguments.get("x-dead-letter-exchange")
-    if isinstance(dead_letters, str) and not known:
-        call.authorise("read", "queue", name)
-        call.authorise("write", "exchange", dead_letters)
-    await call.api.change(lambda: vhost.declare_queue(name, durable, False, auto_delete, arguments, OUTSIDER))
-    return NO_CONTENT if known else CREATED
+    _, new = operations.declare_queue(name, durable, False, auto_delete, arguments)
+    return new
 
 
 async def delete_queue(call: Call) -> Response:
     queue = _reachable(call)
     if_unused, if_empty = (call.request.asks(name) for name in ("if-unused", "if-empty"))
-    call.authorise("configure", "queue", queue.name)
-    await call.api.perform(queue.vhost.queue_deletion(queue, if_unused, if_empty))
+    _, steps = call.operations().delete_queue(queue.name, if_unused, if_empty)
+    await call.api.perform(steps)
     return NO_CONTENT
 
 
 async def purge_queue(call: Call) -> Response:
     queue = _reachable(call)
-    call.authorise("read", "queue", queue.name)
-    _, steps = walls.within(queue, queue.purging)
+    _, steps = call.operations().purge_queue(queue.name)
     await call.api.perform(steps)
     return NO_CONTENT
 
 
 async def get_messages(call: Call) -> Response:
     queue, wanted = _reachable(call), get.Wanted.of(call.request.json())
-    call.authorise("read", "queue", queue.name)
+    call.operations().authorise("read", "queue", queue.name)
     got = await get.get(call.api.slices, queue, wanted)
     call.api.host.schedule()
     return Response(pieces=get.rendered(call.api.slices, got, wanted))
@@ -65,14 +67,13 @@ async def get_messages(call: Call) -> Response:
 
 async def aliveness_test(call: Call) -> Response:
     """Declares a durable queue, publishes, waits for the disk, and takes the message out again."""
-    vhost, name, payload = call.own_vhost(), "aliveness-test", b"test_message"
+    operations, name, payload = call.operations(), "aliveness-test", b"test_message"
     for operation, kind, thing in (("configure", "queue", name), ("read", "queue", name), ("write", "exchange", "")):
-        call.authorise(operation, kind, thing)  # type: ignore[arg-type]
+        operations.authorise(operation, kind, thing)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(ALIVE_S):
-            queue = await call.api.change(lambda: vhost.declare_queue(name, True, False, False, {}, OUTSIDER))
-            outgoing = messages.Outgoing("", name, payload)
-            await messages.publish(call.api, vhost, outgoing)
+            queue, _ = await call.api.change(lambda: operations.declare_queue(name, True, False, False, {}))
+            await messages.publish(call.api, operations.publish("", name, Properties(), payload))
             taken = await get.get(call.api.slices, queue, ONE)
     except TimeoutError:
         return answer({"status": "failed", "reason": f"the disk did not answer within {ALIVE_S:g} s"}, 500)

@@ -1,4 +1,8 @@
-"""From method and path to a handler. Each module of handlers has a table ROUTES; this puts them together."""
+"""From method and path to a handler. Each module of handlers has a table ROUTES; this puts them together.
+
+A line of the table has the method, the pattern of the path, who may call it, the handler, and, if that is not a usual one, the limit for
+its body.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,13 @@ Handler = Callable[[Call], Response | Awaitable[Response]]
 class Route:
     access: Access
     handler: Handler
+    limit: str = "http_document_max"
+    """The name in `Limits` of how many bytes a body may have."""
 
     def body_max(self, allowed: Limits) -> int:
         """Bytes."""
-        return allowed.http_body_max if self.handler is exchanges.publish else allowed.http_document_max
+        most: int = getattr(allowed, self.limit)
+        return most
 
 
 class Router:
@@ -55,10 +62,10 @@ class Router:
             users,
             vhosts,
         ):
-            for method, pattern, access, handler in module.ROUTES:
+            for method, pattern, access, handler, *limit in module.ROUTES:
                 parts = tuple(pattern.split("/")[1:])
                 same = self._by_length.setdefault(len(parts), {})
-                same.setdefault(parts, {})[method] = Route(access, handler)
+                same.setdefault(parts, {})[method] = Route(access, handler, *limit)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Problem 404, 405."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
-from kvitto.broker.auth import User
+from kvitto.broker.auth import User, Users
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -37,8 +39,28 @@ def get_user(call: Call) -> Response:
 
 async def put_user(call: Call) -> Response:
     """A new user needs a password, or the empty password_hash of one who logs in by certificate; a known one keeps what is not given."""
-    body, name = call.request.json(), fields.new_name(call.name, "user")
     users = call.api.broker.users
+    given = user_of(users, call.name, call.request.json())
+    hashed = await asyncio.to_thread(users.hash, given.password) if given.password else ""
+    try:
+        new = await call.api.change(lambda: declare(users, given, hashed))
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+    return CREATED if new else NO_CONTENT
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a body says of a user. `password`: None for one who has none, "" if the one that is there stays. `tags`: None if they stay."""
+
+    name: str
+    password: str | None
+    tags: list[str] | None
+
+
+def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
+    """Problem 400."""
+    name = fields.new_name(name, "user")
     known = name in users
     tags = fields.names(body, "tags") if "tags" in body or not known else None
     without = body.get("password_hash") == ""
@@ -50,22 +72,19 @@ async def put_user(call: Call) -> Response:
     fields.short(password or "", "password", PASSWORD_MAX)
     if password == "" and ("password" in body or not known):
         raise bad_request("the password is empty")
-    hashed = await asyncio.to_thread(users.hash, password) if password else ""
+    return Given(name, password, tags)
 
-    def make() -> None:
-        if name not in users:
-            users.add(name, password, tags or (), hashed)
-            return
-        if password or without:
-            users.set_password(name, password, hashed)
-        if tags is not None:
-            users.set_tags(name, tags)
 
-    try:
-        await call.api.change(make)
-    except ValueError as error:
-        raise bad_request(str(error)) from None
-    return NO_CONTENT if known else CREATED
+def declare(users: Users, given: Given, hashed: str) -> bool:
+    """Add a user, or change the one that is there; whether it is new. `hashed`: the password, if there is one. ValueError."""
+    if given.name not in users:
+        users.add(given.name, given.password, given.tags or (), hashed)
+        return True
+    if given.password != "":
+        users.set_password(given.name, given.password, hashed)
+    if given.tags is not None:
+        users.set_tags(given.name, given.tags)
+    return False
 
 
 async def delete_user(call: Call) -> Response:

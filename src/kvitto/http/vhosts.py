@@ -9,7 +9,8 @@ from typing import Any
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import KIB
 from kvitto.broker import removal
-from kvitto.broker.auth import User
+from kvitto.broker.auth import User, Users
+from kvitto.broker.broker import Broker
 from kvitto.broker.jobs import Cost
 from kvitto.broker.vhost import VHost
 from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
@@ -40,23 +41,24 @@ async def _depth(call: Call, vhost: VHost) -> dict[str, int]:
 
 
 async def put_vhost(call: Call) -> Response:
-    """Who creates a virtual host may do everything in it.
+    body = call.request.json()
+    new = await call.api.change(lambda: declare(call.api.broker, call.user, call.args["vhost"], body))
+    return CREATED if new else NO_CONTENT
+
+
+def declare(broker: Broker, creator: User, name: str, body: dict[str, Any]) -> bool:
+    """Add a virtual host, or describe the one that is there; whether it is new. Who creates one may do everything in it. Problem 400.
 
     As with RabbitMQ, one that is there keeps its queue type and tracing where they are not given, and loses its description and tags.
     """
-    broker, name = call.api.broker, fields.new_name(call.args["vhost"], "vhost")
+    name = fields.new_name(name, "vhost")
     known = broker.vhosts.get(name)
     if known is not None and known.deleting:
         raise bad_request(f"vhost '{name}' is being deleted: try again")
-    settings = _settings(call.request.json(), VHostSettings() if known is None else known.settings)
-
-    def make() -> None:
-        broker.add_vhost(name, settings)
-        if known is None:
-            broker.users.set_permission(call.user.name, name, ".*", ".*", ".*")
-
-    await call.api.change(make)
-    return CREATED if known is None else NO_CONTENT
+    broker.add_vhost(name, _settings(body, VHostSettings() if known is None else known.settings))
+    if known is None:
+        broker.users.set_permission(creator.name, name, ".*", ".*", ".*")
+    return known is None
 
 
 def _settings(body: dict[str, Any], before: VHostSettings) -> VHostSettings:
@@ -123,15 +125,18 @@ def get_permission(call: Call) -> Response:
 
 async def put_permission(call: Call) -> Response:
     body, vhost, user = call.request.json(), call.vhost(), user_named(call, call.args["user"])
-    names = ("configure", "write", "read")
-    expressions = [fields.text(body, name) for name in names]
-    known = user.may_open(vhost.name)
-    users = call.api.broker.users
+    new = await call.api.change(lambda: grant(call.api.broker.users, user, vhost.name, body))
+    return CREATED if new else NO_CONTENT
+
+
+def grant(users: Users, user: User, vhost: str, body: dict[str, Any]) -> bool:
+    """Let a user do in a virtual host what a body says; whether it had no permissions there. Problem 400."""
+    known = user.may_open(vhost)
     try:
-        await call.api.change(lambda: users.set_permission(user.name, vhost.name, *expressions))
+        users.set_permission(user.name, vhost, *(fields.text(body, name) for name in ("configure", "write", "read")))
     except ValueError as error:
         raise bad_request(str(error)) from None
-    return NO_CONTENT if known else CREATED
+    return not known
 
 
 async def delete_permission(call: Call) -> Response:

@@ -14,7 +14,6 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import (
-    ACCESS_REFUSED,
     FRAME_ERROR,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
@@ -23,7 +22,7 @@ from kvitto.base.errors import (
     ProtocolError,
 )
 from kvitto.broker import walls
-from kvitto.broker.admission import DIRECT_REPLY_TO, check_copies, check_size, check_user, expiration_ms
+from kvitto.broker.admission import DIRECT_REPLY_TO, admit, as_consumers_see
 from kvitto.broker.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
 from kvitto.broker.copying import COPIES_BYTES, PIECE_COST, copies
 from kvitto.broker.queue import Queue
@@ -36,8 +35,7 @@ from kvitto.protocol.output import Output
 from kvitto.wire import bits, check
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicNack, BasicReturn
-from kvitto.wire.properties import Properties, edit_headers, join, split
-from kvitto.wire.tables import encode_shortstr
+from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
     from kvitto.broker.stages import Stage
@@ -347,10 +345,7 @@ class Channel:
         """ChannelError 403 for an internal exchange or one that the user may not write to."""
         if self._allowed.get(exchange) == self._epoch.value:
             return
-        self.connection.authorise("write", exchange, "exchange")
-        if self.vhost.exchange(exchange).internal:
-            text = f"cannot publish to internal exchange '{exchange}' in vhost '{self.vhost.name}'"
-            raise ChannelError(ACCESS_REFUSED, text)
+        self.connection.operations.may_publish(exchange)
         self._allowed[exchange] = self._epoch.value
 
     def publish_special(
@@ -372,19 +367,15 @@ class Channel:
         if inside or route.dynamic:
             properties = Properties.decode(props)
             self.connection.spend(DECODE_COST + (len(props) >> 5))
-            if inside & check.USER_ID:
-                check_user(properties.user_id, self.connection.user)
-            if inside & check.EXPIRATION:
-                ttl_ms = expiration_ms(properties.expiration)
-            headers: dict[str, Any] = properties.headers or {}
-            if inside & check.COPIES:
-                check_copies(headers, self.connection.hub.broker.limits.copies_max)
+            ttl_ms = admit(properties, self.connection.user, self.connection.hub.broker.limits.copies_max)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
                 route = yield from self._search(
                     self.vhost.message_route_steps(route.exchange, route.routing_key, properties)
                 )
             if inside & (check.COPIES | check.REPLY_TO):
-                props = self.as_consumers_see(props, properties.reply_to, headers)
+                direct = properties.reply_to == DIRECT_REPLY_TO
+                reply_to = self.connection.reply_address(self) if direct else None
+                props = as_consumers_see(props, properties.headers or {}, reply_to)
         if self.stage is not None and route.count:
             if inside & check.REPLY_TO:
                 raise ChannelError(PRECONDITION_FAILED, "direct reply-to cannot wait in a stage")
@@ -402,19 +393,6 @@ class Channel:
                 tx.publish(route, key, bool(options & 1), props, body, ttl_ms)
             return
         yield from self.enqueue(route, key, bool(options & 1), props, body, ttl_ms)
-
-    def as_consumers_see(self, props: bytes, reply_to: str | None, headers: dict[str, Any]) -> bytes:
-        """The properties without BCC, and with an address in place of direct reply-to."""
-        if reply_to != DIRECT_REPLY_TO and "BCC" not in headers:
-            return props
-        fields = split(props)
-        if reply_to == DIRECT_REPLY_TO:
-            fields["reply_to"] = encode_shortstr(self.connection.reply_address(self))
-        if "BCC" in headers:
-            edit_headers(fields, {}, ("BCC",))
-        props = join(fields)
-        check_size(props)
-        return props
 
     def enqueue(
         self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvitto.base import limits
 from kvitto.base.errors import (
-    ACCESS_REFUSED,
     CHANNEL_ERROR,
     CONTENT_TOO_LARGE,
     FRAME_ERROR,
@@ -33,6 +32,7 @@ from kvitto.broker.changes import Changes, Unanswered
 from kvitto.broker.consumer import ACK
 from kvitto.broker.hold import leave_group
 from kvitto.broker.jobs import nothing
+from kvitto.broker.operations import Operations
 from kvitto.broker.removal import delete_queues
 from kvitto.protocol import closing, handshake
 from kvitto.protocol.channel import MORE, UNKNOWN, Channel, Content
@@ -53,7 +53,7 @@ from kvitto.wire.methods import (
 )
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import Operation, User
+    from kvitto.broker.auth import User
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.hub import Hub
 
@@ -799,11 +799,10 @@ class Connection:
 
     # -- permissions -----------------------------------------------------------------------------------------
 
-    def authorise(self, what: Operation, name: str, kind: str) -> None:
-        """ChannelError 403 unless the user may configure, write or read the resource."""
-        if not self.user.may(self.vhost.name, what, name or "amq.default"):
-            text = f"{what} access to {kind} '{name}' in vhost '{self.vhost.name}' refused for user '{self.user.name}'"
-            raise ChannelError(ACCESS_REFUSED, text)
+    @property
+    def operations(self) -> Operations:
+        """What its user may do in its virtual host."""
+        return Operations(self.vhost, self.user, self)
 
     def reply_address(self, channel: Channel) -> str:
         """The name behind direct reply-to for a request of this channel. ChannelError 406 without its consumer."""

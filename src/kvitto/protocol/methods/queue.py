@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, ChannelError
+from kvitto.base.errors import NOT_FOUND, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.admission import DIRECT_REPLY_TO
-from kvitto.broker.removal import Steps
-from kvitto.broker.vhost import generated_name
 from kvitto.wire.methods import (
     Method,
     QueueBind,
@@ -49,22 +47,13 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
     if m.queue == DIRECT_REPLY_TO or conn.hub.is_reply_address(m.queue):
         conn.send(chan.number, QueueDeclareOk(m.queue, 0, 1))
         return
-    vhost = conn.vhost
     if m.passive:
-        queue = vhost.queue(named(chan, m.queue), conn)
+        queue = conn.vhost.queue(named(chan, m.queue), conn)
         queue.used_ms = conn.hub.broker.timers.now_ms
     else:
-        name = m.queue or generated_name()
-        conn.authorise("configure", name, "queue")
-        known = name in vhost.queues
-        exchange = m.arguments.get("x-dead-letter-exchange")
-        if isinstance(exchange, str) and not known:
-            conn.authorise("read", name, "queue")
-            conn.authorise("write", exchange, "exchange")
-        queue = vhost.declare_queue(
-            name, m.durable, m.exclusive, m.auto_delete, m.arguments, conn, generated=not m.queue
-        )
-        if m.exclusive and not known:
+        name = m.queue or None
+        queue, new = conn.operations.declare_queue(name, m.durable, m.exclusive, m.auto_delete, m.arguments)
+        if m.exclusive and new:
             conn.queues[queue] = None
     chan.last_queue = queue.name
     walls.within(queue, _count, queue)
@@ -80,37 +69,28 @@ def _count(queue: Queue) -> None:
 
 
 def bind(conn: Connection, chan: Channel, m: QueueBind) -> None:
-    name, exchange, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
-    conn.vhost.bind(exchange, conn.vhost.queue(name, conn), key, m.arguments)
+    name, key = _target(chan, m.queue, m.routing_key)
+    conn.operations.bind(one_line(m.exchange), "queue", name, key, m.arguments)
     if not m.no_wait:
         conn.send(chan.number, QueueBindOk())
 
 
 def unbind(conn: Connection, chan: Channel, m: QueueUnbind) -> None:
-    name, exchange, key = _target(conn, chan, m.queue, m.exchange, m.routing_key)
-    # What is not there is not bound: fine, as with RabbitMQ. Clients unbind what was deleted automatically.
-    if name in conn.vhost.queues and exchange in conn.vhost.exchanges:
-        conn.vhost.unbind(exchange, conn.vhost.queue(name, conn), key, m.arguments)
+    name, key = _target(chan, m.queue, m.routing_key)
+    conn.operations.unbind(one_line(m.exchange), "queue", name, key, m.arguments)
     conn.send(chan.number, QueueUnbindOk())
 
 
-def _target(conn: Connection, chan: Channel, queue: str, exchange: str, routing_key: str) -> tuple[str, str, str]:
-    """Names of the queue and of the exchange, and the binding's key, once this user may touch both ends."""
-    queue, exchange = one_line(queue), one_line(exchange)
+def _target(chan: Channel, queue: str, routing_key: str) -> tuple[str, str]:
+    """Name of the queue, and the binding's key."""
+    queue = one_line(queue)
     name = named(chan, queue)
-    if exchange == "":
-        raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
-    conn.authorise("write", name, "queue")
-    conn.authorise("read", exchange, "exchange")
     # No queue and no key: the key is the last queue's name (AMQP 0-9-1, queue.bind).
-    return name, exchange, routing_key or ("" if queue else name)
+    return name, routing_key or ("" if queue else name)
 
 
 def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
-    name = named(chan, m.queue)
-    conn.authorise("read", name, "queue")
-    queue = conn.vhost.queue(name, conn)
-    count, steps = walls.within(queue, queue.purging)
+    count, steps = conn.operations.purge_queue(named(chan, m.queue))
 
     def answer() -> None:
         if not m.no_wait:
@@ -120,13 +100,7 @@ def purge(conn: Connection, chan: Channel, m: QueuePurge) -> None:
 
 
 def delete(conn: Connection, chan: Channel, m: QueueDelete) -> None:
-    name = named(chan, one_line(m.queue))
-    conn.authorise("configure", name, "queue")
-    count = 0
-    steps: Steps = iter(())
-    if name in conn.vhost.queues:
-        queue = conn.vhost.queue(name, conn)
-        count, steps = queue.ready, conn.vhost.queue_deletion(queue, m.if_unused, m.if_empty)
+    count, steps = conn.operations.delete_queue(named(chan, one_line(m.queue)), m.if_unused, m.if_empty)
 
     def answer() -> None:
         if not m.no_wait:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _authorise(conn: Connection, writer: str) -> None:
-    conn.authorise("configure", writer, "writer")
+    conn.operations.authorise("configure", "writer", writer)
 
 
 def open_(conn: Connection, chan: Channel, m: StageOpen) -> None:
