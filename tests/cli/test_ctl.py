@@ -168,7 +168,7 @@ def test_names_cannot_command_the_terminal(ctl: Ctl) -> None:
         ("http://guest:wrong@{}", 4, "not allowed"),
         ("ftp://{}", 2, "http://"),
         ("http://127.0.0.1:notaport", 2, "--url: malformed host or port in 'http://127.0.0.1:notaport'"),
-        ("http://{}/prefix", 1, "nothing at this path"),
+        ("http://{}/prefix", 1, "nothing has this path"),
         ("http://two words:1", 2, "--url: 'two words' is not a host"),
         ("http://app:\udcff@{}", 4, "not allowed"),
     ],

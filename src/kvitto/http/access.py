@@ -1,4 +1,5 @@
-"""Who may call a route. A login costs a slow hash once, which runs in a thread; whoever fails often waits for the answer."""
+"""Checks who may call a route. The first login costs a slow hash, which runs in a thread; refusals after many failures
+are delayed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Access(Enum):
-    """What a route asks of its caller; tags are RabbitMQ's."""
+    """What a route requires of its caller; tags are RabbitMQ's."""
 
     ANYBODY = ()
     LOOPBACK = ("local",)
@@ -32,7 +33,7 @@ class Door:
         self._api = api
 
     async def admit(self, request: Request, access: Access) -> User | None:
-        """The user, None where none is needed. Problem 401, 403."""
+        """Return the user, or None if the route needs none. Raise Problem 401 or 403."""
         if access is Access.ANYBODY or (access is Access.LOOPBACK and request.loopback):
             return None
         user = await self._login(request)
@@ -40,7 +41,7 @@ class Door:
         return user
 
     def check(self, user: User | None, access: Access) -> None:
-        """Raise Problem 401 if the user has no access, or has lost it: the body of a request may take half a minute to come."""
+        """Raise Problem 401 if the user has no access, or has lost it: the body of a request may take half a minute to arrive."""
         if user is None:
             return
         if self._api.broker.users.get(user.name) is not user:
@@ -67,10 +68,11 @@ class Door:
 
 
 def refuse_forgery(request: Request) -> None:
-    """Problem unless a write comes from a program, or from a page of our own: browsers add passwords by themselves.
+    """Raise Problem unless a write comes from a program, or from a page of our own: browsers add remembered passwords
+    by themselves.
 
-    A page elsewhere can send only "simple" requests unasked: POST with a form's content type or none. Everything else
-    needs our consent (CORS), which is never given.
+    Without asking, a page of another origin can send only "simple" requests: POST with a form's content type or none.
+    Everything else needs our consent (CORS), which is never given.
     """
     if request.method in SAFE_METHODS:
         return

@@ -1,7 +1,7 @@
-"""What every handler gets: the running broker, the caller, and how a change becomes durable before it is answered.
+"""What every handler gets: the running broker, the caller, and the means to answer a change only when it is durable.
 
-The HTTP side reads the broker's objects directly (one event loop owns them) and changes them only through the calls that
-AMQP uses. `Host` is what is needed of the server; the server itself is a layer above.
+Handlers read the broker's objects directly, because one event loop owns them, and change them only through the calls
+that AMQP uses. `Host` is the part of the server that handlers need; the server itself is a layer above.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """The server, as far as it is used here. `hub` has the connections, `logins` checks passwords."""
+    """The part of the server that handlers use. `hub` has the connections, `logins` checks passwords."""
 
     config: Config
     store: Store
@@ -44,10 +44,10 @@ class Host(Protocol):
     def uptime_ms(self) -> int: ...
 
     def schedule(self) -> None:
-        """Have a turn run: deliver, write, sync."""
+        """Schedule a turn: deliver, write, sync."""
 
     def fail(self, error: Exception) -> None:
-        """The disk cannot be trusted any more."""
+        """Stop the broker, because the disk cannot be trusted any more."""
 
 
 class Api:
@@ -63,12 +63,12 @@ class Api:
 
     @property
     def connections(self) -> list[Any]:
-        """Those that have logged in and opened a virtual host."""
+        """The connections that have logged in and opened a virtual host."""
         return [c for c in self.host.hub.connections if c.vhost is not None]
 
     @property
     def alarms(self) -> list[str]:
-        """Why this broker does not do all it should, in sentences."""
+        """The reasons why this broker does not do all that it should, as sentences."""
         store, hub = self.host.store, self.host.hub
         failed = [] if store.failed is None else [f"the disk failed: {store.failed}"]
         blocked = [] if hub.blocked is None else [f"publishers are blocked: {hub.blocked}"]
@@ -119,7 +119,7 @@ class Api:
 
 
 class _Work:
-    """A job that a request waits for: what it raises is the answer to that request."""
+    """A job that a request waits for. The request is answered with the exception that the job raises."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -131,7 +131,7 @@ class _Work:
 
 
 class Call:
-    """One request on its way through a handler: `args` are the parts of the path, decoded."""
+    """One request in a handler. `args` are the decoded parts of the path."""
 
     def __init__(self, api: Api, request: Request, args: Mapping[str, str], user: User | None) -> None:
         self.api = api
@@ -149,7 +149,7 @@ class Call:
     def name(self) -> str:
         return self.args["name"]
 
-    # -- what the caller sees --------------------------------------------------------------------------------
+    # -- objects that the caller may see -------------------------------------------------------------------------
 
     @property
     def sees_all(self) -> bool:
@@ -159,13 +159,13 @@ class Call:
         return self.sees_all or self.user.may_open(vhost)
 
     def vhosts(self) -> list[VHost]:
-        """The one that the path names, or all that the caller sees."""
+        """The virtual host that the path names, or all that the caller may see."""
         if "vhost" in self.args:
             return [self.vhost()]
         return [v for v in self.api.broker.vhosts.values() if self.sees(v.name)]
 
     def vhost(self) -> VHost:
-        """Problem 404, 401."""
+        """The virtual host that the path names. Raises Problem 404 or 401."""
         name = self.args["vhost"]
         found = self.api.broker.vhosts.get(name)
         if found is None:
@@ -177,15 +177,15 @@ class Call:
     def queue(self) -> Queue:
         return self.vhost().queue(self.name)
 
-    # -- what the caller may change --------------------------------------------------------------------------
+    # -- objects that the caller may change ----------------------------------------------------------------------
 
     def own_vhost(self) -> VHost:
-        """The path's virtual host, to be used as over AMQP: the user must be able to open it. Problem 404, 401."""
+        """Return the path's virtual host for use as over AMQP: the user must be able to open it. Raise Problem 404 or 401."""
         vhost = self.vhost()
         if not self.user.may_open(vhost.name):
             raise not_authorised(f"user '{self.user.name}' has no permissions in vhost '{vhost.name}'")
         return vhost
 
     def operations(self) -> Operations:
-        """What the caller may do in the path's virtual host. Problem 404, 401."""
+        """Return the operations of the caller in the path's virtual host. Raise Problem 404 or 401."""
         return Operations(self.own_vhost(), self.user)

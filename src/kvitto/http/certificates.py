@@ -1,4 +1,4 @@
-"""When the TLS certificate expires: the one field of it that the standard library gives only of authorities."""
+"""The expiry time of the TLS certificate. The standard library gives this field for authorities only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEQUENCE, VERSION, UTC_TIME = 0x30, 0xA0, 0x17
 
 
 def expires_at(path: Path) -> datetime:
-    """Of the first certificate in a PEM file. OSError, ValueError."""
+    """Return the expiry time of the first certificate in a PEM file. Raise OSError or ValueError."""
     text = path.read_text("ascii", "replace")
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     der = ssl.PEM_cert_to_DER_cert(text[start : end + len(ssl.PEM_FOOTER)])
@@ -34,7 +34,7 @@ def _not_after(der: bytes) -> datetime:
 
 
 def _read(der: bytes) -> tuple[int, bytes, bytes]:
-    """The tag and the contents of the first element, and what is behind it. ValueError."""
+    """Return the tag and the contents of the first element, and the bytes behind it. Raise ValueError."""
     if len(der) < 2:
         raise ValueError("the certificate is cut off")
     size, start = der[1], 2

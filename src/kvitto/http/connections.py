@@ -1,4 +1,4 @@
-"""/api/connections, /api/channels, /api/consumers: who is there; and closing a connection."""
+"""/api/connections, /api/channels, /api/consumers: lists of them, and closing a connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvitto.http.listing import answer_list, array, with_array
 from kvitto.http.request import NO_CONTENT, Response, answer, not_authorised, not_found
 
 REASON_BYTES = 200
-"""The text of a Close has 255, its beginning is ours."""
+"""The text of a Close has 255 bytes, and begins with a text of ours."""
 
 
 def visible(call: Call) -> list[Any]:
@@ -31,7 +31,8 @@ async def list_connections(call: Call) -> Response:
 
 
 def of_user(call: Call) -> list[Any]:
-    """Of the user whom the path names. Problem 401 if that is somebody else, and the caller sees only what is the caller's own."""
+    """Return the connections of the user in the path. Raise Problem 401 if that is another user, and the caller may see
+    only its own."""
     name = call.args["username"]
     if name != call.user.name and not call.sees_all:
         raise not_authorised(f"the connections belong to user '{name}'")
@@ -56,7 +57,7 @@ async def delete_connections_of_user(call: Call) -> Response:
 
 
 async def find(call: Call) -> Any:
-    """The connection that the path names. Problem 404, 401."""
+    """Return the connection that the path names. Raise Problem 404 or 401."""
     for connection in call.api.connections:
         if views.connection_name(call.api, connection) == call.name:
             if connection.user is not call.user and not call.sees_all:

@@ -1,4 +1,5 @@
-"""Who has to give way where there are too many HTTP connections, or too many bytes of bodies: who has most of them."""
+"""Chooses which HTTP connection to close if there are too many of them, or too many bytes of bodies: one of the user
+who has most. `server.py` calls it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Member(Protocol):
-    """A connection. `holder`: its user, or its address while that is not known; `body_bytes`: what it holds of a body."""
+    """A connection. `holder` is its user, or its address before the login; `body_bytes` is the size of its incomplete body."""
 
     holder: str
     body_bytes: int
@@ -17,26 +18,26 @@ M = TypeVar("M", bound=Member)
 
 
 class Crowd(Generic[M]):
-    """The connections for which nothing is being done: it is their peers' turn to send or to take something."""
+    """The connections that wait for their peers to send or to receive something."""
 
     def __init__(self) -> None:
         self.idle: dict[M, None] = {}
-        """Those that have not asked for anything yet, or not again, or whose password is being checked, longest first."""
+        """Connections that have sent no request yet, or no further one, or whose password is being checked; the longest first."""
         self.slow: dict[M, None] = {}
-        """Those whose body is coming or whose answer is going, longest first."""
+        """Connections whose body is arriving or whose answer is being sent; the longest first."""
 
     def remove(self, member: M) -> None:
         self.idle.pop(member, None)
         self.slow.pop(member, None)
 
     def first_to_go(self) -> M | None:
-        """An idle one; else, of the user who has most of the slow ones, the one that has been slow longest."""
+        """Return an idle connection; else the one that has been slow longest, of the user who has most of the slow ones."""
         for member in self.idle:
             return member
         return self._first_of(Counter(member.holder for member in self.slow))
 
     def largest(self) -> M | None:
-        """Of the user whose bodies that are coming hold most bytes, the first."""
+        """Return the first connection of the user whose incomplete bodies have most bytes."""
         sums: Counter[str] = Counter()
         for member in self.slow:
             sums[member.holder] += member.body_bytes

@@ -1,7 +1,7 @@
-"""The JSON object in a request's body, read in slices.
+"""Reads the JSON object in a request's body in slices.
 
-Python's parser takes as long as it takes, in one piece: 3.5 s for 16 MiB of nested arrays. Here the body is looked through first.
-One with too many values is refused; strings that are too long for anything but a payload are read by themselves, in parts.
+Python's parser works in one piece: 3.5 s for 16 MiB of nested arrays. So the body is scanned first. A document with too
+many values is refused, and strings that are too long for anything but a payload are read separately, in parts.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kvitto.http.request import Problem, Text, bad_request
 from kvitto.http.slices import Slices
 
 LONG = 256 << 10
-"""Bytes of a string that is read in parts. It is longer than all properties of a message may be."""
+"""A string of more bytes is read in parts. This is longer than all properties of a message may be."""
 SHORT_MAX = 1 << 20
-"""Bytes of a document without its long strings."""
+"""The maximum number of bytes of a document without its long strings."""
 PIECE_BYTES = 64 << 10
 _STRING_PART = re.compile(
     rb'(?:[^"\\]{1,2048}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[^"\\]{4}|\\.){1,64}', re.DOTALL
 )
-"""Up to 128 KiB inside of a string, not cut within an escape or a pair of them."""
+"""Up to 128 KiB inside a string, not cut within an escape or a pair of them."""
 
 
 async def parse(slices: Slices, body: bytearray) -> dict[str, Any]:
-    """An empty body is an empty object. Problem 400."""
+    """Return the object in the body; an empty body is an empty object. Raise Problem 400."""
     reader = _Reader(slices, body)
     await reader.read()
     return reader.value()
@@ -41,7 +41,7 @@ class _Reader:
         self._body = body
         self._values = 0
         self._rest: list[bytes] = []
-        """The document with NaN, which JSON does not have, in place of each long string."""
+        """The document, with NaN, which JSON does not have, in place of each long string."""
         self._kept = self._short = 0
         self._long: list[Text] = []
 
@@ -62,7 +62,7 @@ class _Reader:
         self._rest.append(bytes(self._body[self._kept : end]))
 
     async def _outside(self, start: int, end: int) -> None:
-        """What is between two strings."""
+        """Scan the bytes between two strings."""
         for at in range(start, end, PIECE_BYTES):
             piece = self._body[at : min(at + PIECE_BYTES, end)]
             if b"N" in piece or b"I" in piece:
@@ -76,7 +76,7 @@ class _Reader:
             raise bad_request(f"the document has more than {limits.HTTP_VALUES_MAX} values")
 
     async def _string(self, quote: int) -> int:
-        """The place behind the string that begins there."""
+        """Scan the string that begins at `quote`. Return the position after it."""
         body, start = self._body, quote + 1
         cuts = [start]
         while (part := _STRING_PART.match(body, cuts[-1])) is not None:
@@ -118,4 +118,4 @@ class _Reader:
 
 
 def not_json() -> Problem:
-    return Problem(400, "not_json", "the body is no JSON")
+    return Problem(400, "not_json", "the body is not JSON")

@@ -1,4 +1,4 @@
-"""Reading what a client sent in JSON: each function gives a value of the right type or Problem 400, naming the field."""
+"""Reads fields of a client's JSON: each function returns a value of the right type or raises Problem 400, which names the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def text(body: dict[str, Any], name: str, default: str | None = None) -> str:
 
 
 def flag(body: dict[str, Any], name: str, default: bool = False) -> bool:
-    """rabbitmqadmin sends flags as strings."""
+    """Return a boolean. rabbitmqadmin sends flags as strings."""
     value = body.get(name, default)
     if value in ("true", "false"):
         return bool(value == "true")
@@ -30,7 +30,7 @@ def flag(body: dict[str, Any], name: str, default: bool = False) -> bool:
 
 
 def names(body: dict[str, Any], name: str) -> list[str]:
-    """A list of strings, or one string with commas."""
+    """Return a list of strings, which may be given as one string with commas."""
     given = body.get(name)
     parts = given.split(",", limits.HTTP_VALUES_MAX) if isinstance(given, str) else given
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
@@ -50,7 +50,7 @@ def number(body: dict[str, Any], name: str, least: int, most: int, default: int)
 
 
 def table(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """A field table: checked here, since it is encoded only once the change has been made."""
+    """Return a field table. It is checked here, because it is encoded only after the change has been made."""
     value = body.get(name)
     if value in (None, "", []):
         return {}
@@ -62,12 +62,12 @@ def table(body: dict[str, Any], name: str) -> dict[str, Any]:
         raise bad_request(f"{name}: {error}") from None
     if len(encoded) > tables.BYTES_MAX:
         raise bad_request(f"{name} takes {len(encoded)} bytes, at most {tables.BYTES_MAX} are possible")
-    tables.decode(encoded)  # what could not be read back at the next start must not be kept
+    tables.decode(encoded)  # a table that the next start could not read must not be stored
     return value
 
 
 def short(value: str, what: str, most: int = SHORTSTR_MAX) -> str:
-    """`value`, if AMQP can carry it."""
+    """Return `value`, if AMQP can carry it."""
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -82,5 +82,5 @@ def new_name(value: str, what: str) -> str:
 
 
 def declared_name(value: str, what: str) -> str:
-    """Of a queue or an exchange: without the line ends in it, as AMQP declares it."""
+    """Return the name of a queue or an exchange without line ends, as AMQP declares it."""
     return new_name(value.replace("\r", "").replace("\n", ""), what)

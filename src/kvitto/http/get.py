@@ -1,4 +1,4 @@
-"""Getting messages over HTTP: looking at them, or taking them out of their queue. For people and probes, not for traffic."""
+"""Getting messages over HTTP: shows them, or takes them out of their queue. It is made for people and probes, not for traffic."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 10_000
 BODIES_MAX = 8 << 20
-"""Bytes of bodies that one request gets: all of them are held until they are sent. The first message comes whatever its size."""
+"""The maximum number of bytes of bodies in one answer, because all are in memory until they are sent. The first message
+may be larger."""
 BODY_MAX = 1 << 40
 BACK_S = 0.002
-"""Seconds between two looks at a queue that delivers nothing for some turns."""
+"""The seconds between two looks at a queue that delivers nothing for some turns."""
 PIECE_BYTES = 48 << 10
-"""Of a body that is rendered in one step; a multiple of 3, for base64."""
+"""The bytes of a body that are rendered in one step; a multiple of 3, for base64."""
 
 LOOK = "ack_requeue_true"
 SETTLING = ("ack_requeue_false", "reject_requeue_false")
@@ -46,7 +47,7 @@ ENCODINGS = ("auto", "base64")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for."""
+    """The parameters of a request."""
 
     count: int
     mode: str
@@ -55,7 +56,7 @@ class Wanted:
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> Wanted:
-        """Problem 400. `requeue` is an older name of what becomes of the messages."""
+        """Read the parameters. Raise Problem 400. `requeue` is an older parameter for the same as `ackmode`."""
         count = fields.number(body, "count", 0, COUNT_MAX, 1)
         default = LOOK if fields.flag(body, "requeue", True) else "ack_requeue_false"
         mode = fields.text(body, "ackmode", default)
@@ -75,7 +76,8 @@ class Got:
 
 
 async def get(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
-    """The messages, settled as is wanted. ChannelError 403 if somebody has the queue for himself, ConnectionError_ 540 for a stream."""
+    """Return the messages, settled as the request says. Raise ChannelError 403 for an exclusive consumer,
+    ConnectionError_ 540 for a stream."""
     if queue.group is not None or any(c.exclusive for c in queue.consumers[:1]):
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' in exclusive use"
         raise ChannelError(ACCESS_REFUSED, text)
@@ -143,7 +145,8 @@ class Taker(Consumer):
 
 
 async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
-    """Deliver the messages. Those that go back do so together at the end, since else they would be delivered again."""
+    """Deliver the messages. Those that are to be requeued are requeued together at the end, since they would be
+    delivered again otherwise."""
     taker, size, taken = Taker(queue), 0, list[Got]()
     back: list[tuple[int, int]] = []
     try:
@@ -178,7 +181,7 @@ def _requeue(queue: Queue, back: list[tuple[int, int]]) -> Iterator[None]:
 
 
 async def rendered(slices: Slices, got: list[Got], wanted: Wanted) -> AsyncIterator[bytes]:
-    """A JSON array."""
+    """Yield a JSON array."""
     before = b"["
     for one in got:
         body = one.body[: wanted.truncate]

@@ -1,4 +1,4 @@
-"""/healthz and RabbitMQ's health checks: 200 if the broker does all that it should, else 503 and why not."""
+"""/healthz and RabbitMQ's health checks: 200 if the broker does all that it should, else 503 with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvitto.http.request import Response, answer, bad_request
 UNIT_DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 WITHIN_MAX = 10_000
 PROTOCOLS = {"amqps": "amqp/ssl", "amqp091": "amqp"}
-"""Other names of protocols that RabbitMQ takes."""
+"""Other names of protocols that RabbitMQ accepts."""
 
 
 def ok(**more: Any) -> Response:
@@ -27,7 +27,7 @@ def failed(reason: str, **more: Any) -> Response:
 
 
 def healthz(call: Call) -> Response:
-    """Anybody may ask; what the alarms say is for those who may log in."""
+    """Answer anybody. Only users who may log in see the texts of the alarms."""
     count = len(call.api.alarms)
     return failed(f"{count} alarm(s), see the log or `kvitto ctl alarms`") if count else ok()
 
@@ -38,7 +38,7 @@ def alarms(call: Call) -> Response:
 
 
 def up(_call: Call) -> Response:
-    """Who gets this answer has a broker that has started, with all its virtual hosts, and takes connections."""
+    """Answer 200: a broker that answers has started with all its virtual hosts, and accepts connections."""
     return ok()
 
 
@@ -61,7 +61,7 @@ def protocol_listener(call: Call) -> Response:
 
 
 def certificate_expiration(call: Call) -> Response:
-    """Whether the certificate for TLS expires within so many days, weeks, months or years; without TLS none does."""
+    """Check whether the TLS certificate expires within this number of days, weeks, months or years. Without TLS none does."""
     within, unit = call.args["within"], call.args["unit"]
     if not (within.isascii() and within.isdigit() and len(within) < 6 and int(within) <= WITHIN_MAX):
         raise bad_request(f"Invalid expiration value: a number up to {WITHIN_MAX} is needed.")
@@ -108,7 +108,7 @@ CHECKS: tuple[tuple[str, Callable[[Call], Response]], ...] = (
 ROUTES = (
     ("GET", "/healthz", Access.ANYBODY, healthz),
     *(("GET", f"/api/health/checks/{path}", Access.MANAGEMENT, check) for path, check in CHECKS),
-    # monitoring from before RabbitMQ 3.8 asks for these
+    # monitoring made for RabbitMQ before 3.8 asks for these
     ("GET", "/api/healthchecks/node", Access.MANAGEMENT, alarms),
     ("GET", "/api/healthchecks/node/{node}", Access.MANAGEMENT, alarms),
 )

@@ -1,7 +1,8 @@
-"""Answers that are lists: RabbitMQ's query parameters columns, sort, sort_reverse, page, page_size, name and use_regex.
+"""Answers that are lists, with RabbitMQ's query parameters columns, sort, sort_reverse, page, page_size, name and
+use_regex.
 
-A list may be long. It is collected, sorted, rendered and sent in slices, between which the broker goes on working, so it shows
-each thing as it is at some moment of the request.
+A list may be long. It is collected, sorted, rendered and sent in slices, between which the broker goes on working. So
+each item is shown as it is at some moment of the request.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ PIECE_BYTES = 32 << 10
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 500
 RUN = 500
-"""Things that are sorted in one step."""
+"""The number of items that are sorted in one step."""
 
 
 async def answer_list(call: Call, things: Iterable[T], view: View[T], name: Name[T] | None = None) -> Response:
-    """`view` makes the JSON of one thing, `name` is what ?name= looks into. `things` must not break off if some of them go."""
+    """Answer with a list. `view` makes the JSON of one item, `name` is the text that ?name= searches. `things` must not
+    fail if some items are deleted meanwhile."""
     query, slices = call.request.query, call.api.slices
     page = page_of(query) if "page" in query else None
     columns = [column.split(".") for column in query.get("columns", "").split(",") if column]
@@ -43,7 +45,7 @@ async def answer_list(call: Call, things: Iterable[T], view: View[T], name: Name
     if page is not None:
         count = (len(found) + page[1] - 1) // page[1]
         if page[0] > max(count, 1):
-            raise bad_request(f"page {page[0]} is behind the last one, {count}")
+            raise bad_request(f"page {page[0]} does not exist, the last one is {count}")
     if query.get("sort"):
         found = await _sorted(slices, found, view, query["sort"].split("."), query.get("sort_reverse") == "true")
     if page is None:
@@ -59,14 +61,14 @@ async def answer_list(call: Call, things: Iterable[T], view: View[T], name: Name
 
 
 def _drained(things: list[T]) -> Iterator[T]:
-    """In order. What has been taken is freed: to free 100,000 things together takes long, too."""
+    """Yield the items in order and free them one by one, because freeing 100,000 items together takes long."""
     things.reverse()
     while things:
         yield things.pop()
 
 
 async def array(slices: Slices, things: Iterable[T | None], view: View[T]) -> AsyncIterator[bytes]:
-    """A JSON array, in pieces; without what is None."""
+    """Yield a JSON array in pieces, without items whose view is None."""
     part: list[bytes] = []
     size, before = 1, b"["
     for thing in things:
@@ -82,7 +84,7 @@ async def array(slices: Slices, things: Iterable[T | None], view: View[T]) -> As
 
 
 async def with_array(head: dict[str, Any], name: str, items: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The object `head`, which is not empty, with one field more."""
+    """Yield the object `head`, which is not empty, with one more field."""
     before = encode(head)[:-1] + b"," + encode(name) + b":"
     async for piece in items:
         yield before + piece
@@ -91,7 +93,7 @@ async def with_array(head: dict[str, Any], name: str, items: AsyncIterator[bytes
 
 
 async def _collected(slices: Slices, things: Iterable[T | None]) -> tuple[list[T], int]:
-    """Those that are wanted, and how many there are in all."""
+    """Return the items that match, and the number of all."""
     found, total = [], 0
     for thing in things:
         total += 1
@@ -102,7 +104,7 @@ async def _collected(slices: Slices, things: Iterable[T | None]) -> tuple[list[T
 
 
 def _filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
-    """As RabbitMQ does it: a part of the name or a regular expression, upper and lower case alike. Problem 400."""
+    """Return RabbitMQ's filter: a part of the name or a regular expression, without regard to case. Raise Problem 400."""
     wanted = query.get("name", "")
     if not wanted:
         return None
@@ -116,7 +118,7 @@ def _filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
 
 
 async def _sorted(slices: Slices, found: list[T], view: View[T], path: list[str], reverse: bool) -> list[T]:
-    """Short runs are sorted one by one, then merged."""
+    """Sort short runs one by one, then merge them."""
     runs = []
     for start in range(0, len(found), RUN):
         run = []
@@ -143,7 +145,7 @@ def _pick(value: Any, path: list[str]) -> Any:
 
 
 def _order(value: Any) -> tuple[int, Any]:
-    """Numbers before texts before what is neither: a column may hold all of them."""
+    """Return a sort key: numbers come before texts before other values, because a column may hold all of them."""
     if isinstance(value, int | float):
         return 0, value
     return (1, value) if isinstance(value, str) else (2, "")
@@ -162,7 +164,7 @@ def _columns(full: dict[str, Any], columns: list[list[str]]) -> dict[str, Any]:
 
 
 def page_of(query: Mapping[str, str]) -> tuple[int, int]:
-    """The number of the page, from 1, and how much is on one. Problem 400."""
+    """Return the number of the page, from 1, and the number of items on one. Raise Problem 400."""
     size = _number({"page_size": str(PAGE_SIZE), **query}, "page_size", 1, PAGE_SIZE_MAX)
     return _number(query, "page", 1, 1 << 31), size
 
@@ -175,5 +177,5 @@ def _number(query: Mapping[str, str], name: str, least: int, most: int) -> int:
 
 
 def no_items(_call: Call) -> Response:
-    """For what RabbitMQ has and Kvitto has not: its tools ask for it all the same."""
+    """Answer with an empty list for objects that RabbitMQ has and Kvitto does not, because its tools ask for them."""
     return answer([])

@@ -1,4 +1,4 @@
-"""Publishing single messages over HTTP: for people and probes, not for traffic."""
+"""Publishing single messages over HTTP. It is made for people and probes, not for traffic."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def publish(api: Api, message: Publishing) -> bool:
 
 
 def properties_of(values: dict[str, Any]) -> Properties:
-    """Basic properties from JSON. Problem 400 names the one that cannot be."""
+    """Return basic properties from JSON. Raise Problem 400 that names the wrong one."""
     unknown = set(values) - {name for name, _ in FIELDS}
     if unknown:
         raise bad_request(f"there is no property {min(unknown)!r}; there are {', '.join(name for name, _ in FIELDS)}")
@@ -71,7 +71,7 @@ def properties_of(values: dict[str, Any]) -> Properties:
 
 
 async def payload_of(slices: Slices, body: dict[str, Any]) -> bytes:
-    """Problem 400."""
+    """Return the payload. Raise Problem 400."""
     encoding = fields.text(body, "payload_encoding", "string")
     if encoding not in ("string", "base64"):
         raise bad_request("payload_encoding must be string or base64")
@@ -102,4 +102,4 @@ def _base64(text: str, last: bool) -> bytes:
 
 
 def no_base64() -> Problem:
-    return bad_request("the payload is no base64")
+    return bad_request("the payload is not base64")

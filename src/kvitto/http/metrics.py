@@ -1,4 +1,4 @@
-"""/metrics: the broker's numbers in Prometheus' text format. Names end in their unit; counters count from the start."""
+"""/metrics: the broker's numbers in Prometheus' text format. Names end with their unit; counters start with the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvitto.http.totals import Totals, of_broker
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PIECE = 500
-"""Lines that are sent together."""
+"""The number of lines that are sent together."""
 
 Number = int | float
 
@@ -28,9 +28,9 @@ QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[Queue], int]], ...] = (
         "Messages that were delivered and not settled, or are on their way to a dead-letter queue.",
         lambda q: depth_of(q)[2],
     ),
-    ("kvitto_queue_messages_ready_bytes", "gauge", "Bodies of the messages that wait.", lambda q: q.ready_bytes),
+    ("kvitto_queue_messages_ready_bytes", "gauge", "Bytes of the bodies of waiting messages.", lambda q: q.ready_bytes),
     ("kvitto_queue_consumers", "gauge", "Consumers.", lambda q: len(q.consumers)),
-    ("kvitto_queue_messages_published_total", "counter", "Messages put into the queue.", lambda q: q.published),
+    ("kvitto_queue_messages_published_total", "counter", "Messages added to the queue.", lambda q: q.published),
     ("kvitto_queue_messages_delivered_total", "counter", "Deliveries, repeated ones included.", lambda q: q.delivered),
     ("kvitto_queue_messages_redelivered_total", "counter", "Repeated deliveries.", lambda q: q.redelivered),
     ("kvitto_queue_messages_acknowledged_total", "counter", "Messages settled by an ack.", lambda q: q.acked),
@@ -87,48 +87,58 @@ def counter(name: str, text: str, value: Number) -> list[str]:
 def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     host, hub, broker = api.host, api.host.hub, api.broker
     build = f'{{version="{__version__}",compiled="{str(compiled()).lower()}"}}'
-    yield single("kvitto_build_info", "gauge", "Which Kvitto this is.", 1, build)
+    yield single("kvitto_build_info", "gauge", "The version of Kvitto, and whether it is compiled.", 1, build)
     uptime_s = host.uptime_ms / 1000
-    yield gauge("kvitto_uptime_seconds", "Since the broker started.", uptime_s)
+    yield gauge("kvitto_uptime_seconds", "Seconds since the broker started.", uptime_s)
     yield gauge("kvitto_connections", "Open AMQP connections.", len(hub.connections))
     yield counter("kvitto_connections_opened_total", "AMQP connections accepted.", hub.connections_made)
     yield counter("kvitto_connections_closed_total", "AMQP connections ended.", hub.connections_closed)
     yield gauge("kvitto_channels", "Open channels.", sum(len(c.channels) for c in hub.connections))
     yield counter("kvitto_channels_opened_total", "Channels opened.", hub.channels_made)
     yield counter("kvitto_logins_refused_total", "Logins with a wrong name or password.", host.logins.refused)
-    yield counter("kvitto_logins_delayed_total", "Of those, answered later since many had failed.", host.logins.delayed)
+    yield counter(
+        "kvitto_logins_delayed_total",
+        "Refused logins whose answer was delayed after many failures.",
+        host.logins.delayed,
+    )
     yield gauge("kvitto_vhosts", "Virtual hosts.", len(broker.vhosts))
     yield gauge("kvitto_exchanges", "Exchanges.", sum(len(v.exchanges) for v in broker.vhosts.values()))
     yield gauge("kvitto_queues", "Queues.", totals.queues)
     yield gauge("kvitto_consumers", "Consumers.", totals.consumers)
     depth = totals.depth
-    yield gauge("kvitto_messages_ready", "Messages that wait, all queues.", depth["messages_ready"])
+    yield gauge("kvitto_messages_ready", "Messages that wait for a consumer, all queues.", depth["messages_ready"])
     away = depth["messages_unacknowledged"]
     yield gauge("kvitto_messages_unacknowledged", "Messages delivered and not settled, all queues.", away)
     published, delivered, acked, redelivered = totals.counts
-    yield counter("kvitto_messages_published_total", "Messages put into queues, once for each queue.", published)
+    yield counter("kvitto_messages_published_total", "Messages added to queues, once for each queue.", published)
     yield counter("kvitto_messages_delivered_total", "Deliveries, repeated ones included.", delivered)
     yield counter("kvitto_messages_redelivered_total", "Repeated deliveries.", redelivered)
     yield counter("kvitto_messages_acknowledged_total", "Messages settled by an ack.", acked)
-    yield counter("kvitto_messages_unroutable_total", "Messages for which there was no queue.", hub.unroutable)
-    yield counter("kvitto_messages_confirmed_total", "Publishes answered with a confirm, nacks included.", hub.answered)
-    yield counter("kvitto_store_syncs_total", "Syncs to disk, each for all that waited.", host.store.commits.syncs)
+    yield counter("kvitto_messages_unroutable_total", "Messages that were routed to no queue.", hub.unroutable)
+    yield counter(
+        "kvitto_messages_confirmed_total", "Publishes that were answered with an ack or a nack.", hub.answered
+    )
+    yield counter(
+        "kvitto_store_syncs_total", "Syncs to disk, each for all messages that waited.", host.store.commits.syncs
+    )
     yield gauge(
         "kvitto_sync_enabled", "1: confirms wait for the disk. 0: they do not (--sync off).", int(host.config.sync)
     )
     yield gauge(
         "kvitto_store_failed", "1: the disk has failed, the broker is stopping.", int(host.store.failed is not None)
     )
-    yield gauge("kvitto_alarms", "Alarms that are on.", len(api.alarms))
+    yield gauge("kvitto_alarms", "Current alarms.", len(api.alarms))
     yield [
-        *head("kvitto_refused_total", "counter", "What was refused to peers, by the limit that they met."),
+        *head("kvitto_refused_total", "counter", "Refusals, by the limit that a peer exceeded."),
         *(f'kvitto_refused_total{{limit="{name}"}} {count}' for name, count in broker.refused.items()),
     ]
     yield gauge("kvitto_publishers_blocked", "1: low on disk or memory, publishers wait.", int(hub.blocked is not None))
     yield gauge("kvitto_memory_alarm", "1: publishers wait for memory.", int("memory" in hub.alarms))
     low = bool({"disk", "room"} & hub.alarms.keys())
-    yield gauge("kvitto_disk_alarm", "1: publishers wait for room on the disk.", int(low))
-    yield gauge("kvitto_disk_free_bytes", "Free on the disk of the data directory.", host.store.disk.free_bytes())
+    yield gauge("kvitto_disk_alarm", "1: publishers wait for disk space.", int(low))
+    yield gauge(
+        "kvitto_disk_free_bytes", "Free bytes on the file system of the data directory.", host.store.disk.free_bytes()
+    )
     yield gauge("kvitto_disk_free_limit_bytes", "--disk-free-limit.", host.config.disk_free_limit)
     yield gauge("kvitto_memory_limit_bytes", "--memory-limit.", host.config.memory_limit)
 
@@ -136,10 +146,10 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
 def of_process(api: Api) -> Iterable[list[str]]:
     yield gauge("process_resident_memory_bytes", "Resident memory.", process.resident_bytes())
     yield gauge("process_virtual_memory_bytes", "Virtual memory.", process.virtual_bytes())
-    yield counter("process_cpu_seconds_total", "CPU used, user and system.", round(process.cpu_seconds(), 3))
+    yield counter("process_cpu_seconds_total", "CPU time used, user and system.", round(process.cpu_seconds(), 3))
     yield gauge("process_open_fds", "Open files.", process.open_files())
     yield gauge("process_max_fds", "The limit of open files.", process.open_files_max())
-    yield gauge("process_start_time_seconds", "Start of the broker, Unix time.", api.host.started_ms / 1000)
+    yield gauge("process_start_time_seconds", "Start time of the broker, Unix time.", api.host.started_ms / 1000)
 
 
 ROUTES = (("GET", "/metrics", Access.LOOPBACK, metrics),)

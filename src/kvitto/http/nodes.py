@@ -17,7 +17,7 @@ from kvitto.http.rates import QUEUE_COUNTS, TOTAL
 from kvitto.http.request import NO_CONTENT, Response, answer, bad_request, not_found
 
 API_LEVEL = "3.13.0"
-"""The RabbitMQ whose management API this one follows: tools decide by it what they ask for."""
+"""The RabbitMQ version whose management API this one follows: tools use it to decide what they ask for."""
 
 
 def listeners(call: Call) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def listeners(call: Call) -> list[dict[str, Any]]:
 
 
 async def overview(call: Call) -> Response:
-    """Totals are over what the caller sees."""
+    """Answer with totals over the objects that the caller may see."""
     api, broker = call.api, call.api.broker
     vhosts = call.vhosts()
     whole = await totals.of_broker(api.slices, broker)
@@ -73,7 +73,8 @@ async def overview(call: Call) -> Response:
 
 
 def kvitto(call: Call) -> dict[str, Any]:
-    """What RabbitMQ has no name for. `sync` false: a confirm does not survive the machine (C2)."""
+    """Return values for which RabbitMQ has no name. If `sync` is false, a confirmed message may not survive a crash of
+    the machine (C2)."""
     host = call.api.host
     return {
         "version": __version__,
@@ -159,7 +160,7 @@ FEATURES = {
     "stream_queue": "Queues of type stream",
     "virtual_host_metadata": "Descriptions and tags of virtual hosts",
 }
-"""RabbitMQ's feature flags that say what is here too."""
+"""The flags of RabbitMQ for features that Kvitto has too."""
 
 
 def feature_flags(_call: Call) -> Response:
@@ -168,7 +169,7 @@ def feature_flags(_call: Call) -> Response:
 
 
 def contexts(call: Call) -> list[dict[str, Any]]:
-    """What is served over HTTP."""
+    """Return the HTTP listeners."""
     host = call.api.host
     address = {"ip": str(host.config.http_host), "port": str(host.http_port)}
     return [{"node": call.api.node, "description": "Kvitto management", "path": "/", "ssl_opts": [], **address}]
@@ -201,7 +202,7 @@ MISSING = (
     "user-limits",
     "vhost-limits",
 )
-"""RabbitMQ's things that Kvitto does not have; there are none of them."""
+"""Kinds of objects that RabbitMQ has and Kvitto does not; their lists are empty."""
 
 ROUTES = (
     ("GET", "/", Access.ANYBODY, start),

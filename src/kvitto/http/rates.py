@@ -1,4 +1,5 @@
-"""Messages and bytes per second: counters are sampled every few seconds, a rate is the difference of the last two samples."""
+"""Rates of messages and bytes per second: counters are sampled every few seconds, a rate is the difference of the last
+two samples."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from kvitto.broker.queue import Queue
 SAMPLE_S = 5.0
 PIECE = 50
 TOTAL = "total"
-"""Key of the counters of the whole broker."""
+"""The key of the counters of the whole broker."""
 
 Counts = tuple[int, ...]
 QUEUE_COUNTS = ("publish", "deliver_get", "ack", "redeliver")
@@ -20,29 +21,30 @@ DEPTHS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
 def of_queue(queue: Queue) -> Counts:
-    """In the order of QUEUE_COUNTS, since the start."""
+    """Return the counters since the start, in the order of QUEUE_COUNTS."""
     return queue.published, queue.delivered, queue.acked, queue.redelivered
 
 
 def depth_of(queue: Queue) -> Counts:
-    """In the order of DEPTHS. What is held, or on its way to a dead-letter queue, or waits for that, counts as unacknowledged."""
+    """Return the numbers in the order of DEPTHS. Held messages, and those on their way to a dead-letter queue or
+    waiting for that, count as unacknowledged."""
     away = queue.unacked + queue.held + queue.dead_lettering
     return queue.ready + away, queue.ready, away
 
 
 def of_deleted(broker: Broker) -> Counts:
-    """In the order of QUEUE_COUNTS."""
+    """Return the counters of deleted queues, in the order of QUEUE_COUNTS."""
     gone = broker.gone
     return gone.published, gone.delivered, gone.acked, gone.redelivered
 
 
 def of_connection(connection: Any) -> Counts:
-    """Bytes received and sent."""
+    """Return the bytes received and sent."""
     return connection.received_bytes, connection.sent_bytes
 
 
 class Rates:
-    """A queue, connection or TOTAL that the last sample did not know counts from 0; before the second sample all is 0."""
+    """A queue, connection or TOTAL that the last sample did not have counts from 0. Before the second sample all rates are 0."""
 
     def __init__(self) -> None:
         self._last: dict[object, Counts] = {}
@@ -50,7 +52,8 @@ class Rates:
         self._at: float | None = None
 
     def sample(self, now_s: float, broker: Broker, connections: list[Any]) -> Iterator[None]:
-        """Yields after each PIECE things, so that the broker can go on working; complete at the end."""
+        """Take a sample. This yields after each PIECE objects, so that the broker can go on working; the sample is
+        complete at the end."""
         last, counts, rates = self._last, {}, {}
         elapsed = None if self._at is None else now_s - self._at
         nothing = (0,) * len(QUEUE_COUNTS + DEPTHS)
@@ -65,7 +68,7 @@ class Rates:
 
     @staticmethod
     def _counts(broker: Broker, connections: list[Any]) -> Iterator[tuple[object, Counts]]:
-        """Of a queue and TOTAL: QUEUE_COUNTS, then DEPTHS."""
+        """Return QUEUE_COUNTS, then DEPTHS, of a queue or TOTAL."""
         sums = [*of_deleted(broker), *([0] * len(DEPTHS))]
         for queue in broker.listed:
             counts = of_queue(queue) + depth_of(queue)
@@ -76,11 +79,11 @@ class Rates:
             yield connection, of_connection(connection)
 
     def of(self, thing: object, count: int) -> tuple[float, ...]:
-        """The first `count` rates of a thing, per second."""
+        """Return the first `count` rates of an object, per second."""
         return (self._rates.get(thing) or (0.0,) * count)[:count]
 
     def of_depth(self, thing: object) -> dict[str, dict[str, float]]:
-        """Of a queue or TOTAL: how fast it grows, as RabbitMQ's `messages_details` and the like."""
+        """Return how fast a queue or TOTAL grows, as in RabbitMQ's `messages_details`."""
         first = len(QUEUE_COUNTS)
         rates = self.of(thing, first + len(DEPTHS))[first:]
         return {f"{name}_details": {"rate": round(rate, 3)} for name, rate in zip(DEPTHS, rates, strict=True)}

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as values: nothing here knows of sockets or of h11."""
+"""One HTTP request and its answer as values, without sockets and without h11."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 class Problem(Exception):
     """An answer other than success: `error` is a word for programs, `reason` a sentence for people.
 
-    `limit`: the name in limits.REFUSALS under which it is counted, "" for none.
+    `limit` is the name in limits.REFUSALS under which it is counted, "" for none.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ def not_found(reason: str = "Not Found") -> Problem:
 
 
 def not_authorised(reason: str) -> Problem:
-    """RabbitMQ's answer both to a wrong login and to a user who may not do this; its tools know no other."""
+    """Return RabbitMQ's answer both to a wrong login and to a user who may not do this; its tools know no other."""
     return Problem(401, "not_authorized", reason, (("WWW-Authenticate", 'Basic realm="Kvitto", charset="UTF-8"'),))
 
 
@@ -61,10 +61,10 @@ class Request:
     loopback: bool
     address: str
     document: dict[str, Any] | Problem = field(default_factory=dict)
-    """The body, or why it cannot be read."""
+    """The body, or the reason why it cannot be read."""
 
     def credentials(self) -> tuple[str, str] | None:
-        """Name and password of basic auth, None without. Problem 401 if they cannot be read."""
+        """Return name and password of basic auth, None without. Raise Problem 401 if they cannot be read."""
         value = self.headers.get("authorization")
         if value is None:
             return None
@@ -78,14 +78,14 @@ class Request:
         return name, password
 
     def asks(self, name: str) -> bool:
-        """A parameter that is true or false, and false if it is not given. Problem 400."""
+        """Return a parameter that is true or false; false if it is not given. Raise Problem 400."""
         value = self.query.get(name, "false")
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
         return value == "true"
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object; an empty one is an empty object. Problem 400."""
+        """Return the body as a JSON object; an empty body is an empty object. Raise Problem 400."""
         if isinstance(self.document, Problem):
             raise self.document
         return self.document
@@ -114,12 +114,12 @@ NO_CONTENT = Response(204)
 
 
 def encode(value: Any) -> bytes:
-    """JSON in ASCII: strings with bytes that are no UTF-8 (surrogates) get through, too."""
+    """Return JSON in ASCII. Strings with bytes that are not UTF-8 (surrogates) are kept too."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def plain(value: Any) -> Any:
-    """A value of an AMQP table as JSON can say it."""
+    """Return a value of an AMQP table in a form that JSON can express."""
     match value:
         case dict():
             return {key: plain(inner) for key, inner in value.items()}

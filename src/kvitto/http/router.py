@@ -1,7 +1,7 @@
-"""From method and path to a handler. Each module of handlers has a table ROUTES; this puts them together.
+"""Finds the handler for a method and a path. Each module of handlers has a table ROUTES; this module combines them.
 
-A line of the table has the method, the pattern of the path, who may call it, the handler, and, if that is not a usual one, the limit for
-its body.
+A line of the table has the method, the pattern of the path, who may call it, the handler, and the name of the limit for its body if
+that is not the usual one. `server.py` calls `Router.find`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Route:
     access: Access
     handler: Handler
     limit: str = "http_document_max"
-    """The name in `Limits` of how many bytes a body may have."""
+    """The name in `Limits` of the maximum number of bytes of the body."""
 
     def body_max(self, allowed: Limits) -> int:
-        """Bytes."""
+        """Return the maximum number of bytes of the body."""
         most: int = getattr(allowed, self.limit)
         return most
 
 
 class Router:
-    """Patterns like /api/queues/{vhost}/{name}; a part in braces takes one part of the path, never an empty one."""
+    """Patterns like /api/queues/{vhost}/{name}. A name in braces stands for one part of the path, never an empty one."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, dict[tuple[str, ...], dict[str, Route]]] = {}
@@ -68,7 +68,7 @@ class Router:
                 same.setdefault(parts, {})[method] = Route(access, handler, *limit)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """Problem 404, 405."""
+        """Return the handler. Raise Problem 404 or 405."""
         parts = path.split("/")[1:]
         if len(parts) > 1 and not parts[-1]:
             parts.pop()
@@ -82,11 +82,11 @@ class Router:
                 reason = f"{method} is not possible here, only {allow}"
                 raise Problem(405, "method_not_allowed", reason, (("Allow", allow),))
             return route, args
-        raise not_found("there is nothing at this path")
+        raise not_found("nothing has this path")
 
 
 def match(pattern: tuple[str, ...], parts: list[str]) -> dict[str, str] | None:
-    """The values of the parts in braces, None if the path is another one. Problem 400 if one is no UTF-8."""
+    """Return the values of the names in braces, or None if the path is another one. Raise Problem 400 if a value is not UTF-8."""
     args = {}
     for want, part in zip(pattern, parts, strict=True):
         if want[:1] == "{" and part:

@@ -1,7 +1,8 @@
-"""HTTP/1.1 on the broker's event loop: connections, limits and timeouts. h11 knows the protocol, the router the paths.
+"""HTTP/1.1 on the broker's event loop: connections, limits and timeouts. h11 handles the protocol, the router the
+paths.
 
-One task per connection reads a head, lets the caller in, reads the body, calls the handler, and writes the answer. Every
-failure becomes JSON in `Peer._answer`, the one place; no peer ever sees a traceback.
+One task per connection reads a head, checks the login, reads the body, calls the handler, and writes the answer.
+`Peer._answer` is the one place that turns an error into JSON; no peer ever gets a traceback.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from kvitto.http.router import Router
 log = logging.getLogger("kvitto.http")
 
 CONNECTIONS_MAX = 256
-"""Or a quarter of the reserve of file descriptors, if that is less."""
+"""The maximum number, or a quarter of the reserve of file descriptors if that is less."""
 BACKLOG = 100
 READ_BYTES = 16 * 1024
 BEGUN_BYTES = 64 * 1024
-"""Of an answer that is made in pieces: one that is not longer is sent with its length."""
+"""An answer that is made in pieces is sent with its length if it is not longer than this."""
 IDLE_S = 60.0
-"""For the next request's head on a connection that is kept alive."""
+"""The time for the next request's head on a connection that is kept alive."""
 BODY_S = 30.0
 WRITE_S = 30.0
 LINGER_S = 2.0
@@ -49,7 +50,7 @@ HEADERS = (("Cache-Control", "no-cache"), ("X-Content-Type-Options", "nosniff"))
 
 
 async def serve(host: Host, sockets: Sequence[socket.socket]) -> tuple[Any, int]:
-    """Listen on these, which are bound; gives what has `close()`, and the port. OSError if it cannot."""
+    """Listen on these bound sockets. Return an object with `close()`, and the port. Raise OSError if that is not possible."""
     listener = Listener(host)
     return listener, await listener.listen(sockets)
 
@@ -60,7 +61,7 @@ class Listener:
         self.door = Door(self.api)
         self.router = Router()
         self.body_bytes = 0
-        """Of all requests whose answer is not ready, at most `http_bodies_max` of the limits."""
+        """The bytes of all requests whose answer is not ready, at most `http_bodies_max`."""
         self.crowd: Crowd[Peer] = Crowd()
         self._most = CONNECTIONS_MAX
         self._tasks: dict[Peer, asyncio.Task[None]] = {}
@@ -95,7 +96,7 @@ class Listener:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= self._most:
-            log.warning("more than %d HTTP connections, one is ended", self._most)
+            log.warning("more than %d HTTP connections, one of them is closed", self._most)
             self.api.broker.refused["http_connections"] += 1
             gone = self.crowd.first_to_go()
             if gone is None:
@@ -108,14 +109,15 @@ class Listener:
         task.add_done_callback(lambda _: self._tasks.pop(peer, None))
 
     def end(self, peer: Peer) -> None:
-        """At once: it counts no more, and waits for nothing."""
+        """End the connection at once: it no longer counts, and waits for nothing."""
         self.crowd.remove(peer)
         self.release(peer)
         peer.writer.transport.abort()
         self._tasks.pop(peer).cancel()
 
     def admit(self, peer: Peer, more: int) -> None:
-        """So many bytes more of a body. Problem 503 if the bodies of its user leave no room; those of others give way."""
+        """Count this many more bytes of a body. Raise Problem 503 if the bodies of its user leave no space; bodies of
+        other users are ended."""
         while self.body_bytes + more > self.api.broker.limits.http_bodies_max:
             largest = self.crowd.largest()
             if largest is None or largest.holder == peer.holder:
@@ -157,11 +159,11 @@ class Peer:
         except (OSError, TimeoutError, h11.LocalProtocolError, asyncio.CancelledError):
             self.writer.transport.abort()
         except Exception:
-            log.exception("%s: an answer broke off, its connection is closed", self.address)
+            log.exception("%s: an answer failed in its middle, its connection is closed", self.address)
             self.writer.transport.abort()
 
     async def _exchange(self) -> bool:
-        """One request and its answer; whether another may follow on this connection."""
+        """Handle one request. Return whether another one may follow on this connection."""
         head: Request | None = None
         try:
             event = await self._next_request()
@@ -169,12 +171,12 @@ class Peer:
                 return False
             head = self._head(event)
             if not {"content-length", "transfer-encoding"} & head.headers.keys():
-                await self._event()  # the end of the message: no body may come
+                await self._event()  # the end of the message, so there is no body
             response = await self._answer(head)
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
                 self.listener.api.broker.refused["http_head"] += 1
-            reason = str(error).partition(":")[0]  # behind it h11 repeats what was sent
+            reason = str(error).partition(":")[0]  # after this h11 repeats what was sent
             response = failure(Problem(error.error_status_hint, "bad_request", reason))
         except Problem as problem:
             response = failure(problem)
@@ -182,7 +184,7 @@ class Peer:
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
 
     async def _next_request(self) -> Any:
-        """Within the time that a peer has for it: more once it has asked for something."""
+        """Read the head of a request within the time that the peer has for it: there is more time after its first request."""
         try:
             with self._among(self.listener.crowd.idle):
                 async with asyncio.timeout(IDLE_S if self.served else self._limits.handshake_s):
@@ -192,7 +194,7 @@ class Peer:
 
     @contextlib.contextmanager
     def _among(self, members: dict[Peer, None]) -> Iterator[None]:
-        """Meanwhile another connection may take the place of this one."""
+        """Register with `members`: meanwhile the connection may be closed for another one."""
         members[self] = None
         try:
             yield
@@ -200,7 +202,7 @@ class Peer:
             members.pop(self, None)
 
     async def _linger(self) -> None:
-        """Take what the peer still sends: closing over unread input would reset the connection, and the answer be lost."""
+        """Read the rest of the peer's input: closing with unread input would reset the connection, and the answer would be lost."""
         self.writer.write_eof()
         left = LINGER_BYTES
         async with asyncio.timeout(LINGER_S):
@@ -218,7 +220,7 @@ class Peer:
         return event
 
     def _head(self, event: h11.Request) -> Request:
-        """Problem 400 for a target that is no path, or a body of two lengths."""
+        """Check the head. Raise Problem 400 for a target that is not a path, or a body with two lengths."""
         target = event.target.decode("ascii", "replace")
         path, _, query = target.partition("?")
         if not path.startswith("/"):
@@ -226,7 +228,7 @@ class Peer:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         if {"content-length", "transfer-encoding"} <= headers.keys():
             # RFC 9112, 6.3: a proxy in front may see another end of this request than we do
-            raise bad_request("Content-Length and Transfer-Encoding: which of them?")
+            raise bad_request("give Content-Length or Transfer-Encoding, not both")
         try:
             pairs = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100))
         except ValueError:
@@ -234,7 +236,7 @@ class Peer:
         return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback, self.address)
 
     async def _body(self, head: Request, body: bytearray, most: int) -> None:
-        """Read up to `most` bytes of it into `body`, counted among those of all requests: the caller releases them again."""
+        """Read up to `most` bytes into `body`, and count them among those of all requests. The caller releases them again."""
         if self.http.their_state is not h11.SEND_BODY:
             return
         if int(head.headers.get("content-length", 0)) > most:
@@ -249,7 +251,7 @@ class Peer:
     # -- answer ----------------------------------------------------------------------------------------------
 
     async def _answer(self, head: Request) -> Response:
-        """The one place where what goes wrong becomes an answer."""
+        """Call the handler. This is the one place where an error becomes an answer."""
         try:
             return await self._handle(head)
         except Problem as problem:
@@ -287,7 +289,7 @@ class Peer:
             listener.release(self)
 
     async def _document(self, head: Request, most: int) -> dict[str, Any] | Problem:
-        """The body as JSON, or the Problem that a handler is to have which needs it."""
+        """Return the body as JSON, or the Problem that a handler raises if it needs the body."""
         body = bytearray()
         with self._among(self.listener.crowd.slow):
             await self._body(head, body, most)
@@ -328,7 +330,8 @@ class Peer:
 
 
 async def begun(response: Response) -> Response:
-    """With the first pieces of a body that is made in pieces: a short one is whole, and what goes wrong in them is answered."""
+    """Make the first pieces of a body that is made in pieces. A short body is complete then, and an error in these
+    pieces is answered."""
     if response.pieces is None:
         return response
     parts, size = [], 0
@@ -341,7 +344,7 @@ async def begun(response: Response) -> Response:
 
 
 def amqp_problem(error: ProtocolError) -> Problem:
-    """What AMQP would have closed a channel with."""
+    """Return the answer to an error with which AMQP would have closed a channel."""
     if error.code == NOT_FOUND:
         return not_found(error.text)
     if error.code == ACCESS_REFUSED:
@@ -350,7 +353,7 @@ def amqp_problem(error: ProtocolError) -> Problem:
 
 
 def refuse_body(head: Request) -> None:
-    """Problem 400 for a body where none belongs: some of these paths are open to anybody."""
+    """Raise Problem 400 for a body of a request that takes none: some of these paths are open to anybody."""
     if head.method in ("GET", "HEAD") and (
         "transfer-encoding" in head.headers or int(head.headers.get("content-length", 0)) > 0
     ):

@@ -1,4 +1,4 @@
-"""HTTP's share of the loop: what takes long is done in slices of 2 ms, one per turn of the loop for all requests together."""
+"""HTTP's share of the loop: long work is done in slices of 2 ms, one per turn of the loop for all requests together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Slices:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def rest(self) -> None:
-        """Between two steps of long work: if the slice is used up, go on in a later turn, after all others that wait."""
+        """Pause between two steps of long work: if the slice is used up, go on in a later turn, after all others that wait."""
         if time.perf_counter() < self._until_s:
             return
         loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ class Totals:
 
 
 async def of_queues(slices: Slices, queues: Iterable[Queue], before: Counts = NOTHING) -> Totals:
-    """`before`: what is counted already."""
+    """Return the sums over these queues, added to `before`."""
     count = consumers = 0
     counts, depth = list(before), [0] * len(DEPTHS)
     for queue in queues:
@@ -39,6 +39,7 @@ async def of_queues(slices: Slices, queues: Iterable[Queue], before: Counts = NO
 
 
 async def of_broker(slices: Slices, broker: Broker) -> Totals:
-    """With the counts of deleted queues: one that is deleted meanwhile is counted once, since all are listed before."""
+    """Return the sums with the counts of deleted queues. A queue that is deleted meanwhile counts once, because all
+    queues are listed before."""
     gone, queues = of_deleted(broker), broker.listed
     return await of_queues(slices, queues, gone)

@@ -1,4 +1,4 @@
-"""/api/users and /api/whoami: who may log in. Passwords come in and never go out; their hashes only to administrators."""
+"""/api/users and /api/whoami: the users who may log in. Passwords are never shown; administrators see their hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_reque
 from kvitto.http.vhosts import user_named
 
 PASSWORD_MAX = 4096
-"""Bytes: the frame that it comes in over AMQP has room for little more."""
+"""The maximum number of bytes, because the AMQP frame with a password has space for little more."""
 
 
 def whoami(call: Call) -> Response:
@@ -38,7 +38,8 @@ def get_user(call: Call) -> Response:
 
 
 async def put_user(call: Call) -> Response:
-    """A new user needs a password, or the empty password_hash of one who logs in by certificate; a known one keeps what is not given."""
+    """Add or change a user. A new one needs a password, or an empty password_hash for login by certificate. An existing one keeps values that
+    are not given."""
     users = call.api.broker.users
     given = user_of(users, call.name, call.request.json())
     hashed = await asyncio.to_thread(users.hash, given.password) if given.password else ""
@@ -51,7 +52,7 @@ async def put_user(call: Call) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a body says of a user. `password`: None for one who has none, "" if the one that is there stays. `tags`: None if they stay."""
+    """The values in a body. `password`: None for a user without one, "" to keep the existing one. `tags`: None to keep them."""
 
     name: str
     password: str | None
@@ -59,7 +60,7 @@ class Given:
 
 
 def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
-    """Problem 400."""
+    """Read the values of a user. Raise Problem 400."""
     name = fields.new_name(name, "user")
     known = name in users
     tags = fields.names(body, "tags") if "tags" in body or not known else None
@@ -67,7 +68,7 @@ def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
     if "password_hash" in body and not without:
         raise bad_request("password_hash is not supported, hashes of other brokers are weaker: send a password")
     if without and "password" in body:
-        raise bad_request("password and an empty password_hash: which of them?")
+        raise bad_request("give a password or an empty password_hash, not both")
     password = None if without else fields.text(body, "password", "" if known else None)
     fields.short(password or "", "password", PASSWORD_MAX)
     if password == "" and ("password" in body or not known):
@@ -93,7 +94,7 @@ async def delete_user(call: Call) -> Response:
 
 
 async def delete_users(call: Call) -> Response:
-    """All of those that are named, or none if one of them is not there."""
+    """Delete all named users, or none if one of them does not exist."""
     names = dict.fromkeys(fields.names(call.request.json(), "users"))
     users = call.api.broker.users
     for name in names:
@@ -104,7 +105,7 @@ async def delete_users(call: Call) -> Response:
 
 
 async def _delete(call: Call, users: list[User]) -> None:
-    """They cannot log in any more, then their connections are closed: there may be ten thousand."""
+    """Delete users. First they cannot log in any more, then their connections are closed: there may be ten thousand."""
     going = set(users)
 
     def delete() -> None:

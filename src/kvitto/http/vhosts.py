@@ -1,4 +1,4 @@
-"""/api/vhosts and /api/permissions: where users may go, and what they may do there."""
+"""/api/vhosts and /api/permissions: virtual hosts, and the permissions of users in them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ async def put_vhost(call: Call) -> Response:
 
 
 def declare(broker: Broker, creator: User, name: str, body: dict[str, Any]) -> bool:
-    """Add a virtual host, or describe the one that is there; whether it is new. Who creates one may do everything in it. Problem 400.
+    """Add or change a virtual host. Return whether it is new. The creator gets all permissions in it. Raise Problem 400.
 
-    As with RabbitMQ, one that is there keeps its queue type and tracing where they are not given, and loses its description and tags.
+    As with RabbitMQ, an existing one keeps its queue type and tracing if they are not given, and loses its description
+    and tags.
     """
     name = fields.new_name(name, "vhost")
     known = broker.vhosts.get(name)
@@ -62,7 +63,7 @@ def declare(broker: Broker, creator: User, name: str, body: dict[str, Any]) -> b
 
 
 def _settings(body: dict[str, Any], before: VHostSettings) -> VHostSettings:
-    """Problem 400."""
+    """Read the settings. Raise Problem 400."""
     description = fields.short(fields.text(body, "description", ""), "description", DESCRIPTION_MAX)
     kind = before.default_queue_type
     if body.get("default_queue_type") not in (None, "", "undefined"):
@@ -74,7 +75,7 @@ def _settings(body: dict[str, Any], before: VHostSettings) -> VHostSettings:
 
 
 async def delete_vhost(call: Call) -> Response:
-    """With everything in it; its connections are closed first."""
+    """Delete a virtual host with everything in it. Its connections are closed first."""
     vhost, broker = call.vhost(), call.api.broker
     if vhost.deleting:
         raise bad_request(f"vhost '{vhost.name}' is being deleted already")
@@ -85,7 +86,7 @@ async def delete_vhost(call: Call) -> Response:
 
 
 def close_connections(api: Api, vhost: VHost) -> Iterator[None]:
-    """Close all connections to a virtual host, some in each piece. From the first piece on nobody can connect to it."""
+    """Close all connections to a virtual host, some in each piece. From the first piece on no client can connect to it."""
     vhost.deleting = True
     cost = Cost()
     for connection in list(api.connections):
@@ -146,7 +147,7 @@ async def delete_permission(call: Call) -> Response:
 
 
 def user_named(call: Call, name: str) -> User:
-    """Problem 404."""
+    """Return the user. Raise Problem 404."""
     user = call.api.broker.users.get(name)
     if user is None:
         raise not_found(f"there is no user '{name}'")
@@ -154,7 +155,7 @@ def user_named(call: Call, name: str) -> User:
 
 
 def _holder(call: Call) -> User:
-    """The user of the path, who has permissions in the path's virtual host. Problem 404."""
+    """Return the user in the path, who has permissions in the path's virtual host. Raise Problem 404."""
     vhost, user = call.vhost().name, user_named(call, call.args["user"])
     if not user.may_open(vhost):
         raise not_found(f"user '{user.name}' has no permissions in vhost '{vhost}'")

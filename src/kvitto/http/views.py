@@ -1,4 +1,4 @@
-"""The broker's objects as RabbitMQ's management API shows them: same field names, so that its tools can read them."""
+"""The broker's objects in the form of RabbitMQ's management API, with the same field names, so that its tools can read them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def binding(vhost: VHost, binding: Binding) -> dict[str, Any]:
 
 
 def properties_key(binding: Binding) -> str:
-    """What tells the bindings between two things apart in a path: the key, and a digest of the arguments."""
+    """Return the part of a path that distinguishes the bindings between two objects: the key, and a digest of the arguments."""
     key = quote(binding.routing_key, safe="").replace("~", "%7E")
     if not binding.arguments:
         return key or "~"
