@@ -1,7 +1,7 @@
 """Received messages as Arrow batches of exactly the schema that Spark asked for.
 
-Bodies, exchanges and routing keys are handed over as the buffers they were received into; properties are decoded for
-all messages of a batch at once. The one column with work per message is `headers`.
+Bodies, exchanges and routing keys are passed on as the buffers into which they were received. Properties are decoded
+for all messages of a batch at once. Only the column `headers` needs work per message.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kvitto.spark.schema import HEADERS, PROPERTIES
 from kvitto.wire import tables
 
 ARROW_BYTES_MAX: Final = 8 << 20
-"""Larger Arrow batches are handed over in pieces: Spark copies each as a whole."""
+"""Larger Arrow batches are passed on in pieces, because Spark copies each as a whole."""
 PROPERTY_COLUMNS: Final = {*PROPERTIES, HEADERS, "timestamp"}
 _SECONDS_MAX = 253_402_300_800
-"""The year 10000: a later timestamp property is somebody's mistake and becomes null."""
+"""The year 10000. A later timestamp property is a mistake and becomes null."""
 
 
 Buffers = tuple[Any, Any]
@@ -38,7 +38,7 @@ Buffers = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages as they were received, from wherever: nothing is decoded yet."""
+    """Messages as they were received, not decoded."""
 
     offsets: Ints
     redelivered: NDArray[np.bool_]
@@ -53,7 +53,7 @@ class Messages:
 
 
 def received(batch: Batch, offsets: Ints | None = None) -> Messages:
-    """The messages of a batch; without `offsets` those of a log.read (delivery tag = offset + 1)."""
+    """Return the messages of a batch. Without `offsets` it must be of a log.read (delivery tag = offset + 1)."""
     if offsets is None:
         offsets = np.frombuffer(batch.tags.view(), dtype="<u8").astype(np.int64) - 1
     redelivered = np.frombuffer(batch.flags.view(), dtype=np.uint8).astype(np.bool_)
@@ -62,14 +62,14 @@ def received(batch: Batch, offsets: Ints | None = None) -> Messages:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Arrow's form of it, equal to what Spark checks for."""
+    """Return Arrow's form of the schema, equal to the one that Spark checks for."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def to_arrow(
     batch: Batch | Messages, queue: str, schema: pa.Schema, rows: slice = slice(None)
 ) -> Iterator[pa.RecordBatch]:
-    """The messages, or those of `rows`, in pieces of at most ARROW_BYTES_MAX. A batch is one of a log.read."""
+    """Yield the messages, or those of `rows`, in pieces of at most ARROW_BYTES_MAX. The batch must be of one log.read."""
     messages = received(batch) if isinstance(batch, Batch) else batch
     start, stop, _ = rows.indices(messages.count)
     if start >= stop:
@@ -100,7 +100,7 @@ def _column(messages: Messages, queue: str, field: pa.Field, properties: Propert
 _MAKERS: Final[dict[str, Callable[[Messages], pa.Array]]] = {
     "offset": lambda messages: pa.array(messages.offsets),
     "redelivered": lambda messages: pa.array(messages.redelivered),
-    # the protocol says whether there were earlier deliveries, not how many
+    # the protocol says whether there were earlier deliveries, but not how many
     "delivery_count": lambda messages: pa.array(messages.redelivered.astype(np.int32)),
     "exchange": lambda messages: _text(messages.exchanges),
     "routing_key": lambda messages: _text(messages.routing_keys),
@@ -108,7 +108,7 @@ _MAKERS: Final[dict[str, Callable[[Messages], pa.Array]]] = {
 
 
 def binary(column: Buffers) -> pa.Array:
-    """As an Arrow array over the same bytes."""
+    """Return an Arrow array over the same bytes."""
     ends, data = column
     return pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
@@ -119,7 +119,7 @@ def _text(column: Buffers) -> pa.Array:
 
 
 def message_ids(properties: Buffers) -> pa.Array:
-    """The property message_id of each message, as bytes; null where it is absent."""
+    """Return the property message_id of each message as bytes; null if it is absent."""
     ends, data = properties
     raw = np.frombuffer(data, dtype=np.uint8)
     where = locate(raw, np.frombuffer(ends, dtype="<u4").astype(np.int64), {"message_id"})["message_id"]
@@ -129,7 +129,7 @@ def message_ids(properties: Buffers) -> pa.Array:
 
 
 def string_array(buffers: list[pa.Buffer | None], count: int) -> pa.Array:
-    """A string array over these buffers; bytes that are not UTF-8 become replacement characters."""
+    """Return a string array over these buffers; bytes that are not UTF-8 become replacement characters."""
     array = pa.Array.from_buffers(pa.string(), count, buffers)
     try:
         array.validate(full=True)
@@ -140,7 +140,7 @@ def string_array(buffers: list[pa.Buffer | None], count: int) -> pa.Array:
 
 
 class Properties:
-    """The wanted ones of PROPERTY_COLUMNS, out of `count` property lists that begin at borders[:-1] in `data`."""
+    """The wanted properties of PROPERTY_COLUMNS, from `count` property lists that begin at borders[:-1] in `data`."""
 
     def __init__(self, count: int, data: Bytes, borders: Ints | None, wanted: set[str]) -> None:
         self.count = count
@@ -148,7 +148,7 @@ class Properties:
         self.found: dict[str, Slices] = locate(data, borders, wanted) if borders is not None else {}
 
     def column(self, field: pa.Field) -> pa.Array:
-        """One of them as an array of the field's type."""
+        """Return one of them as an array of the field's type."""
         where = self.found[field.name]
         if not where.present.any():
             return pa.nulls(self.count, field.type)
@@ -175,9 +175,10 @@ class Properties:
 
 @lru_cache(maxsize=4096)
 def header_texts(raw: bytes) -> tuple[tuple[str, str | None], ...]:
-    """An encoded table as pairs of text; what is no text is given as JSON, bytes as {"base64": "..."} unless they are UTF-8.
+    """Return an encoded table as pairs of text. Values that are not text are JSON, bytes that are not UTF-8 are
+    {"base64": "..."}.
 
-    Nothing for a table that does not parse.
+    The result is empty for a table that does not parse.
     """
     try:
         table = tables.decode(raw)
@@ -194,7 +195,7 @@ def _header_text(value: tables.Value) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON, without a byte lost: text as it is, bytes that are none in base64."""
+    """Return a value for JSON without losing a byte: text as it is, other bytes in base64."""
     if isinstance(value, dict):
         return {_text_only(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -208,5 +209,5 @@ def _plain(value: Any) -> Any:
 
 
 def _text_only(text: str) -> str:
-    """Without the bytes of a peer that are no UTF-8."""
+    """Return the text without bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

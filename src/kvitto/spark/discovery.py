@@ -1,4 +1,4 @@
-"""Option queuePattern: which queues there are. AMQP 0-9-1 does not list them, the broker's management API does."""
+"""Option queuePattern: finds the queues. AMQP 0-9-1 cannot list them, but the broker's management API can."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TIMEOUT_S: Final = 30.0
 PORT, TLS_PORT = 15672, 15671
 NAMES_SHOWN: Final = 5
 NAME_THEM: Final = (
-    "set option managementUri to where the broker's management API is, or name the queues in option queues"
+    "set option managementUri to the address of the broker's management API, or name the queues in option queues"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Where the management API of an option set is. `prefix` is what stands before /api."""
+    """The address of the management API for these options. `prefix` is the part of the path before /api."""
 
     host: str
     port: int
@@ -43,9 +43,10 @@ class Api:
 
 
 def matching(options: Options, mode: str, known: Iterable[str], timeout_s: float) -> tuple[str, ...]:
-    """The queues that match and can be read in that mode, by name. `known`: those that the query has read.
+    """Return the queues that match and can be read in that mode, by name. `known` are those that the query has read.
 
-    SourceError if the broker cannot be asked, or nothing matches and nothing is known; DataLossError if a known one is gone.
+    Raises SourceError if the broker does not answer, or nothing matches and nothing is known; DataLossError if a known
+    queue is missing.
     """
     there = queues_of(options, timeout_s)
     known = set(known)
@@ -70,7 +71,7 @@ def matching(options: Options, mode: str, known: Iterable[str], timeout_s: float
 
 
 def queues_of(options: Options, timeout_s: float) -> dict[str, str]:
-    """Name -> type of the durable queues of the virtual host that are nobody's own. Asks again for `timeout_s`, then SourceError."""
+    """Return name -> type of the durable, not exclusive queues of the virtual host. Try for `timeout_s`, then raise SourceError."""
     api = _api(options)
     patience = Patience(timeout_s, advice=NAME_THEM[0].upper() + NAME_THEM[1:])
     path = f"{api.prefix}/api/queues/{quote(options.vhost, safe='')}?columns=name,durable,exclusive,type,arguments"
@@ -79,7 +80,7 @@ def queues_of(options: Options, timeout_s: float) -> dict[str, str]:
             status, body = _get(api, path)
             if status < 500:
                 break
-            raise OSError(f"status {status}")  # it is starting, or a proxy has lost it
+            raise OSError(f"status {status}")  # the broker is starting, or a proxy has lost it
         except (OSError, http.client.HTTPException) as error:
             why = str(error) or type(error).__name__
             patience.wait(OSError(f"option queuePattern needs the list of queues, and {api} does not give it: {why}"))
@@ -103,7 +104,7 @@ def queues_of(options: Options, timeout_s: float) -> dict[str, str]:
 
 
 def _type(queue: dict[str, Any]) -> str:
-    """`arguments` for brokers that list no type."""
+    """Return the type of a queue; some brokers list it in `arguments` only."""
     return str(queue.get("type") or (queue.get("arguments") or {}).get("x-queue-type") or "classic")
 
 

@@ -1,7 +1,7 @@
-"""The driver's part of a query: one connection that is the group's, and with it look, plan and settle.
+"""Read mode `range`, the driver's part: one connection that is attached as the group; it inspects, plans and settles.
 
-Every call may be repeated and survives a restart of the broker. What cannot be right - a queue that is another one
-now, messages gone that Spark has yet to read - ends the query, or with failOnDataLoss = false a warning is written.
+Every call may be repeated and survives a restart of the broker. If data was lost - the queue was declared again, or
+messages that Spark has yet to read are missing - the query ends, or with failOnDataLoss = false a warning is logged.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ from kvitto.wire import methods as m
 log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
 FIRST_CONTACT_S: Final = 5.0
-"""A new query whose broker does not answer has a wrong uri, most likely: it is told soon."""
+"""If the broker of a new query does not answer for this time, the uri is probably wrong, and the query fails early."""
 SAMPLE: Final = 100
-"""Messages whose size stands for that of all in a batch."""
+"""The number of messages whose mean size stands for that of all messages in a batch."""
 
 
 class Driver:
-    """One query's view of its queues. `latest` is the end of what the broker had when last asked."""
+    """One query's view of its queues. `latest` is the end of the queues at the last inspection."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.group = ""
         self._holder = ""
-        """As whom this driver attaches: another one with the same checkpoint is somebody else, and is refused."""
+        """The group under which this driver attaches. Another driver with the same checkpoint has another one, and is refused."""
         self._attached: dict[str, str] = {}
         self.latest: Offsets | None = None
         self._target: dict[str, Position] | None = None
         self._link = Link(options.uri, "kvitto spark driver", self._prepare)
 
-    # --- what Spark asks for, by way of source.py
+    # --- called by source.py
 
     def include(self, queues: tuple[str, ...]) -> None:
-        """Read these from now on; those that are new from their start."""
+        """Read these queues from now on; new ones from their start."""
         new = set(queues) - set(self.options.queues)
         self.options = from_the_start(self.options, queues)
         if new:
             self._link.call(self._prepare, self.options.reconnect_timeout_s)
 
     def begin(self) -> Offsets:
-        """Where a query without a checkpoint starts; it becomes the reader of its queues."""
+        """Return the start of a query without a checkpoint, after attaching to its queues."""
         self._join(self.options.group or f"spark-{uuid.uuid4().hex[:16]}")
         found = self._look(FIRST_CONTACT_S)
         return Offsets(self.group, {name: self._first(name, at) for name, at in found.items()})
 
     def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
-        """Settle up to `start`, which Spark has committed, and say how far the next batch goes: `most` offsets, 0 = all."""
+        """Settle up to `start`, which Spark has committed, and return the end of the next batch: at most `most`
+        offsets, 0 means all."""
         self._join(start.group)
         self._leave({name: at for name, at in start.queues.items() if name not in self.options.queues})
         found = self._look()
@@ -75,12 +76,12 @@ class Driver:
         return Offsets(self.group, {name: self._planned(name, at, ends[name]) for name, at in begins.items()})
 
     def fix_target(self) -> None:
-        """From now on nothing beyond what the queues hold at this moment (Trigger.AvailableNow)."""
+        """From now on read nothing beyond the end that the queues have at this moment (Trigger.AvailableNow)."""
         found = self._look()
         self._target = {name: Position(at.incarnation, at.first, at.next) for name, at in found.items()}
 
     def plan(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """The tasks of a batch, new or repeated after a crash."""
+        """Return the tasks of a batch, new or repeated after a crash."""
         self._join(end.group)
         found = self._look()
         ranges: list[tuple[str, int, int]] = []
@@ -89,7 +90,7 @@ class Driver:
             if to.next > first and self._named(name) and self._readable(name, first, to, found[name]):
                 ranges.append((name, first, to.next))
         for name, first, last in ranges:
-            self._hold(name, end.queues[name], first, last)  # whole, before it is counted by the piece
+            self._hold(name, end.queues[name], first, last)  # the whole batch, before its pieces are counted
         tasks = []
         for name, first, last in self._pieces(ranges):
             to = end.queues[name]
@@ -99,7 +100,7 @@ class Driver:
         return tasks
 
     def plan_once(self) -> list[RangePartition]:
-        """The tasks of a batch read: from startingOffsets to endingOffsets, as of now; nothing is attached or settled."""
+        """Return the tasks of a batch read: from startingOffsets to endingOffsets at this moment. Nothing is attached or settled."""
         found = self._look(FIRST_CONTACT_S)
         ranges: list[tuple[str, int, int]] = []
         for name, at in found.items():
@@ -118,27 +119,27 @@ class Driver:
         return self._link.call(count, self.options.reconnect_timeout_s)
 
     def settle(self, end: Offsets) -> None:
-        """Spark has committed everything before `end`."""
+        """Settle everything before `end`, because Spark has committed it."""
         self._join(end.group)
         found = self._look()
         same = {name: at for name, at in end.queues.items() if found.get(name, at).incarnation == at.incarnation}
         self._settle(same, found)
 
     def close(self) -> None:
-        """Leave the group and the broker."""
+        """Detach the group and disconnect."""
         self._link.close()
 
     # --- one query, one group
 
     def _join(self, group: str) -> None:
-        """Be the reader `group` of all queues; a restarted query finds the name in its checkpoint."""
+        """Attach to all queues as `group`; a restarted query finds the name in its checkpoint."""
         if self.group != group:
             self._link.close()  # a channel that is open already is not attached as this group
             self.group = group
             self._holder = f"{group}#{secrets.token_hex(4)}"
 
     def _prepare(self, channel: Channel) -> None:
-        """On each new channel: attach, if this query has a group."""
+        """Attach on each new channel, if this query has a group."""
         if self.group:
             for name in self.options.queues:
                 self._attach(channel, name)
@@ -165,7 +166,7 @@ class Driver:
         return self._link.call(look, self.options.reconnect_timeout_s if timeout_s is None else timeout_s)
 
     def _settle(self, upto: dict[str, Position], found: dict[str, m.LogInspectOk]) -> None:
-        """Settle what is not settled yet."""
+        """Settle up to these offsets if that has not been done yet."""
         due = {name: at for name, at in upto.items() if name in found and found[name].first < at.next}
 
         def settle(channel: Channel) -> None:
@@ -176,7 +177,7 @@ class Driver:
             self._link.call(settle, self.options.reconnect_timeout_s)
 
     def _leave(self, queues: dict[str, Position]) -> None:
-        """Settle what Spark has committed of queues that the options no longer name, for whoever reads them next."""
+        """Settle what Spark has committed of queues that the options no longer name, and leave the queues to other readers."""
 
         for name, at in queues.items():
 
@@ -191,7 +192,7 @@ class Driver:
                 log.warning("queue %r is no longer read, and not settled: %s", name, error)
 
     def _mean_size(self, begins: dict[str, Position]) -> float:
-        """Bytes of a body, by the next messages of each queue."""
+        """Return the mean bytes of a body, from the next messages of each queue."""
 
         def look(channel: Channel) -> list[Batch]:
             return [_ask(channel.log_read, name, at.next, at.next + SAMPLE) for name, at in begins.items()]
@@ -199,7 +200,7 @@ class Driver:
         batches = self._link.call(look, self.options.reconnect_timeout_s)
         return sum(each.bodies.data.n for each in batches) / max(1, sum(each.count for each in batches))
 
-    # --- where to start, where to go on
+    # --- start and continuation
 
     def _first(self, name: str, at: m.LogInspectOk) -> Position:
         if self.options.starting_timestamp is not None:
@@ -214,7 +215,7 @@ class Driver:
                 " choose one of those, or earliest"
             )
             place = min(max(place, at.first), at.next)
-        if at.first < place < at.next:  # nothing may wait there
+        if at.first < place < at.next:  # no message may wait at this offset
 
             def count(channel: Channel) -> m.LogCountOk:
                 return _ask(channel.log_count, name, at.incarnation, place, place)
@@ -223,7 +224,7 @@ class Driver:
         return Position(at.incarnation, place, place)
 
     def _hold(self, name: str, at: Position, first: int, last: int) -> m.LogHoldOk:
-        """Have the broker keep what waits below `last`, and count what does from `first` on."""
+        """Have the broker hold the messages below `last`, and count those from `first` on."""
 
         def hold(channel: Channel) -> m.LogHoldOk:
             return _ask(channel.log_hold, name, self._holder, at.incarnation, first, last)
@@ -231,7 +232,8 @@ class Driver:
         return self._link.call(hold, self.options.reconnect_timeout_s)
 
     def _planned(self, name: str, begin: Position, end: int) -> Position:
-        """The end of a batch that is to go up to `end`. A message waits where each batch begins, so none may be missing there."""
+        """Return the end of a batch that goes up to `end`. A message waits at the start of each batch, so none may be
+        missing there."""
         if end <= begin.next:
             return begin
         held = self._hold(name, begin, begin.next, end)
@@ -240,8 +242,8 @@ class Driver:
         return Position(begin.incarnation, begin.begin, max(end, held.end), held.count)
 
     def _continue(self, name: str, start: Position | None, at: m.LogInspectOk) -> Position:
-        """From where the next batch of a queue reads; that of `start`, unless data was lost."""
-        if start is None:  # added to option queues since
+        """Return the first offset of the next batch of a queue: that of `start`, unless data was lost."""
+        if start is None:  # the queue was added to option queues later
             return self._first(name, at)
         if start.incarnation != at.incarnation:
             self._lost(str(declared_again(name, start.incarnation, at.incarnation)))
@@ -257,13 +259,13 @@ class Driver:
         return start
 
     def _named(self, name: str) -> bool:
-        """Whether a queue of a batch is one that this query is to read."""
+        """Return whether the options still name a queue of a batch."""
         if name not in self.options.queues:
             self._lost(not_named(name))
         return name in self.options.queues
 
     def _readable(self, name: str, first: int, to: Position, at: m.LogInspectOk) -> bool:
-        """Whether what a batch consists of is still there, or enough of it for failOnDataLoss = false."""
+        """Return whether the messages of a batch are still there, or enough of them for failOnDataLoss = false."""
         if to.incarnation != at.incarnation:
             self._lost(str(declared_again(name, to.incarnation, at.incarnation)))
             return False
@@ -275,7 +277,7 @@ class Driver:
         return True
 
     def _complete(self, name: str, to: Position, first: int, count: int) -> None:
-        """Whether all messages of a batch are there."""
+        """Return whether all messages of a batch are there."""
         if to.count is not None and count < to.count:
             self._lost(missing(name, first, to.next, count, to.count))
 
@@ -299,7 +301,7 @@ class Driver:
 
 
 def gone(queue: str, first: int, last: int) -> str:
-    """What is wrong with a queue whose lowest message is not the one that the next batch begins with."""
+    """Return the error text for a queue whose lowest message is not the first of the next batch."""
     return (
         f"queue {queue!r}: messages {first} to {last} are gone before they were read: expired, purged, or dropped by a length"
         " limit. Read faster or allow the queue more, or set failOnDataLoss = false"
@@ -307,7 +309,7 @@ def gone(queue: str, first: int, last: int) -> str:
 
 
 def not_named(name: str) -> str:
-    """What is wrong with a batch that was planned with other options."""
+    """Return the error text for a batch that was planned with other options."""
     return (
         f"the batch to be repeated has messages of queue {name!r}, which the options do not name any more: name it until this"
         " batch is done, or set failOnDataLoss = false to go on without them"
@@ -320,7 +322,7 @@ def _resolve(place: Place, name: str, at: m.LogInspectOk) -> int:
 
 
 def _ask(request: Callable[..., T], queue: str, *arguments: object) -> T:
-    """A request about one queue; the server's no becomes an error that names it."""
+    """Send a request about one queue; a refusal of the server becomes an error that names the queue."""
     try:
         return request(queue, *arguments)
     except ChannelClosed as error:

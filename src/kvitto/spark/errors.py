@@ -1,21 +1,21 @@
-"""What a query fails with: every text says what happened, where, and what to do."""
+"""The errors with which a query fails. Every text says what happened, where, and what to do."""
 
 
 class SourceError(Exception):
-    """The query cannot go on as it is; trying again would not help."""
+    """The query cannot go on, and trying again would not help."""
 
 
 class OptionError(SourceError, ValueError):
-    """An option is unknown or has a value that it cannot have."""
+    """An option is unknown or has an invalid value."""
 
 
 class TakenError(SourceError):
-    """Another group reads the queue; perhaps only for a moment, until a query that was killed is quite gone."""
+    """Another group reads the queue; perhaps only for a moment, until the broker has noticed the end of a killed query."""
 
 
 class DataLossError(SourceError):
-    """Messages between the offsets that Spark asks for are gone, and failOnDataLoss is true."""
+    """Messages between the offsets that Spark asks for are missing, and failOnDataLoss is true."""
 
 
 class SinkError(Exception):
-    """Rows cannot be written as they are, or to where they are to go; trying again would not help."""
+    """Rows cannot be written in this form or to this target, and trying again would not help."""

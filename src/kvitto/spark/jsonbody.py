@@ -1,7 +1,7 @@
-"""Rows as JSON objects, a column at a time: what `to_json(struct(...))` gives in Spark, without its own pass.
+"""Rows as JSON objects, a column at a time: the result of `to_json(struct(...))` in Spark, without a separate pass.
 
-Numbers, booleans, strings, dates and times are written by Arrow for a whole batch; strings that need escapes, bytes,
-floats without a number and nested values one by one. Fields that are null are left out, as Spark does.
+Arrow writes numbers, booleans, strings, dates and times for a whole batch. Strings that need escapes, bytes, floats
+that are not a number, and nested values are written one by one. Null fields are left out, as in Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPED: Final = r'["\\\x00-\x1f]'
 
 
 def json_bodies(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
-    """A string per row: an object of the columns `names`. Times are ISO 8601 in UTC, bytes base64."""
+    """Return a string per row: an object of the columns `names`. Times are ISO 8601 in UTC, bytes base64."""
     if not names:
         return pa.repeat(pa.scalar("{}"), batch.num_rows)
     fields = [_field(name, batch.column(name)) for name in names]
@@ -31,7 +31,7 @@ def json_bodies(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
 
 
 def _field(name: str, array: pa.Array) -> pa.Array:
-    """`"name":value,`, null where the value is."""
+    """Return `"name":value,`, or null for a null value."""
     label = json.dumps(name, ensure_ascii=False) + ":"
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -62,7 +62,7 @@ def _escaped(array: pa.Array) -> pa.Array:
 
 
 def _text(value: Any, kind: pa.DataType) -> str:
-    """One value as JSON."""
+    """Return one value as JSON."""
     if value is None:
         return "null"
     if pa.types.is_struct(kind):

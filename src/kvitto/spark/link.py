@@ -1,7 +1,9 @@
-"""A connection that comes back: what a query does goes on while its broker is restarted.
+"""A connection that reconnects, so that a query goes on while its broker is restarted. `driver.py`, `stream.py`,
+`staged.py` and `reading.py` use it.
 
-An action is any function of a channel that may be done twice. A connection that is lost or refused is tried again, with
-growing pauses, until `reconnectTimeout`; what the server says no to is told at once.
+An action is any function of a channel that may be repeated. If a connection is lost or refused, the action is tried
+again, with growing pauses, until `reconnectTimeout`. If the server refuses the request itself, the error is raised at
+once.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ TAKEN_S = 10.0
 LOST = (ConnectionLost, TimeoutError, OSError)
 QUERY_ADVICE = "Start the broker; the query goes on from its checkpoint when it is started again"
 NO_USE = {403, 404, 501, 502, 503, 504, 505, 530, 540}
-"""Reasons of a server to close a connection that will be the same the next time."""
+"""Reply codes of a closed connection with which trying again does not help."""
 
 
 class Patience:
-    """Decides whether to try again. `progress()` starts the time anew."""
+    """Decides whether to try again. `progress()` starts the time again."""
 
     def __init__(self, timeout_s: float, error: type[Exception] = SourceError, advice: str = QUERY_ADVICE) -> None:
         self.timeout_s = timeout_s
@@ -39,7 +41,7 @@ class Patience:
         self._pause_s = PAUSE_S
 
     def wait(self, error: Exception) -> None:
-        """Pause before the next attempt; an error once the time is over or if another attempt is no use."""
+        """Pause before the next attempt. Raise an error if the time is over or another attempt does not help."""
         if isinstance(error, ConnectFailed) and error.code in NO_USE:
             raise self.error(f"{error} (option uri)") from None
         if isinstance(error, ConnectionLost) and error.code in NO_USE:
@@ -58,7 +60,7 @@ class Patience:
 class Link:
     """One connection with one channel, opened when first needed. `prepare` runs on every new channel.
 
-    `by_range`: the server has to be one that can be read by range of offsets.
+    `by_range`: the server has to support reading by range of offsets.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Link:
         self._channel: Channel | None = None
 
     def channel(self) -> Channel:
-        """An open channel, if need be on a new connection. Raises ConnectFailed, ConnectionLost, ChannelClosed."""
+        """Return an open channel, if necessary on a new connection. Raises ConnectFailed, ConnectionLost, ChannelClosed."""
         connection = self._connection
         if connection is None or connection.closed is not None:
             self.close()
@@ -99,7 +101,7 @@ class Link:
         return self._channel
 
     def call(self, action: Callable[[Channel], T], timeout_s: float) -> T:
-        """The result of an action that may be repeated. ChannelClosed, the server's no, passes through."""
+        """Return the result of an action that may be repeated. ChannelClosed, a refusal of the server, is raised unchanged."""
         patience = Patience(timeout_s)
         began = time.monotonic()
         while True:
@@ -114,31 +116,31 @@ class Link:
                 patience.wait(error)
 
     def close(self) -> None:
-        """Close; the next call opens again."""
+        """Close; the next call connects again."""
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             connection.close()
 
 
 def has_ranges(connection: Connection) -> bool:
-    """Whether the server says that it has class `log`."""
+    """Return whether the server supports class `log`."""
     capabilities = connection.server_properties.get("capabilities")
     return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_log"))
 
 
 def has_holds(connection: Connection) -> bool:
-    """Whether the server says that its class `log` can hold a range."""
+    """Return whether the server's class `log` can hold a range."""
     capabilities = connection.server_properties.get("capabilities")
     return isinstance(capabilities, dict) and bool(capabilities.get("kvitto_log_hold"))
 
 
 def ack_timed_out(error: ChannelClosed) -> bool:
-    """Whether a broker took a channel away because a message stayed unacked for too long (RabbitMQ: 30 minutes)."""
+    """Return whether a broker closed a channel because a message stayed unacked for too long (RabbitMQ: 30 minutes)."""
     return error.code == 406 and "timed out" in error.text
 
 
 def explain(error: AMQPError, queue: str) -> SourceError:
-    """The server's no in the words of a query."""
+    """Return a refusal of the server as an error with advice."""
     if not isinstance(error, ChannelClosed):
         return SourceError(f"queue {queue!r}: {error}")
     hint = "see docs/spark.md"
@@ -149,9 +151,9 @@ def explain(error: AMQPError, queue: str) -> SourceError:
             f"queue {queue!r}: {error}; another query reads this queue: stop it, or let one query read for both"
         )
     elif error.code == 403 and "exclusive" in error.text:
-        hint = "another consumer has this queue for itself: end it"
+        hint = "another consumer has exclusive use of this queue: end it"
     elif error.code == 403 and "consumers" in error.text:
-        hint = "end the ordinary consumers of this queue: reading by range has a queue for itself"
+        hint = "end the ordinary consumers of this queue: reading by range needs exclusive use of a queue"
     elif error.code == 403:
         hint = "give the user of option uri the permission to read the queue"
     return SourceError(f"queue {queue!r}: {error}; {hint}")

@@ -1,14 +1,8 @@
-"""Which read mode a queue takes, and the driver for it.
+"""Chooses the read mode of a queue, and makes its driver. `source.py` calls it.
 
-No answer of the protocol says what type a queue has, and a passive declaration does not look at its arguments. What tells
-a stream is that it refuses a consumer without a prefetch count, before anything is delivered:
-
-    RabbitMQ  406 PRECONDITION_FAILED - consumer prefetch count is not set for 'queue 'q' in vhost '/''
-    LavinMQ   406 PRECONDITION_FAILED - Stream consumers must have a prefetch limit
-
-Any other queue takes the consumer. A prefetch count of 1 for the channel lets it have one message at most, which goes back
-to its place, flagged redelivered. RabbitMQ's quorum queues have no such count and refuse that with 540. Kvitto is asked
-without a consumer: it settles nothing in a stream (406), and in another queue only for the group that reads it (403).
+No answer of the protocol has the type of a queue, and a passive declaration ignores its arguments. But a stream refuses
+a consumer without a prefetch count (406 "consumer prefetch count is not set" in RabbitMQ, "Stream consumers must have a
+prefetch limit" in LavinMQ) before anything is delivered; `is_stream` uses this.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from kvitto.spark.stream import StreamDriver
 
 
 class ModeDriver(Protocol):
-    """What source.py needs of a read mode; all calls may be repeated."""
+    """The calls of source.py for every read mode. All of them may be repeated."""
 
     latest: Offsets | None
 
@@ -44,13 +38,13 @@ class ModeDriver(Protocol):
 
 
 def driver_of(options: Options, mode: str) -> ModeDriver:
-    """The driver of a read mode."""
+    """Return the driver of a read mode."""
     kinds: dict[str, Callable[[Options], ModeDriver]] = {RANGE: Driver, STREAM: StreamDriver, STAGED: StagedDriver}
     return kinds[mode](options)
 
 
 def choose(options: Options) -> str:
-    """The read mode for these queues: the one of option readMode if that can be, SourceError if not."""
+    """Return the read mode for these queues: that of option readMode if it is possible. Raise SourceError if not."""
     if options.mode == RANGE:
         return RANGE
 
@@ -83,7 +77,12 @@ def choose(options: Options) -> str:
 
 
 def is_stream(channel: Channel, uri: str, queue: str) -> bool:
-    """Whether a queue is a stream, see above. SourceError if there is no such queue."""
+    """Return whether a queue is a stream. Raise SourceError if the queue does not exist.
+
+    A queue that is not a stream accepts the consumer. A prefetch count of 1 for the channel limits it to one message,
+    which returns to its place, flagged redelivered. RabbitMQ's quorum queues refuse such a count with 540. On Kvitto no
+    consumer is needed: `log.settle` is refused with 406 for a stream, and with 403 for another queue without the group.
+    """
     try:
         channel.queue_declare(queue, passive=True)
     except ChannelClosed as error:

@@ -1,19 +1,10 @@
-"""How far a query has read: what stands in Spark's offset log, as JSON with one order of keys.
+"""The offsets of a query in Spark's offset log, as JSON with a fixed order of keys.
 
     {"v": 1, "mode": "range", "group": "spark-1f...", "flush": 0,
      "queues": {"/:orders": {"inc": "9f3c...", "begin": 0, "next": 12345, "count": 1000}}}
 
-What `inc` and the numbers are depends on the read mode, and a checkpoint belongs to one mode for ever:
-
-    mode    begin, next             inc
-    range   offsets of the queue    the queue's incarnation
-    stream  offsets of the stream   digest of the message before `next`, to know the stream again; "" = not known
-    staged  numbers of files        identity of the staging directory
-
-Spark compares offsets as strings, so the same place must always give the same text. `begin` is where the query
-started: Spark logs only the end of its first batch and asks again for the start after a crash, and by then `latest`
-would be another place. `count`, in mode range, is how many messages the batch that ends there has: what is read is compared
-with it. `group` is in it for the same reason: it makes a restarted query the same reader again.
+The meaning of `inc` and the numbers depends on the read mode, and a checkpoint belongs to one mode: `Position` has the
+table. Spark compares offsets as strings, so equal positions must give equal texts.
 """
 
 from __future__ import annotations
@@ -29,13 +20,22 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in one queue: what tells the queue from another, where this query began in it, and the next to read."""
+    """A position in one queue. Its fields depend on the read mode:
+
+        mode    begin, next             incarnation
+        range   offsets of the queue    the queue's incarnation
+        stream  offsets of the stream   digest of the message before `next`, to recognise the stream; "" = not known
+        staged  numbers of files        identity of the staging directory
+
+    `begin` is where the query started in the queue. Spark logs only the end of its first batch and asks again for the
+    start after a crash, when `latest` would be another position. `next` is the next offset to read.
+    """
 
     incarnation: str
     begin: int
     next: int
     count: int | None = None
-    """Messages of the batch that ends here; None where nothing was read, or nobody counts."""
+    """The number of messages in the batch that ends here; None if nothing was read, or the mode does not count."""
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {"inc": self.incarnation, "begin": self.begin, "next": self.next}
@@ -44,16 +44,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A place in all queues of a query, by queue name."""
+    """The positions in all queues of a query, by queue name. `group` is stored so that a restarted query attaches as
+    the same group."""
 
     group: str
     queues: dict[str, Position]
     mode: str = RANGE
     waiting: dict[str, int] | None = None
-    """Only in a report, never in a checkpoint: messages that wait in each queue."""
+    """The number of waiting messages in each queue; only in a report, never in a checkpoint."""
 
     def to_json(self, vhost: str) -> dict[str, Any]:
-        """The form that Spark keeps."""
+        """Return the form that Spark stores."""
         queues = {f"{vhost}:{name}": at.to_json() for name, at in sorted(self.queues.items())}
         value = {"v": VERSION, "mode": self.mode, "group": self.group, "flush": 0, "queues": queues}
         if self.waiting is not None:
@@ -62,7 +63,7 @@ class Offsets:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], vhost: str) -> Offsets:
-        """Read it back; SourceError if this checkpoint belongs to something else."""
+        """Read that form. Raise SourceError if the checkpoint belongs to something else."""
         mode = value.get("mode")
         if value.get("v") != VERSION or mode not in MODES or mode == AUTO:
             raise SourceError(
@@ -81,6 +82,6 @@ class Offsets:
 
 
 def start_of(start: Position | None, end: Position) -> int:
-    """The first offset of a batch that goes from `start` to `end`."""
+    """Return the first offset of a batch that goes from `start` to `end`."""
     same = start is not None and (start.incarnation, start.begin) == (end.incarnation, end.begin)
     return start.next if same and start is not None else end.begin

@@ -1,7 +1,7 @@
-"""The options of `format("amqp")`: read once, checked, and then a plain frozen object that travels to the executors.
+"""The options of `format("amqp")`: read once, checked, and then a frozen object that is sent to the executors.
 
-Spark hands options over as strings under names without case. An option that nobody knows is a mistake that would
-otherwise show as wrong data much later, so it is refused, with the nearest name.
+Spark passes options as strings whose names have no case. An unknown option would otherwise show as wrong data much
+later, so it is refused, with the most similar name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvitto.spark.values import flag, refuse_unknown, seconds
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""Places without a number, as in Spark's Kafka source."""
+"""Positions without a number, as in Spark's Kafka source."""
 
 Place = int | dict[str, int]
-"""Where to start or end: EARLIEST or LATEST for all queues, or one offset (or -2, -1) for each."""
+"""The start or the end: EARLIEST or LATEST for all queues, or one offset (or -2, -1) for each."""
 
 KNOWN: Final = (
     "uri",
@@ -57,16 +57,15 @@ _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb":
 
 
 GROUP_BYTES: Final = 240
-"""A short string of AMQP, and room for what each driver adds."""
+"""The maximum size: a short string of AMQP, less the suffix that each driver adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options with their defaults applied. `queues`: those that are read now; `pattern` "" = always these.
+    """All options with their defaults applied. `queues` are those that are read now; with `pattern` "" always these.
 
-    `group` "" = one group for each checkpoint; `min_partitions` 0 = by size.
-
-    `starting_timestamp` in seconds since 1970, None = by offset. `staging` "" = none is given.
+    `group` "" means one group for each checkpoint; `min_partitions` 0 means by size. `starting_timestamp` is in seconds
+    since 1970, None means by offset. `staging` "" means that no directory is given.
     """
 
     uri: str
@@ -92,12 +91,12 @@ class Options:
 
 
 def from_the_start(options: Options, queues: tuple[str, ...]) -> Options:
-    """With these queues; where to start is for those that a new query finds, others are read from their start."""
+    """Return the options with these queues, read from their start: the start options are for the queues that a new query finds."""
     return replace(options, queues=queues, starting=EARLIEST, starting_timestamp=None)
 
 
 def read_options(given: Mapping[str, str]) -> Options:
-    """Check what was given; OptionError says which option is wrong and what it may be."""
+    """Check the options. OptionError says which is wrong and which values it may have."""
     values = {name.lower(): value for name, value in given.items()}
     refuse_unknown(values, KNOWN, "format 'amqp'")
     mode = values.get("readmode", AUTO).strip().lower()
@@ -135,7 +134,7 @@ def read_options(given: Mapping[str, str]) -> Options:
 
 
 def _queues(values: Mapping[str, str]) -> tuple[str, ...]:
-    """The names; none with a pattern."""
+    """Return the names; none with a pattern."""
     if sum(name in values for name in ("queue", "queues", "queuepattern")) != 1:
         raise OptionError(
             "say which queue to read: one of the options queue (one name), queues (names, comma between) and queuePattern"
@@ -173,7 +172,7 @@ def _management(text: str) -> str:
         good = not text or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
     except ValueError:
         good = False
-    if not good:  # not what was given: there may be a password in it
+    if not good:  # not the given text: it may contain a password
         raise OptionError(
             "option managementUri is like http://user:password@host:15672, with / ? # [ ] @ percent-encoded"
         )
@@ -207,7 +206,7 @@ def _place(option: str, text: str, queues: tuple[str, ...]) -> Place:
 
 
 def _count(option: str, text: str | None) -> int:
-    """A number of at least 1; 0 if the option is not given."""
+    """Return a number of at least 1; 0 if the option is not given."""
     if text is None:
         return 0
     if not text.strip().isdecimal() or int(text) < 1:
@@ -216,7 +215,7 @@ def _count(option: str, text: str | None) -> int:
 
 
 def _bytes(option: str, text: str | None) -> int:
-    """A size of at least 1, such as 64m; 0 if the option is not given."""
+    """Return a size of at least 1, such as 64m; 0 if the option is not given."""
     if text is None:
         return 0
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
@@ -226,7 +225,7 @@ def _bytes(option: str, text: str | None) -> int:
 
 
 def _moment(text: str | None) -> int | None:
-    """Milliseconds since 1970, as in Spark's Kafka source, or ISO 8601; in seconds, rounded down."""
+    """Return seconds, rounded down, of milliseconds since 1970 as in Spark's Kafka source, or of ISO 8601."""
     if text is None:
         return None
     if text.strip().isdecimal():
@@ -241,7 +240,7 @@ def _moment(text: str | None) -> int | None:
 
 
 def _directory(text: str) -> str:
-    """The path of a file:// URI or a plain absolute path."""
+    """Return the path of a file:// URI or a plain absolute path."""
     parts = urlsplit(text)
     path = unquote(parts.path) if parts.scheme == "file" else text
     if parts.scheme not in ("", "file") or parts.netloc or not path.startswith("/"):

@@ -1,4 +1,4 @@
-"""How much a batch takes and how it is cut into partitions: arithmetic without any connection."""
+"""The size of a batch and its partitions: arithmetic without a connection."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Range = tuple[str, int, int]
 """(queue, first offset, offset after the last)."""
 
 PARTITION_OFFSETS_MIN = 20_000
-"""Below this a task costs more than it reads; only option minPartitions makes smaller ones."""
+"""A smaller task costs more than it reads; only option minPartitions makes smaller ones."""
 
 
 def parallelism(wanted: int) -> tuple[int, int]:
-    """For `split`: number of partitions and smallest size; `wanted` is option minPartitions, 0 = not given."""
-    # the driver's Python process does not know Spark's default parallelism; its cores are the best guess
+    """Return the number of partitions and the smallest size for `split`; `wanted` is option minPartitions, 0 if it is not given."""
+    # the driver's Python process does not know Spark's default parallelism; its cores are the best estimate
     return wanted or os.cpu_count() or 1, 1 if wanted else PARTITION_OFFSETS_MIN
 
 
 def fit_bytes(most: int, most_bytes: int, mean_size: float) -> int:
-    """`most` offsets (0 = no limit), or fewer if messages of that size would be more than `most_bytes` (0 = no limit)."""
+    """Return `most` offsets (0 = no limit), or fewer if messages of that size would have more than `most_bytes` (0 = no limit)."""
     if not most_bytes:
         return most
     fit = max(1, int(most_bytes / max(1.0, mean_size)))
@@ -27,9 +27,10 @@ def fit_bytes(most: int, most_bytes: int, mean_size: float) -> int:
 
 
 def limit_offsets(starts: Mapping[str, int], ends: Mapping[str, int], most: int) -> dict[str, int]:
-    """Ends such that at most about `most` offsets are read, shared by queue in proportion to what waits in it.
+    """Return ends with which at most about `most` offsets are read, shared by the queues in proportion to their waiting
+    messages.
 
-    Each queue that has something moves by at least one offset, so that none waits for ever.
+    Each queue with waiting messages moves by at least one offset, so that none waits for ever.
     """
     waiting = {queue: ends[queue] - starts[queue] for queue in ends}
     total = sum(waiting.values())
@@ -42,7 +43,7 @@ def limit_offsets(starts: Mapping[str, int], ends: Mapping[str, int], most: int)
 
 
 def split(ranges: Sequence[Range], partitions: int, smallest: int) -> list[Range]:
-    """Cut into about `partitions` ranges of even size, none smaller than `smallest`; at least one per queue."""
+    """Cut into about `partitions` ranges of equal size, none smaller than `smallest`, at least one per queue."""
     total = sum(end - start for _, start, end in ranges)
     if total == 0:
         return []

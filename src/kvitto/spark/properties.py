@@ -1,8 +1,8 @@
-"""Basic properties of many messages at once: where each field lies, found with one step per field, not per message.
+"""Basic properties of many messages at once: finds each field with one step per field, not per message.
 
-A content header's property list is flags (u16) and then the fields that are there, in a fixed order. So one pass over
-the 14 fields moves a position for every message at the same time. Positions that leave the data (a list that no broker
-should have let through) are held back to its last byte: such a message has wrong properties, never another's memory.
+A property list is flags (u16) and then the present fields in a fixed order. So one pass over the 14 fields moves a
+position for every message at the same time. A position that leaves the data (of a list that no broker should accept) is
+limited to its last byte: such a message has wrong properties, but never bytes of other memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Bytes = NDArray[np.uint8]
 
 _WORD = 8
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
-"""What is a value's of the next eight bytes, by how many it has left."""
+"""The masks of a value's part of the next eight bytes, by the number of bytes that it has left."""
 
 
 class Slices(NamedTuple):
-    """One field of every message: `present`, and where its value lies in the data. Absent: length 0."""
+    """One field of every message: `present`, and the position of its value in the data. An absent field has length 0."""
 
     present: NDArray[np.bool_]
     start: Ints
@@ -31,7 +31,7 @@ class Slices(NamedTuple):
 
 
 def locate(data: Bytes, ends: Ints, wanted: set[str]) -> dict[str, Slices]:
-    """The wanted fields of n messages whose property lists lie in `data`, with the n + 1 borders `ends`."""
+    """Find the wanted fields of n messages whose property lists are in `data`, with the n + 1 borders `ends`."""
     found: dict[str, Slices] = {}
     n = len(ends) - 1
     if n == 0 or len(data) < 2:
@@ -63,7 +63,7 @@ def locate(data: Bytes, ends: Ints, wanted: set[str]) -> dict[str, Slices]:
 
 
 def _length(data: Bytes, at: Ints, kind: str, last: int) -> tuple[int, Ints]:
-    """Bytes of length prefix, and the length of the value at each position if a field of that kind is there."""
+    """Return the size of the length prefix, and the length of the value at each position if a field of that kind is there."""
     if kind == "str":
         return 1, data[np.minimum(at, last)].astype(np.int64)
     if kind == "table":
@@ -75,7 +75,7 @@ def _length(data: Bytes, at: Ints, kind: str, last: int) -> tuple[int, Ints]:
 
 
 def gather(data: Bytes, where: Slices) -> tuple[Bytes, NDArray[np.int32]]:
-    """The values one after the other, and their n + 1 borders."""
+    """Return the values one after the other, and their n + 1 borders."""
     borders = np.zeros(len(where.start) + 1, dtype=np.int64)
     np.cumsum(where.length, out=borders[1:])
     index = np.arange(borders[-1]) + np.repeat(where.start - borders[:-1], where.length)
@@ -83,7 +83,7 @@ def gather(data: Bytes, where: Slices) -> tuple[Bytes, NDArray[np.int32]]:
 
 
 def hashes(data: Bytes, where: Slices, seed: int) -> NDArray[np.uint64]:
-    """64 bits of each value: equal values have equal ones; unequal values rarely do, and not with two seeds."""
+    """Return 64 bits of each value. Equal values have equal hashes; unequal values rarely do, and not with two seeds."""
     padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
     words: NDArray[np.uint64] = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
     found = _mixed(where.length.astype(np.uint64) + np.uint64(seed))
@@ -96,14 +96,14 @@ def hashes(data: Bytes, where: Slices, seed: int) -> NDArray[np.uint64]:
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A one-to-one mapping in which each bit depends on all (the finalizer of MurmurHash3)."""
+    """Return a one-to-one mapping in which each bit depends on all (the finalizer of MurmurHash3)."""
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return value ^ (value >> np.uint64(33))
 
 
 def unsigned(data: Bytes, where: Slices, size: int) -> Ints:
-    """Big-endian numbers of `size` bytes; 0 where absent, and negative where it does not fit in 63 bits."""
+    """Return big-endian numbers of `size` bytes; 0 if absent, and negative if a number does not fit in 63 bits."""
     last = len(data) - 1
     value = np.zeros(len(where.start), dtype=np.int64)
     for k in range(size):

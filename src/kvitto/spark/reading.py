@@ -1,7 +1,8 @@
-"""What an executor does: read one range of offsets of a queue, as often as Spark asks for it.
+"""Read mode `range`, the executor's part: reads one range of offsets of a queue, as often as Spark asks for it.
 
-Nothing is consumed, so a retried or a speculative task reads the same messages again. One connection per worker process
-is kept from task to task. When it breaks in the middle of a range, reading goes on behind the last batch handed over.
+Nothing is consumed, so a retried or a speculative task reads the same messages again. Each worker process keeps one
+connection from task to task. If it breaks in the middle of a range, reading goes on after the last batch that was
+passed to Spark.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from kvitto.spark.link import LOST, Link, Patience, explain
 from kvitto.spark.options import Options
 
 BATCH_BYTES: Final = 4 << 20
-"""Bodies that are gathered before they are handed to Spark."""
+"""The bytes of bodies that are collected before they are passed to Spark."""
 CHUNK_OFFSETS: Final = 1 << 18
-"""Offsets of one request: bounds a batch of messages without a body."""
+"""The number of offsets in one request; it bounds a batch of messages without a body."""
 
 _links: dict[tuple[int, str, bool], Link] = {}
-"""By process, URI and kind. Spark's workers are forked: a child must not use its parent's socket."""
+"""The links by process, URI and kind. Spark's workers are forked, and a child must not use its parent's socket."""
 
 
 def worker_link(options: Options, *, by_range: bool) -> Link:
-    """The connection of this worker process."""
+    """Return the connection of this worker process."""
     key = (os.getpid(), options.uri, by_range)
     return _links.setdefault(key, Link(options.uri, "kvitto spark reader", by_range=by_range))
 
@@ -76,7 +77,7 @@ class FilesPartition(InputPartition):
 
 
 def read_range(options: Options, schema: StructType, part: RangePartition) -> Iterator[pa.RecordBatch]:
-    """The unsettled messages of the range as Arrow batches of that schema, in order."""
+    """Yield the unsettled messages of the range as Arrow batches of that schema, in order."""
     columns = arrow_schema(schema)
     patience = Patience(options.reconnect_timeout_s)
     link = worker_link(options, by_range=True)
@@ -85,7 +86,8 @@ def read_range(options: Options, schema: StructType, part: RangePartition) -> It
     try:
         while position < part.end:
             try:
-                # held here so that `finally` closes the connection first: ending the request would read it to its end
+                # kept in a variable so that `finally` closes the connection first: ending the request would read it to
+                # its end
                 chunk = _chunk(link.channel(), part, position, options.fail_on_data_loss)
                 for batch, after in chunk:
                     patience.progress()
@@ -101,12 +103,12 @@ def read_range(options: Options, schema: StructType, part: RangePartition) -> It
             raise DataLossError(missing(part.queue, part.start, part.end, count, part.count))
         whole = True
     finally:
-        if not whole:  # Spark wants no more (limit), or failed: what is under way is not for the next task
+        if not whole:  # Spark needs no more (limit), or failed: messages on their way are not for the next task
             link.close()
 
 
 def _chunk(channel: Channel, part: RangePartition, position: int, strict: bool) -> Iterator[tuple[Batch, int]]:
-    """Messages from `position` on, each batch with the offset after it; a chunk at most."""
+    """Yield messages from `position` on, each batch with the offset after it; at most one chunk."""
     end = min(part.end, position + CHUNK_OFFSETS)
     if not _still_there(channel, part, strict):
         yield Batch(), part.end
@@ -114,7 +116,7 @@ def _chunk(channel: Channel, part: RangePartition, position: int, strict: bool) 
     for batch in channel.log_batches(part.queue, position, end, BATCH_BYTES):
         yield batch, batch.tags.view(8 * batch.count - 8).cast("Q")[0]
     done = channel.last_read
-    # the same before and after means the same in between: an incarnation never comes back
+    # the same incarnation before and after means the same in between, because none ever comes back
     if not _still_there(channel, part, strict):
         yield Batch(), part.end
         return
@@ -134,7 +136,7 @@ def _still_there(channel: Channel, part: RangePartition, strict: bool) -> bool:
 
 
 def missing(queue: str, first: int, last: int, count: int, planned: int) -> str:
-    """What is wrong with a batch that has fewer messages than were there when it was planned."""
+    """Return the error for a batch with fewer messages than when it was planned."""
     return (
         f"queue {queue!r}: of the {planned} messages that were planned to be read from offsets {first} to {last}, {planned - count}"
         " are gone: the queue was purged, somebody else consumed them while the query was stopped, or the broker's disk is"
@@ -143,7 +145,7 @@ def missing(queue: str, first: int, last: int, count: int, planned: int) -> str:
 
 
 def declared_again(queue: str, before: str, now: str) -> DataLossError:
-    """The error for a queue that was deleted and made anew while a query was reading it."""
+    """Return the error for a queue that was deleted and declared again while a query was reading it."""
     return DataLossError(
         f"queue {queue!r} was deleted and declared again since this query read it (incarnation {before} then, {now}"
         " now): what was in it is gone. Start with a new checkpoint, or set failOnDataLoss = false to go on with the new queue"

@@ -1,6 +1,6 @@
-"""Rows of a DataFrame as messages: which column is what, and an Arrow batch as the columns that the client sends.
+"""Rows of a DataFrame as messages: the meaning of columns, and an Arrow batch as the columns that the client sends.
 
-Bodies, exchanges, routing keys and properties go over as buffers; property lists are put together by compiled code. No
+Bodies, exchanges, routing keys and properties are passed as buffers, and compiled code builds the property lists. No
 Python object is made per row.
 """
 
@@ -60,12 +60,12 @@ _TYPES: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     TIMESTAMP: ("timestamp, or seconds as bigint", (TimestampType, TimestampNTZType, *_WHOLE)),
     HEADERS: ("map<string,string>", (MapType,)),
 }
-"""The columns that there are, in the order of docs/spark.md, each with its types."""
+"""The possible columns in the order of docs/spark.md, each with its types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a row's message is made of. `packed`: the columns that become a JSON body, None = column `body` is it."""
+    """The parts of a row's message. `packed`: the columns that become a JSON body; None means that column `body` is the body."""
 
     names: tuple[str, ...]
     packed: tuple[str, ...] | None
@@ -84,7 +84,8 @@ class Messages(NamedTuple):
 
 
 def layout_of(schema: StructType, options: SinkOptions) -> Layout:
-    """SinkError unless these columns can be published with these options; it names the column and what to do."""
+    """Return the layout. Raise SinkError if these columns cannot be published with these options; it names the column
+    and what to do."""
     names = tuple(schema.fieldNames())
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SinkError(f"there are two columns {', '.join(twice)}; drop or rename one")
@@ -126,7 +127,7 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def with_ids(batch: pa.RecordBatch, prefix: str, first: int) -> pa.RecordBatch:
-    """Rows without a message_id get `<prefix><row number>`, the same whenever the same rows are written."""
+    """Give rows without a message_id the id `<prefix><row number>`, which is the same whenever the same rows are written."""
     numbers = pa.array(np.arange(first, first + batch.num_rows)).cast(pa.string())
     ids = pc.binary_join_element_wise(prefix, numbers, "")
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -137,7 +138,7 @@ def with_ids(batch: pa.RecordBatch, prefix: str, first: int) -> pa.RecordBatch:
 
 
 def to_messages(batch: pa.RecordBatch, layout: Layout) -> Messages:
-    """The rows of a batch that is not empty. SinkError for a value that AMQP cannot carry."""
+    """Return the rows of a non-empty batch. Raise SinkError for a value that AMQP cannot carry."""
     if layout.packed is None:
         body = batch.column(BODY)
         if body.null_count:
@@ -164,7 +165,7 @@ def _place(batch: pa.RecordBatch, name: str, default: str) -> Column:
 
 
 def _properties(batch: pa.RecordBatch, content_type: str | None) -> Column:
-    """The property lists; one for all rows if no column adds to it."""
+    """Return the property lists; one for all rows if no column adds to it."""
     given = [name for name, _ in FIELDS if name in batch.schema.names and name in _BITS]
     if not given:
         return Column.one(Properties(delivery_mode=PERSISTENT, content_type=content_type).encode())
@@ -193,7 +194,7 @@ def _field(name: str, array: pa.Array) -> Field:
 
 
 def _marks(array: pa.Array) -> bytes:
-    """A byte per value, 1 = not null; empty if none is null."""
+    """Return a byte per value, 1 means not null; empty if none is null."""
     if array.null_count == 0:
         return b""
     marks: NDArray[np.uint8] = array.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
@@ -201,7 +202,7 @@ def _marks(array: pa.Array) -> bytes:
 
 
 def _column(array: pa.Array) -> tuple[Column, NDArray[np.int64]]:
-    """Strings or bytes as a column, and its borders."""
+    """Return strings or bytes as a column, and its borders."""
     if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type):
         array = array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
     _, offsets, data = array.buffers()
@@ -213,7 +214,7 @@ def _column(array: pa.Array) -> tuple[Column, NDArray[np.int64]]:
 
 
 def _short(name: str, array: pa.Array) -> Column:
-    """A column of short strings; SinkError if one is too long."""
+    """Return a column of short strings. Raise SinkError if one is too long."""
     column, borders = _column(array)
     longest = int(np.diff(borders).max(initial=0))
     if longest > limits.SHORTSTR_MAX:
@@ -229,7 +230,7 @@ def _whole(name: str, array: pa.Array, most: int) -> NDArray[np.int64]:
 
 
 def _seconds(array: pa.Array) -> pa.Array:
-    """Timestamps (us) as whole seconds."""
+    """Return timestamps (us) as whole seconds."""
     if not pa.types.is_timestamp(array.type):
         return array
     micros = array.cast(pa.timestamp("us", array.type.tz)).view(pa.int64())
@@ -237,14 +238,14 @@ def _seconds(array: pa.Array) -> pa.Array:
 
 
 def _numbers(values: NDArray[Any]) -> Column:
-    """Each number as its bytes in order of the wire."""
+    """Return the bytes of each number in the order of the wire."""
     size = values.dtype.itemsize
     ends = (np.arange(len(values) + 1) * size).astype("<u4")
     return Column.of(ends.tobytes(), values.tobytes())
 
 
 def _tables(array: pa.Array) -> Column:
-    """Maps as encoded tables of strings."""
+    """Return maps as encoded tables of strings."""
     ends = np.frombuffer(array.buffers()[1], dtype=np.int32, count=len(array) + 1, offset=4 * array.offset)
     first, last = int(ends[0]), int(ends[-1])
     keys, values = array.keys.slice(first, last - first), array.items.slice(first, last - first)

@@ -1,8 +1,9 @@
-"""`df.write.format("amqp")` and `df.writeStream.format("amqp")`: what Spark calls. Executors write (writing.py), the driver commits.
+"""`df.write.format("amqp")` and `df.writeStream.format("amqp")`: called by Spark. Executors write (writing.py), the
+driver commits.
 
-A writer object is pickled for the executors, and a streaming commit is told to a fresh one, so all that the driver needs
-comes back in the tasks' messages. Which batch it is stands in the task's local properties, under Spark's own names; a
-batch write in `foreachBatch` has them too.
+A writer object is pickled for the executors, and a streaming commit is called on a new one, so everything that the
+driver needs is in the tasks' messages. The number of the batch is in the task's local properties, under Spark's own
+names; a batch write in `foreachBatch` has them too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 FIRST_CONTACT_S: Final = 5.0
-"""A job whose broker does not answer has a wrong uri, most likely: it is told soon."""
+"""If the broker of a new job does not answer for this time, the uri is probably wrong, and the job fails early."""
 
 
 class AmqpWriter(DataSourceArrowWriter):
@@ -38,14 +39,14 @@ class AmqpWriter(DataSourceArrowWriter):
         self.options = options
         self.layout = layout_of(schema, options)
         self.writer = options.writer_id or f"spark-{uuid.uuid4().hex}"
-        patience = options.reconnect_timeout_s  # a named writer is at work for longer than this job
+        patience = options.reconnect_timeout_s  # a named writer exists for longer than this job
         check_broker(options, patience if options.writer_id else min(FIRST_CONTACT_S, patience))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return _write(self.options, self.layout, self.writer, self._batch(), iterator)
 
     def _batch(self) -> int:
-        """What is no repetition must not look like one, so nothing is assumed."""
+        """Return the batch number. Nothing is assumed, because a batch that is not a repetition must not look like one."""
         if not self.options.writer_id:
             return 0
         if self.options.batch_id is not None:
@@ -71,7 +72,7 @@ class AmqpWriter(DataSourceArrowWriter):
 
 
 class AmqpStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query: its id is the writer's name, unless option writerId says another."""
+    """A streaming query. Its id is the writer's name, unless option writerId has another."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         self.options = options
@@ -89,7 +90,7 @@ class AmqpStreamWriter(DataSourceStreamArrowWriter):
         commit(self.options, _written(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """The batch comes again; its stages go with the next commit."""
+        """Spark repeats the batch; its stages are dropped with the next commit."""
 
 
 def _write(options: SinkOptions, layout: Layout, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> Written:

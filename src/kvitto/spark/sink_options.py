@@ -1,4 +1,4 @@
-"""The options of `df.write.format("amqp")` and `df.writeStream.format("amqp")`, checked as those of the source are."""
+"""The options of `df.write.format("amqp")` and `df.writeStream.format("amqp")`, checked like those of the source."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvitto.spark.values import flag, refuse_unknown, seconds
 
 KNOWN: Final = ("uri", "exchange", "routingKey", "value", "mandatory", "writerId", "batchId", "reconnectTimeout")
 OF_SPARK: Final = {"checkpointlocation", "queryname"}
-"""Spark's own, which it hands to every streaming sink."""
+"""Spark's own options, which it passes to every streaming sink."""
 BATCH_DIGITS_MAX: Final = 18
 WRITER_BYTES_MAX: Final = 120
-"""Leaves room for batch, partition and row in a message_id."""
+"""The maximum size; the rest of a message_id is for batch, partition and row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SinkOptions:
 
 
 def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """Check what was given; OptionError says which option is wrong and what it may be."""
+    """Check the options. OptionError says which is wrong and which values it may have."""
     values = {name.lower(): value for name, value in given.items() if name.lower() not in OF_SPARK}
     _refuse_unknown(values)
     uri = values.get("uri", DEFAULT_URI)
