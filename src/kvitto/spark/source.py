@@ -1,12 +1,9 @@
-"""`format("amqp")`: what Spark calls. The sink is in sink.py; how a queue is read depends on the read mode:
+"""`format("amqp")`: called by Spark. The sink is in sink.py. How a queue is read depends on the read mode: driver.py
+and reading.py (range), stream.py (stream), staged.py and staging.py (staged).
 
-    range   driver.py, reading.py     offsets of a queue on Kvitto
-    stream  stream.py                 offsets of a stream on any broker
-    staged  staged.py, staging.py     files that the driver writes before it acks
-
-Settling follows Spark's commit log: `latestOffset(start)` is only called with a `start` whose batch is committed, at once
-when it is and also when nothing new has come, so that is where messages are settled. `commit` alone would leave the last
-batch unsettled as long as nothing new comes. Settling again is harmless, so a restart needs no memory of it.
+Messages are settled in `latestOffset(start)`, because Spark calls it only with a `start` whose batch is committed, at
+once after the commit and also when nothing new has arrived. `commit` alone would leave the last batch unsettled as long
+as nothing new arrives. Settling again is harmless, so a restart needs no record of it.
 """
 
 from __future__ import annotations
@@ -40,15 +37,15 @@ if TYPE_CHECKING:
     from kvitto.spark.sink import AmqpStreamWriter, AmqpWriter
 
 LIST_S: Final = 1.0
-"""The broker is asked no more often which queues match a pattern."""
+"""The minimum time between two requests for the queues that match a pattern."""
 
 
 class AmqpDataSource(DataSource):
-    """Queues of an AMQP broker, settled once Spark has committed what it read. See docs/spark.md."""
+    """Queues of an AMQP broker, whose messages are settled after Spark has committed them. See docs/spark.md."""
 
     @cached_property
     def checked(self) -> Options:
-        """The options of the source; those of the sink are others."""
+        """The options of the source; the sink has others."""
         return read_options(dict(self.options))
 
     @classmethod
@@ -74,12 +71,12 @@ class AmqpDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> AmqpStreamWriter:
         from kvitto.spark.sink import AmqpStreamWriter
 
-        # output mode `complete` says overwrite: the rows of the whole result are published with each batch
+        # output mode `complete` means overwrite: the rows of the whole result are published with each batch
         return AmqpStreamWriter(schema, read_sink_options(dict(self.options)))
 
 
 class AmqpReader(DataSourceReader):
-    """A batch: what is in the queues now, nothing settled."""
+    """A batch: the messages that are in the queues now. Nothing is settled."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -105,7 +102,7 @@ class AmqpReader(DataSourceReader):
 
 
 class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The driver's part of a query. Pickled for the executors before it is used: it connects when first called."""
+    """The driver's part of a query. Spark pickles it for the executors before it is used, so it connects when it is first called."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -123,7 +120,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         driver = self._drive(choose(options), options)
         begun = driver.begin()
         if options.pattern:
-            # Spark asks again after a crash in its first batch: what is new since then has no place in its log
+            # Spark asks again after a crash in its first batch: later messages have no position in its log
             driver.include(options.queues)
         return begun.to_json(self._vhost)
 
@@ -136,7 +133,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = self._offsets(start)
-        # Spark hands over one limit, and there may be two; what it says is whether there are any
+        # Spark passes one limit, and there may be two; its value only says whether there are any
         limits = (0, 0)
         if not isinstance(limit, ReadAllAvailable):
             limits = (self.options.max_offsets_per_trigger, self.options.max_bytes_per_trigger)
@@ -171,13 +168,13 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self.options, self.schema, partition)
 
     def _continue(self, at: Offsets) -> ModeDriver:
-        """The driver of a query that is at that place."""
+        """Return the driver of a query that is at these offsets."""
         if self._driver is not None or not self.options.pattern:
             return self._drive(at.mode, self.options)
         return self._drive(at.mode, from_the_start(self.options, self._queues(at.mode, at)))
 
     def _queues(self, mode: str, at: Offsets | None = None) -> tuple[str, ...]:
-        """Those to read now; `at`: where the query is."""
+        """Return the queues to read now; `at` are the offsets of the query."""
         if not self.options.pattern:
             return self.options.queues
         from kvitto.spark.discovery import matching
@@ -187,7 +184,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return matching(self.options, mode, at.queues if at is not None else (), timeout_s)
 
     def _drive(self, mode: str, options: Options) -> ModeDriver:
-        """The driver of that read mode, made with those options: with readMode auto, the mode of the checkpoint."""
+        """Return the driver of that read mode, made with those options. With readMode auto it is the mode of the checkpoint."""
         if self.options.mode not in (AUTO, mode):
             raise SourceError(
                 f"this checkpoint was made with readMode {mode}, and option readMode is {self.options.mode}: say {mode}, or"

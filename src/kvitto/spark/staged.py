@@ -1,9 +1,12 @@
-"""Read mode `staged`: any queue of any broker. The driver consumes, stages and only then acks; executors read the files.
+"""Read mode `staged`, for any queue of any broker. The driver consumes, stages and only then acks; executors read the
+files.
 
-1. Messages are written to the staging directory, durably, and then acked. Killed in between, the broker sends them again,
-   flagged redelivered, and they are known by their message id: no loss, and with unique ids nothing twice.
-2. A batch is a range of files, in Spark's log before it is read. Files that no batch names yet are the next batch.
-3. Files go when Spark has committed their batch: by the `start` of `latestOffset`, as in read mode `range`.
+1. Messages are written to the staging directory, durably, and then acked. If the driver is killed in between, the
+broker sends them again, flagged redelivered, and their ids identify them: nothing is lost, and with unique ids nothing
+comes twice.
+2. A batch is a range of files, which is in Spark's log before it is read. Files that no batch names yet are the next
+batch.
+3. Files are deleted after Spark has committed their batch, by the `start` of `latestOffset`, as in read mode `range`.
 """
 
 from __future__ import annotations
@@ -31,23 +34,23 @@ log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
 
 PREFETCH: Final = 5000
-"""Unacked messages that the broker lets this query have: the size of a file at most."""
+"""The maximum number of unacked messages of a queue, and of messages in a file."""
 FILE_BYTES: Final = 32 << 20
-"""A file is closed when it is that large."""
+"""A file of this size is closed."""
 BATCH_BYTES: Final = 512 << 20
-"""Most that one batch stages if no option limits it: the next batch takes the rest."""
+"""The maximum size of a batch if no option limits it; the next batch takes the rest."""
 BATCH_S: Final = 1.0
-"""Most time for staging one batch of a queue that is written all the time."""
+"""The maximum time for staging one batch of a queue to which messages are always published."""
 IDLE_S: Final = 0.1
-"""So long an empty queue is waited for; then the batch is empty."""
+"""The time to wait for an empty queue; then the batch is empty."""
 SILENT_S: Final = 30.0
-"""With Trigger.AvailableNow: so long a queue that has messages but sends none is waited for."""
+"""With Trigger.AvailableNow: the time to wait for a queue that has messages but sends none."""
 GATHER_S: Final = 0.02
-"""So long messages gather for one file."""
+"""The time in which messages are collected for one file."""
 
 
 class Intake:
-    """What comes of one queue: a consumer, and messages received that are not staged yet."""
+    """The input from one queue: a consumer, and received messages that are not staged yet."""
 
     def __init__(self, connection: Connection, queue: str) -> None:
         self.connection = connection
@@ -58,11 +61,11 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        """Messages that are received and not staged."""
+        """The number of messages that are received and not staged."""
         return self.channel.sink.batch.count + (self.held.num_rows if self.held is not None else 0)
 
     def take(self, most: int, wait_s: float) -> list[pa.RecordBatch]:
-        """At most so many messages, of about FILE_BYTES; none if none comes in time."""
+        """Return at most `most` messages, of about FILE_BYTES; none if none arrives in time."""
         taken: list[pa.RecordBatch] = []
         most = min(most, PREFETCH)
         size = 0
@@ -82,27 +85,27 @@ class Intake:
 
 
 class StagedDriver:
-    """One query's consumer and its staging directory. `latest` is where it is with what waits in the queues."""
+    """One query's consumer and its staging directory. `latest` are its offsets, with the numbers of waiting messages."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.latest: Offsets | None = None
         self._target: dict[str, int] | None = None
-        """With Trigger.AvailableNow: how many messages are still to come of each queue."""
+        """With Trigger.AvailableNow: the number of messages still to be read from each queue."""
         self._silent_since: dict[str, float] = {}
         self._staging: Staging | None = None
         self._intakes: dict[str, Intake] = {}
         self._link = Link(options.uri, "kvitto spark driver", by_range=False)
 
-    # --- what Spark asks for, by way of source.py
+    # --- called by source.py
 
     def include(self, queues: tuple[str, ...]) -> None:
-        """Read these from now on."""
+        """Read these queues from now on."""
         self.options = from_the_start(self.options, queues)
         self._intakes = {name: intake for name, intake in self._intakes.items() if name in queues}
 
     def begin(self) -> Offsets:
-        """Where a query without a checkpoint starts: with what is staged already, else with the queue."""
+        """Return the start of a query without a checkpoint: the messages that are staged already, else the queue."""
         if self.options.starting != EARLIEST or self.options.starting_timestamp is not None:
             raise SourceError(
                 "readMode staged takes every message of a queue: leave out startingOffsets and startingTimestamp"
@@ -112,9 +115,10 @@ class StagedDriver:
         return self._offsets({name: self._start(name) for name in self.options.queues})
 
     def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
-        """Delete what Spark has committed, stage the next batch: `most` messages of about `most_bytes`, 0 = no limit."""
+        """Delete the files that Spark has committed, and stage the next batch: `most` messages of about `most_bytes`, 0
+        means no limit."""
         staging = self._open()
-        # a queue that is gone, or not wanted any more, has what is staged of it read all the same
+        # staged messages of a queue that is deleted, or not named any more, are read all the same
         left = [name for name in start.queues if name not in self.options.queues and staging.shelf(name).files]
         begins = {name: self._continue(name, start.queues.get(name)) for name in (*self.options.queues, *left)}
         self._settle(begins)
@@ -130,11 +134,11 @@ class StagedDriver:
         return self._offsets(ends)
 
     def fix_target(self) -> None:
-        """From now on no more than the queues hold at this moment (Trigger.AvailableNow)."""
+        """From now on read no more than the queues have at this moment (Trigger.AvailableNow)."""
         self._target = self._link.call(self._look, self.options.reconnect_timeout_s)
 
     def plan(self, start: Offsets, end: Offsets) -> list[FilesPartition]:
-        """The tasks of a batch, new or repeated after a crash."""
+        """Return the tasks of a batch, new or repeated after a crash."""
         staging = self._open()
         tasks: list[FilesPartition] = []
         for name, to in end.queues.items():
@@ -152,19 +156,19 @@ class StagedDriver:
         return tasks
 
     def plan_once(self) -> list[FilesPartition]:
-        """A batch read would have to consume, and nobody would know whether its result was kept."""
+        """Refuse: a batch read would have to consume, and could not know whether its result was stored."""
         raise SourceError(
             "a batch read (spark.read) cannot be of read mode staged: use spark.readStream with"
             " .trigger(availableNow=True), which reads what is there and ends"
         )
 
     def settle(self, end: Offsets) -> None:
-        """Spark has committed everything before `end`."""
+        """Settle everything before `end`, because Spark has committed it."""
         self._open()
         self._settle(end.queues)
 
     def close(self) -> None:
-        """Leave the broker, which gets back what is not staged, and the directory."""
+        """Disconnect, so that the broker requeues messages that are not staged, and close the directory."""
         self._intakes = {}
         self._link.close()
         if self._staging is not None:
@@ -181,9 +185,9 @@ class StagedDriver:
         return self._staging
 
     def _continue(self, name: str, start: Position | None) -> Position:
-        """From which file on the next batch reads."""
+        """Return the first file of the next batch."""
         staging = self._open()
-        if start is None:  # added since
+        if start is None:  # the queue was added later
             return self._start(name)
         if start.incarnation != staging.identity:
             raise DataLossError(
@@ -195,7 +199,7 @@ class StagedDriver:
         return start
 
     def _start(self, name: str) -> Position:
-        """The first file of a queue that the query has read nothing of."""
+        """Return the first file of a queue of which the query has read nothing."""
         staging = self._open()
         shelf = staging.shelf(name)
         begin = shelf.files[0] if shelf.files else shelf.next
@@ -210,7 +214,7 @@ class StagedDriver:
     # --- the broker
 
     def _stage(self, most: int, most_bytes: int) -> None:
-        """New files with what comes, until nothing more does or it is enough."""
+        """Write new files with the messages that arrive, until no more arrive or it is enough."""
         left = [most, most_bytes]
         deadline = time.monotonic() + BATCH_S
 
@@ -224,7 +228,7 @@ class StagedDriver:
         self._link.call(fill, self.options.reconnect_timeout_s)
 
     def _stage_one(self, channel: Channel, name: str, left: list[int]) -> int:
-        """One more file of a queue; how many messages came."""
+        """Write one more file of a queue. Return the number of its messages."""
         wait_s, most = IDLE_S, left[0]
         if self._target is not None:
             wait_s, most = 10 * IDLE_S, min(most, self._target[name])
@@ -255,7 +259,8 @@ class StagedDriver:
         return count
 
     def _wait_on(self, channel: Channel, name: str) -> int:
-        """1 if more of what AvailableNow is to read may come, else 0: others consume too, so it may not."""
+        """Return 1 if more messages for AvailableNow may arrive, else 0: there may be none, because other consumers
+        take some too."""
         assert self._target is not None
         since = self._silent_since.setdefault(name, time.monotonic())
         if self._ask(name, lambda: _count(channel, name)) and time.monotonic() - since < SILENT_S:
@@ -270,11 +275,11 @@ class StagedDriver:
         return intake
 
     def _look(self, channel: Channel) -> dict[str, int]:
-        """The messages that are ready in each queue."""
+        """Return the number of ready messages in each queue."""
         return {name: self._ask(name, lambda name=name: _count(channel, name)) for name in self.options.queues}  # type: ignore[misc]
 
     def _ask(self, queue: str, action: Callable[[], T]) -> T:
-        """A request about one queue; the server's no becomes an error that names it."""
+        """Send a request about one queue; a refusal of the server becomes an error that names the queue."""
         try:
             return action()
         except ConsumerCancelled:
@@ -287,7 +292,7 @@ class StagedDriver:
         except ChannelClosed as error:
             self._intakes.pop(queue, None)
             if ack_timed_out(error):
-                raise TimeoutError(str(error)) from None  # all of it comes again
+                raise TimeoutError(str(error)) from None  # all unacked messages come again
             raise explain(error, queue) from None
 
     def _lost(self, text: str) -> None:
@@ -304,7 +309,7 @@ def _count(channel: Channel, queue: str) -> int:
 
 
 def read_files(options: Options, schema: StructType, part: FilesPartition) -> Iterator[pa.RecordBatch]:
-    """The messages of staged files as Arrow batches of that schema, in order."""
+    """Yield the messages of staged files as Arrow batches of that schema, in order."""
     columns = arrow_schema(schema)
     for number, path in part.files:
         try:

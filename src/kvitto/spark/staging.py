@@ -30,9 +30,9 @@ from kvitto.spark.columns import Messages, binary, message_ids, received
 from kvitto.spark.errors import SourceError
 
 REMEMBERED: Final = 20_000
-"""Ids kept per queue of messages that are settled; far more than a broker can have out to one consumer at a time."""
+"""The number of ids of settled messages that are stored per queue; far more than a broker delivers to one consumer at a time."""
 LOCK_S: Final = 30.0
-"""How long a driver waits until one that was killed is quite gone."""
+"""How long a driver waits for the lock of a killed driver."""
 ROW_BITS: Final = 32
 """The column `offset` of a staged message is number of its file << 32 | number of its row."""
 TAG: Final = "tag"
@@ -48,11 +48,11 @@ _STORED: Final = pa.schema(
     ]
 )
 RAW: Final = _STORED.append(pa.field(TAG, pa.uint64()))
-"""As received: what is stored, and the delivery tag."""
+"""Rows as received: the stored columns, and the delivery tag."""
 
 
 def raw(batch: Batch) -> pa.RecordBatch:
-    """A batch of deliveries over the bytes that it was received into."""
+    """Return a batch of deliveries over the bytes into which it was received."""
     messages = received(batch)
     byte_columns = (messages.exchanges, messages.routing_keys, messages.properties, messages.bodies)
     arrays = [pa.array(messages.redelivered), *map(binary, byte_columns), message_ids(messages.properties)]
@@ -61,7 +61,7 @@ def raw(batch: Batch) -> pa.RecordBatch:
 
 
 def read_file(number: int, path: str) -> Iterator[Messages]:
-    """The messages of a staged file, decoded no further, with their offsets."""
+    """Return the messages of a staged file, not decoded, with their offsets."""
     offset = number << ROW_BITS
     with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
         for k in range(reader.num_record_batches):
@@ -80,7 +80,7 @@ def _buffers(array: pa.Array) -> tuple[Any, Any]:
 
 
 class Staging:
-    """The directory, open and locked. SourceError if it cannot be used."""
+    """The directory, open and locked. Raises SourceError if it cannot be used."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -94,7 +94,7 @@ class Staging:
             raise unusable(error, path) from None
 
     def shelf(self, queue: str) -> Shelf:
-        """That of a queue. SourceError if its directory cannot be used."""
+        """Return the shelf of a queue. Raise SourceError if its directory cannot be used."""
         found = self._shelves.get(queue)
         if found is None:
             try:
@@ -104,7 +104,7 @@ class Staging:
         return found
 
     def close(self) -> None:
-        """Another driver may open it."""
+        """Close the directory, so that another driver may open it."""
         os.close(self._lock)
 
     def _take_lock(self) -> None:
@@ -130,7 +130,7 @@ class Staging:
 
 
 class Shelf:
-    """The staged files of one queue, and the ids by which a message that comes again is known."""
+    """The staged files of one queue, and the ids that identify messages that come again."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -152,7 +152,7 @@ class Shelf:
         return self.directory / f"{number:020d}.arrow"
 
     def fresh(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Without the redelivered messages that are staged already, or were settled lately."""
+        """Return the rows without redelivered messages that are staged already, or were settled lately."""
         again = rows.column("redelivered").to_numpy(zero_copy_only=False)
         if not again.any():
             return rows
@@ -161,7 +161,7 @@ class Shelf:
         return rows.filter(pa.array(keep))
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> int:
-        """Write the next file; its number, once it is durable."""
+        """Write the next file. Return its number when it is durable."""
         number = self.next
         rows = pa.Table.from_batches(batches).drop_columns([TAG]).combine_chunks()
         try:
@@ -188,7 +188,7 @@ class Shelf:
             self._known.pop(name, None)
         ids = pa.table([pa.array(list(self._settled), pa.binary())], schema=pa.schema([_ID]))
         try:
-            # the ids first: without them a message that comes again would be taken for a new one
+            # the ids first: without them a message that comes again would look like a new one
             _write_durably(self.directory / "ids", lambda out: _write_arrow(out, ids))
             for number in due:
                 self.file(number).unlink()
@@ -198,7 +198,7 @@ class Shelf:
 
 
 def unusable(error: OSError, path: str) -> SourceError:
-    """The error for a staging directory that the system does not let be used."""
+    """Return the error for a staging directory that the system does not let us use."""
     return SourceError(
         f"option stagingLocation: {error.filename or path}: {error.strerror or error}; nothing is lost, what was not staged"
         " is still in its queue. Make room or give the permission, then start the query again"
@@ -226,7 +226,7 @@ def _write_arrow(out: IO[bytes], rows: pa.Table) -> None:
 
 
 def _write_durably(path: Path, write: Any) -> None:
-    """A file that is there whole or not at all, whatever happens; durable on return."""
+    """Write a file that exists completely or not at all, whatever happens. It is durable on return."""
     torn = path.with_name(f"{path.name}.tmp")
     try:
         with torn.open("wb") as out:
@@ -234,14 +234,14 @@ def _write_durably(path: Path, write: Any) -> None:
             out.flush()
             os.fsync(out.fileno())
     except OSError:
-        torn.unlink(missing_ok=True)  # on a full disk it is in the way
+        torn.unlink(missing_ok=True)  # on a full disk the incomplete file takes space
         raise
     torn.rename(path)
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in it durable."""
+    """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """Read mode `stream`: a queue of type stream, read by offset as often as needed, on any broker that has streams.
 
-The broker says nowhere how far a stream goes: counts are late, and a first offset is told by nobody. What is known is
-what was delivered, so the driver finds both ends by consuming, and executors read until they have seen the last offset
-of their range. Offsets may have gaps. Acks only give credit; nothing is ever settled, retention is the broker's.
+No broker reports the end of a stream: counts are late, and the first offset is not available at all. Only deliveries
+are certain. So the driver finds both ends by consuming, and executors read until they have seen the last offset of
+their range. Offsets may have gaps. Acks only give credit; nothing is settled, and the broker's retention applies.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
 
 PREFETCH: Final = 1000
-"""Messages on the way to an executor."""
+"""The number of messages on their way to an executor."""
 TAIL_PREFETCH: Final = 200
-"""Messages on the way to the driver while it does not look."""
+"""The number of messages on their way to the driver between two looks."""
 QUIET_S: Final = 0.05
-"""So long nothing more may come before what came is the end. Too short is harmless: the rest is of the next batch."""
+"""If no message arrives for this time, the last one is the end. A time that is too short is harmless: the rest belongs
+to the next batch."""
 LOOK_S: Final = 0.5
-"""Most time for one look at a stream that is written all the time."""
+"""The maximum time of one look at a stream to which messages are always published."""
 FIRST_S: Final = 1.0
-"""So long an empty stream is waited for; one that the broker says has messages ten times as long."""
+"""The time to wait for an empty stream; ten times as long if the broker says that it has messages."""
 SILENT_S: Final = 5.0
-"""An executor that has waited so long looks whether the stream still reaches as far as it was promised."""
+"""An executor that has waited for this time checks whether the stream still reaches the end of its range."""
 _OFFSET = re.compile(rb"\x0fx-stream-offsetl", re.DOTALL)
 
 
 class Seen(NamedTuple):
-    """A message that a stream has: its offset, and a digest to know it again. `size`: bytes of its body."""
+    """A message of a stream: its offset, and a digest to recognise it. `size` is the number of bytes of its body."""
 
     offset: int
     mark: str
@@ -59,11 +60,11 @@ class Seen(NamedTuple):
 
 
 def stream_offsets(batch: Batch, queue: str) -> Ints:
-    """The header x-stream-offset of each message. SourceError if one has none: the queue is no stream."""
+    """Return the header x-stream-offset of each message. Raise SourceError if one has none: then the queue is not a stream."""
     ends, data = batch.properties.buffers()
     borders = np.frombuffer(ends, dtype="<u4").astype(np.int64)
     found = np.array([match.end() for match in _OFFSET.finditer(data)], dtype=np.int64)
-    # one in each property list: then it is the broker's, which puts one into every message
+    # if each property list has exactly one, it is the broker's, which puts one into every message
     if len(found) == batch.count and (found > borders[:-1]).all() and (found + 8 <= borders[1:]).all():
         raw = np.frombuffer(data, dtype=np.uint8)[found[:, None] + np.arange(8)]
         return np.ascontiguousarray(raw).view(">i8").ravel().astype(np.int64)
@@ -84,13 +85,13 @@ def _offset_of(raw: bytes, queue: str) -> int:
 
 
 def peek(connection: Connection, queue: str, where: Value, wait_s: float) -> Seen | None:
-    """The first message at `where` or after it; None if none comes in time."""
+    """Return the first message at `where` or after it; None if none arrives in time."""
     channel = connection.channel()
     try:
         channel.qos(1)
         channel.consume(queue, arguments={"x-stream-offset": where})
         batch = channel.receive(wait_s)
-        # RabbitMQ does not count so exactly, and sends the rest of a chunk too
+        # RabbitMQ does not limit so exactly, and sends the rest of a chunk too
         return _seen(batch, stream_offsets(batch, queue), 0) if batch.count else None
     finally:
         if connection.closed is None:
@@ -104,16 +105,16 @@ def _seen(batch: Batch, offsets: Ints, k: int) -> Seen:
 
 
 class Tail:
-    """The end of one stream: a consumer at its last messages, kept so that a look without news costs next to nothing."""
+    """The end of one stream: a consumer at its last messages, kept open so that a look without news costs next to nothing."""
 
     def __init__(self, connection: Connection, queue: str, known: bool = False) -> None:
-        """`known`: the stream has messages, for this query has read some."""
+        """`known`: the stream has messages, because this query has read some."""
         self.connection = connection
         self.queue = queue
         self.known = known
         self.last: Seen | None = None
         self.verified = False
-        """Whether the stream is known to be the one that the query read before this consumer began."""
+        """Whether it is certain that this stream is the one that the query read before this consumer began."""
         self._open()
 
     def _open(self) -> None:
@@ -123,7 +124,7 @@ class Tail:
         self.channel.consume(self.queue, arguments={"x-stream-offset": "last"})
 
     def look(self) -> Seen | None:
-        """The last message, None while there is none."""
+        """Return the last message, or None while there is none."""
         began = time.monotonic()
         wait_s = 0.0
         if self.last is None:
@@ -136,11 +137,11 @@ class Tail:
             taken += batch.count
             if time.monotonic() - began > LOOK_S:
                 break
-            if taken >= TAIL_PREFETCH:  # it runs ahead of this consumer
+            if taken >= TAIL_PREFETCH:  # the publisher is faster than this consumer
                 self.channel.close()
                 self._open()
                 taken = 0
-            # an answer comes behind all that the acks gave credit for, on RabbitMQ
+            # on RabbitMQ an answer comes after all messages for which the acks gave credit
             self._count()
             wait_s = QUIET_S
         return self.last
@@ -150,7 +151,7 @@ class Tail:
 
 
 class StreamDriver:
-    """One query's view of its streams. `latest` is the end of what the broker had when last asked."""
+    """One query's view of its streams. `latest` is the end of the streams at the last look."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -160,19 +161,19 @@ class StreamDriver:
         self._tails: dict[str, Tail] = {}
         self._link = Link(options.uri, "kvitto spark driver", by_range=False)
 
-    # --- what Spark asks for, by way of source.py
+    # --- called by source.py
 
     def include(self, queues: tuple[str, ...]) -> None:
-        """Read these from now on; those that are new from their start."""
+        """Read these streams from now on; new ones from their start."""
         self.options = from_the_start(self.options, queues)
 
     def begin(self) -> Offsets:
-        """Where a query without a checkpoint starts."""
+        """Return the start of a query without a checkpoint."""
         lasts = self._look(FIRST_CONTACT_S)
         return self._offsets({name: self._first(name, last) for name, last in lasts.items()})
 
     def advance(self, start: Offsets, most: int, most_bytes: int = 0) -> Offsets:
-        """How far the next batch goes: `most` offsets or about `most_bytes` of bodies, 0 = all there is."""
+        """Return the end of the next batch: `most` offsets or about `most_bytes` of bodies, 0 means all."""
         self._known = {name for name, at in start.queues.items() if at.next > 0}
         lasts = self._look()
         begins = {name: self._continue(name, start.queues.get(name), last) for name, last in lasts.items()}
@@ -187,11 +188,11 @@ class StreamDriver:
         return self._moved(begins, ends, lasts)
 
     def fix_target(self) -> None:
-        """From now on nothing beyond what the streams hold at this moment (Trigger.AvailableNow)."""
+        """From now on read nothing beyond the end that the streams have at this moment (Trigger.AvailableNow)."""
         self._target = {name: _end(last) for name, last in self._look().items()}
 
     def plan(self, start: Offsets, end: Offsets) -> list[StreamPartition]:
-        """The tasks of a batch, new or repeated after a crash."""
+        """Return the tasks of a batch, new or repeated after a crash."""
         ranges: list[tuple[str, int, int]] = []
         for name, to in end.queues.items():
             at = start.queues.get(name)
@@ -203,7 +204,7 @@ class StreamDriver:
         return self._tasks(ranges)
 
     def plan_once(self) -> list[StreamPartition]:
-        """The tasks of a batch read: from startingOffsets to endingOffsets, as of now."""
+        """Return the tasks of a batch read: from startingOffsets to endingOffsets at this moment."""
         ranges: list[tuple[str, int, int]] = []
         ending = self.options.ending
         for name, last in self._look(FIRST_CONTACT_S).items():
@@ -214,10 +215,10 @@ class StreamDriver:
         return self._tasks(ranges)
 
     def settle(self, end: Offsets) -> None:
-        """A stream is not consumed: there is nothing to settle."""
+        """Do nothing: a stream is not consumed."""
 
     def close(self) -> None:
-        """Leave the broker."""
+        """Disconnect."""
         self._tails = {}
         self._link.close()
 
@@ -235,7 +236,7 @@ class StreamDriver:
             tail = self._tails[name] = Tail(channel.connection, name, name in self._known)
         try:
             return tail.look()
-        except ConsumerCancelled:  # deleted, or its leader moved: what is there now is looked at anew
+        except ConsumerCancelled:  # the stream was deleted, or its leader moved: it is examined again
             tail = self._tails[name] = Tail(channel.connection, name, name in self._known)
             return tail.look()
 
@@ -246,20 +247,20 @@ class StreamDriver:
         return self._link.call(look, self.options.reconnect_timeout_s)
 
     def _ask(self, queue: str, action: Callable[[], T]) -> T:
-        """A request about one stream; the server's no becomes an error that names it."""
+        """Send a request about one stream; a refusal of the server becomes an error that names the stream."""
         try:
             return action()
         except ConsumerCancelled as error:
             raise SourceError(f"queue {queue!r}: {error}; declare the stream again and start the query anew") from None
         except ChannelClosed as error:
             if ack_timed_out(error):
-                raise TimeoutError(str(error)) from None  # as good as a lost connection
+                raise TimeoutError(str(error)) from None  # treated like a lost connection
             raise explain(error, queue) from None
 
-    # --- where to start, where to go on
+    # --- start and continuation
 
     def _first(self, name: str, last: Seen | None) -> Position:
-        """Where a query that has not read this stream yet begins."""
+        """Return the first offset for a query that has not read this stream yet."""
         if last is None:
             return Position("", 0, 0)
         place: int = self.options.starting[name] if isinstance(self.options.starting, dict) else self.options.starting
@@ -282,8 +283,8 @@ class StreamDriver:
         return Position("", place, place)
 
     def _continue(self, name: str, start: Position | None, last: Seen | None) -> Position:
-        """From where the next batch of a stream reads; that of `start`, unless it is another stream now."""
-        if start is None:  # added to option queues since
+        """Return the first offset of the next batch of a stream: that of `start`, unless it is another stream now."""
+        if start is None:  # the stream was added to option queues later
             return self._first(name, last)
         tail = self._tails[name]
         if start.next == 0 or (tail.verified and _end(last) >= start.next):
@@ -303,14 +304,14 @@ class StreamDriver:
         tail.verified = True
         if text:
             self._lost(text)
-            # from the start of the new stream; another `begin` than before tells plan() so
+            # read from the start of the new stream; plan() sees it by another `begin`
             return Position("", -1 if start.begin >= 0 else 0, 0)
         return start
 
     def _readable(self, name: str, first: int, end: int) -> int:
-        """From where the offsets of a batch can be read."""
+        """Return the first offset of a batch that can be read."""
         held = self._peek(name, "first", 10 * FIRST_S)
-        # an empty stream begins at 0 or 1, that depends on the broker
+        # an empty stream begins at 0 or 1, depending on the broker
         if held is None or held.offset <= max(first, 1):
             return first
         self._lost(aged_out(name, first, held.offset))
@@ -347,7 +348,7 @@ def _end(last: Seen | None) -> int:
 
 
 def aged_out(queue: str, wanted: int, first: int) -> str:
-    """What is said when retention was faster than the query."""
+    """Return the error text if retention was faster than the query."""
     return (
         f"stream {queue!r}: messages from offset {wanted} to {first} are gone before they were read: the stream's retention"
         " (x-max-age, x-max-length-bytes) dropped them. Read faster or keep more, or set failOnDataLoss = false to go on"
@@ -355,11 +356,11 @@ def aged_out(queue: str, wanted: int, first: int) -> str:
     )
 
 
-# --- what an executor does
+# --- the executor's part
 
 
 def read_stream(options: Options, schema: StructType, part: StreamPartition) -> Iterator[pa.RecordBatch]:
-    """The messages of the range as Arrow batches of that schema, in order."""
+    """Yield the messages of the range as Arrow batches of that schema, in order."""
     columns = arrow_schema(schema)
     patience = Patience(options.reconnect_timeout_s)
     link = worker_link(options, by_range=False)
@@ -368,7 +369,7 @@ def read_stream(options: Options, schema: StructType, part: StreamPartition) -> 
     try:
         while position < part.end:
             try:
-                # held here so that `finally` closes the connection before the request ends
+                # kept in a variable so that `finally` closes the connection before the request ends
                 found = _deliveries(link.channel().connection, part, position, options)
                 for batch, offsets in found:
                     patience.progress()
@@ -387,14 +388,14 @@ def read_stream(options: Options, schema: StructType, part: StreamPartition) -> 
                 patience.wait(error)
         whole = True
     finally:
-        if not whole:  # Spark wants no more (limit), or failed: what is under way is not for the next task
+        if not whole:  # Spark needs no more (limit), or failed: messages on their way are not for the next task
             link.close()
 
 
 def _deliveries(
     connection: Connection, part: StreamPartition, position: int, options: Options
 ) -> Iterator[tuple[Batch, Ints]]:
-    """What the stream has from `position` on, at least to the end of the range; offsets ascend."""
+    """Yield the messages from `position` on, at least to the end of the range; offsets ascend."""
     channel = connection.channel()
     channel.qos(min(PREFETCH, part.end - position))
     channel.consume(part.queue, arguments={"x-stream-offset": position})
@@ -431,7 +432,7 @@ def _deliveries(
 
 
 def _check_gap(connection: Connection, part: StreamPartition, position: int, options: Options) -> None:
-    """A range that begins later than asked has a gap, or was dropped."""
+    """Check a range that begins later than asked: it has a gap, or messages were dropped."""
     held = peek(connection, part.queue, "first", 10 * FIRST_S)
     if held is not None and held.offset > position:
         text = aged_out(part.queue, position, held.offset)
@@ -441,7 +442,7 @@ def _check_gap(connection: Connection, part: StreamPartition, position: int, opt
 
 
 def _reaches(connection: Connection, part: StreamPartition, options: Options) -> bool:
-    """Whether the stream is as long as it was when the batch was planned; DataLossError if not, unless that is allowed."""
+    """Return whether the stream is as long as when the batch was planned. Raise DataLossError if not, unless that is allowed."""
     end = _end(Tail(connection, part.queue).look())
     if end >= part.end:
         return True

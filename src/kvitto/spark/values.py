@@ -1,4 +1,4 @@
-"""What all options have in common: unknown names, and the texts of switches and times."""
+"""What all options have in common: the check of names, and the texts of switches and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 36
 
 
 def refuse_unknown(given: Iterable[str], known: Sequence[str], what: str) -> None:
-    """OptionError for a name, in lower case, that is none of the known ones; it names the nearest."""
+    """Raise OptionError for a name, in lower case, that is not known; the error names the most similar one."""
     names = {name.lower(): name for name in known}
     for name in given:
         if name not in names:
@@ -23,14 +23,14 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], what: str) -> Non
 
 
 def flag(option: str, text: str) -> bool:
-    """true or false."""
+    """Return the value of an option that is true or false."""
     if text.strip().lower() not in ("true", "false"):
         raise OptionError(f"option {option} is true or false, not {text!r}")
     return text.strip().lower() == "true"
 
 
 def seconds(option: str, text: str) -> float:
-    """A time such as 90s or 5m."""
+    """Return the seconds of a time such as 90s or 5m."""
     found = parse_seconds(text)
     if found is None:
         raise OptionError(f"option {option} is a time such as 90s or 5m, not {text!r}")
@@ -38,7 +38,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def parse_seconds(text: str) -> float | None:
-    """`10s`, `500ms`, `5m`, `1h`; a number alone is seconds. None if it is no time."""
+    """Return the seconds of `10s`, `500ms`, `5m`, `1h`, or a number alone. None if it is not a time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         return None

@@ -1,9 +1,9 @@
-"""What an executor does to write: publish the rows of a task, each confirmed, through lost connections and nacks.
+"""The executor's part of the sink: publishes the rows of a task, each confirmed, through lost connections and nacks.
 
-On a broker with class `stage` (Kvitto) the rows are put aside, in stages of some MiB: if a connection is lost, only the
-stage that was being filled is filled anew, under another name, and nobody ever sees what the old one holds. The driver
-commits the stages that count. On other brokers rows are published directly; what has no receipt when a connection is
-lost is published again, with the same message_id. One connection per worker process is kept from task to task.
+On a broker with class `stage` (Kvitto) the rows go into stages of some MiB. If a connection is lost, only the current
+stage is filled again, under another name, and the messages of the old one are never published. The driver commits the
+stages of accepted tasks. On other brokers rows are published directly, and unconfirmed rows of a lost connection are
+published again with the same message_id. Each worker process keeps one connection from task to task.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from kvitto.spark.rows import Layout, to_messages, with_ids
 from kvitto.spark.sink_options import SinkOptions
 
 STAGE_BYTES: Final = 32 << 20
-"""What a task keeps in memory to publish it again; the size of a stage."""
+"""The size of a stage, which a task keeps in memory to publish it again."""
 WINDOW_ROWS: Final = 20_000
-"""Rows without a receipt: enough to keep a disk busy, and few to publish again."""
+"""The number of unconfirmed rows: enough to keep a disk busy, and few enough to publish again."""
 SLICE_ROWS: Final = 4_000
 SLICE_BYTES: Final = 512 << 10
-"""What is handed to the socket at once."""
+"""The bytes that are passed to the socket at once."""
 NAME: Final = "kvitto spark sink"
 ADVICE: Final = "Start the broker, and the job or query again"
 log = logging.getLogger("kvitto.spark")
 T = TypeVar("T")
 
 _connections: dict[tuple[int, str], Connection] = {}
-"""By process and URI. Spark's workers are forked: a child must not use its parent's socket."""
+"""The connections by process and URI. Spark's workers are forked, and a child must not use its parent's socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has done. `stages`: the names that the driver has to commit, none if all is published already."""
+    """The result of a task. `stages`: the names that the driver has to commit, none if everything is published already."""
 
     writer: str
     batch: int
@@ -54,14 +54,14 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which rows a task writes. `attempt` differs between two attempts at the same partition."""
+    """The rows that a task writes. `attempt` differs between two attempts at the same partition."""
 
     writer: str
     batch: int
     partition: int
     attempt: str
     repeatable: bool = False
-    """A batch that is older than the writer's last is a repetition too: it is not Spark's batch number."""
+    """Whether a batch older than the writer's last is a repetition too, because the number is not Spark's batch number."""
 
 
 class _Repeated(Exception):
@@ -69,12 +69,12 @@ class _Repeated(Exception):
 
 
 class _Refused(Exception):
-    """Some rows were nacked, all others have their receipts."""
+    """Some rows were nacked, all others are confirmed."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A batch of rows on its way: the first row's number on the channel, and how many rows went out."""
+    """A batch of rows on its way: the first row's number on the channel, and how many rows were sent."""
 
     batch: pa.RecordBatch
     first: int = 0
@@ -82,7 +82,7 @@ class _Sent:
 
 
 def write_rows(options: SinkOptions, layout: Layout, part: Part, batches: Iterable[pa.RecordBatch]) -> Written:
-    """Publish all rows; returns when each has its receipt. SinkError says which could not be delivered, and why."""
+    """Publish all rows. Return when each is confirmed. SinkError says which could not be delivered, and why."""
     task = _Task(options, layout, part)
     try:
         for batch in batches:
@@ -94,13 +94,13 @@ def write_rows(options: SinkOptions, layout: Layout, part: Part, batches: Iterab
         task.leave()
         return Written(part.writer, part.batch, (), 0)
     except BaseException:
-        disconnect(options.uri)  # what is under way there is not for the next task
+        disconnect(options.uri)  # messages on their way on that channel are not for the next task
         raise
     return Written(part.writer, part.batch, tuple(task.stages), task.rows)
 
 
 class _Task:
-    """One attempt at one partition. Rows go from `_todo` over `_sent` to confirmed, and back if that fails."""
+    """One attempt at one partition. Rows move from `_todo` over `_sent` to confirmed, and back after a failure."""
 
     def __init__(self, options: SinkOptions, layout: Layout, part: Part) -> None:
         self.options = options
@@ -108,14 +108,14 @@ class _Task:
         self.part = part
         self.rows = 0
         self.stages: list[str] = []
-        """Those that are full and confirmed."""
+        """The stages that are full and confirmed."""
         self._staged: bool | None = None
         self._opened = 0
         self._channel: Channel | None = None
         self._todo: deque[pa.RecordBatch] = deque()
         self._sent: deque[_Sent] = deque()
         self._held = 0
-        """Bytes of the batches in `_sent`."""
+        """The bytes of the batches in `_sent`."""
         self._refused: list[int] = []
         self._returned: Returned | None = None
         self._confirmed = 0
@@ -137,7 +137,7 @@ class _Task:
         self.leave()
 
     def leave(self) -> None:
-        """Give the channel back; its connection stays for the next task."""
+        """Close the channel; its connection stays for the next task."""
         channel, self._channel = self._channel, None
         if channel is not None:
             try:
@@ -145,10 +145,10 @@ class _Task:
             except (AMQPError, *LOST):
                 disconnect(self.options.uri)
 
-    # --- in the face of failures
+    # --- failures
 
     def _persist(self, action: Callable[[], object]) -> None:
-        """Do it, and what became undone by a failure, until it succeeds or patience is at its end."""
+        """Run the action, and repeat what a failure undid, until it succeeds or the time is over."""
         while True:
             try:
                 action()
@@ -166,7 +166,7 @@ class _Task:
                 return
 
     def _again(self, missing: Sequence[int]) -> None:
-        """What may not have arrived goes back to `_todo`, in order: rows with these numbers, or the stage as a whole."""
+        """Put rows that may not have arrived back into `_todo`, in order: the rows with these numbers, or the whole stage."""
         tags = np.sort(np.array(missing, dtype=np.int64))
         back: list[pa.RecordBatch] = []
         for sent in self._sent:
@@ -183,7 +183,7 @@ class _Task:
         self.leave()
 
     def _look(self) -> None:
-        """Take notice of what the broker has said about rows."""
+        """Handle the broker's returns and nacks."""
         channel = self._channel
         assert channel is not None
         if channel.confirmed > self._confirmed:
@@ -205,7 +205,7 @@ class _Task:
             )
 
     def _wait(self, most: int) -> None:
-        """Until at most so many rows are without a receipt."""
+        """Wait until at most `most` rows are unconfirmed."""
         channel = self._channel
         assert channel is not None
         self._in_time(lambda: channel.wait_until_outstanding(most, self.options.reconnect_timeout_s))
@@ -223,7 +223,7 @@ class _Task:
     # --- publishing
 
     def _open(self) -> Channel:
-        """The channel, with a stage of its own if the broker has them."""
+        """Return the channel, with a stage of its own if the broker has them."""
         if self._channel is not None:
             return self._channel
         connection = connect(self.options.uri)
@@ -246,7 +246,7 @@ class _Task:
 
     @property
     def _stage(self) -> str:
-        """Short: a commit names all stages of a batch in one frame."""
+        """Return the name of a new stage. It is short, because a commit names all stages of a batch in one frame."""
         return f"{self.part.partition}-{self.part.attempt}-{self._opened}"
 
     def _take_return(self, returned: Returned) -> None:
@@ -258,7 +258,7 @@ class _Task:
             self._make_room()
 
     def _publish(self, channel: Channel, batch: pa.RecordBatch) -> None:
-        """All rows of `_todo[0]`, which moves to `_sent`."""
+        """Publish all rows of `_todo[0]`, which moves to `_sent`."""
         rows = to_messages(batch, self.layout)
         columns = (rows.bodies, rows.exchanges, rows.routing_keys, rows.properties)
         sent = _Sent(self._todo.popleft())
@@ -281,7 +281,7 @@ class _Task:
             self._look()
 
     def _make_room(self) -> None:
-        """Let go of what need not be published again; a stage that is full is left."""
+        """Drop rows that need not be published again. A full stage is closed."""
         channel = self._channel
         assert channel is not None
         if self._staged:
@@ -319,9 +319,9 @@ class _Task:
 
 
 def commit(options: SinkOptions, written: Sequence[Written], *, alone: bool = True) -> None:
-    """Publish what the tasks have put aside, once; nothing to do where they published directly.
+    """Publish the stages of the tasks, once. There is nothing to do if they published directly.
 
-    `alone`: nobody else writes this batch, so SinkError if it was committed meanwhile.
+    `alone`: no other job writes this batch, so SinkError if it was committed meanwhile.
     """
     names = [name for one in written for name in one.stages]
     if not names:
@@ -347,7 +347,7 @@ def commit(options: SinkOptions, written: Sequence[Written], *, alone: bool = Tr
 
 
 def forget(options: SinkOptions, writer: str) -> None:
-    """The writer's name will not be used again; best effort: the broker drops old stages itself."""
+    """Delete the writer's name, if possible: the broker drops old stages itself."""
     try:
         with Connection(options.uri, name=NAME) as connection:
             if has_stages(connection):
@@ -357,16 +357,16 @@ def forget(options: SinkOptions, writer: str) -> None:
 
 
 def check_broker(options: SinkOptions, timeout_s: float) -> None:
-    """SinkError unless the broker can be reached, before any task is started."""
+    """Raise SinkError unless the broker can be reached, before any task is started."""
     call(options, lambda channel: None, timeout_s)
 
 
 def call(options: SinkOptions, action: Callable[[Channel], T], timeout_s: float | None = None) -> T:
-    """The result of an action that may be repeated, on a connection of its own."""
+    """Return the result of an action that may be repeated, on a connection of its own."""
     patience = Patience(options.reconnect_timeout_s if timeout_s is None else timeout_s, SinkError, ADVICE)
     while True:
         try:
-            # not kept: Spark makes a process for each commit
+            # not kept, because Spark makes a process for each commit
             with Connection(options.uri, name=NAME) as connection:
                 return action(connection.channel())
         except ChannelClosed as error:
@@ -376,7 +376,7 @@ def call(options: SinkOptions, action: Callable[[Channel], T], timeout_s: float 
 
 
 def connect(uri: str) -> Connection:
-    """This process's connection to that broker."""
+    """Return this process's connection to that broker."""
     key = (os.getpid(), uri)
     found = _connections.get(key)
     if found is None or found.closed is not None:
@@ -397,7 +397,8 @@ def has_stages(connection: Connection) -> bool:
 
 
 def raise_if_newer(writer: str, batch: int, last: int) -> None:
-    """Spark repeats the last batch only: that an older one comes again means that the broker knows of another life."""
+    """Raise SinkError for an older batch: Spark repeats the last batch only, so the broker knows the writer from
+    another checkpoint."""
     if last > batch:
         raise SinkError(
             f"writer {writer!r} has written batch {last} already, this is batch {batch}: the checkpoint was set back or"
@@ -406,7 +407,7 @@ def raise_if_newer(writer: str, batch: int, last: int) -> None:
 
 
 def explain(error: ChannelClosed) -> SinkError:
-    """The server's no in the words of a query."""
+    """Return a refusal of the server as an error with advice."""
     hint = "see docs/spark.md"
     if error.code == 404:
         hint = "declare the exchange first, or correct option exchange or column exchange"

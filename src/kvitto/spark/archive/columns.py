@@ -21,7 +21,7 @@ from kvitto.spark.properties import Slices, gather
 Ints = NDArray[np.int64]
 
 ROWS_MAX: Final = 1 << 15
-"""Of one Arrow batch."""
+"""The maximum number of rows of one Arrow batch."""
 META_COLUMNS: Final = PROPERTY_COLUMNS | {"exchange", "routing_key"}
 FATE_COLUMNS: Final = {"outcome", "settled", "deliveries"}
 _NAMES: Final = pa.array([OUTCOMES.get(code) for code in range(256)], pa.string())
@@ -30,7 +30,7 @@ _NAMES: Final = pa.array([OUTCOMES.get(code) for code in range(256)], pa.string(
 def message_batches(
     found: Messages, queue: Queue, outcomes: Outcomes | None, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """`outcomes` may be None if no column of the schema is one of FATE_COLUMNS."""
+    """Yield Arrow batches of messages. `outcomes` may be None if no column of the schema is one of FATE_COLUMNS."""
     makers = _Makers(found, queue, outcomes, set(schema.names))
     rows = len(found.offsets)
     size = int(found.body_ends[-1]) if "body" in schema.names else 0
@@ -43,7 +43,7 @@ def message_batches(
 def settlement_batches(
     entries: Entries, queue: Queue, start_ms: int, end_ms: int, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The entries of one settlement log whose time is in [start_ms, end_ms)."""
+    """Yield the entries of one settlement log whose time is in [start_ms, end_ms)."""
     chosen = np.flatnonzero((start_ms <= entries.time_ms) & (entries.time_ms < end_ms))
     for start in range(0, len(chosen), ROWS_MAX):
         rows = chosen[start : start + ROWS_MAX]
@@ -66,7 +66,7 @@ def _entry_column(entries: Entries, queue: Queue, field: pa.Field, rows: Ints) -
 
 
 class _Makers:
-    """The columns of some messages; what several of them need is worked out once."""
+    """Makes the columns of some messages; values that several columns need are computed once."""
 
     def __init__(self, found: Messages, queue: Queue, outcomes: Outcomes | None, names: set[str]) -> None:
         self.found = found
@@ -82,7 +82,7 @@ class _Makers:
             )
 
     def column(self, field: pa.Field, part: slice) -> pa.Array:
-        """The rows `part` of one column."""
+        """Return the rows `part` of one column."""
         if field.name in PROPERTY_COLUMNS:
             return self._whole(field.name, lambda: self.properties.column(field))[part]
         if field.name in ("exchange", "routing_key"):
@@ -115,7 +115,7 @@ class _Makers:
         return _outcome(np.where(settled, outcomes.outcome[at], WAITING).astype(np.uint8))
 
     def _bodies(self, part: slice, kind: pa.DataType) -> pa.Array:
-        """Where they lie, without a copy."""
+        """Return the bodies without a copy."""
         ends = self.found.body_ends[part.start : part.stop + 1]
         data = self.found.bodies[int(ends[0]) : int(ends[-1])]
         buffers = [None, pa.py_buffer((ends - ends[0]).astype(np.int32)), pa.py_buffer(data)]
@@ -124,7 +124,7 @@ class _Makers:
         return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
 
     def _key(self, name: str) -> pa.Array:
-        """Exchange or routing key: two short strings, one behind the other."""
+        """Return exchange or routing key: two short strings, one after the other."""
         meta, at = self.found.meta, self.found.meta_at
         length = meta[at].astype(np.int64)
         if name == "routing_key":
@@ -154,7 +154,7 @@ def _repeated(value: str) -> pa.Array:
 
 
 def _outcome(codes: NDArray[np.uint8]) -> pa.Array:
-    """Their names; null for WAITING."""
+    """Return the names of outcomes; null for WAITING."""
     if codes[0] != WAITING and (codes == codes[0]).all():
         name: Any = _NAMES[int(codes[0])].as_py()
         return _repeated(name)[: len(codes)] if name is not None else pa.nulls(len(codes), pa.string())

@@ -1,7 +1,7 @@
-"""Which segments there are in a data directory (archive/ and queues/) or in an archive directory.
+"""Finds the segments in a data directory (archive/ and queues/) or in an archive directory.
 
-The broker may be at work meanwhile. It links a segment into the archive before it unlinks the live one, so the live ones
-are listed first: then every segment is seen, and of two copies the archived one is taken (docs/formats.md, Archive).
+The broker may be running. It links a segment into the archive before it unlinks the live one, so the live ones are
+listed first: then every segment is seen, and of two copies the archived one is used (docs/formats.md, Archive).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SEGMENT: Final = re.compile(r"(\d{20})\.log")
 
 
 class ArchiveError(SourceError):
-    """What was given is no archive, or a file in it is damaged."""
+    """The given path is not an archive, or a file in it is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """One life of a queue, as its queue.json names it."""
+    """One incarnation of a queue, as its queue.json names it."""
 
     vhost: str
     name: str
@@ -38,7 +38,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The messages of a queue from offset `base` on. `places`: the directory it is in, and the one that it may move to."""
+    """The messages of a queue from offset `base` on. `places`: the directory it is in, and the one to which it may move."""
 
     queue: Queue
     base: int
@@ -47,12 +47,12 @@ class Segment:
     archived: bool
 
     def paths(self, suffix: str) -> list[str]:
-        """Where its `.log` or `.ack` may be, in the order to try."""
+        """Return the possible paths of its `.log` or `.ack`, in the order to try."""
         return [os.path.join(place, f"{self.base:020d}{suffix}") for place in self.places]
 
 
 def find(path: Path) -> list[Segment]:
-    """All segments of queues that have an archive, by queue and offset. ArchiveError if `path` holds nothing of the kind."""
+    """Return all segments of queues that have an archive, by queue and offset. Raise ArchiveError if `path` has none."""
     if not path.is_dir():
         raise ArchiveError(f"there is no directory {path}: give a broker's data directory or an archive directory")
     live: Path | None = None
@@ -81,10 +81,10 @@ def _ids(directory: Path) -> list[str]:
 
 
 def _of_queue(directory: Path, archive: Path | None) -> Iterator[Segment]:
-    """The segments in one queue's directory; none of a live one without queue.json: that queue has no archive."""
+    """Return the segments in one queue's directory; none of a live one without queue.json, because that queue has no archive."""
     try:
         bases = [int(match[1]) for name in os.listdir(directory) if (match := _SEGMENT.fullmatch(name))]
-    except FileNotFoundError:  # the queue is deleted, or its archive
+    except FileNotFoundError:  # the queue or its archive has been deleted
         return
     queue = _read_queue(directory / NAMES)
     if queue is None:
@@ -95,7 +95,7 @@ def _of_queue(directory: Path, archive: Path | None) -> Iterator[Segment]:
     for base in bases:
         try:
             size = os.stat(directory / f"{base:020d}.log").st_size
-        except FileNotFoundError:  # moved into the archive, which is listed next, or dropped from it
+        except FileNotFoundError:  # moved into the archive, which is listed next, or unlinked from it
             continue
         yield Segment(queue, base, size, places, archive is None)
 

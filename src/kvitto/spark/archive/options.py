@@ -1,4 +1,4 @@
-"""The options of `format("kvitto-archive")`: read once, checked, and then a plain frozen object."""
+"""The options of `format("kvitto-archive")`: read once, checked, and then a frozen object."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALWAYS: Final = (-(1 << 62), 1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options with their defaults applied. `queues` empty: all; times in ms since 1970, [start, end)."""
+    """All options with their defaults applied. `queues` empty means all; times are in ms since 1970, [start, end)."""
 
     path: Path
     table: str
@@ -43,7 +43,7 @@ class Options:
 
 
 def read_options(given: Mapping[str, str]) -> Options:
-    """Check what was given; OptionError says which option is wrong and what it may be."""
+    """Check the options. OptionError says which is wrong and which values it may have."""
     values = {name.lower(): value for name, value in given.items()}
     refuse_unknown(values, KNOWN, "format 'kvitto-archive'")
     if "path" not in values:
@@ -70,7 +70,7 @@ def read_options(given: Mapping[str, str]) -> Options:
 
 
 def _local(option: str, text: str) -> Path:
-    """A path of this machine; `file:` in front is fine."""
+    """Return a path of this machine; it may begin with `file:`."""
     scheme = re.match(r"([a-z][a-z0-9+.-]+):", text)
     if scheme is None:
         return Path(text)
@@ -80,7 +80,7 @@ def _local(option: str, text: str) -> Path:
 
 
 def _time_ms(option: str, text: str | None, default: int) -> int:
-    """Milliseconds since 1970, or a date and time of ISO 8601 (UTC if it names no zone)."""
+    """Return milliseconds since 1970 of a number, or of a date and time of ISO 8601 (UTC without a zone)."""
     if text is None:
         return default
     if re.fullmatch(r"\d+", text.strip()):
@@ -95,5 +95,5 @@ def _time_ms(option: str, text: str | None, default: int) -> int:
 
 
 def to_ms(time: datetime) -> int:
-    """Rounded down; UTC if it has no zone."""
+    """Return milliseconds since 1970, rounded down; UTC without a zone."""
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000 // 1)

@@ -1,4 +1,4 @@
-"""Which segments a read needs, and which task reads them: decided by names, sizes and headers alone."""
+"""Chooses the segments of a read, and assigns them to tasks, from names, sizes and headers alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from kvitto.spark.archive.files import Queue, Segment
 from kvitto.spark.archive.settlements import read_entries
 
 PARTITION_BYTES: Final = 32 << 20
-"""Segments are put together up to this size; a full one is a task of its own."""
+"""Small segments share a task up to this size; a full segment is a task of its own."""
 CLOCK_MS: Final = 600_000
-"""How far the clock of a broker's machine may have been set back between two segments without hiding messages from a read by time."""
+"""How far the clock of a broker's machine may have been set back between two segments without hiding messages from a
+read by time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a read is limited to: names (None: any), and times in ms, [start, end)."""
+    """The bounds of a read: names (None means any), and times in ms, [start, end)."""
 
     vhosts: frozenset[str] | None
     queues: frozenset[str] | None
@@ -28,13 +29,13 @@ class Bounds:
     end_ms: int
 
     def take(self, queue: Queue) -> bool:
-        """Whether messages of this queue may be wanted."""
+        """Return whether messages of this queue may be within the bounds."""
         pairs = ((self.vhosts, queue.vhost), (self.queues, queue.name), (self.ids, queue.id))
         return all(names is None or name in names for names, name in pairs)
 
 
 def choose(segments: Sequence[Segment], bounds: Bounds, by_publishing: bool) -> list[Segment]:
-    """Without those that hold nothing within the bounds. `by_publishing`: times are the messages', not the settlements'."""
+    """Return the segments that may have something within the bounds. `by_publishing`: times are of messages, not of settlements."""
     chosen = [each for each in segments if bounds.take(each.queue)]
     if bounds.start_ms <= 0 and bounds.end_ms >= 1 << 62:
         return chosen
@@ -51,14 +52,14 @@ def choose(segments: Sequence[Segment], bounds: Bounds, by_publishing: bool) -> 
 
 
 def created_ms(segment: Segment) -> int | None:
-    """When the segment was begun, by its header; None if that cannot be read."""
+    """Return the time when the segment was begun, from its header; None if that cannot be read."""
     head = _read(segment.paths(".log"), FILE_HEAD.size)
     whole = len(head) == FILE_HEAD.size and head.startswith(SEGMENT_MAGIC)
     return FILE_HEAD.read(head).created_ms if whole else None
 
 
 def marks(segments: Sequence[Segment]) -> dict[str, int]:
-    """By queue id: the delivered mark, which is in the settlement log of any of its live segments."""
+    """Return the delivered mark by queue id. It is in the settlement log of any of the queue's live segments."""
     found: dict[str, int] = {}
     for each in segments:
         if not each.archived:
@@ -69,7 +70,7 @@ def marks(segments: Sequence[Segment]) -> dict[str, int]:
 
 
 def together(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """The tasks: a large segment each, or several small ones."""
+    """Return the tasks: a large segment each, or several small ones."""
     group: list[Segment] = []
     size = 0
     for each in segments:
@@ -83,7 +84,7 @@ def together(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
 
 
 def _read(paths: Sequence[str], size: int = -1) -> bytes:
-    """The beginning of the first of these files that is there, nothing if none is."""
+    """Return the beginning of the first of these files that exists; nothing if none does."""
     for path in paths:
         try:
             with open(path, "rb", buffering=0 if size >= 0 else -1) as file:

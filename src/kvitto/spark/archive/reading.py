@@ -1,4 +1,4 @@
-"""What an executor does: read the segments of one partition, with the outcome of each message."""
+"""The executor's part: reads the segments of one partition, with the outcome of each message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SegmentPartition(InputPartition):
 def read_partition(
     options: Options, bounds: Bounds, schema: StructType, part: SegmentPartition
 ) -> Iterator[pa.RecordBatch]:
-    """All that the partition's segments hold within the bounds, as Arrow batches of that schema."""
+    """Yield all rows of the partition's segments within the bounds, as Arrow batches of that schema."""
     columns = arrow_schema(schema)
     for segment in part.segments:
         if options.table == MESSAGES:
@@ -54,7 +54,7 @@ def _messages(
 def segment_messages(
     segment: Segment, wanted: Wanted, mark: int | None, ignore_damage: bool
 ) -> Iterator[tuple[Messages, Outcomes | None]]:
-    """The messages of a segment, and what became of them unless `mark`, its queue's delivered mark, is None."""
+    """Yield the messages of a segment, with their outcomes unless `mark`, its queue's delivered mark, is None."""
     file, moved = _open(segment)
     with file:
         archived = segment.archived or moved
@@ -65,7 +65,7 @@ def segment_messages(
 
 
 def _open(segment: Segment) -> tuple[BinaryIO, bool]:
-    """The segment, and whether it has moved into the archive since it was listed."""
+    """Open the segment. Return whether it has moved into the archive since it was listed."""
     for k, path in enumerate(segment.paths(".log")):
         try:
             return open(path, "rb", buffering=0), k > 0
@@ -75,7 +75,7 @@ def _open(segment: Segment) -> tuple[BinaryIO, bool]:
 
 
 def _entries(segment: Segment, archived: bool, ignore_damage: bool) -> Entries:
-    """Its settlement log, wherever it is by now; nothing if nothing is settled yet."""
+    """Return the entries of its settlement log, wherever that is by now; none if nothing is settled yet."""
     paths = segment.paths(".ack")
     for k, path in enumerate(paths):
         try:

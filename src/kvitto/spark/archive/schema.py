@@ -1,4 +1,4 @@
-"""The columns of the two tables, and the check of a schema that a query asks for; what is not asked for is not decoded."""
+"""The columns of the two tables, and the check of a schema that a query asks for. Other columns are not decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SETTLEMENT: Final[dict[str, DataType]] = {
 
 
 def full_schema(options: Options) -> StructType:
-    """All columns of the chosen table; `headers` only on request, for it costs more than all others together."""
+    """Return all columns of the chosen table; `headers` only on request, because it costs more than all others together."""
     columns = _SETTLEMENT
     if options.table == MESSAGES:
         headers: dict[str, DataType] = {HEADERS: MapType(StringType(), StringType())}
@@ -60,6 +60,6 @@ def full_schema(options: Options) -> StructType:
 
 
 def check_schema(schema: StructType, options: Options) -> None:
-    """SourceError unless `schema` is made of columns that the table has, with their types (`body` may be a string)."""
+    """Raise SourceError unless `schema` has only columns of the table, with their types (`body` may be a string)."""
     what = f"table {options.table!r} of format 'kvitto-archive'"
     check_columns(schema, full_schema(options), what, options.include_headers or options.table != MESSAGES)

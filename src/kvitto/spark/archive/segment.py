@@ -1,8 +1,9 @@
-"""Reads one segment file without the broker: verified messages, some megabytes at a time, as numpy arrays over the bytes that were read.
+"""Reads one segment file without the broker: verified messages, some megabytes at a time, as numpy arrays over the
+bytes read.
 
-For each batch it reads a header and verifies a checksum; nothing is done in Python for each message. The layouts are those of
-`kvitto.format`, which the broker writes by. A sealed segment has to be complete. A segment that is still written to ends where its batches
-end: zeros that are reserved ahead follow, or a batch that is just being written.
+For each batch it reads a header and verifies a checksum; Python does nothing for each message. The layouts are those of
+`kvitto.format`, by which the broker writes. A sealed segment has to be complete. A segment that is still being written
+ends after its last complete batch, before reserved zeros or a batch that is just being written.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ HEADER: Final = FILE_HEAD.size
 INDEX: Final = np.dtype([(name, f"<{code}") for name, code in ENTRY.codes.items()])
 """An entry of a batch's index."""
 CHUNK_BYTES: Final = 8 << 20
-"""Read at once: large enough to be fast, small enough that checking and taking apart find it in the cache."""
+"""The bytes that are read at once: many enough to be fast, few enough to stay in the cache while they are verified and decoded."""
 BATCH_BYTES_MAX: Final = 1 << 31
-"""No turn of a broker brings as much, and Arrow's offsets do not reach further."""
+"""No turn of a broker has that many bytes, and Arrow's offsets do not reach further."""
 ALONE_BYTES: Final = 1 << 20
-"""A batch with bodies of so many bytes is handed on without a copy; smaller ones are put together."""
+"""A batch with bodies of this size is passed on without a copy; smaller ones are joined."""
 
 Ints = NDArray[np.int64]
 
@@ -56,7 +57,7 @@ class Damage(ArchiveError):
 
 
 class Head(NamedTuple):
-    """The fixed part of a batch, and where it begins in what was read."""
+    """The fixed part of a batch, and its position in the bytes read."""
 
     at: int
     length: int
@@ -73,7 +74,7 @@ class Head(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which messages, [start, end) by the time of their batch, and whether their meta and bodies are needed."""
+    """The messages to read: [start, end) by the time of their batch, and whether their meta data and bodies are needed."""
 
     start_ms: int
     end_ms: int
@@ -95,7 +96,7 @@ class Messages:
 
 
 class SegmentFile:
-    """One open segment. `sealed`: it has to be whole; `end`: where its batches end at the latest."""
+    """One open segment. `sealed`: it has to be complete; `end`: where its batches end at the latest."""
 
     def __init__(self, file: BinaryIO, path: str, base: int, archived: bool, ignore_damage: bool) -> None:
         self.file = file
@@ -110,7 +111,7 @@ class SegmentFile:
             self._read_footer(self.salt)
 
     def messages(self, wanted: Wanted) -> Iterator[Messages]:
-        """All that is whole, in order. Damage as the module says; with ignore_damage a warning is written and reading goes on."""
+        """Yield all valid messages in order. Raise Damage as the module says; with ignore_damage log a warning and go on."""
         if self.salt is None:
             return
         position, least, again = HEADER, self.base, -1
@@ -118,7 +119,7 @@ class SegmentFile:
         while position < self.end:
             asked = min(max(need, CHUNK_BYTES), self.end - position)
             data = self._at(position, asked)
-            if len(data) < asked:  # sealed since it was opened: the room ahead is gone
+            if len(data) < asked:  # sealed since it was opened, so the reserved space is cut off
                 self.end = position + len(data)
             found, used, need = self._scan(data, least, self.salt)
             if found:
@@ -137,7 +138,7 @@ class SegmentFile:
     # --- header and footer
 
     def _read_header(self, data: memoryview) -> int | None:
-        """The salt; None if nothing of the file can be read."""
+        """Return the salt; None if nothing of the file can be read."""
         if not self.sealed and not any(data):  # made a moment ago
             return None
         if len(data) == HEADER:
@@ -152,7 +153,7 @@ class SegmentFile:
         return self._find_salt(data)
 
     def _find_salt(self, data: memoryview) -> int | None:
-        """Of a damaged header: the salt that fits the first batch; the header has it twice."""
+        """Return the salt of a damaged header that fits the first batch; the header has it twice."""
         if len(data) < HEADER:
             return None
         head = FILE_HEAD.read(data)
@@ -160,12 +161,12 @@ class SegmentFile:
         return next((salt for salt in (head.salt, head.salt_again) if self._scan(first, 0, salt)[0]), None)
 
     def _read_footer(self, salt: int) -> None:
-        """With a valid footer, the segment is sealed and its batches end there."""
+        """Read the footer. If it is valid, the segment is sealed and its batches end there."""
         least = FOOTER.size + FOOTER_END.size
         if self.end < HEADER + least:
             return
         tail = self._at(self.end - FOOTER_END.size, FOOTER_END.size)
-        if len(tail) < FOOTER_END.size:  # sealed since it was opened: the room ahead is gone
+        if len(tail) < FOOTER_END.size:  # sealed since it was opened, so the reserved space is cut off
             return
         last = FOOTER_END.read(tail)
         if not HEADER <= last.position <= self.end - least:
@@ -182,7 +183,8 @@ class SegmentFile:
     # --- batches
 
     def _scan(self, data: memoryview, least: int, salt: int) -> tuple[list[Head], int, int]:
-        """(the whole batches at the beginning of data, where they end, bytes that the next one needs or 0 if none begins there)."""
+        """Return (the complete batches at the beginning of data, where they end, the bytes that the next one needs or 0
+        if none begins there)."""
         found: list[Head] = []
         at, size = 0, len(data)
         digest, unpack = xxhash.xxh3_64_intdigest, BATCH.struct.unpack_from
@@ -202,7 +204,7 @@ class SegmentFile:
         return found, at, BATCH.size
 
     def _next(self, position: int, least: int, salt: int) -> int:
-        """No batch begins at `position`: the end, or damage and where the next whole batch is."""
+        """Decide what to do if no batch begins at `position`: it is the end, or damage; return where the next valid batch begins."""
         data = self._at(position, self.end - position)
         if not self.sealed and bytes(data[: len(FOOTER_MAGIC)]) == FOOTER_MAGIC:
             return self.end  # sealed since it was opened
@@ -214,7 +216,8 @@ class SegmentFile:
         return position + at if at >= 0 and (self.sealed or durable > position) else self.end
 
     def _search(self, data: memoryview, least: int, salt: int) -> tuple[int, int]:
-        """(where the next whole batch begins, -1 for nowhere; its durable field). Each `KVB1` may be one, also inside a body."""
+        """Return (where the next valid batch begins, -1 for nowhere; its durable field). Each `KVB1` may be one, also
+        inside a body."""
         raw, at, left = bytes(data), 0, RESYNC_BYTES
         while (at := raw.find(BATCH_MAGIC, at + 1)) >= 0 and left > 0:
             length = _length(data, at)
@@ -226,7 +229,7 @@ class SegmentFile:
         return -1, 0
 
     def _messages(self, data: memoryview, found: list[Head], wanted: Wanted) -> Iterator[Messages]:
-        """The batches of the wanted time: large ones as they are, the others together."""
+        """Yield the batches of the wanted time: large ones unchanged, the others joined."""
         run: list[Head] = []
         for head in found:
             if not wanted.start_ms <= head.time_ms < wanted.end_ms:
@@ -273,7 +276,7 @@ class SegmentFile:
     # --- the file
 
     def _at(self, position: int, size: int) -> memoryview:
-        """Bytes of the file in memory of their own, which Arrow may go on using; fewer where it ends."""
+        """Return bytes of the file in separate memory, which Arrow may go on using; fewer at the end of the file."""
         buffer = memoryview(np.empty(max(size, 0), np.uint8))  # type: ignore[arg-type]
         done = 0
         while done < size and (n := os.preadv(self.file.fileno(), [buffer[done:]], position + done)):
@@ -283,11 +286,11 @@ class SegmentFile:
     def _damaged(self, what: str) -> None:
         if not self.ignore_damage:
             raise Damage(self.path, what)
-        log.warning("%s: %s; reading what is whole (ignoreDamage)", self.path, what)
+        log.warning("%s: %s; reading only complete batches (ignoreDamage)", self.path, what)
 
 
 def _join(data: memoryview, parts: list[tuple[int, int]]) -> memoryview:
-    """These parts (start, length) as one; a single one is not copied."""
+    """Return these parts (start, length) as one; a single one is not copied."""
     if len(parts) == 1:
         start, length = parts[0]
         return data[start : start + length]
@@ -301,7 +304,7 @@ def _ends(lengths: NDArray[Any]) -> Ints:
 
 
 def _length(data: memoryview, at: int) -> int:
-    """The length of the batch whose fixed part is there, 0 if there is none."""
+    """Return the length of the batch whose fixed part is there, 0 if there is none."""
     if len(data) - at < BATCH.size:
         return 0
     prefix = PREFIX.read(data, at)

@@ -1,4 +1,4 @@
-"""Reads a settlement log without the broker, as arrays, and looks up offsets in it: outcome, time, and how often delivered."""
+"""Reads a settlement log without the broker, as arrays, and looks up offsets in it: outcome, time, and number of deliveries."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger("kvitto.spark")
 
 ENTRY: Final = np.dtype([(name, f"<{code}") for name, code in SETTLEMENT.codes.items()])
 WAITING: Final = 0
-"""Stands for the outcome of a message that is not settled; no settlement has it."""
+"""The outcome of a message that is not settled; no settlement has it."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class Entries:
-    """The entries of a settlement log in the order in which they were written; `mark`: all offsets below it were delivered."""
+    """The entries of a settlement log in the order in which they were written. All offsets below `mark` were delivered."""
 
     offset: Ints
     count: Ints
@@ -36,7 +36,7 @@ class Entries:
 
 
 def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> Entries:
-    """`whole`: nothing is written to it any more. Otherwise an end that does not verify is one that is being written."""
+    """Return the entries. `whole`: the file is complete; otherwise an end that does not verify is being written."""
     parts: list[memoryview] = []
     times: list[int] = []
     counts: list[int] = []
@@ -76,7 +76,7 @@ def read_entries(data: bytes, path: str, whole: bool, ignore_damage: bool) -> En
 
 
 def _block(data: memoryview, at: int) -> BlockHead | None:
-    """The fixed part of the block at `at`, None if there is none that verifies."""
+    """Return the fixed part of the block at `at`, None if there is none that verifies."""
     if len(data) - at < BLOCK.size:
         return None
     head = BLOCK.read(data, at)
@@ -105,7 +105,8 @@ class Outcomes:
         self.start = entries.offset[order]
         self.end = self.start + entries.count[order]
         if len(order) and (self.end[:-1] > self.start[1:]).any():
-            # settled twice: damage had hidden the first. Ranges must not overlap to be searched; the lower one stays whole.
+            # settled twice, because damage had hidden the first settlement. Ranges must not overlap; the lower one
+            # stays complete
             self.start[1:] = np.maximum(self.start[1:], np.maximum.accumulate(self.end)[:-1])
         self.outcome = entries.outcome[order]
         self.time_ms = entries.time_ms[order]
@@ -113,12 +114,12 @@ class Outcomes:
         self._note_redeliveries(entries)
 
     def find(self, offsets: Ints) -> tuple[NDArray[np.bool_], Ints]:
-        """(whether each is settled, by which range) for offsets in ascending order."""
+        """Return (whether each is settled, by which range) for offsets in ascending order."""
         if not len(self.start):
             return np.zeros(len(offsets), np.bool_), np.zeros(len(offsets), np.int64)
         first, last = np.searchsorted(self.start, offsets[[0, -1]], "right")
         begin = max(int(first) - 1, 0)
-        # where each range begins among the offsets: fewer searches than offsets, if ranges are long
+        # find where each range begins among the offsets: fewer searches than offsets, if ranges are long
         places = np.searchsorted(offsets, self.start[begin : int(last)])
         runs = np.diff(places, prepend=0, append=len(offsets))
         at = np.repeat(np.arange(begin - 1, int(last)), runs)
@@ -126,7 +127,7 @@ class Outcomes:
         return found, np.maximum(at, 0)
 
     def delivered(self, offsets: Ints, found: NDArray[np.bool_], at: Ints) -> Ints:
-        """How often each was delivered: what its last record says, or its settlement, or for what waits the mark."""
+        """Return how often each was delivered: by its last record, or its settlement, or for a waiting message the mark."""
         counts = np.where(offsets < self.mark, 1, 0)
         if found.any():
             counts = np.where(found, self.deliveries[at], counts)
@@ -136,7 +137,8 @@ class Outcomes:
         return counts
 
     def _note_redeliveries(self, entries: Entries) -> None:
-        """`redelivered`: the offsets with records of their own, ascending; `times`: deliveries by the last record of each."""
+        """Store the redelivery records: `redelivered` are their offsets, ascending; `times` the deliveries in the last
+        record of each."""
         chosen = np.flatnonzero(entries.outcome == REDELIVERED)
         counts = entries.count[chosen]
         step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""`format("kvitto-archive")`: what Spark calls. The driver side lists segments, the executors read them (reading.py)."""
+"""`format("kvitto-archive")`: called by Spark. The driver lists segments, the executors read them (reading.py)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ArchiveDataSource(DataSource):
 
 
 class ArchiveReader(DataSourceReader):
-    """What the files hold when it is read."""
+    """The contents of the files when they are read."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         from kvitto.spark.archive.planning import Bounds
@@ -80,7 +80,7 @@ class ArchiveReader(DataSourceReader):
 
 
 class FilteringReader(ArchiveReader):
-    """Leaves out what a filter on names or time excludes, as far as whole segments and batches go; Spark filters the rest."""
+    """Leaves out whole segments and batches that a filter on names or time excludes; Spark filters the rest."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for each in filters:
@@ -89,7 +89,7 @@ class FilteringReader(ArchiveReader):
 
 
 def limit(bounds: Bounds, condition: Filter, time: str) -> Bounds:
-    """The bounds within which the condition may hold; wider is allowed."""
+    """Return the bounds within which the condition may be true; they may be wider."""
     column, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
     if isinstance(condition, EqualTo | In):
         names = frozenset([value] if isinstance(condition, EqualTo) else value or ())
