@@ -105,7 +105,7 @@ class Api:
         await done.wait()
 
     async def write(self) -> None:
-        """Write what queues hold now. Problem 503 if the disk refuses."""
+        """Write the data that queues hold in memory now. Raise Problem 503 if the disk refuses."""
         changes = self.broker.changes
         try:
             self.host.hub.turn()

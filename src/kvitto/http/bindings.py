@@ -1,4 +1,4 @@
-"""/api/bindings: from exchanges to queues and to other exchanges."""
+"""/api/bindings: bindings from exchanges to queues and to other exchanges."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def post_binding(call: Call) -> Response:
     made = views.properties_key(Binding(source, dest, key, arguments))
     location = "/".join(
         quote(part, safe="") for part in (dest.name, made)
-    )  # relative, as RabbitMQ's: clients take it apart
+    )  # the address is relative, as RabbitMQ's: clients parse it
     return Response(201, headers=(("Location", location),))
 
 
@@ -83,7 +83,7 @@ async def delete_binding(call: Call) -> Response:
 
 
 def binding_of(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Routing key and arguments. Problem 400."""
+    """Return routing key and arguments. Raise Problem 400."""
     key = fields.short(fields.text(body, "routing_key", ""), "routing key")
     return key, fields.table(body, "arguments")
 
@@ -93,7 +93,7 @@ def kind_of(dest: Queue | Exchange) -> Kind:
 
 
 def _ends(call: Call, vhost: VHost) -> tuple[Exchange, Queue | Exchange]:
-    """Source and destination that the path names. ChannelError 404."""
+    """Return the source and the destination that the path names. Raise ChannelError 404."""
     source = vhost.exchange(exchange_name(call.args["source"]))
     if "queue" in call.args:
         return source, vhost.queue(call.args["queue"], OUTSIDER if call.request.method != "GET" else None)

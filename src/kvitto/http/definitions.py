@@ -1,4 +1,4 @@
-"""/api/definitions: all that is declared, in one document, as RabbitMQ exports it."""
+"""/api/definitions: all definitions in one document, as RabbitMQ exports them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvitto.http.request import Response, encode, plain
 from kvitto.http.slices import Slices
 
 Items = Iterator[dict[str, Any] | None]
-"""None for what does not survive a restart: very many of that take time, too."""
+"""None stands for an object that does not survive a restart: very many of those take time, too."""
 
 
 def queues(vhost: VHost) -> Items:
-    """What survives a restart: durable and not exclusive."""
+    """Yield the queues that survive a restart: durable and not exclusive ones."""
     for queue in list(vhost.queues.values()):
         yield (
             None
@@ -39,14 +39,14 @@ def queues(vhost: VHost) -> Items:
 
 
 def exchanges(vhost: VHost) -> Items:
-    """Those that are not there by themselves."""
+    """Yield the exchanges that are not predefined."""
     for exchange in list(vhost.exchanges.values()):
         kept = exchange.durable and exchange.name and not exchange.name.startswith("amq.")
         yield {k: v for k, v in views.exchange(vhost, exchange).items() if k != "policy"} if kept else None
 
 
 def bindings(vhost: VHost) -> Items:
-    """Between what survives; those of the default exchange come with their queues."""
+    """Yield the bindings between objects that survive a restart. Those of the default exchange come with their queues."""
     for binding in all_bindings(vhost):
         dest: Any = binding.dest
         kept = dest.durable if isinstance(dest, Exchange) else dest.log.durable
@@ -99,7 +99,7 @@ def get_definitions(call: Call) -> Response:
 
 
 def get_definitions_of_vhost(call: Call) -> Response:
-    """Without the names of the virtual host, so that it can go into another one."""
+    """Answer without the name of the virtual host, so that the definitions can go into another one."""
     vhost = call.vhost()
     lists = {
         kind: (item and {key: value for key, value in item.items() if key != "vhost"} for item in items(vhost))
@@ -111,7 +111,7 @@ def get_definitions_of_vhost(call: Call) -> Response:
 async def document(
     slices: Slices, head: dict[str, Any], lists: Mapping[str, Iterable[dict[str, Any] | None]]
 ) -> AsyncIterator[bytes]:
-    """`head`, which is not empty, with a field for each list."""
+    """Yield `head`, which is not empty, with a field for each list."""
     yield encode(head)[:-1]
     for name, items in lists.items():
         yield b"," + encode(name) + b":"

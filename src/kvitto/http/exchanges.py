@@ -1,4 +1,4 @@
-"""/api/exchanges: look at, declare and delete exchanges, and publish to them."""
+"""/api/exchanges: shows, declares and deletes exchanges, and publishes to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def put_exchange(call: Call) -> Response:
 
 
 def declare(operations: Operations, name: str, body: dict[str, Any]) -> bool:
-    """Declare an exchange as a body says; whether it is new. Problem 400, ChannelError 403, 405, 406."""
+    """Declare an exchange from a body. Return whether it is new. Raise Problem 400, ChannelError 403, 405, 406."""
     name = exchange_name(fields.declared_name(name, "exchange"))
     kind = fields.text(body, "type", "direct")
     durable, auto_delete, internal = (fields.flag(body, flag) for flag in ("durable", "auto_delete", "internal"))

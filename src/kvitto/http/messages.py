@@ -24,7 +24,7 @@ FULL_S = 1.0
 
 
 async def publish(api: Api, message: Publishing) -> bool:
-    """Store a message; whether it reached a queue. Returns once it is durable there. ChannelError 404, 406, Problem 503."""
+    """Store a message, and return whether it reached a queue when it is durable there. Raise ChannelError 404, 406, Problem 503."""
     if api.host.hub.blocked is not None:
         raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.blocked}")
     await api.perform(message.steps())

@@ -47,7 +47,7 @@ def puts(kind: str) -> Handler:
 
 
 def policy_of(kind: str, name: str, body: dict[str, Any]) -> Policy:
-    """Problem 400."""
+    """Return the policy in a body. Raise Problem 400."""
     name = fields.new_name(name, WORDS[kind])
     given = {"pattern": fields.text(body, "pattern"), "definition": body.get("definition")}
     given["apply-to"] = fields.text(body, "apply-to", "all")

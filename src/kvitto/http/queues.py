@@ -1,4 +1,4 @@
-"""/api/queues: look at, declare, delete and purge queues, and take messages out of them."""
+"""/api/queues: shows, declares, deletes and purges queues, and takes messages out of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def put_queue(call: Call) -> Response:
 
 
 def declare(operations: Operations, name: str, body: dict[str, Any]) -> bool:
-    """Declare a queue as a body says; whether it is new. Problem 400, ChannelError 403, 405, 406."""
+    """Declare a queue from a body. Return whether it is new. Raise Problem 400, ChannelError 403, 405, 406."""
     name = fields.declared_name(name, "queue")
     durable, auto_delete = fields.flag(body, "durable"), fields.flag(body, "auto_delete")
     arguments = fields.table(body, "arguments")
@@ -66,7 +66,7 @@ async def get_messages(call: Call) -> Response:
 
 
 async def aliveness_test(call: Call) -> Response:
-    """Declares a durable queue, publishes, waits for the disk, and takes the message out again."""
+    """Declare a durable queue, publish, wait for the disk, and take the message out again."""
     operations, name, payload = call.operations(), "aliveness-test", b"test_message"
     for operation, kind, thing in (("configure", "queue", name), ("read", "queue", name), ("write", "exchange", "")):
         operations.authorise(operation, kind, thing)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ ONE = get.Wanted(1, "ack_requeue_false", "auto", get.BODY_MAX)
 
 
 def _reachable(call: Call) -> Queue:
-    """The queue, to be changed or read. ChannelError 404, 405."""
+    """Return the queue to be changed or read. Raise ChannelError 404 or 405."""
     return call.own_vhost().queue(call.name, OUTSIDER)
 
 

@@ -38,8 +38,8 @@ def get_user(call: Call) -> Response:
 
 
 async def put_user(call: Call) -> Response:
-    """Add or change a user. A new one needs a password, or an empty password_hash for login by certificate. An existing one keeps values that
-    are not given."""
+    """Add or change a user. A new one needs a password, or an empty password_hash for login by certificate. An existing
+    one keeps values that are not given."""
     users = call.api.broker.users
     given = user_of(users, call.name, call.request.json())
     hashed = await asyncio.to_thread(users.hash, given.password) if given.password else ""
@@ -77,7 +77,7 @@ def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
 
 
 def declare(users: Users, given: Given, hashed: str) -> bool:
-    """Add a user, or change the one that is there; whether it is new. `hashed`: the password, if there is one. ValueError."""
+    """Add or change a user. Return whether it is new. `hashed` is the hash of the password, if there is one. Raise ValueError."""
     if given.name not in users:
         users.add(given.name, given.password, given.tags or (), hashed)
         return True

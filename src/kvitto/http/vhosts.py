@@ -131,7 +131,7 @@ async def put_permission(call: Call) -> Response:
 
 
 def grant(users: Users, user: User, vhost: str, body: dict[str, Any]) -> bool:
-    """Let a user do in a virtual host what a body says; whether it had no permissions there. Problem 400."""
+    """Give a user the permissions in a body. Return whether it had none in the virtual host. Raise Problem 400."""
     known = user.may_open(vhost)
     try:
         users.set_permission(user.name, vhost, *(fields.text(body, name) for name in ("configure", "write", "read")))

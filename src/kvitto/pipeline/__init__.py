@@ -1,4 +1,4 @@
-"""Jobs between queues, archives and tables: each is a function of a Spark session, and a command of `kvitto pipeline`.
+"""Jobs between queues, archives and tables. Each is a function of a Spark session, and a command of `kvitto pipeline`.
 
 They need the client side and Spark only, never the broker.
 """

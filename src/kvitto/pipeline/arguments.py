@@ -10,13 +10,13 @@ from kvitto.spark.values import parse_seconds
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """--uri and --master."""
+    """Add --uri and --master."""
     parser.add_argument("--uri", type=uri, default=DEFAULT_URI, help="the broker (default: %(default)s)")
     parser.add_argument("--master", default="local[*]", help="Spark master (default: %(default)s)")
 
 
 def uri(text: str) -> str:
-    """An AMQP URI, checked."""
+    """Return an AMQP URI after checking it."""
     try:
         parse_uri(text)
     except ValueError as error:
@@ -25,7 +25,7 @@ def uri(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """`10s`, `500ms`, `5m`, `1h`; a number alone is seconds."""
+    """Return the seconds of `10s`, `500ms`, `5m`, `1h`, or a number alone."""
     found = parse_seconds(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"a time such as 500ms, 10s or 5m, not {text!r}")
@@ -33,7 +33,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""How many messages wait behind what a query has read: the broker is asked, for Spark's last report may be of long ago."""
+"""Counts the messages that a query has not read yet. It asks the broker, because Spark's last report may be old."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ASK_S: Final = 1.0
-"""A line of progress asks no more often."""
+"""The minimum time between two questions."""
 
 
 class Behind:
-    """`with Behind(uri, queues) as behind`: keeps its connection; one that is lost is opened again at the next question."""
+    """`with Behind(uri, queues) as behind` keeps its connection; a lost one is opened again at the next question."""
 
     def __init__(self, uri: str, queues: Sequence[str]) -> None:
         self.uri = uri
@@ -34,7 +34,8 @@ class Behind:
         self._close()
 
     def count(self, query: StreamingQuery | None) -> int | None:
-        """Messages behind the query's last batch, or, without a query, all that wait; None if nobody can be asked."""
+        """Return the number of messages behind the query's last batch, or without a query of all that wait; None if the
+        broker does not answer."""
         read = _positions(query) if query is not None else {}
         try:
             if self._connection is None:
@@ -47,7 +48,7 @@ class Behind:
             return None
 
     def text(self, query: StreamingQuery) -> str:
-        """For a line of progress."""
+        """Return the same for a progress line."""
         if time.monotonic() - self._asked_at >= ASK_S:
             self._said, self._asked_at = self.count(query), time.monotonic()
         if self._said is None:
@@ -61,7 +62,7 @@ class Behind:
 
 
 def _positions(query: StreamingQuery) -> dict[str, int]:
-    """How far the last batch went, by queue; nothing before the first."""
+    """Return the end of the last batch by queue; nothing before the first."""
     said: Any = query.lastProgress
     text = said["sources"][0].get("endOffset") if said else None
     places = json.loads(text) if isinstance(text, str) else text

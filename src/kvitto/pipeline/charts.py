@@ -16,7 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 16, 10, HEIGHT - 26
 
 
 def bars(shares: Sequence[tuple[str, int, str]]) -> str:
-    """One bar cut by (name, count, color), with the numbers below it."""
+    """Return one bar divided by (name, count, color), with the numbers below it."""
     canvas, left = Canvas(WIDTH, 26, "shares"), 0.0
     across = Scale(0, sum(count for _, count, _ in shares) or 1, 0, WIDTH)
     for name, count, color in shares:
@@ -27,7 +27,7 @@ def bars(shares: Sequence[tuple[str, int, str]]) -> str:
 
 
 def bands(times: Sequence[datetime], rows: Sequence[tuple[str, str, Sequence[int]]]) -> str:
-    """A column for each hour, stacked of (name, color, counts)."""
+    """Return a column for each hour, stacked of (name, color, counts)."""
     totals = [sum(counts) for counts in zip(*(counts for _, _, counts in rows), strict=True)]
     most = max(totals, default=0) or 1
     canvas, hour, y = Canvas(WIDTH, HEIGHT, "counts by hour"), _hours(times), Scale(0, most, BOTTOM, TOP)
@@ -46,7 +46,7 @@ def bands(times: Sequence[datetime], rows: Sequence[tuple[str, str, Sequence[int
 def lines(
     times: Sequence[datetime], series: Sequence[tuple[str, str, Sequence[float | None]]], say: Callable[[float], str]
 ) -> str:
-    """A line for each (name, color, values), the values on a logarithmic scale from 1."""
+    """Return a line for each (name, color, values), with the values on a logarithmic scale from 1."""
     top = math.ceil(math.log10(max([10.0, *(value for _, _, values in series for value in values if value)])))
     canvas, hour, y = Canvas(WIDTH, HEIGHT, "lines"), _hours(times), Scale(1, 10.0**top, BOTTOM, TOP, log=True)
     canvas.grid(y, [(10.0**k, say(10.0**k)) for k in range(top + 1)], LEFT, RIGHT)
@@ -63,17 +63,17 @@ def lines(
 
 
 def _dated(canvas: Canvas, times: Sequence[datetime], hour: Scale) -> str:
-    """The picture, with the first and the last hour below it."""
+    """Return the picture with the first and the last hour below it."""
     canvas.text(LEFT, HEIGHT - 6, f"{times[0]:%Y-%m-%d %H:00}")
     canvas.text(hour(_since(times, -1) + 1), HEIGHT - 6, f"{times[-1]:%Y-%m-%d %H:00}", "end")
     return canvas.svg()
 
 
 def _hours(times: Sequence[datetime]) -> Scale:
-    """Hours since the first one, to the end of the last one."""
+    """Return the hours from the first one to the end of the last one."""
     return Scale(0, _since(times, -1) + 1, LEFT, RIGHT)
 
 
 def _since(times: Sequence[datetime], k: int) -> float:
-    """Hours from the first time to the k-th."""
+    """Return the hours from the first time to the k-th."""
     return (times[k] - times[0]).total_seconds() / 3600

@@ -1,6 +1,6 @@
-"""The arguments of `kvitto pipeline`: each job's module has an `add_parser` of its own.
+"""The arguments of `kvitto pipeline`. Each job's module has an `add_parser` of its own.
 
-Those modules load pyspark only when the job runs: `kvitto --help` works without it.
+Those modules load pyspark only when the job runs, so `kvitto --help` works without it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import argparse
 from importlib import import_module
 
 JOBS = ("land", "work", "publish", "ledger")
-"""Modules of this package, in the order of the help."""
+"""The modules of jobs, in the order of the help."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `pipeline` with its jobs; each sets `run`, a function of the arguments that returns the exit code."""
+    """Add `pipeline` with its jobs. Each sets `run`, a function of the arguments that returns the exit code."""
     pipeline = subparsers.add_parser("pipeline", help="Spark jobs on queues and archives", description=__doc__)
     pipeline.description = (
         "Spark jobs on queues and archives; they need pip install 'kvitto[spark]' and Java 17 or newer."

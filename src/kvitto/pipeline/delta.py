@@ -1,8 +1,9 @@
-"""A Delta table that a streaming query adds to, each batch once, without Delta's jar: the package deltalake commits.
+"""A Delta table to which a streaming query adds each batch once, without Delta's jar: the package deltalake commits.
+`land.py` calls it.
 
-Spark's executors write the files of a batch into the table's directory, where no reader sees them before one commit adds
-them. The commit notes (query, batch) as an application transaction of Delta's: a batch that comes again finds itself
-there, and of two drivers that commit the same one the second fails.
+Spark's executors write the files of a batch into the table's directory, where readers do not see them before one commit
+adds them. The commit contains (query, batch) as an application transaction of Delta. So a repeated batch finds itself
+in the table, and of two drivers that commit the same batch the second one fails.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check(table: str) -> str:
-    """The directory of a Delta table that is there or can be made. JobError if it cannot be."""
+    """Return the directory of a Delta table that exists or can be made. Raise JobError if there is none."""
     if importlib.util.find_spec("deltalake") is None:
         raise JobError("format delta needs the package deltalake: pip install 'kvitto[delta]'")
     parts = urlsplit(table)
@@ -47,14 +48,15 @@ class DeltaBatches:
     def __init__(self, spark: SparkSession, table: str, query: str) -> None:
         self.directory = check(table)
         self.query = query
-        # names of this run's own: no file that a commit may have named is ever written again
+        # names of this run only: a file that a commit may have named is never written again
         self._files = BatchFiles(spark, table, query, run=f"{uuid.uuid4().hex[:8]}-")
         self._table: DeltaTable | None = None
-        # Delta's times are in microseconds; Spark's own default is an older type. `spark` is the session of the batches alone
+        # Delta's times are in microseconds; Spark's own default is an older type. Only the batches use this `spark`
+        # session
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
     def put(self, batch: int, rows: DataFrame | None) -> None:
-        """Make these rows the batch's, if it is not there yet; None for a batch without any."""
+        """Add these rows as the batch, if the table does not have it yet. Return None for a batch without rows."""
         from deltalake import CommitProperties, Transaction
 
         if rows is None:
@@ -70,7 +72,7 @@ class DeltaBatches:
             table.create_write_transaction(added, "append", table.schema(), commit_properties=noted)
 
     def _open(self, schema: StructType) -> DeltaTable:
-        """The table as it is now, made if it is not there."""
+        """Return the table in its current state. It is made if it does not exist."""
         from deltalake import DeltaTable, Schema
 
         if self._table is not None:
@@ -97,7 +99,7 @@ class DeltaBatches:
         return table
 
     def _action(self, file: Any) -> Any:
-        """What the log says of a file, by its status in Hadoop; None for a file without rows."""
+        """Return the log entry of a file, from its status in Hadoop; None for a file without rows."""
         import pyarrow.parquet as pq
         from deltalake.transaction import AddAction
 

@@ -1,8 +1,9 @@
-"""A table of Parquet files that a streaming query adds to, each batch once, for every reader of Parquet.
+"""A table of Parquet files to which a streaming query adds each batch once, for every reader of Parquet. `land.py`
+calls it.
 
-The files of a batch are written aside and then renamed to names made of the query's id and the batch's number. A batch that comes
-again replaces its own files, but none that somebody else puts there meanwhile. So the table holds each batch once without a list
-that only Spark reads. Works on every file system that Spark reaches.
+The files of a batch are written to another directory and then renamed to names made of the query's id and the batch's
+number. A repeated batch replaces its own files, but none that another driver puts there meanwhile. So the table has
+each batch once without a list that only Spark reads. This works on every file system that Spark can reach.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class BatchFiles:
     """The files that one query adds to a table."""
 
     def __init__(self, spark: SparkSession, table: str, query: str, run: str = "") -> None:
-        """`run`: part of the names, if files that an earlier run left must stay as they are."""
+        """`run` is a part of the names, if files of an earlier run must stay."""
         self.table = table
         self.query = query
         self.run = run
@@ -30,13 +31,13 @@ class BatchFiles:
         self._token = uuid.uuid4().hex[:8]
 
     def put(self, batch: int, rows: DataFrame | None) -> list[Any]:
-        """Make these rows the batch's; None for a batch without any. What there is then, as Hadoop's FileStatus each."""
-        if self._first:  # only the first batch of a run can be one that was begun before
+        """Add these rows as the batch. Return the files of the batch as Hadoop's FileStatus; None for a batch without rows."""
+        if self._first:  # only the first batch of a run may have been begun before
             self._drop(batch)
             self._first = False
         if rows is None:
             return []
-        # readers leave out names that begin with _; no other driver writes to this one
+        # readers ignore names that begin with _; no other driver writes to this one
         aside = f"{self.table}/_{self._prefix(batch)}staging-{self._token}"
         rows.write.mode("overwrite").parquet(aside)
         written = [file.getPath() for file in self._fs.listStatus(self._path(aside))]
@@ -58,7 +59,7 @@ class BatchFiles:
         return put
 
     def _drop(self, batch: int) -> None:
-        """Remove what an attempt that was killed has left, files and what it had written aside."""
+        """Remove the files that a killed attempt has left, in both directories."""
         if self._fs.exists(self._path(self.table)):
             for file in self._fs.listStatus(self._path(self.table)):
                 if file.getPath().getName().startswith((self._prefix(batch), f"_{self._prefix(batch)}")):
@@ -72,14 +73,14 @@ class BatchFiles:
 
 
 def exists(spark: SparkSession, path: str) -> bool:
-    """Whether there is such a file or directory on Spark's file system."""
+    """Return whether the file or directory exists on Spark's file system."""
     jvm: Any = spark._jvm
     at = jvm.org.apache.hadoop.fs.Path(path)
     return bool(at.getFileSystem(spark._jsc.hadoopConfiguration()).exists(at))
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """A small file on any file system of Spark's; None if it is not there."""
+    """Return a small file on any file system of Spark; None if it does not exist."""
     jvm: Any = spark._jvm
     at = jvm.org.apache.hadoop.fs.Path(path)
     fs = at.getFileSystem(spark._jsc.hadoopConfiguration())

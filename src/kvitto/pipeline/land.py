@@ -1,4 +1,4 @@
-"""`land`: queues -> typed rows in a table, each message once; what does not fit the schema is put aside, never dropped."""
+"""`land`: queues -> typed rows in a table, each message once. Records that do not fit the schema are set aside, never dropped."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
 MESSAGE_COLUMNS: Final = ("queue", "offset", "message_id", "exchange", "routing_key", "timestamp")
-"""What each row has of its message, under these names with _ before."""
+"""The columns of each row for properties of its message, under these names with _ before."""
 MESSAGES: Final = "body BINARY, queue STRING, offset BIGINT, message_id STRING, exchange STRING, routing_key STRING, timestamp TIMESTAMP"
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
 FORMATS: Final = (PARQUET, DELTA)
 SAMPLE: Final = 1000
-"""Messages that a schema is inferred from."""
+"""The number of messages from which a schema is inferred."""
 BATCH: Final = 1_000_000
 POLL_S: Final = 0.2
 SOME_BAD: Final = 1
-"""Exit code: all is landed, and some records were bad."""
+"""Exit code: everything is written, and some records were bad."""
 _CORRUPT: Final = "_corrupt"
 
 
 @dataclass
 class Landed:
-    """What one run of `land` did. `lag` is how many messages waited behind the last batch, None if nobody could be asked."""
+    """The result of one run of `land`. `lag` is the number of messages that waited behind the last batch, None if it is
+    not known."""
 
     schema: str = ""
     rows: int = 0
     rest: int = 0
-    """Rows of which something is in column `_rest`."""
+    """The number of rows with a value in column `_rest`."""
     bad: int = 0
     batches: int = 0
     seconds: float = 0.0
     lag: int | None = None
     samples: list[str] = field(default_factory=list)
-    """Reasons of some bad records."""
+    """The reasons of some bad records."""
 
     @property
     def rate(self) -> float:
@@ -72,12 +73,13 @@ def land(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Landed:
-    """Land JSON messages in the table `to` until `stop()`, idleness or (`available_now`) the end of what is there.
+    """Write JSON messages to the table `to` until `stop()`, idleness or (`available_now`) the last message that is
+    there.
 
-    `format`: one of FORMATS. `schema` is DDL or a StructType; None = that of an earlier run with this checkpoint, or inferred
-    from SAMPLE messages. Bad records go to the exchange `bad_records`, or to the table `<to>.bad`. `drop_duplicates`: of the
-    messages of a queue with the same id only one; say the same with each run of a checkpoint. JobError, or Spark's error, if
-    it cannot go on.
+    `format`: one of FORMATS. `schema` is DDL or a StructType; None means that of an earlier run with this checkpoint,
+    or one inferred from SAMPLE messages. Bad records go to the exchange `bad_records`, or to the table `<to>.bad`.
+    `drop_duplicates`: only one of the messages of a queue with the same id is written; give the same value with each
+    run of a checkpoint. Raises JobError, or Spark's error, if it cannot go on.
     """
     _check_table(spark, to, format)
     typed = _schema(spark, uri, queues, checkpoint, schema)
@@ -107,7 +109,7 @@ def land(
 
 
 class Target:
-    """What a batch becomes: files of the table, and bad records put aside."""
+    """Writes a batch: files of the table, and bad records."""
 
     def __init__(
         self,
@@ -121,9 +123,9 @@ class Target:
         format: str = PARQUET,
         checkpoint: str = "",
     ) -> None:
-        """`keep`: which messages a batch has is found out once, for all that is done with it.
+        """`keep`: the messages of a batch are read once, for all that is done with them.
 
-        `checkpoint`: the query's, by which a second driver is recognised.
+        `checkpoint` is the query's; it identifies a second driver.
         """
         self.spark = spark
         self.uri = uri
@@ -138,7 +140,7 @@ class Target:
         self._first = True
 
     def put(self, messages: DataFrame, batch: int) -> None:
-        """One batch; the same again when Spark repeats it, so every step of it can be repeated."""
+        """Write one batch. Spark may repeat it, so every step can be repeated."""
         self._begin(messages)
         self._check_driver(batch)
         if not self.keep:
@@ -189,7 +191,7 @@ class Target:
         self.bad = kind(spark, f"{self.to}.bad", self._query)
 
     def _check_driver(self, batch: int) -> None:
-        """Nothing is written or deleted for a batch that Spark has noted as done: another driver did that."""
+        """Write and delete nothing for a batch that Spark has noted as done: another driver did that."""
         from kvitto.pipeline.files import exists
 
         if self.checkpoint and exists(self.spark, f"{self.checkpoint.rstrip('/')}/commits/{batch}"):
@@ -217,7 +219,7 @@ class Target:
             writer = messages.write.format("amqp").option("uri", self.uri).option("exchange", self.bad_records)
             writer.option("writerId", f"{self._query}-bad").mode("append").save()
         if count and not self.result.samples:
-            # in order: a worker that is told to stop in the middle of a read prints a traceback
+            # in this order: a worker that has to stop in the middle of a read prints a traceback
             shown = bad.select("queue", "offset", "reason").orderBy("queue", "offset").limit(3).collect()
             self.result.samples = [f"{row.queue} {row.offset}: {row.reason}" for row in shown]
 
@@ -226,7 +228,8 @@ class Target:
 
 
 def each_id_once(messages: DataFrame) -> DataFrame:
-    """One message of each queue and id, and all without an id or with an empty one; the ids are kept in the checkpoint, for good."""
+    """Return one message of each queue and id, and all without an id or with an empty one. The ids stay in the
+    checkpoint for ever."""
     from pyspark.sql import functions as f
 
     unnamed = f.when(f.coalesce("message_id", f.lit("")) == "", f.col("offset"))
@@ -234,9 +237,10 @@ def each_id_once(messages: DataFrame) -> DataFrame:
 
 
 def parse(messages: DataFrame, schema: StructType) -> DataFrame:
-    """With columns `row`, the body as a struct of that schema, `rest`, what has no place in it, and `ok`.
+    """Add the columns `row`, the body as a struct of that schema, `rest`, the values without a column in it, and `ok`.
 
-    `ok`: it is an object with all that is required, and exactly of that schema if there is no column for the rest.
+    `ok`: the body is an object with all required columns, and exactly of that schema if there is no column for the
+    rest.
     """
     from pyspark.sql import functions as f
 
@@ -255,7 +259,7 @@ def parse(messages: DataFrame, schema: StructType) -> DataFrame:
 
 
 def reason(schema: StructType) -> Column:
-    """Why a record is bad, in words; for rows of `parse` that are not ok."""
+    """Return why a record is bad, for rows of `parse` that are not ok."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -283,7 +287,7 @@ def reason(schema: StructType) -> Column:
 
 
 def _from_json(schema: StructType) -> Column:
-    """The body as the one element of an array: by itself, what follows the first object would be ignored."""
+    """Parse the body as the one element of an array, because text after the first object would be ignored otherwise."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
@@ -300,7 +304,7 @@ def _required(schema: StructType) -> list[str]:
 
 
 def _check_table(spark: SparkSession, to: str, format: str) -> None:
-    """JobError if the table is of another format."""
+    """Raise JobError if the table has another format."""
     from kvitto.pipeline.delta import check
     from kvitto.pipeline.files import exists
 
@@ -315,7 +319,8 @@ def _check_table(spark: SparkSession, to: str, format: str) -> None:
 def _schema(
     spark: SparkSession, uri: str, queues: Sequence[str], checkpoint: str, given: str | StructType | None
 ) -> StructType:
-    """The one that is given, else that of the checkpoint, else one inferred from messages that wait; kept in the checkpoint."""
+    """Return the given schema, else that of the checkpoint, else one inferred from waiting messages; it is stored in
+    the checkpoint."""
     from pyspark.errors import PySparkException
 
     from kvitto.pipeline.files import read_text, write_text
@@ -360,9 +365,9 @@ def _reserved() -> set[str]:
 
 
 def infer(spark: SparkSession, uri: str, queues: Sequence[str]) -> StructType:
-    """The schema of most of the JSON objects among the first messages of the queues, and a column for the rest.
+    """Return the schema of most of the JSON objects among the first messages of the queues, with a column for the rest.
 
-    JobError if there are none.
+    Raise JobError if there are none.
     """
     bodies: list[str] = []
     with _connect(uri) as connection:
@@ -383,7 +388,7 @@ def infer(spark: SparkSession, uri: str, queues: Sequence[str]) -> StructType:
     return schema.add(REST, STRING)
 
 
-# --- watching
+# --- progress
 
 
 def _watch(
@@ -394,7 +399,8 @@ def _watch(
     stop: Callable[[], bool],
     progress: Callable[[str], None],
 ) -> None:
-    """Until the query ends, `stop()`, or nothing came and nothing waits for `idle_s`; raises what ended the query."""
+    """Wait until the query ends, `stop()`, or nothing arrived and nothing waits for `idle_s`. Raise the error that
+    ended the query."""
     batches, moved_at = -1, time.monotonic()
     while not stop() and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
         if result.batches != batches:
@@ -421,7 +427,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `land`."""
     parser = subparsers.add_parser(
         "land",
-        help="JSON messages of queues -> a table, each once",
+        help="write JSON messages of queues to a table, each once",
         description="Land the JSON messages of durable queues in a table, each once, and settle them. Exit codes:"
         " 0 all that was read is landed, 1 the same, but some records were bad, 2 it could not be done.",
     )
@@ -429,7 +435,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--queue", action="append", required=True, help="a queue to land; may be given again")
     parser.add_argument("--to", required=True, metavar="TABLE", help="directory of the table")
     parser.add_argument("--format", choices=FORMATS, default=PARQUET, help="of the table (default: %(default)s)")
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where Spark remembers how far it is")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="directory for Spark's progress")
     parser.add_argument(
         "--schema", metavar="DDL", help="'order_id BIGINT NOT NULL, ...' (default: inferred from a sample)"
     )
@@ -438,10 +444,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--drop-duplicates", action="store_true", help="land one message per message id: publishers may send again"
     )
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--available-now", action="store_true", help="land what is there and end")
+    when.add_argument("--available-now", action="store_true", help="write the messages that are there and end")
     when.add_argument("--trigger", type=seconds, default=1.0, metavar="TIME", help="time between batches (default: 1s)")
-    parser.add_argument("--batch-size", type=count, default=BATCH, metavar="N", help="most messages of one batch")
-    parser.add_argument("--stop-after-idle", type=seconds, metavar="TIME", help="end when nothing has come for so long")
+    parser.add_argument(
+        "--batch-size", type=count, default=BATCH, metavar="N", help="maximum number of messages in one batch"
+    )
+    parser.add_argument(
+        "--stop-after-idle", type=seconds, metavar="TIME", help="end when no message has come for this time"
+    )
     parser.set_defaults(run=lambda args: run_job("land", lambda: _run(args)))
 
 
@@ -471,7 +481,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 _SETTINGS: Final = {"spark.sql.shuffle.partitions": "8"}
-"""For --drop-duplicates: so many parts has the state of a checkpoint for good; Spark's 200 make each batch slow."""
+"""For --drop-duplicates: the state of a checkpoint has this many parts for ever; Spark's default of 200 makes each batch slow."""
 
 
 def _print(result: Landed, to: str, bad_records: str | None) -> None:

@@ -1,8 +1,8 @@
 """`kvitto pipeline ledger DIR`: what became of every message, from the archive and the live segments.
 
-One scan counts, by queue and hour of publishing; a second one looks for message ids that are stored twice in a queue, and
-for receipts whose message is nowhere. Both read the files directly (docs/archive.md), in tasks of Spark that hand on sums
-and hashes only (ledger_scan.py); no broker is asked.
+One scan counts by queue and hour of publishing. A second one finds message ids that are stored twice in a queue, and
+receipts whose message is missing. Both read the files directly (docs/archive.md) without a broker, in tasks of Spark
+that return only sums and hashes (ledger_scan.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LISTED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages of a queue, all or those of one hour of publishing. Latencies are ms from publishing to settling."""
+    """The messages of a queue, all or those of one hour of publishing. Latencies are ms from publishing to settling."""
 
     vhost: str
     queue: str
@@ -50,7 +50,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A message id that is lost (queue: where its receipt says it is, if it does), or stored more than once."""
+    """A message id that is lost (`queue`: the queue in its receipt, if any), or stored more than once."""
 
     message_id: str
     vhost: str | None
@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """How many there are, and the first of them."""
+    """The number of findings, and the first of them."""
 
     count: int = 0
     listed: list[Finding] = field(default_factory=list)
@@ -84,13 +84,13 @@ class Ledger:
 
     @property
     def even(self) -> bool:
-        """Nothing is lost and nothing is doubled."""
+        """Whether nothing is lost and nothing is doubled."""
         return not self.doubled.count and not (self.lost and self.lost.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened to a message."""
+    """One event in the life of a message."""
 
     time: datetime | None
     vhost: str
@@ -107,9 +107,10 @@ def ledger(
     ignore_damage: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Ledger:
-    """Count everything in `directory`, a data directory or an archive. `tell` hears of the progress.
+    """Count everything in `directory`, a data directory or an archive. `tell` is called with progress texts.
 
-    Receipts: files with a message id per line, or an id, a tab and the queue. JobError if the directory or a file is not to be read.
+    Receipts are files with a message id per line, or an id, a tab and the queue. Raises JobError if the directory or a
+    file cannot be read.
     """
     started = time.monotonic()
     files = check(directory)
@@ -144,7 +145,7 @@ def _ledger(
 
 
 def life(spark: SparkSession, directory: str | Path, message_id: str, ignore_damage: bool = False) -> list[Step]:
-    """What happened to the messages with this id, in all queues, in order of time; nothing if there is none."""
+    """Return the events of the messages with this id, in all queues, in order of time; nothing if there is none."""
     check(directory)
     with told():
         return _life(spark, directory, message_id, ignore_damage)
@@ -162,15 +163,13 @@ def _life(spark: SparkSession, directory: str | Path, message_id: str, ignore_da
     tried = [(row.queue_id, row.offset) for row in rows if row.deliveries > 1]
     again = _delivered_again(spark, directory, tried, ignore_damage) if tried else {}
     steps = [step for row in rows for step in _steps(row, again.get((row.queue_id, row.offset), []))]
-    return sorted(
-        steps, key=lambda step: (step.time is None, step.time)
-    )  # stable: what happened in the same ms stays in order
+    return sorted(steps, key=lambda step: (step.time is None, step.time))  # stable: events in the same ms stay in order
 
 
 def _delivered_again(
     spark: SparkSession, directory: str | Path, tried: list[tuple[str, int]], ignore_damage: bool
 ) -> dict[tuple[str, int], list[Row]]:
-    """The entries for more deliveries of each (queue id, offset) that has some."""
+    """Return the entries for further deliveries of each (queue id, offset) that has some."""
     from pyspark.sql import functions as f
 
     reader = spark.read.format("kvitto-archive").schema(_AGAIN).option("table", "settlements")
@@ -184,7 +183,7 @@ def _delivered_again(
 
 
 def check(directory: str | Path) -> str:
-    """What there is to read, in words. JobError if it is nothing."""
+    """Return a text that says what will be read. Raise JobError if there is nothing."""
     from kvitto.spark.archive.files import find
     from kvitto.spark.errors import SourceError
 
@@ -246,7 +245,7 @@ def _run(spark: SparkSession, scan: Scan, task: Task, schema: pa.Schema) -> Data
 
 
 def _count(spark: SparkSession, scan: Scan) -> tuple[list[Counts], list[Counts]]:
-    """(sums of each queue, those of each queue and hour)."""
+    """Return (sums of each queue, those of each queue and hour)."""
     from pyspark.sql import functions as f
 
     from kvitto.pipeline.ledger_scan import TALLIES, tallies
@@ -265,7 +264,7 @@ def _count(spark: SparkSession, scan: Scan) -> tuple[list[Counts], list[Counts]]
         *(total(f.col("outcome") == name).alias(name) for name in OUTCOMES),
     ]
     rows = counted.rollup("vhost", "queue", "hour").agg(f.grouping_id().alias("level"), *sums).collect()
-    # level: which of the keys are summed over; 0 none, 1 the hour, more the queue too
+    # level: the keys that are summed over; 0 none, 1 the hour, more the queue too
     queues = sorted((_counts(row) for row in rows if row.level == 1), key=lambda each: (each.vhost, each.queue))
     hours = sorted((row for row in rows if row.level == 0), key=lambda row: (row.vhost, row.queue, row.hour))
     return queues, [_counts(row) for row in hours]
@@ -281,7 +280,7 @@ def _counts(row: Row) -> Counts:
 
 
 def _compare(spark: SparkSession, scan: Scan, paths: Sequence[str]) -> list[Row]:
-    """Rows of VERDICTS: which hashes of message ids are in a queue more than once, and which receipts have no message."""
+    """Return rows of VERDICTS: hashes of message ids that are in a queue more than once, and receipts without a message."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from kvitto.pipeline.ledger_scan import KEYS, VERDICTS, compare, keys, receipt_keys
@@ -294,7 +293,7 @@ def _compare(spark: SparkSession, scan: Scan, paths: Sequence[str]) -> list[Row]
 
 
 def _doubled(spark: SparkSession, scan: Scan, verdicts: list[Row], limit: int) -> Findings:
-    """Ids that were published into a queue more than once; what came back to it as a dead letter is no second one."""
+    """Return ids that were published into a queue more than once. A dead letter that returns to its queue does not count."""
     from pyspark.sql import functions as f
 
     from kvitto.pipeline.ledger_scan import DOUBLED, STORED, rows_of
@@ -315,7 +314,7 @@ def _doubled(spark: SparkSession, scan: Scan, verdicts: list[Row], limit: int) -
 def _lost(
     spark: SparkSession, scan: Scan, verdicts: list[Row], paths: Iterable[str], limit: int
 ) -> tuple[int, Findings]:
-    """(different receipts, those whose message is in no segment)."""
+    """Return (different receipts, those whose message is in no segment)."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from kvitto.pipeline.ledger_scan import DIFFERENT, LOST, RECEIPTS, receipt_rows
@@ -344,7 +343,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add `ledger`."""
     parser = commands.add_parser(
         "ledger",
-        help="what became of every message",
+        help="report what became of every message",
         description="Count what became of every message in a data directory or an archive: settled how and when, waiting, lost, doubled. "
         "Exit code 0: nothing lost, nothing doubled (with --message-id: found); 1: something is; 2: it could not be done.",
     )
@@ -358,13 +357,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what publishers have receipts for: a message id per line, or id<TAB>queue",
     )
     add("--message-id", metavar="ID", help="only this message: its life in all queues")
-    add("--limit", type=count, default=LISTED, metavar="N", help=f"list so many lost and doubled ids ({LISTED})")
+    add("--limit", type=count, default=LISTED, metavar="N", help=f"list at most N lost and doubled ids ({LISTED})")
     add("--html", metavar="FILE", help="write a report with plots, too")
     add("--json", action="store_true", help="JSON on stdout instead of text")
     add(
         "--ignore-damage",
         action="store_true",
-        help="read what is whole of damaged segments, instead of ending with an error",
+        help="read the undamaged part of damaged segments, instead of ending with an error",
     )
     add("--master", default="local[*]", help="Spark master (local[*])")
     parser.set_defaults(run=lambda args: run_job("ledger", lambda: run(args)))
@@ -378,7 +377,7 @@ def run(args: argparse.Namespace) -> int:
         print(said, file=sys.stderr, flush=True)
 
     if args.message_id is not None and (args.receipts or args.html):
-        raise JobError("--message-id tells of one message; leave --receipts and --html out")
+        raise JobError("--message-id is for one message; leave --receipts and --html out")
     check(args.directory)  # before seconds are spent on starting Spark
     for path in args.receipts:
         _readable(path)

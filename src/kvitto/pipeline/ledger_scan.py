@@ -1,9 +1,9 @@
-"""What Spark's executors do for the ledger: count and compare where the files are read, and hand on only what is left.
+"""The executors' part of the ledger: counts and compares where the files are read, and returns only sums and hashes.
 
-A message is never a row of Spark's here. `tallies` makes a row of all messages that share queue, hour, outcome and
-latency. `keys` and `receipt_keys` make arrays of 64-bit hashes of message ids, divided among buckets by their highest
-bits, and `compare` finds in each bucket what is there twice and what is not there. Only the messages that it names are
-then looked up by `rows_of`, with `receipt_rows` beside it.
+A message is never a row of Spark here. `tallies` makes one row of all messages that share queue, hour, outcome and
+latency. `keys` and `receipt_keys` make arrays of 64-bit hashes of message ids, divided into buckets by their highest
+bits. `compare` finds in each bucket what is there twice and what is missing. Only these messages are then looked up by
+`rows_of` and `receipt_rows`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
-"""What `DataFrame.mapInArrow` takes."""
+"""The argument of `DataFrame.mapInArrow`."""
 
 HOUR_MS: Final = 3_600_000
 EXACT_MS: Final = 1000
-"""Latencies are counted to the millisecond below this, and to three digits above: 1.23 s, 45.6 s, 2,340 s."""
+"""Latencies are exact to the millisecond below this, and to three digits above: 1.23 s, 45.6 s, 2,340 s."""
 BUCKET_BITS: Final = 8
 KEYS_MAX: Final = 1 << 22
-"""Hashes of receipts that a task puts together."""
+"""The maximum number of hashes of receipts that a task collects."""
 LOST_MAX: Final = 1 << 16
-"""Of a bucket and queue; beyond it what is lost is counted, and cannot be listed."""
+"""The maximum per bucket and queue; further lost ids are counted, but not listed."""
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
 
@@ -53,9 +53,9 @@ def _columns(**types: pa.DataType) -> pa.Schema:
 TALLIES: Final = _columns(
     vhost=_TEXT, queue=_TEXT, hour=_LONG, outcome=_TEXT, again=pa.bool_(), about=_LONG, n=_LONG, longest=_LONG
 )
-"""`hour` of publishing since 1970; `about`: ms from publishing to settling, rounded, null if it waits; `n` messages."""
+"""`hour` of publishing since 1970; `about`: ms from publishing to settling, rounded, null for a waiting message; `n` messages."""
 KEYS: Final = _columns(bucket=_INT, kind=_INT, queue_id=_TEXT, queue=_TEXT, keys=pa.binary())
-"""Hashes of message ids, u64: what is stored has a queue_id; receipts have none, and a queue if they name one."""
+"""Hashes of message ids, u64. Stored messages have a queue_id; receipts have none, and a queue if they name one."""
 VERDICTS: Final = _columns(kind=_INT, queue_id=_TEXT, queue=_TEXT, n=_LONG, keys=pa.binary())
 RECEIPTS: Final = _columns(message_id=_TEXT, queue=_TEXT)
 STORED: Final = _columns(
@@ -72,24 +72,24 @@ STORED: Final = _columns(
     settled=pa.timestamp("us", "UTC"),
     deliveries=_INT,
 )
-"""What is looked up of single messages: columns of the format `kvitto-archive`."""
+"""The columns of the format `kvitto-archive` for single messages."""
 
 PUBLISHED, DEAD_LETTER, RECEIPT = range(3)
 """Kinds of keys."""
 DIFFERENT, DOUBLED, LOST = range(3)
-"""Kinds of verdicts: how many receipts there are, and the keys of what is doubled or lost."""
+"""Kinds of verdicts: the number of receipts, and the keys of doubled or lost messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is read: a partition for each task. `seed` makes the hashes those of this run."""
+    """The input: a partition for each task. `seed` makes the hashes differ from those of other runs."""
 
     parts: list[SegmentPartition]
     ignore_damage: bool
     seed: int
 
     def segments(self, batches: Batches) -> Iterator[tuple[Segment, int]]:
-        """The segments of the partitions whose numbers Spark gave this task, and the delivered mark of each."""
+        """Yield the segments of the partitions whose numbers Spark gave this task, with their delivered marks."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 part = self.parts[number]
@@ -98,7 +98,7 @@ class Scan:
     def messages(
         self, segment: Segment, mark: int, fate: bool, meta: bool
     ) -> Iterator[tuple[Messages, Outcomes | None]]:
-        """The messages of a segment without their bodies; with their outcomes if `fate`."""
+        """Yield the messages of a segment without their bodies; with their outcomes if `fate`."""
         wanted = Wanted(*ALWAYS, meta, bodies=False)
         return segment_messages(segment, wanted, mark if fate else None, self.ignore_damage)
 
@@ -107,7 +107,7 @@ class Scan:
 
 
 def tallies(scan: Scan) -> Task:
-    """Rows of TALLIES, a few for each segment."""
+    """Yield rows of TALLIES, a few for each segment."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         for segment, mark in scan.segments(batches):
@@ -121,7 +121,7 @@ def tallies(scan: Scan) -> Task:
 
 
 def _tally(found: Messages, outcomes: Outcomes) -> tuple[Ints, Ints, Ints]:
-    """(kinds of messages as one number each, how many of each kind, the longest latency among them)."""
+    """Return (kinds of messages as one number each, the number of each kind, the longest latency among them)."""
     settled, at = outcomes.find(found.offsets)
     if settled.any():
         outcome = np.where(settled, outcomes.outcome[at], WAITING).astype(np.int64)
@@ -143,7 +143,7 @@ def _summed(kind: Ints, count: Ints, longest: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def step(ms: Ints) -> Ints:
-    """The number of a latency's step; 0 for -1, which is none. 14 bits are enough."""
+    """Return the number of a latency's step; 0 for -1, which means none. 14 bits are enough."""
     power = np.zeros(len(ms), np.int64)
     for k in range(1, 12):
         power += ms >= EXACT_MS * 10 ** (k - 1)
@@ -152,7 +152,7 @@ def step(ms: Ints) -> Ints:
 
 
 def latency(steps: Ints) -> Ints:
-    """The latency in ms that a step stands for: rounded down to three digits."""
+    """Return the latency in ms of a step: rounded down to three digits."""
     power, digits = np.divmod(np.maximum(steps - EXACT_MS - 1, 0), 900)
     return np.where(steps <= EXACT_MS, steps - 1, (digits + 100) * 10 ** (power + 1))
 
@@ -177,7 +177,7 @@ def _tally_rows(segment: Segment, kind: Ints, count: Ints, longest: Ints) -> pa.
 
 
 def keys(scan: Scan) -> Task:
-    """Rows of KEYS for what is stored."""
+    """Yield rows of KEYS for stored messages."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         for segment, mark in scan.segments(batches):
@@ -185,7 +185,7 @@ def keys(scan: Scan) -> Task:
             for some, _ in scan.messages(segment, mark, fate=False, meta=True):
                 ids = _ids(some)
                 hashed, dead = hashes(some.meta, ids, scan.seed), some.index["flags"] & DEAD != 0
-                named = ids.length > 0  # an empty id is none
+                named = ids.length > 0  # an empty id is not an id
                 found[PUBLISHED].append(hashed[named & ~dead])
                 found[DEAD_LETTER].append(hashed[named & dead])
             for kind, parts in found.items():
@@ -196,7 +196,7 @@ def keys(scan: Scan) -> Task:
 
 
 def receipt_keys(seed: int) -> Task:
-    """Rows of KEYS for lines of receipts."""
+    """Yield rows of KEYS for lines of receipts."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         found: dict[str | None, list[Keys]] = {}
@@ -221,7 +221,7 @@ def _ids(found: Messages) -> Slices:
 
 
 def _by_queue(batches: Batches) -> Iterator[tuple[pa.Array, str | None]]:
-    """The message ids of lines of receipts, and the queue that they name."""
+    """Yield the message ids of lines of receipts, and the queue that they name."""
     for batch in batches:
         ids, queues = _receipts(batch.column(0))
         coded = pc.dictionary_encode(queues, null_encoding="encode")
@@ -234,7 +234,7 @@ def _by_queue(batches: Batches) -> Iterator[tuple[pa.Array, str | None]]:
 
 
 def _receipts(lines: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(message ids, queues or null) of the lines that are not empty. The ids are the bytes of the line, UTF-8 or not."""
+    """Return (message ids, queues or null) of the lines that are not empty. The ids are the bytes of the line, UTF-8 or not."""
     parts = pc.split_pattern(pc.ascii_rtrim(lines, " "), "\t", max_splits=2)
     ids = pc.list_element(parts, 0)
     named = np.asarray(pc.greater(pc.list_value_length(parts), 1))
@@ -273,7 +273,7 @@ def _key_rows(hashed: Keys, kind: int, queue_id: str | None, queue: str | None) 
 
 
 def compare(table: pa.Table) -> pa.Table:
-    """Rows of KEYS of one bucket -> rows of VERDICTS."""
+    """Return rows of VERDICTS for rows of KEYS of one bucket."""
     groups: dict[tuple[int, str | None, str | None], list[Keys]] = {}
     rows = zip(*(table[name].to_pylist() for name in ("kind", "queue_id", "queue", "keys")), strict=True)
     for kind, queue_id, queue, raw in rows:
@@ -305,11 +305,11 @@ def _twice(hashed: Keys) -> Keys:
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
-# --- the messages that were named
+# --- looking up messages
 
 
 def rows_of(scan: Scan, wanted: Keys) -> Task:
-    """Rows of STORED: the messages whose id has one of these hashes."""
+    """Yield rows of STORED: the messages whose id has one of these hashes."""
     ordered = np.sort(wanted)
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -328,7 +328,7 @@ def rows_of(scan: Scan, wanted: Keys) -> Task:
 
 
 def receipt_rows(seed: int, wanted: dict[str | None, Keys]) -> Task:
-    """Rows of RECEIPTS whose id has one of the hashes that are wanted of their queue."""
+    """Yield rows of RECEIPTS whose id has one of the wanted hashes of their queue."""
     ordered = {queue: np.sort(hashed) for queue, hashed in wanted.items()}
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -342,7 +342,7 @@ def receipt_rows(seed: int, wanted: dict[str | None, Keys]) -> Task:
 
 
 def key_of(message_id: str, seed: int) -> Keys:
-    """The hash of one message id."""
+    """Return the hash of one message id."""
     return _hashed(pa.array([message_id]), seed)
 
 

@@ -1,8 +1,8 @@
 """`publish` and `replay`: rows of a table, or messages of an archive, -> an exchange; once, and resumable.
 
-Each source of rows (a file of the table, a queue of the archive) is a writer of class `stage`: its rows are committed in
-chunks, and the position of a chunk's last row is the number of the writer's batch. So the broker knows how far each source
-is, and whoever comes again - a retried task, a second run with the same checkpoint - goes on behind that row.
+Each source of rows (a file of the table, a queue of the archive) is a writer of class `stage`. Its rows are committed
+in chunks, and the position of a chunk's last row is the number of the writer's batch. So the broker knows the progress
+of each source, and a retried task, or a second run with the same checkpoint, goes on after that row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from kvitto.spark.sink_options import SinkOptions
 
 CHUNK: Final = 10_000
-"""Rows of one commit, if no rate is asked for."""
+"""The number of rows in one commit, if there is no rate."""
 SOURCE, POSITION = "_source", "_position"
-"""Columns that say where a row comes from: its writer, and a number that goes up within it."""
+"""The columns with the source of a row: its writer, and a number that increases within it."""
 POLL_S: Final = 0.2
 REPORT_S: Final = 1.0
 RESULT: Final = "writer string, published long, skipped long"
@@ -41,12 +41,13 @@ ARCHIVED: Final = (
     "body", "routing_key", "message_id", "correlation_id", "content_type", "content_encoding", "priority", "type",
     "app_id", "reply_to", "timestamp", "headers",
 )  # fmt: skip
-"""Of an archived message, what is published again: all but its exchange, its expiration, and the user, who is another now."""
+"""The properties of an archived message that are published again: all but its exchange, its expiration, and the user,
+who is another now."""
 
 
 @dataclass
 class Published:
-    """Rows that this run published, and those that were there from an earlier run."""
+    """The rows that this run published, and those that an earlier run had published."""
 
     published: int = 0
     skipped: int = 0
@@ -69,8 +70,9 @@ def publish(
 ) -> Published:
     """Publish a table of files that Spark reads (parquet, json, csv, orc, avro, text).
 
-    `body` is json: each row as a JSON object, or column: the columns are those of the sink (docs/spark.md), `body` among them.
-    `rate`: most messages/s, 0 = as fast as it goes. With `checkpoint` a second run publishes only what the first one did not.
+    `body` is json: each row as a JSON object; or column: the columns are those of the sink (docs/spark.md), with
+    `body`. `rate`: maximum messages/s, 0 for no limit. With `checkpoint` a second run publishes only the rows that the
+    first one did not.
     """
     from pyspark.sql import functions as f
 
@@ -99,7 +101,7 @@ def replay(
     rate: float = 0.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Published:
-    """Publish archived messages of a queue again, by time of publishing [since, until) and a Spark filter expression."""
+    """Publish archived messages of a queue again, selected by time of publishing [since, until) and a Spark filter expression."""
     from pyspark.sql import functions as f
 
     reader = spark.read.format("kvitto-archive").option("queue", queue).option("includeHeaders", "true")
@@ -138,7 +140,7 @@ class _Run:
         self.options = read_sink_options(given | ({} if routing_key is None else {"routingKey": routing_key}))
         _need_stages(uri)
         self.id = f"publish-{uuid.uuid4().hex[:16]}" if checkpoint is None else self._kept_id(checkpoint)
-        # an attempt that Spark has not ended yet would begin a forgotten source anew
+        # an attempt that Spark has not ended yet would begin a deleted source again
         self.forgets = checkpoint is None and spark.sparkContext.getConf().get("spark.speculation") != "true"
 
     def run(self, rows: DataFrame, tasks: int, progress: Callable[[str], None]) -> Published:
@@ -179,7 +181,7 @@ class _Run:
             forget(self.options, writer)
 
     def _kept_id(self, checkpoint: str) -> str:
-        """The name of this work, the same in each run."""
+        """Return the name of this work, which is the same in each run."""
         from kvitto.pipeline.files import read_text, write_text
 
         place = f"{checkpoint.rstrip('/')}/kvitto-publish"
@@ -202,7 +204,7 @@ def _last(writer: str, channel: Channel) -> int:
 
 @dataclass
 class Source:
-    """`last`: the position of the last row that is committed, -1 if none is."""
+    """`last`: the position of the last committed row, -1 if there is none."""
 
     writer: str
     last: int
@@ -211,7 +213,7 @@ class Source:
 
 
 class Task:
-    """What an executor does with one partition: chunk after chunk, each committed before the next is begun."""
+    """The executor's work on one partition: chunk after chunk, each committed before the next is begun."""
 
     def __init__(self, options: SinkOptions, layout: Layout, id: str, chunk: int, rate: float, reports: str) -> None:
         self.options = options
@@ -245,7 +247,7 @@ class Task:
         yield pa.RecordBatch.from_pylist(done, schema=schema)
 
     def _put(self, source: Source, positions: list[int], rows: pa.Table) -> None:
-        """Publish what is behind the last row that is committed, by this attempt or by another."""
+        """Publish the rows after the last one that was committed, by this attempt or by another."""
         from pyspark import TaskContext
 
         from kvitto.spark.errors import SinkError
@@ -268,7 +270,7 @@ class Task:
         source.skipped += len(positions)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[int], list[pa.RecordBatch]]]:
-        """(source, positions, rows): rows of a source whose positions have the same quotient by the size of a chunk."""
+        """Yield (source, positions, rows): rows of a source whose positions have the same quotient by the size of a chunk."""
         held: list[pa.RecordBatch] = []
         places: list[int] = []
         at: tuple[str, int] | None = None
@@ -287,7 +289,7 @@ class Task:
     def _pieces(
         self, batch: pa.RecordBatch, counted: dict[str, int]
     ) -> Iterator[tuple[tuple[str, int], list[int], pa.RecordBatch]]:
-        """A batch, cut where the source or the chunk changes."""
+        """Yield a batch, cut where the source or the chunk changes."""
         sources = batch.column(SOURCE).to_pylist()
         given = batch.column(POSITION).to_pylist() if POSITION in batch.schema.names else None
         rows = batch.select(list(self.layout.names))
@@ -306,7 +308,7 @@ class Task:
 
 
 class Reports:
-    """The tasks' counts on their way to the driver: a queue of its own, that goes with it. For progress only."""
+    """The tasks' counts on their way to the driver, in a queue that is deleted with it. For progress only."""
 
     def __init__(self, uri: str) -> None:
         self.queue = f"kvitto.publish.{uuid.uuid4().hex[:12]}"
@@ -323,7 +325,7 @@ class Reports:
             self._connection.close()
 
     def take(self, wait_s: float) -> tuple[int, int]:
-        """The sums, after what has come within that time; a broker that is away is tried again by the next call."""
+        """Return the sums, after receiving for that time. If the broker is unreachable, the next call tries again."""
         try:
             if self._channel is None:
                 self._connection = Connection(self.uri, name="kvitto pipeline publish")
@@ -342,13 +344,13 @@ class Reports:
 
 
 def report(queue: str, counts: list[Any], channel: Channel) -> None:
-    """What a task says; nobody has to hear it."""
+    """Send the counts of a task. They may be lost."""
     channel.publish(json.dumps(counts).encode(), "", queue)
 
 
 @contextmanager
 def _whole_files(spark: SparkSession) -> Iterator[None]:
-    """Each file is a partition: no cutting, and opening one counts as much as a partition may hold."""
+    """Make each file a partition: files are not cut, and opening one counts as much as a partition may hold."""
     settings = {f"spark.sql.files.{name}": str(1 << 40) for name in ("maxPartitionBytes", "openCostInBytes")}
     before = {name: str(spark.conf.get(name)) for name in settings}
     for name, value in settings.items():
@@ -381,7 +383,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     codes = " Exit codes: 0 all is published, 2 it could not be done; run it again with the same --checkpoint to go on."
     parser = subparsers.add_parser(
         "publish",
-        help="a table -> an exchange, once",
+        help="publish a table to an exchange, once",
         description="Publish the rows of a table, each once." + codes,
     )
     parser.add_argument("table", help="file or directory")
@@ -396,7 +398,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=lambda args: run_job("publish", lambda: _run("publish", args)))
     parser = subparsers.add_parser(
         "replay",
-        help="archived messages -> an exchange, once",
+        help="publish archived messages to an exchange, once",
         description="Publish messages of a queue's archive again, each once." + codes,
     )
     parser.add_argument("archive", help="a broker's data directory, or an archive directory")

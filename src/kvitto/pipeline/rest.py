@@ -1,7 +1,9 @@
-"""What a schema has no place for: the column `_rest`, and a schema inferred from a sample that few odd records cannot spoil.
+"""Values without a column in the schema: the column `_rest`, and a schema inferred from a sample so that few odd
+records do not spoil it.
 
-A table whose schema has `_rest STRING` loses no field: what the schema does not name, and values that are not of their column's
-type, are kept there as one JSON object. An inferred schema always has it: it knows the first messages only.
+A table whose schema has `_rest STRING` loses no field: fields that the schema does not name, and values that do not
+have their column's type, are stored there as one JSON object. An inferred schema always has it, because it is made from
+the first messages only.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _KINDS: Final = {bool: "boolean", int: "number", float: "number", str: STRING, d
 
 
 def without_rest(schema: StructType) -> tuple[StructType, bool]:
-    """The columns that a record's fields go to, and whether there is one for the rest."""
+    """Return the columns for a record's fields, and whether there is one for the rest."""
     from pyspark.sql.types import StructType
 
     fields = [each for each in schema.fields if each.name != REST]
@@ -31,16 +33,16 @@ def without_rest(schema: StructType) -> tuple[StructType, bool]:
 
 
 def fields_of(text: Column) -> Column:
-    """The fields of a JSON object as a map of variants; null if it is none, or has a name twice."""
+    """Return the fields of a JSON object as a map of variants; null if it is not an object, or has a name twice."""
     from pyspark.sql import functions as f
 
     return f.try_variant_get(f.try_parse_json(text), "$", "map<string,variant>")
 
 
 def rest(fields: Column, row: Column, schema: StructType, misfit: Column) -> Column:
-    """JSON of what `row`, which was parsed with that schema, does not have; null if it has all.
+    """Return JSON of the values that `row`, which was parsed with that schema, does not have; null if it has all.
 
-    `misfit`: whether the parser has met a value that is not of its column's type.
+    `misfit`: whether the parser has found a value that does not have its column's type.
     """
     from pyspark.sql import functions as f
 
@@ -59,7 +61,7 @@ def rest(fields: Column, row: Column, schema: StructType, misfit: Column) -> Col
 
 
 def _lost(value: Column, parsed: Column, kind: DataType, misfit: Column) -> Column:
-    """Whether a value, a variant, has something that is not in what was parsed from it."""
+    """Return whether a value, a variant, has something that the parsed value does not have."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, StructType
 
@@ -84,9 +86,10 @@ def _lost(value: Column, parsed: Column, kind: DataType, misfit: Column) -> Colu
 
 
 def prune(bodies: Iterable[str], reserved: Iterable[str]) -> list[str]:
-    """The JSON objects among these texts, without the values whose kind is not the one that most have at their place.
+    """Return the JSON objects among these texts, without values whose kind is not the most frequent one at their
+    position.
 
-    One number in words must not make a column of numbers a column of texts for good. Names of `reserved` are left out.
+    One number as a word must not make a column of numbers a column of texts for ever. Names of `reserved` are left out.
     """
     objects = [found for body in bodies if isinstance(found := _parse(body), dict)]
     left_out = set(reserved)
@@ -110,7 +113,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _inner(value: Any, place: str) -> list[tuple[str, Any]]:
-    """The values in an object or an array, each with its place; all of an array have the same."""
+    """Yield the values in an object or an array, each with its position; all of an array have the same."""
     if isinstance(value, dict):
         return [(f"{place}.{name}", inner) for name, inner in value.items()]
     return [(f"{place}[]", inner) for inner in value] if isinstance(value, list) else []

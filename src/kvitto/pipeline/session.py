@@ -1,4 +1,4 @@
-"""What all jobs share: a quiet Spark session, the check that there can be one, and errors as one line for people."""
+"""The common part of all jobs: a quiet Spark session, the check that there can be one, and errors as one line for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JAVA_MIN: Final = 17
 COULD_NOT_RUN: Final = 2
-"""Exit code of a job that could not do its work; argparse gives the same for wrong arguments."""
+"""Exit code of a job that could not run; argparse has the same for wrong arguments."""
 
 
 class JobError(Exception):
@@ -27,7 +27,7 @@ class JobError(Exception):
 
 
 def java_missing() -> str | None:
-    """Why Spark will not start here, or None."""
+    """Return why Spark cannot start here, or None."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     hint = f"Spark needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless (or your system's package)"
@@ -44,7 +44,7 @@ def java_missing() -> str | None:
 
 
 def open_session(name: str, master: str, settings: dict[str, str] | None = None) -> SparkSession:
-    """A quiet session with this Python for its workers. JobError if Spark or Java is missing or does not start."""
+    """Return a quiet session with this Python for its workers. Raise JobError if Spark or Java is missing or does not start."""
     for package in ("pyspark", "pyarrow", "numpy"):
         if importlib.util.find_spec(package) is None:
             raise JobError(f"the package {package} is not installed: pip install 'kvitto[spark]'")
@@ -60,7 +60,7 @@ def open_session(name: str, master: str, settings: dict[str, str] | None = None)
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
-        "spark.sql.redaction.options.regex": "(?i)url|uri",  # a URI has a password in it, and plans show options
+        "spark.sql.redaction.options.regex": "(?i)url|uri",  # a URI may contain a password, and plans show options
         "spark.python.unix.domain.socket.enabled": "true",  # rows to and from Python: a tenth less CPU than over TCP
     }
     if master.startswith("local"):
@@ -73,13 +73,15 @@ def open_session(name: str, master: str, settings: dict[str, str] | None = None)
         raise JobError(f"Spark did not start with --master {master}: {first_line(error)}") from None
     spark.sparkContext.setLogLevel("OFF")
     for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they print tracebacks of what run_job says in a line
+        logging.getLogger(name).setLevel(
+            logging.CRITICAL
+        )  # they print tracebacks of errors that run_job prints as one line
     return spark
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What Spark raises, as a JobError of one line."""
+    """Return an error of Spark as a JobError of one line."""
     from pyspark.errors import PySparkException
 
     try:
@@ -90,7 +92,7 @@ def told() -> Iterator[None]:
 
 @contextmanager
 def session(name: str, master: str, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
-    """As open_session; stopped at the end, unless there was one before: then that is used, and left."""
+    """Like open_session. The session is stopped at the end, unless there was one before: then that one is used and stays."""
     if importlib.util.find_spec("pyspark") is not None:
         from pyspark.sql import SparkSession
 
@@ -105,7 +107,7 @@ def session(name: str, master: str, settings: dict[str, str] | None = None) -> I
 
 
 def run_job(name: str, job: Callable[[], int]) -> int:
-    """Run a job's command; what goes wrong becomes one line on stderr and exit code COULD_NOT_RUN."""
+    """Run a job's command. An error becomes one line on stderr and exit code COULD_NOT_RUN."""
     try:
         return job()
     except JobError as error:
@@ -116,7 +118,7 @@ def run_job(name: str, job: Callable[[], int]) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """What a person needs of Spark's error: the line that a Kvitto source or else a task's Python raised, or the first one."""
+    """Return the useful line of Spark's error: the one that a Kvitto source or else a task's Python raised, or the first one."""
     text = str(error).splitlines()
     lines = [line.strip() for line in text if line.strip()]
     ours = [match[1] for line in lines if (match := re.match(r"kvitto\.[\w.]+: (.+)", line))]

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish to stop in order, and a line of progress that writes over itself on a terminal."""
+"""SIGINT and SIGTERM as a request to stop in order, and a progress line that overwrites itself on a terminal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from types import FrameType
 from typing import Final
 
 PROGRESS_S: Final = 5.0
-"""Between lines of progress where stderr is no terminal."""
+"""The time between progress lines if stderr is not a terminal."""
 
 
 class Stop:
-    """`with Stop() as stop`: `stop()` is true once SIGINT or SIGTERM has come. Entered after Spark has started, which sets its own."""
+    """`with Stop() as stop`: `stop()` is true after SIGINT or SIGTERM. Enter it after Spark has started, which sets its
+    own handlers."""
 
     def __enter__(self) -> Stop:
         self._asked = False
@@ -32,7 +33,8 @@ class Stop:
 
 
 class Progress:
-    """`with Progress() as progress`: says on stderr how far a job is; one line in PROGRESS_S, on a terminal one that changes."""
+    """`with Progress() as progress` prints the progress of a job on stderr; one line in PROGRESS_S, on a terminal one
+    that changes."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()

@@ -1,10 +1,9 @@
-"""`work`: a Python function on each message of a queue, in long-running Spark tasks with an AMQP consumer each.
+"""`work`: calls a Python function for each message of a queue, in long-running Spark tasks with an AMQP consumer each.
 
-A message is acked once the function has returned and its results are confirmed; if it raises, the message goes back and the
-queue's arguments decide: x-retry-delay-min/max when it is due again, x-delivery-limit when it is a dead letter.
-
-Driver and tasks talk through the broker: a control queue that each task consumes and whose end is the word to stop,
-and a queue to which the tasks report their counts.
+A message is acked after the function has returned and its results are confirmed. If the function raises, the message is
+requeued and the queue's arguments decide: x-retry-delay-min/max when it is ready again, x-delivery-limit when it
+becomes a dead letter. Driver and tasks communicate through the broker: each task consumes a control queue, whose
+deletion means stop, and reports its counts to another queue.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ Result = bytes | str | dict[str, Any] | list[Any] | None
 POLL_S: Final = 0.2
 REPORT_S: Final = 0.5
 CONTROL_EXPIRES_MS: Final = 3_600_000
-"""A control queue whose driver was killed goes after this time without a worker."""
+"""A control queue whose driver was killed is deleted after this time without a worker."""
 RETRY: Final[Table] = {"x-delivery-limit": 5, "x-retry-delay-min": 1000, "x-retry-delay-max": 60_000}
-"""Arguments of a queue that `declare` makes, beside those of its dead letters: six tries in about half a minute."""
+"""Arguments of a queue that `declare` makes, beside those for dead letters: six tries in about half a minute."""
 
 
 class WorkError(Exception):
@@ -46,7 +45,7 @@ class WorkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the function gets. `delivery_count` is the number of earlier deliveries, 0 for the first."""
+    """The argument of the function. `delivery_count` is the number of earlier deliveries, 0 for the first."""
 
     body: bytes
     properties: Properties
@@ -56,13 +55,13 @@ class Message:
     delivery_count: int
 
     def json(self) -> Any:
-        """The body as JSON; ValueError if it is none."""
+        """Return the body as JSON. Raise ValueError if it is not JSON."""
         return json.loads(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a worker has to know. `idle_s` 0 = until it is told to stop; `path` is put before sys.path."""
+    """All that a worker needs. `idle_s` 0 means until it has to stop; `path` is put before sys.path."""
 
     uri: str
     queue: str
@@ -104,9 +103,11 @@ def work(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Worked:
-    """Apply `module:function` to the queue's messages until `stop()`, or until no worker got one for `stop_after_idle_s`.
+    """Apply `module:function` to the queue's messages until `stop()`, or until no worker got one for
+    `stop_after_idle_s`.
 
-    `workers` 0 = as many as Spark has task slots; `results` is EXCHANGE[:KEY]. JobError, or Spark's error, if it cannot go on.
+    `workers` 0 means as many as Spark has task slots; `results` is EXCHANGE[:KEY]. Raises JobError, or Spark's error,
+    if it cannot go on.
     """
     slots, master = spark.sparkContext.defaultParallelism, str(spark.sparkContext.master)
     if workers > slots and master.startswith("local"):
@@ -122,7 +123,7 @@ def work(
 
 
 class _Crew:
-    """The workers, as the driver sees them."""
+    """The workers, from the driver's side."""
 
     def __init__(self, spark: SparkSession, job: Job, workers: int, declare: bool) -> None:
         self.spark = spark
@@ -162,7 +163,7 @@ class _Crew:
         return self._sum()
 
     def _work(self) -> None:
-        """Spark's job; it lasts as long as the work."""
+        """Run Spark's job, which lasts as long as the work."""
         job = self.job
 
         def task(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -187,7 +188,7 @@ class _Crew:
         return Worked(*(sum(row[k] for row in rows) for k in range(3)))
 
     def _listen(self) -> None:
-        """Have the queues of this run, and take the workers' reports."""
+        """Declare the queues of this run, and receive the workers' reports."""
         job = self.job
         connection = self._connection = Connection(job.uri, name="kvitto pipeline work")
         channel = self._channel = connection.channel()
@@ -203,7 +204,7 @@ class _Crew:
         channel.consume(job.reports, no_ack=True)
 
     def _take_reports(self) -> None:
-        """What has come within POLL_S; a broker that is away is tried again by the next call."""
+        """Handle the reports of POLL_S. If the broker is unreachable, the next call tries again."""
         try:
             if self._channel is None:
                 self._listen()
@@ -245,7 +246,7 @@ def _refused(error: ChannelClosed, queue: str) -> str:
 
 
 def load(function: str, path: str) -> Callable[[Message], Result]:
-    """The function that `module:function` names, with `path` on sys.path; JobError if there is none."""
+    """Return the function that `module:function` names, with `path` on sys.path. Raise JobError if there is none."""
     module, _, name = function.partition(":")
     if not module or not name:
         raise JobError(f"the function is given as module:function, not {function!r}")
@@ -261,7 +262,7 @@ def load(function: str, path: str) -> Callable[[Message], Result]:
 
 
 class Worker:
-    """One consumer; `run` returns when it is told to stop or has been idle for long enough."""
+    """One consumer. `run` returns when it has to stop or has been idle for long enough."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -272,7 +273,7 @@ class Worker:
         self._reported_at = 0.0
 
     def run(self) -> None:
-        """Work through lost connections; WorkError if the broker stays away or says no."""
+        """Work through lost connections. Raise WorkError if the broker stays unreachable or refuses."""
         from kvitto.spark.link import LOST, Patience
 
         patience = Patience(self.job.reconnect_s, WorkError, "Start the broker, and the job again")
@@ -296,7 +297,7 @@ class Worker:
         self._out.confirm_select()
         try:
             self._control.consume(self.job.control)
-        except ChannelClosed:  # the control queue has gone meanwhile
+        except ChannelClosed:  # the control queue has been deleted meanwhile
             return
         channel.qos(self.job.prefetch)
         channel.consume(self.job.queue)
@@ -337,7 +338,7 @@ class Worker:
         self.counts["done"] += 1
 
     def _publish(self, results: list[tuple[bytes, Properties]], message: Message) -> None:
-        """Returns once all of them are confirmed."""
+        """Publish the results. Return when all of them are confirmed."""
         exchange, _, key = str(self.job.results).partition(":")
         for body, properties in results:
             self._out.publish(body, exchange, key or message.routing_key, properties, mandatory=True)
@@ -360,14 +361,14 @@ class Worker:
 
 
 def _hand_over(connection: Connection) -> None:
-    """Send what is due and take what has come; ConnectionLost if the broker has gone meanwhile."""
+    """Send the output and receive the input. Raise ConnectionLost if the connection is lost."""
     connection.process()
     if connection.closed is not None:
         raise connection.closed
 
 
 def encode(result: Result, message: Message) -> list[tuple[bytes, Properties]]:
-    """What a function returned, as messages; TypeError if it is something else. Ids are made of the message's own."""
+    """Return the function's result as messages. Raise TypeError for another type. The ids are made of the message's own."""
     results = result if isinstance(result, list) else [] if result is None else [result]
     given = message.properties
     made = []
@@ -389,7 +390,7 @@ def encode(result: Result, message: Message) -> list[tuple[bytes, Properties]]:
 
 
 def _say(queue: str, message: Message, error: Exception) -> None:
-    """One line on the executor's stderr: what failed, and in which line of the function."""
+    """Print one line on the executor's stderr: the message, and the line of the function that failed."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     which = message.properties.message_id or repr(message.body[:40])
@@ -404,7 +405,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `work`."""
     parser = subparsers.add_parser(
         "work",
-        help="a Python function on each message",
+        help="call a Python function for each message",
         description="Apply a function to each message of a queue: ack when it returns, back to the queue when it raises."
         " SIGINT or SIGTERM: the messages in hand are finished. Exit codes: 0 it ended in order, 2 it could not be done.",
     )
@@ -415,10 +416,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--results", metavar="EXCHANGE[:KEY]", help="where what the function returns goes, before the ack"
     )
     parser.add_argument("--workers", type=count, default=0, metavar="N", help="consumers (default: one per core)")
-    parser.add_argument("--prefetch", type=count, default=1, metavar="N", help="messages that a worker has in hand")
+    parser.add_argument("--prefetch", type=count, default=1, metavar="N", help="prefetch of a worker")
     parser.add_argument("--declare", action="store_true", help="make the queue, with delayed retry, and QUEUE.dead")
     parser.add_argument(
-        "--stop-after-idle", type=seconds, default=0.0, metavar="TIME", help="end when nothing has come for so long"
+        "--stop-after-idle",
+        type=seconds,
+        default=0.0,
+        metavar="TIME",
+        help="end when no message has come for this time",
     )
     parser.set_defaults(run=lambda args: run_job("work", lambda: _run(args)))
 
