@@ -1,6 +1,7 @@
 """How a checkout runs compiled, and that it never runs what its sources no longer say."""
 
 import ast
+import importlib.machinery
 import os
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("hot.py", "hot.pxd"):
         (sources / "kvitto" / name).write_text("")
     (tmp_path / "setup.py").write_text("")
-    (compiled / f"kvitto/hot{kvitto_checkout.importlib.machinery.EXTENSION_SUFFIXES[0]}").write_text("")
+    (compiled / f"kvitto/hot{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_text("")
     monkeypatch.setattr(kvitto_checkout, "SOURCES", sources)
     monkeypatch.setattr(kvitto_checkout, "COMPILED", compiled)
     monkeypatch.setattr(kvitto_checkout, "STAMP", compiled / "stamp")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.stalls.acks import holding
 from benchmarks.stalls.peer import method
 from benchmarks.stalls.rows import Site, Steps, row
@@ -78,7 +80,7 @@ def stream_readers(site: Site) -> Steps:
     for number in range(20):
         reader = site.peer()
         reader.ask(m.BasicQos(0, 100), m.BasicQosOk)
-        start = {"x-stream-offset": count * number // 20}
+        start: dict[str, Any] = {"x-stream-offset": count * number // 20}
         reader.ask(m.BasicConsume("stream_readers", arguments=start), m.BasicConsumeOk)
         reader.wait(m.BasicDeliver, 50)
 

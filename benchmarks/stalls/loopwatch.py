@@ -58,7 +58,7 @@ class Watch:
                 garbage += thread_time_ns() - collecting
 
         gc.callbacks.append(collected)
-        run_handle = asyncio.events.Handle._run  # type: ignore[attr-defined]
+        run_handle = asyncio.events.Handle._run
         run_once = asyncio.base_events.BaseEventLoop._run_once  # type: ignore[attr-defined]
         words, new_phase, worse = self.words, self.new_phase, self.worse
 
@@ -81,7 +81,7 @@ class Watch:
             run_once(self)
             words[ROUND_NS] = max(words[ROUND_NS], thread_time_ns() - began)
 
-        asyncio.events.Handle._run = handle  # type: ignore[attr-defined]
+        asyncio.events.Handle._run = handle  # type: ignore[method-assign]
         asyncio.base_events.BaseEventLoop._run_once = once  # type: ignore[attr-defined]
 
     def new_phase(self) -> None:

@@ -21,10 +21,11 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.stalls.peer import WAIT_S, Peer, Stuck, http
 
+Closable = TypeVar("Closable")
 WATCH_MS = 3000
 Steps = Iterator[None]
 THEMES = ("acks", "consumers", "topology", "bodies", "http", "lists", "limits")
@@ -48,7 +49,7 @@ class Site:
     def peer(self, **options: Any) -> Peer:
         return self.keep(Peer(self.port, **options))
 
-    def keep(self, closable: Any) -> Any:
+    def keep(self, closable: Closable) -> Closable:
         """Close it when the row has ended."""
         self._open.append(closable)
         return closable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from benchmarks.stalls.peer import message
 from benchmarks.stalls.rows import Site, Steps, row
@@ -57,6 +58,7 @@ def headers_exchange(site: Site) -> Steps:
     peer = site.peer()
     peer.queue("headers_exchange", durable=False)
     peer.ask(m.ExchangeDeclare("headers_exchange", "headers"), m.ExchangeDeclareOk)
+    table: dict[str, Any]
     for number in range(site.count(900)):
         table = {f"argument-{place}": number for place in range(1000)} | {"x-match": "all"}
         peer.ask(m.QueueBind("headers_exchange", "headers_exchange", "", arguments=table), m.QueueBindOk)

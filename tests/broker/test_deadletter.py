@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from kvitto.broker import deadletter, records, topic
-from kvitto.broker.queue import Queue
+from kvitto.broker import deadletter, index, records
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.protocol.hub import WRITE_COST
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address
 
-TO_DEAD = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+TO_DEAD: dict[str, Any] = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
 
 
-def held(rig: Rig, name: str, count: int, size: int = 10, **arguments: object) -> Queue:
+def held(rig: Rig, name: str, count: int, size: int = 10, **arguments: Any) -> WorkQueue:
     """A queue all of whose messages are with a consumer."""
     queue = rig.declare(name, **TO_DEAD, **arguments)
     for i in range(count):
@@ -25,7 +27,7 @@ def held(rig: Rig, name: str, count: int, size: int = 10, **arguments: object) -
     return queue
 
 
-def rejected(rig: Rig, name: str, count: int, size: int = 10, **arguments: object) -> None:
+def rejected(rig: Rig, name: str, count: int, size: int = 10, **arguments: Any) -> None:
     """Messages of a new queue that a consumer has rejected; the turn has not come yet."""
     held(rig, name, count, size, **arguments).reject(0, count)
 
@@ -194,7 +196,7 @@ def test_deleted_queues_leave_no_letters_behind() -> None:
 
 def test_w8_a_letter_with_a_long_way_is_routed_in_pieces_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone, with 1,000 keys in CC and an exchange at its limit, held everybody for seconds."""
-    monkeypatch.setattr(deadletter, "STEPS_PER_TURN", topic.PIECE_STEPS)
+    monkeypatch.setattr(deadletter, "STEPS_PER_TURN", index.PIECE_STEPS)
     rig = Rig()
     vhost = rig.broker.vhosts["/"]
     rig.declare("dead")

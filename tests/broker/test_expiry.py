@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvitto.broker import leaving
 from kvitto.broker.deliveries import Deliveries
-from kvitto.broker.queue import Queue
+from kvitto.broker.work_queue import WorkQueue
 from tests.support.rig import Rig, Taker
 
 DEAD = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
 
 
-def expired(rig: Rig, count: int, size: int = 10, **arguments: object) -> Queue:
+def expired(rig: Rig, count: int, size: int = 10, **arguments: Any) -> WorkQueue:
     """A live message, many that have expired, another live one."""
     queue = rig.declare("q", **arguments)
     rig.publish("q", b"first")
@@ -30,7 +32,7 @@ def expired(rig: Rig, count: int, size: int = 10, **arguments: object) -> Queue:
     "arguments", [{}, DEAD, {"x_max_priority": 3}], ids=["dropped", "dead-lettered", "by priority"]
 )
 def test_a_delivery_has_so_many_expired_messages_leave_and_asks_for_another_turn(
-    arguments: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W8: all that were behind the message went in one turn."""
     monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -32,13 +33,13 @@ def failing(error: Exception, after: int) -> Iterator[None]:
 
 
 def test_the_first_piece_runs_at_once_and_a_job_of_one_piece_is_done() -> None:
-    jobs, seen = Jobs(), []
+    jobs, seen = Jobs(), list[Any]()
     jobs.start(iter([]), lambda: seen.append("done"))
     assert seen == ["done"] and not jobs.waiting
 
 
 def test_a_turn_runs_a_few_pieces() -> None:
-    jobs, seen = Jobs(), []
+    jobs, seen = Jobs(), list[Any]()
     jobs.start(counting(seen, "a", 10), lambda: seen.append("done"))
     assert seen == ["a"]
     jobs.run()
@@ -49,7 +50,7 @@ def test_a_turn_runs_a_few_pieces() -> None:
 
 
 def test_jobs_have_their_pieces_in_rotation() -> None:
-    jobs, seen = Jobs(), []
+    jobs, seen = Jobs(), list[Any]()
     for name in "ab":
         jobs.start(counting(seen, name, 5))
     jobs.run()

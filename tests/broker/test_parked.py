@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from kvitto.broker import parked
 from kvitto.broker.parked import DISK, NOBODY
 from tests.support.rig import Rig, address
 
-TO_DEAD = {"x_message_ttl": 10, "x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
-TO_X = {"x_message_ttl": 10, "x_dead_letter_exchange": "x"}
+TO_DEAD: dict[str, Any] = {"x_message_ttl": 10, "x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+TO_X: dict[str, Any] = {"x_message_ttl": 10, "x_dead_letter_exchange": "x"}
 
 
 class Watch:
@@ -29,7 +30,7 @@ class Watch:
 
         monkeypatch.setattr(letters, "address_steps", counted)
 
-    def park(self, name: str, count: int, **arguments: object) -> None:
+    def park(self, name: str, count: int, **arguments: Any) -> None:
         queue = self.rig.declare(name, **arguments)
         for i in range(count):
             self.rig.publish(name, b"%d" % i)

@@ -21,8 +21,8 @@ from kvitto.broker.policies import (
     policy,
     queue_kinds,
 )
-from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
+from kvitto.broker.work_queue import WorkQueue
 from tests.support.rig import Rig
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -293,7 +293,7 @@ def test_dead_letters_without_an_exchange_any_more_are_what_they_would_have_been
     assert rig.queue("q").messages == 0
 
 
-def parked_at_a_full_queue(rig: Rig) -> tuple[Queue, Queue]:
+def parked_at_a_full_queue(rig: Rig) -> tuple[WorkQueue, WorkQueue]:
     """Two of six dead letters have found room."""
     queue, dead = rig.declare("q"), rig.declare("dead")
     settle(rig, {"max-length": 2, "overflow": "reject-publish"}, pattern="^dead$", name="dead")

@@ -9,6 +9,7 @@ import pytest
 from kvitto.broker import policing
 from kvitto.broker.policies import Policy, policy
 from kvitto.broker.vhost import POLICY, VHost
+from kvitto.broker.work_queue import WorkQueue
 from tests.support.rig import Rig
 
 QUEUES = 300
@@ -31,15 +32,19 @@ def made(length: int, name: str = "p", pattern: str = "^q", priority: int = 0) -
     return policy(name, {"pattern": pattern, "definition": {"max-length": length}, "priority": priority})
 
 
+def queues(rig: Rig) -> list[WorkQueue]:
+    return [queue for queue in vhost(rig).queues.values() if isinstance(queue, WorkQueue)]
+
+
 def lengths(rig: Rig) -> set[int]:
-    return {queue.max_length for queue in vhost(rig).queues.values()}
+    return {queue.max_length for queue in queues(rig)}
 
 
 def test_a_policy_reaches_many_queues_in_pieces(rig: Rig) -> None:
     """It took as long as it took, in one piece."""
     pieces, changed = 0, 0
     for _ in policing.set_policy(vhost(rig), POLICY, made(7)):
-        now = sum(queue.max_length == 7 for queue in vhost(rig).queues.values())
+        now = sum(queue.max_length == 7 for queue in queues(rig))
         assert now - changed < 20
         pieces, changed = pieces + 1, now
     assert pieces > QUEUES // 20
@@ -49,8 +54,7 @@ def test_a_policy_reaches_many_queues_in_pieces(rig: Rig) -> None:
 def test_what_is_declared_while_a_policy_is_given_out_has_it_at_once(rig: Rig) -> None:
     rig.broker.jobs.start(policing.set_policy(vhost(rig), POLICY, made(7)))
     assert lengths(rig) == {-1, 7}
-    made_now = vhost(rig).declare_queue("q-new", True, False, False, {}, None)
-    assert made_now.max_length == 7
+    assert rig.declare("q-new").max_length == 7
     vhost(rig).delete_queue(vhost(rig).queue(f"q{QUEUES - 1}"))
     while rig.broker.jobs.waiting:
         rig.broker.jobs.run()
@@ -84,7 +88,7 @@ def test_a_pattern_that_is_slow_to_search_makes_the_pieces_small(rig: Rig) -> No
     slow = made(7, pattern="(q|.{1,100}){5}x|q")
     most = before = 0
     for _ in policing.set_policy(vhost(rig), POLICY, slow):
-        now = sum(queue.max_length == 7 for queue in vhost(rig).queues.values())
+        now = sum(queue.max_length == 7 for queue in queues(rig))
         most, before = max(most, now - before), now
     assert lengths(rig) == {7}
     assert most <= 2

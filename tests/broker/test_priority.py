@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.broker.queue import Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.ranks import Ranks
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address
 
@@ -18,7 +18,7 @@ def publish(rig: Rig, priority: int | None, body: bytes) -> None:
     assert rig.queue("q").append_bytes(address("q"), props, body, -1, 0)
 
 
-def fill(rig: Rig) -> Queue:
+def fill(rig: Rig) -> WorkQueue:
     queue = rig.declare("q", x_max_priority=5)
     for priority, body in ((1, b"a"), (4, b"b"), (None, b"c"), (4, b"d"), (9, b"e"), (5, b"f")):
         publish(rig, priority, body)

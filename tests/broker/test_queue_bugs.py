@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def flip_body(rig: Rig, name: str, body: bytes) -> None:
     rig.disk.flip(path, data.index(body))
 
 
-def with_messages(count: int, **arguments: object) -> Rig:
+def with_messages(count: int, **arguments: Any) -> Rig:
     """One batch for each."""
     rig = Rig()
     rig.declare("q", **arguments)
@@ -284,7 +285,7 @@ def test_a_queue_with_delayed_or_parked_messages_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"x_max_length": 5}, {"x_max_length_bytes": 500}])
-def test_delayed_messages_count_for_the_limits(limit: dict[str, int]) -> None:
+def test_delayed_messages_count_for_the_limits(limit: dict[str, Any]) -> None:
     """A15, Q: what will be ready again takes up the queue's room meanwhile."""
     rig = Rig()
     queue = rig.declare("q", x_overflow="reject-publish", x_retry_delay_min=1000, **limit)
@@ -490,7 +491,7 @@ def test_a_journal_file_that_a_killed_process_had_removed_does_not_come_back(mon
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("limit", [{"x_max_length": 2}, {"x_message_ttl": 1000}])
 def test_a_start_applies_the_whole_journal_before_anything_leaves_for_a_limit(
-    limit: dict[str, int], large: bool, monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, Any], large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X4: what one record pushed out, or had looked at for its age, was settled by the next one: it was dead-lettered twice."""
     if large:

@@ -8,18 +8,22 @@ was confirmed must be there, what was settled and synced must not, the rest may 
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import deadletter, hold, leaving, removal, vhost, waiting
-from kvitto.broker.queue import Queue
+from kvitto.broker import deadletter, hold, leaving, waiting
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.store import journal, log
+from kvitto.store.batch import Stored
+from kvitto.wire.buf import Buf
 from tests.support.rig import Delivery, Rig, Taker
 
 READY, HELD, UNACKED, MOVING, DEAD, GONE = "ready", "held", "unacked", "moving", "dead", "gone"
@@ -48,7 +52,7 @@ class Message:
 class Witness(Taker):
     """Writes deliveries into a list that all consumers share, so that their order is seen."""
 
-    def __init__(self, queue: Queue, seen: list[tuple[Witness, Delivery]], room: int, priority: int = 0) -> None:
+    def __init__(self, queue: WorkQueue, seen: list[tuple[Witness, Delivery]], room: int, priority: int = 0) -> None:
         super().__init__(queue, room=room, priority=priority)
         self.seen = seen
         self.holds: list[Message] = []
@@ -58,7 +62,7 @@ class Witness(Taker):
         self._tell()
         return n
 
-    def deliver_again(self, key: bytes, props: bytes, body: bytes, offset: int) -> None:
+    def deliver_again(self, key: bytes, props: bytes, body: bytes | Buf | Stored, offset: int) -> None:
         super().deliver_again(key, props, body, offset)
         self._tell()
 
@@ -78,7 +82,7 @@ class QueueModel(RuleBasedStateMachine):
             self.patch.setattr(deadletter, name, value)
         self.patch.setattr(leaving, "LEAVING_PER_TURN", 2)
         ids = count(1)  # the same run must be the same again
-        self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
+        self.patch.setattr(secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.rig = Rig()
         self.messages: list[Message] = []
         self.seen: list[tuple[Witness, Delivery]] = []
@@ -114,7 +118,7 @@ class QueueModel(RuleBasedStateMachine):
         self.dead, self.limit, self.length, self.ttl = dead, limit, length, ttl
         self.dead_length = dead_length
         self.rejects = overflow != "drop-head"
-        self.arguments: dict[str, object] = {"x_overflow": overflow}
+        self.arguments: dict[str, Any] = {"x_overflow": overflow}
         if dead:
             self.arguments |= {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
         for name, value in (("x_delivery_limit", limit), ("x_max_length", length), ("x_message_ttl", ttl)):
@@ -133,14 +137,16 @@ class QueueModel(RuleBasedStateMachine):
 
     def make_dead(self) -> None:
         if self.dead and not self.dead_exists:
-            full = {"x_max_length": self.dead_length, "x_overflow": "reject-publish"} if self.dead_length >= 0 else {}
+            full: dict[str, Any] = (
+                {"x_max_length": self.dead_length, "x_overflow": "reject-publish"} if self.dead_length >= 0 else {}
+            )
             self.rig.declare("dead", **full)
             self.dead_exists, self.dead_most = True, self.dead_length
 
     # -- the model -------------------------------------------------------------------------------------------
 
     @property
-    def q(self) -> Queue:
+    def q(self) -> WorkQueue:
         return self.rig.queue("main")
 
     @property
@@ -212,7 +218,12 @@ class QueueModel(RuleBasedStateMachine):
                 self.leave(m)
         if not self.rig.broker.unwritten:
             told = [m for m in self.messages if not m.confirmed]
-            self.rig.store.commits.when_announced(lambda: [setattr(m, "confirmed", True) for m in told] and None)
+
+            def confirm() -> None:
+                for message in told:
+                    message.confirmed = True
+
+            self.rig.store.commits.when_announced(confirm)
 
     def more_turns(self) -> None:
         while (due := self.rig.broker.timers.next_ms) is not None and due <= self.rig.clock.monotonic_ms():
@@ -379,7 +390,8 @@ class QueueModel(RuleBasedStateMachine):
     @rule()
     def release_held(self) -> None:
         """The group has gone for good; it may have read what it held."""
-        removal.at_once(hold.release(self.q))
+        for _ in hold.release(self.q):
+            pass
         self.estimate = self.estimate or not self.count_bytes
         for m in self.at(HELD):
             m.place, m.deliveries = READY, max(m.deliveries, 1)

@@ -43,7 +43,7 @@ def test_the_type_that_was_filled_in_lasts() -> None:
 
 
 @pytest.mark.parametrize("other", [{"durable": False}, {"exclusive": True}, {"auto_delete": True}, {"generated": True}])
-def test_a_queue_that_is_not_to_last_is_classic(other: dict[str, bool]) -> None:
+def test_a_queue_that_is_not_to_last_is_classic(other: dict[str, Any]) -> None:
     assert declare(rig_with("quorum"), **other).arguments == {}
 
 

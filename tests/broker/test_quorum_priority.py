@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from kvitto.broker.queue import Queue
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address
 
@@ -15,11 +16,11 @@ def publish(rig: Rig, priority: int | None, body: bytes) -> None:
     assert rig.queue("q").append_bytes(address("q"), Properties(priority=priority).encode(), body, -1, 0)
 
 
-def declared(rig: Rig, **arguments: object) -> Queue:
+def declared(rig: Rig, **arguments: Any) -> WorkQueue:
     return rig.declare("q", **{"x_queue_type": "quorum", **arguments})
 
 
-def fill(rig: Rig) -> Queue:
+def fill(rig: Rig) -> WorkQueue:
     queue = declared(rig)
     for priority, body in ((None, b"a"), (0, b"b"), (4, b"c"), (31, b"d"), (200, b"e"), (4, b"f"), (None, b"g")):
         publish(rig, priority, body)

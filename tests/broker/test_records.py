@@ -33,8 +33,8 @@ def write(rig: Rig, *messages: tuple[str, bytes], packed: bool = True) -> list[s
     record, seen = Record(), list[str]()
     if packed:
         record.packed = Packed()
-        for a in appends:
-            record.packed.append(a.queue_id, (a.key, a.props, a.body), -1, 0)
+        for a, (_, body) in zip(appends, messages, strict=True):
+            record.packed.append(a.queue_id, (a.key, a.props, memoryview(body)), -1, 0)
         record.packed.close()
     else:
         record.appends = appends

@@ -9,6 +9,7 @@ import pytest
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker import jobs, removal
+from kvitto.broker.queue import Queue
 from kvitto.broker.vhost import VHost
 from tests.support.rig import Rig, Taker
 
@@ -116,7 +117,7 @@ def test_many_exclusive_queues_of_a_connection_go_in_pieces(monkeypatch: pytest.
     """2,000 of them were deleted while everybody waited."""
     rig = Rig()
     vhost = rig.broker.vhosts["/"]
-    queues = [rig.declare(f"q{i}", durable=False) for i in range(200)]
+    queues: list[Queue] = [rig.declare(f"q{i}", durable=False) for i in range(200)]
     steps = removal.delete_queues(queues)
     gone = []
     for _ in steps:
@@ -128,7 +129,7 @@ def test_many_exclusive_queues_of_a_connection_go_in_pieces(monkeypatch: pytest.
 def test_a_queue_that_is_to_go_can_be_declared_again_at_once() -> None:
     """A client comes back while the exclusive queues of its last connection are on their way out."""
     rig = Rig()
-    queues = [rig.declare(f"q{i}", durable=False) for i in range(50)]
+    queues: list[Queue] = [rig.declare(f"q{i}", durable=False) for i in range(50)]
     rig.broker.jobs.start(removal.delete_queues(queues))
     again = rig.declare("q49", durable=False)
     assert again is not queues[49]

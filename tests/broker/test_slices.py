@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def put(rig: Rig, name: str, body: bytes) -> None:
     assert rig.queue(name).append_whole(address(name), NO_PROPERTIES, buf, -1, 0)
 
 
-def begun(rig: Rig | None = None, **arguments: object) -> Rig:
+def begun(rig: Rig | None = None, **arguments: Any) -> Rig:
     """A queue with a message, and a large one that has been written in part; another waits behind it."""
     rig = rig or Rig()
     rig.declare("q", **arguments)
@@ -136,7 +137,7 @@ def test_on_a_full_disk_it_is_cut_off_and_written_again_later() -> None:
 
 @pytest.mark.parametrize("archive", [False, True])
 def test_the_queue_may_go_meanwhile(archive: bool) -> None:
-    rig = begun(**({"x_archive": True} if archive else {}))
+    rig = begun(x_archive=True) if archive else begun()
     rig.delete("q")
     rig.settle_down()
     assert not rig.broker.slow
@@ -387,7 +388,7 @@ def test_a_batch_that_was_checked_before_is_compared_again_when_more_of_it_is_re
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
     """Where a turn writes one slice."""
     monkeypatch.setattr("kvitto.protocol.hub.WRITE_COST", ONE_PIECE)
     monkeypatch.setattr(connection, "UNCOPIED", 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from itertools import count
 from random import Random
 from typing import Any
@@ -15,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_
 from kvitto.broker import stream as streams
-from kvitto.broker import vhost
 from kvitto.broker.stream import Stream
 from kvitto.store import offsets, paths
 from kvitto.store import stream as stream_store
@@ -251,7 +251,7 @@ def test_a_consumer_begins_where_it_says(given: Any, begins: int) -> None:
     rig = Rig()
     queue = stream(rig)
     fill(rig, 0, 10)
-    arguments = {} if given is None else {"x_stream_offset": given}
+    arguments: dict[str, Any] = {} if given is None else {"x_stream_offset": given}
     follower = Follower(queue, **arguments)
     fill(rig, 10, 12)
     assert follower.offsets == list(range(begins, 12))
@@ -336,7 +336,7 @@ def test_the_smallest_segments_are_large_enough_for_retention_to_keep_up(monkeyp
     """Q: x-stream-max-segment-size-bytes has a least value, not refused and not told."""
     monkeypatch.undo()
     rig = Rig()
-    arguments = {"x_max_length_bytes": 2000, "x_stream_max_segment_size_bytes": 1}
+    arguments: dict[str, Any] = {"x_max_length_bytes": 2000, "x_stream_max_segment_size_bytes": 1}
     queue = stream(rig, **arguments)
     for _ in range(30):
         for i in range(50):
@@ -375,7 +375,7 @@ def test_segments_go_by_age_without_anybody_publishing() -> None:
 def test_a_damaged_segment_goes_by_age_too(restart: bool) -> None:
     """Q: what cannot be read is as old as the segment behind it, and holds nothing up."""
     rig = Rig()
-    arguments = {"x_max_age": "1h", "x_stream_max_segment_size_bytes": SEGMENT}
+    arguments: dict[str, Any] = {"x_max_age": "1h", "x_stream_max_segment_size_bytes": SEGMENT}
     queue = stream(rig, **arguments)
     fill(rig, 0, 60)
     path = paths.segment(queue.log.directory, 0)
@@ -456,7 +456,7 @@ def test_few_files_are_open_however_many_segments_there_are(monkeypatch: pytest.
     def open_files() -> int:
         return sum(part.file is not None for part in stream(rig, **arguments).log.segments)
 
-    arguments = {"x_stream_max_segment_size_bytes": SEGMENT}
+    arguments: dict[str, Any] = {"x_stream_max_segment_size_bytes": SEGMENT}
     queue = stream(rig, **arguments)
     fill(rig, 0, 300)
     assert len(queue.log.segments) > 30 and open_files() <= 7
@@ -514,7 +514,7 @@ def test_with_tracking_the_offset_is_only_where_it_begins_first() -> None:
     rig = Rig()
     queue = stream(rig)
     fill(rig, 0, 10)
-    arguments = {"x-stream-offset": "first", "x-stream-automatic-offset-tracking": True}
+    arguments: dict[str, Any] = {"x-stream-offset": "first", "x-stream-automatic-offset-tracking": True}
     follower = Follower(queue, tag="t", **arguments)
     rig.settle_down()
     assert follower.offsets == list(range(10))
@@ -677,7 +677,7 @@ class StreamModel(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         ids = count(1)
-        self.patch.setattr(vhost.secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
+        self.patch.setattr(secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.patch.setattr(streams, "RECENT_BYTES", 600)
         self.patch.setattr(stream_store, "OPEN_MAX", 2)
         self.rig = Rig()

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.support import datadir
 from tests.support.datadir import Memory
 
 Answer = tuple[int, str, str]
+Run = Callable[..., Answer]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def data(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> object:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*arguments: object) -> Answer:
         code = main.main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
@@ -87,7 +88,7 @@ def test_a_sound_directory(data: Path, run) -> None:  # type: ignore[no-untyped-
 def test_what_the_device_cannot_read_is_told_and_the_rest_is_saved(
     data: Path,
     tmp_path: Path,
-    run,  # type: ignore[no-untyped-def]
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """D3: one bad sector, and neither of the two did anything at all."""

@@ -2,6 +2,7 @@
 
 import struct
 from itertools import accumulate
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from kvitto.client.columns import Column, Field, Window, pack_fields, pack_table
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import FIELDS, Properties
+from kvitto.wire.tables import Value
 
 BITS = {name: 1 << (15 - k) for k, (name, _) in enumerate(FIELDS)}
 SHORT = st.binary(max_size=255)
@@ -38,11 +40,11 @@ def test_rows_are_the_publishes_one_after_the_other(
     """`one`: a column of one string stands for all rows."""
     if one:
         rows = [(rows[0][0], rows[0][1], rows[0][2], body) for *_, body in rows]
-    columns = [column([row[k] for row in (rows[:1] if one and k < 3 else rows)]) for k in range(4)]
+    a, b, c, d = [column([row[k] for row in (rows[:1] if one and k < 3 else rows)]) for k in range(4)]
     expected, out = Buf(1), Buf(1)
     for exchange, key, properties, body in rows[1:]:
         put_publish(expected, 3, exchange, key, 1, properties, body, frame_max)
-    put_rows(out, 3, *columns, 1, len(rows), 1, frame_max)
+    put_rows(out, 3, a, b, c, d, 1, len(rows), 1, frame_max)
     assert out.tobytes() == expected.tobytes()
 
 
@@ -56,9 +58,9 @@ def test_borders_that_do_not_divide_the_data_are_refused(borders: bytes) -> None
 
 def test_too_few_values_and_too_long_ones_are_refused() -> None:
     one, two, long = Column.one(b"x"), column([b"a", b"b"]), Column.one(bytes(256))
-    for columns in ([two, one, one, one], [one, one, one, two]):
+    for first, last in ((two, one), (one, two)):
         with pytest.raises(ValueError, match="3 rows"):
-            put_rows(Buf(1), 1, *columns, 0, 3, 0, 131072)
+            put_rows(Buf(1), 1, first, one, one, last, 0, 3, 0, 131072)
     with pytest.raises(ValueError, match="255 bytes"):
         put_rows(Buf(1), 1, one, long, one, one, 0, 1, 0, 131072)
     with pytest.raises(ValueError, match="frame_max"):
@@ -100,7 +102,10 @@ def test_packed_properties_are_the_encoded_ones(
         Field(BITS["message_id"], column([(text or "").encode() for text, *_ in rows]), marks(0)),
     ]
     lists = pack_fields(len(rows), fields).tolist()
-    expected = [Properties(headers=h, delivery_mode=2, priority=n, message_id=t) for t, h, n in rows]
+    expected = [
+        Properties(headers=cast("dict[str, Value] | None", h), delivery_mode=2, priority=n, message_id=t)
+        for t, h, n in rows
+    ]
     if len(rows) > 1:  # else each column stands for all rows
         assert [Properties.decode(encoded) for encoded in lists] == expected
     assert [tables.decode(raw) for raw in packed_headers.tolist()] == [headers or {} for _, headers, _ in rows]

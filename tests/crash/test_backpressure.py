@@ -64,7 +64,7 @@ def test_a_flood_of_unacked_deliveries(tmp_path: Path) -> None:
             left = MESSAGES * (len(content(1, m.BasicPublish("", "q"), b"\x10\x00\x02", BODY)) - 8)
             buffer = bytearray(MIB)
             while left > 0:
-                left -= raw._input.readinto(buffer)  # type: ignore[attr-defined]
+                left -= raw._input.readinto(buffer)
             thread.join(60)
             assert broker.rss_max() < RSS_MAX
         with Raw(broker.port) as raw:

@@ -13,6 +13,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,11 +71,9 @@ class Failing(Kvitto):
         self.code = -1
         """With which the last one ended."""
 
-    def _spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], *, listen: bool = False
-    ) -> subprocess.Popen[str]:
+    def _spawn(self, command: Sequence[str], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
         fault = {"LD_PRELOAD": str(self.library), "KVITTO_SYNC_FAULT": str(self.fault)}
-        return super()._spawn(command, {**environment, **fault}, listen=listen)
+        return super()._spawn(command, {**environment, **fault}, **more)
 
     def close(self) -> None:
         self.code = self.stop()

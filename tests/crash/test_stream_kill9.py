@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.crash.serve import Served
 
 CYCLES = int(os.environ.get("KVITTO_KILLS", "20")) // 4
 LIFE_S = 0.6
-ARGUMENTS = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 200_000}
+ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 200_000}
 
 
 @dataclass
@@ -50,13 +51,14 @@ def read(port: int, oracle: Oracle, first: bool) -> None:
         with Connection(f"amqp://guest:guest@127.0.0.1:{port}/") as connection:
             channel = connection.channel()
             channel.qos(500)
-            arguments = {"x-stream-offset": "first", "x-stream-automatic-offset-tracking": True}
+            arguments: dict[str, Any] = {"x-stream-offset": "first", "x-stream-automatic-offset-tracking": True}
             channel.consume("s", consumer_tag="reader", arguments=arguments)
             last = None
             while True:
                 batch = channel.receive(20)
                 for delivery in batch:
                     offset, number = (delivery.properties.headers or {})["x-stream-offset"], int(delivery.body)
+                    assert isinstance(offset, int)
                     if last is None and not first and offset > len(oracle.seen):
                         oracle.problems.append(f"it goes on at {offset}, having seen {len(oracle.seen)}")
                     if last is not None and offset != last + 1:

@@ -31,7 +31,7 @@ def test_broker_killed_twice_and_every_message_is_there(tmp_path: Path) -> None:
                 publisher = publisher or Script("confirms/publish.py", count, url=url, cwd=tmp_path)
                 if kills_left:
                     before = stored(url)
-                    wait_until(lambda before=before, url=url: stored(url) > before + 1000, 30, "messages arrive")
+                    wait_until(lambda before=before, url=url: stored(url) > before + 1000, 30, "messages arrive")  # type: ignore[misc]
                     broker.kill()
                     publisher.wait_for("Connection lost", count=3 - kills_left)
                 else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, frame
 from kvitto.wire.properties import Properties
@@ -17,10 +19,8 @@ def put(*methods: Method, channel: int = 1) -> bytes:
     return b"".join(frame(FRAME_METHOD, channel, method.encode()) for method in methods)
 
 
-def message(
-    exchange: str, key: str, body: bytes = b"hello", channel: int = 1, cut: int = 131072, **of: object
-) -> bytes:
-    props = Properties(**of).encode()  # type: ignore[arg-type]
+def message(exchange: str, key: str, body: bytes = b"hello", channel: int = 1, cut: int = 131072, **of: Any) -> bytes:
+    props = Properties(**of).encode()
     return sessions.content(channel, m.BasicPublish(exchange, key), props, body, cut)
 
 
@@ -81,12 +81,13 @@ def confirmed() -> list[Step]:
 
 def routed() -> list[Step]:
     steps = [LOGIN]
-    for kind, key, arguments in (
+    kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("direct", "k", {}),
         ("fanout", "", {}),
         ("topic", "a.*.#", {}),
         ("headers", "", {"x-match": "any", "k": 1}),
-    ):
+    )
+    for kind, key, arguments in kinds:
         first = put(
             m.ExchangeDeclare("e", kind, durable=True, arguments={"alternate-exchange": "amq.fanout"}),
             m.QueueDeclare("a", durable=True),
@@ -102,7 +103,7 @@ def routed() -> list[Step]:
 
 def late() -> list[Step]:
     """Two of three consumers wait for the end of the first, which comes with its time."""
-    arguments = {"x-single-active-consumer": True, "x-consumer-timeout": 1}
+    arguments: dict[str, Any] = {"x-single-active-consumer": True, "x-consumer-timeout": 1}
     first = put(m.QueueDeclare("a", arguments=arguments), m.BasicConsume("a", "c"), m.BasicConsume("a", "d"))
     return [
         LOGIN,
@@ -133,13 +134,18 @@ def held() -> list[Step]:
 
 
 def dead() -> list[Step]:
-    there = {
+    there: dict[str, Any] = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "b",
         "x-message-ttl": 100,
         "x-delivery-limit": 1,
     }
-    back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a", "x-max-length": 1, "x-max-priority": 3}
+    back: dict[str, Any] = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "a",
+        "x-max-length": 1,
+        "x-max-priority": 3,
+    }
     first = put(m.QueueDeclare("a", durable=True, arguments=there), m.QueueDeclare("b", durable=True, arguments=back))
     sent = b"".join(message("", "a", priority=n) for n in range(4))
     return [
@@ -155,7 +161,11 @@ def dead() -> list[Step]:
 
 def ours() -> list[list[Step]]:
     """Streams, and Kvitto's classes `log` and `stage`."""
-    stream = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 200, "x-max-length-bytes": 1000}
+    stream: dict[str, Any] = {
+        "x-queue-type": "stream",
+        "x-stream-max-segment-size-bytes": 200,
+        "x-max-length-bytes": 1000,
+    }
     sent = b"".join(message("", "a", b"x" * 100) for _ in range(5))
     streamed = put(m.QueueDeclare("a", durable=True, arguments=stream), m.BasicQos(0, 3, False))
     reading = put(m.BasicConsume("a", "c", arguments={"x-stream-offset": "first"}))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.protocol.connection import INPUT_PAUSE
 from kvitto.protocol.output import LIMIT
 from kvitto.protocol.states import CLOSING, RUNNING
@@ -148,7 +149,8 @@ def end(house: House, everybody: list[Peer], dice: int) -> None:
     assert not any(house.hub.timeouts._channels.values())
     for queue in house.broker.queues.values():
         assert queue.unacked == 0 == getattr(queue, "moving", 0) and not queue.consumers, queue.name
-        assert queue.stream or queue.ready == queue.next - queue.cursor + len(queue.backlog.requeued), queue.name
+        if isinstance(queue, WorkQueue):
+            assert queue.ready == queue.next - queue.cursor + len(queue.backlog.requeued), queue.name
     if dice % 4 == 0:
         check_service(house)
     if dice % 8 == 0:

@@ -51,7 +51,7 @@ def test_slow_bodies_of_one_user_shut_nobody_out(small: kvitto.Broker) -> None:
         wait_until(lambda: len(listener.crowd.slow) == 1)
         for count in range(PLACES - 1):
             stack.enter_context(slow_body(attacker, 10))
-            wait_until(lambda expected=count + 2: len(listener.crowd.slow) == expected)
+            wait_until(lambda expected=count + 2: len(listener.crowd.slow) == expected)  # type: ignore[misc]
         for _ in range(3):
             assert api.as_user("").call("GET", "/healthz").status == 200
             assert api.as_user("").call("GET", "/metrics").status == 200

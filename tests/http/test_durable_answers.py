@@ -84,7 +84,7 @@ class Caller:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.api = Api(Host(house))  # type: ignore[arg-type]
+        self.api = Api(Host(house))
         self.router = Router()
 
     async def begin(self, method: str, path: str, body: dict[str, Any]) -> asyncio.Task[Response]:
@@ -94,7 +94,7 @@ class Caller:
         handled = route.handler(Call(self.api, request, args, self.house.broker.users.get("guest")))
 
         async def finish() -> Response:
-            return await handled if inspect.isawaitable(handled) else handled  # type: ignore[return-value]
+            return await handled if inspect.isawaitable(handled) else handled
 
         task = asyncio.create_task(finish())
         for _ in range(20):

@@ -42,7 +42,7 @@ def test_metrics_count_what_happened(api: Http, broker: kvitto.Broker) -> None:
         channel.wait_for_confirms()
         delivery = channel.get("measured", no_ack=True)
         assert delivery is not None
-        now = wait_until(lambda: (v := read(api))["kvitto_messages_delivered_total"] and v)
+        now = wait_until(lambda: v if (v := read(api))["kvitto_messages_delivered_total"] else None)
         label = '{vhost="/",queue="measured"}'
         assert now[f"kvitto_queue_messages_ready{label}"] == 9
         assert now[f"kvitto_queue_messages_ready_bytes{label}"] == 45

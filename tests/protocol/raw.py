@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
@@ -50,7 +50,7 @@ class Raw:
         if login:
             self.login(**tuning)
 
-    def __enter__(self) -> Raw:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

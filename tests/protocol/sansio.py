@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from kvitto.base.errors import StoreError
 from kvitto.base.limits import DEFAULTS, Limits
@@ -19,6 +20,8 @@ from tests.support.clock import ManualClock
 from tests.support.simdisk import SimDisk
 
 Frame = tuple[int, int, bytes]
+BLOCKED: dict[str, Any] = {"connection.blocked": True}
+"""The capability of a client that wants to be told of alarms."""
 
 
 class Wire:
@@ -86,7 +89,7 @@ class Wire:
         """Methods written since the last call; other frames are left out."""
         return [decode(payload) for kind, _, payload in self.frames() if kind == FRAME_METHOD]
 
-    def login(self, user: str = "guest", frame_max: int = 131072, **client: bool) -> None:
+    def login(self, user: str = "guest", frame_max: int = 131072, **client: Any) -> None:
         """Get as far as an open channel 1; every user's password is its name."""
         self.feed(PROTOCOL_HEADER)
         self.put(0, m.ConnectionStartOk({"capabilities": dict(client)}, "PLAIN", f"\0{user}\0{user}".encode(), "en_US"))

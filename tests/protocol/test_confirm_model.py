@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -34,7 +35,7 @@ def publish(channel: int, queue: str, body: bytes, mandatory: bool = False, exch
     return data + frame(FRAME_HEADER, channel, header) + (frame(FRAME_BODY, channel, body) if body else b"")
 
 
-def declare(wire: Wire, name: str, durable: bool = True, **arguments: object) -> None:
+def declare(wire: Wire, name: str, durable: bool = True, **arguments: Any) -> None:
     known = {key.replace("_", "-"): value for key, value in arguments.items()}
     wire.put(1, m.QueueDeclare(name, False, durable, False, False, False, known))
     wire.house.settle()

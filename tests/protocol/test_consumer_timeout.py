@@ -222,7 +222,7 @@ def test_it_counts_as_a_delivery(house: House) -> None:
 def test_a_stream_lets_go_of_a_reader_too(house: House) -> None:
     """A16: nothing comes back, it was never taken."""
     wire = house.wire()
-    arguments = {"x-queue-type": "stream", "x-consumer-timeout": TIMEOUT_MS}
+    arguments: dict[str, Any] = {"x-queue-type": "stream", "x-consumer-timeout": TIMEOUT_MS}
     say(wire, 1, m.QueueDeclare("s", durable=True, arguments=arguments), m.BasicQos(0, 1), m.BasicConsume("s", "c"))
     house.settle()
     publish(house, "s", b"x")
@@ -248,7 +248,7 @@ def test_nothing_is_kept_of_those_who_are_gone(house: House) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, "1000", True, 1.8e6])
-def test_the_argument_is_a_number_of_ms(raw: Raw, name: str, value: object) -> None:
+def test_the_argument_is_a_number_of_ms(raw: Raw, name: str, value: Any) -> None:
     """A16, Q."""
     raw.put(1, m.QueueDeclare(name, durable=True, arguments={"x-consumer-timeout": value}))
     assert "invalid arg 'x-consumer-timeout'" in raw.channel_error(406).reply_text

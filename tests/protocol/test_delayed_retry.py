@@ -76,7 +76,7 @@ FAILED, RETURNED = m.BasicReject(1, True), m.BasicNack(1, False, True)
 def test_rabbitmqs_type_says_which_messages_are_delayed(kind: str, back: Method) -> None:
     """x-delayed-retry-type of RabbitMQ 4.3: a rejected message has failed, a nacked one is returned."""
     house = House()
-    arguments = {"x-retry-delay-min": None, "x-delayed-retry-type": kind, "x-delayed-retry-min": 1000}
+    arguments: dict[str, Any] = {"x-retry-delay-min": None, "x-delayed-retry-type": kind, "x-delayed-retry-min": 1000}
     wire = opened(house, **arguments)
     publish(wire, b"bad")
     came(wire)
@@ -90,7 +90,11 @@ def test_rabbitmqs_type_says_which_messages_are_delayed(kind: str, back: Method)
 def test_rabbitmqs_delay_grows_by_the_same_amount_up_to_the_most() -> None:
     """min(min * deliveries, max), without jitter."""
     house = House()
-    arguments = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1000, "x-delayed-retry-max": 2500}
+    arguments: dict[str, Any] = {
+        "x-delayed-retry-type": "all",
+        "x-delayed-retry-min": 1000,
+        "x-delayed-retry-max": 2500,
+    }
     wire = opened(house, **{"x-retry-delay-min": None}, **arguments)
     publish(wire, b"bad")
     (_, tag, _) = came(wire)[0]
@@ -106,7 +110,7 @@ def test_rabbitmqs_delay_grows_by_the_same_amount_up_to_the_most() -> None:
 def test_a_transaction_gives_back_as_without_one(kind: str) -> None:
     house = House()
     wire = house.wire()
-    arguments = {"x-delayed-retry-type": kind, "x-delayed-retry-min": 1000}
+    arguments: dict[str, Any] = {"x-delayed-retry-type": kind, "x-delayed-retry-min": 1000}
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments))
     house.settle()
     wire.put(1, m.TxSelect(), m.BasicConsume("q", "c"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,6 @@ from kvitto.broker import exchange
 from kvitto.broker.exchange import DirectIndex
 from kvitto.broker.index import Arguments, Dest
 from kvitto.wire import methods as m
-from kvitto.wire.properties import Properties
 from tests.protocol.sansio import House, Wire
 from tests.protocol.test_stage import answers, ask, bodies, commit, publish, stage
 
@@ -37,7 +37,7 @@ class PropertyIndex(DirectIndex):
         if not routing_key:
             raise ChannelError(PRECONDITION_FAILED, "a binding needs a key")
 
-    def route(self, _routing_key: str, properties: Properties) -> Collection[Dest]:
+    def route(self, _routing_key: str, properties: Any) -> Collection[Dest]:
         return super().route(getattr(properties, self._property) or "", properties)
 
 

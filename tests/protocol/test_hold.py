@@ -16,6 +16,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
 from tests.protocol.sansio import House, Wire
+from tests.support.rig import work_queue
 
 
 def publish(wire: Wire, *bodies: bytes, queue: str = "q") -> None:
@@ -97,7 +98,7 @@ def restarted(house: House, end: str) -> House:
     return house
 
 
-DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+DEAD: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 FIRST = [b"m0", b"m1", b"m2", b"m3", b"m4"]
 
 
@@ -364,7 +365,7 @@ def test_a_hold_ends_with_its_connection_and_consumers_get_the_rest(monkeypatch:
 def test_what_is_delayed_comes_back_in_pieces_for_who_attaches() -> None:
     """Half a second for 200,000; the answer comes when all of them can be read, and counting them does not look at each."""
     wire = delayed(House())
-    house, delays = wire.house, wire.house.broker.vhosts["/"].queues["q"].retries.delays
+    house, delays = wire.house, work_queue(wire.house.broker, "q").retries.delays
     assert ask(wire, m.LogCount("q", "", 10, 20)) == m.LogCountOk(0, 20, 10)
     wire.put(1, m.LogAttach("q", "spark"))
     house.turn()
@@ -393,7 +394,7 @@ def delayed(house: House) -> Wire:
     publish(wire, *(b"m%d" % n for n in range(1000)))
     ask(wire, m.BasicConsume("q", "c"))
     ask(wire, m.BasicNack(0, True, True), m.BasicCancel("c"))
-    assert len(house.broker.vhosts["/"].queues["q"].retries.delays) == 1000
+    assert len(work_queue(house.broker, "q").retries.delays) == 1000
     return wire
 
 
@@ -404,7 +405,7 @@ def test_a_limit_in_bytes_that_comes_later_counts_what_was_settled_by_range(prio
     wire = opened(house, 0, **({"x-max-priority": 3} if priority else {}))
     publish(wire, b"x" * 100_000, *(b"%010d" % n for n in range(99)))
     ask(wire, m.LogSettle("q", "spark", "", 1), m.LogDetach("q", "spark"))
-    queue = house.broker.vhosts["/"].queues["q"]
+    queue = work_queue(house.broker, "q")
     vhost = house.broker.vhosts["/"]
     vhost.set_policy(POLICY, policy("p", {"pattern": "q", "definition": {"max-length-bytes": 900}}, False))
     publish(wire, b"%010d" % 99)

@@ -47,7 +47,7 @@ def test_what_asks_for_nothing_is_not_refused(arguments: dict[str, Any]) -> None
 
 def test_arguments_without_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     house = House()
-    queue = {"x-queue-mode": "lazy", "x-expires": 1000, "x-queue-type": "classic", "x-foo": 1}
+    queue: dict[str, Any] = {"x-queue-mode": "lazy", "x-expires": 1000, "x-queue-type": "classic", "x-foo": 1}
     for name in "ab":
         answer(house, m.QueueDeclare(name, arguments=queue))
         answer(house, m.ExchangeDeclare(name, "direct", arguments={"alternate-exchange": "x", "x-bar": 1}))

@@ -80,7 +80,7 @@ def publish(house: House, *bodies: bytes, queue: str = "q") -> Wire:
 
 def contents(wire: Wire) -> Iterator[tuple[m.Method, bytes]]:
     """Deliveries with whole bodies; AssertionError where frames of one channel are mixed up."""
-    method, left, parts = None, 0, []
+    method, left, parts = None, 0, list[bytes]()
     for kind, number, payload in wire.frames():
         if number != 1:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import pytest
 
@@ -92,10 +93,10 @@ def test_deeply_nested_tables_close_the_connection() -> None:
     """Limit TABLE_DEPTH_MAX."""
     house = House()
     wire = house.wire()
-    table: dict[str, object] = {}
+    table: dict[str, Any] = {}
     for _ in range(limits.TABLE_DEPTH_MAX + 2):
         table = {"k": table}
-    kind, code, text = close_of(ask(wire, m.QueueDeclare("a", arguments=table)))  # type: ignore[arg-type]
+    kind, code, text = close_of(ask(wire, m.QueueDeclare("a", arguments=table)))
     assert (kind, code) == (m.ConnectionClose, 501) and "nested deeper than 32" in text
     assert house.broker.refused["table_depth"] == 1
     check_others(house)
@@ -229,11 +230,11 @@ def test_consumers_end_at_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- routing -------------------------------------------------------------------------------------------------
 
 
-def bind_until_refused(house: House, exchange: str, bindings: list[tuple[str, dict[str, object]]]) -> int:
+def bind_until_refused(house: House, exchange: str, bindings: list[tuple[str, dict[str, Any]]]) -> int:
     wire = house.wire()
     ask(wire, m.QueueDeclare("a"))
     for n, (key, arguments) in enumerate(bindings):
-        wire.put(1, m.QueueBind("a", exchange, key, arguments=arguments))  # type: ignore[arg-type]
+        wire.put(1, m.QueueBind("a", exchange, key, arguments=arguments))
         if wire.connection.channels[1].closing:
             assert close_of(ask(wire))[:2] == (m.ChannelClose, 406)
             assert house.broker.refused["routing"] == 1
@@ -241,7 +242,7 @@ def bind_until_refused(house: House, exchange: str, bindings: list[tuple[str, di
     raise AssertionError("none was refused")
 
 
-def cpu_s(house: House, exchange: str, key: str, headers: dict[str, object]) -> float:
+def cpu_s(house: House, exchange: str, key: str, headers: dict[str, Any]) -> float:
     started = time.process_time()
     house.broker.vhosts["/"].route_message(exchange, key, Properties(headers=headers))
     return time.process_time() - started

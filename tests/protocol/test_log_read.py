@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvitto.base.errors import StoreError
@@ -156,7 +158,7 @@ def test_the_ranges_after_an_offset_and_how_many_offsets_are_between_two() -> No
 
 @pytest.mark.parametrize("limit", [{}, {"x-max-length-bytes": 1_000_000}])
 def test_a_queue_full_of_holes_is_held_and_settled_over_several_turns(
-    limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "OFFSETS_PER_PIECE", 500)
     house = House()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import topic
+from kvitto.broker import copying, index
 from kvitto.protocol import channel as channels
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
@@ -16,6 +17,7 @@ from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
 from tests.support.limited import limit
+from tests.support.rig import work_queue
 
 COPIES = Properties(headers={"CC": [str(i) for i in range(200)]}).encode()
 
@@ -84,7 +86,7 @@ def test_a_body_in_several_frames_is_routed_in_pieces_too(house: House) -> None:
 
 def test_a_plain_message_is_routed_in_pieces_and_the_route_is_remembered(house: House) -> None:
     wire = confirming(house)
-    behind_exchanges(house, topic.PIECE_STEPS)
+    behind_exchanges(house, index.PIECE_STEPS)
     for expected in (False, True):
         publish(wire, "x")
         assert wire.reading == expected
@@ -95,7 +97,7 @@ def test_a_plain_message_is_routed_in_pieces_and_the_route_is_remembered(house: 
 
 def test_a_route_that_changes_while_it_is_searched_for_is_not_remembered(house: House) -> None:
     wire = confirming(house)
-    behind_exchanges(house, topic.PIECE_STEPS)
+    behind_exchanges(house, index.PIECE_STEPS)
     vhost = house.broker.vhosts["/"]
     publish(wire, "x")
     vhost.bind("x", vhost.queues["b"], "", {})
@@ -107,7 +109,7 @@ def test_a_route_that_changes_while_it_is_searched_for_is_not_remembered(house: 
 
 def test_a_queue_that_is_deleted_while_a_route_is_searched_for_gets_nothing(house: House) -> None:
     wire = confirming(house)
-    behind_exchanges(house, topic.PIECE_STEPS)
+    behind_exchanges(house, index.PIECE_STEPS)
     vhost = house.broker.vhosts["/"]
     publish(wire, "x")
     gone = vhost.queues["a"]
@@ -132,7 +134,7 @@ def test_a_publish_in_a_transaction_is_gone_with_its_connection(house: House, pr
     """T6: it was still being routed, and came to its queue although nothing was committed."""
     wire = house.wire()
     wire.put(1, m.QueueDeclare("a"), m.TxSelect())
-    behind_exchanges(house, topic.PIECE_STEPS)
+    behind_exchanges(house, index.PIECE_STEPS)
     publish(wire, "x", props=props)
     assert not wire.reading
     wire.connection.lost()
@@ -223,7 +225,7 @@ def test_queues_that_refuse_are_told_when_the_message_is_everywhere(house: House
     wire = confirming(house)
     count = channels.MANY + 50
     many_queues(house, count)
-    full = house.broker.vhosts["/"].queues["q7"]
+    full = work_queue(house.broker, "q7")
     full.max_length, full.limited, full.rejects = 0, True, True
     publish(wire, "amq.fanout")
     house.settle()
@@ -257,7 +259,7 @@ def turns(house: House) -> Iterator[None]:
 
 def test_copies_of_a_large_message_are_made_one_by_one(house: House) -> None:
     """One of 32 MiB for 60 queues held everybody for 7 s, and took 2 GB of memory."""
-    wire, size = confirming(house), 3 * channels.COPIES_BYTES
+    wire, size = confirming(house), 3 * copying.COPIES_BYTES
     many_queues(house, 5)
     house.settle()
     wire.put(1, m.BasicPublish("amq.fanout", ""))
@@ -276,7 +278,11 @@ def test_a_refused_message_has_its_way_to_dead_letter_queues_in_pieces(house: Ho
     """C6, x-overflow=reject-publish-dlx: 100 publishes with 2,000 queues behind the dead-letter exchange held everybody for 375 ms."""
     wire = confirming(house)
     many_queues(house, channels.MANY + 50)
-    dlx = {"x-max-length": 0, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "amq.fanout"}
+    dlx: dict[str, Any] = {
+        "x-max-length": 0,
+        "x-overflow": "reject-publish-dlx",
+        "x-dead-letter-exchange": "amq.fanout",
+    }
     wire.put(1, m.QueueDeclare("full", durable=True, arguments=dlx))
     house.settle()
     wire.methods()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ class Watched(Wire):
         return super().write(data)
 
 
-def house_with(messages: int, **arguments: object) -> tuple[House, Watched, Watched]:
+def house_with(messages: int, **arguments: Any) -> tuple[House, Watched, Watched]:
     house = House()
     publisher, consumer = Watched(house), Watched(house)
     for wire in (publisher, consumer):

@@ -12,7 +12,7 @@ from tests.protocol.raw import ALL_CAPABILITIES, Message, Raw, content
 from tests.protocol.sansio import House, Wire
 
 More = Callable[..., Raw]
-ASK = {"x-offset-header": True}
+ASK: dict[str, Any] = {"x-offset-header": True}
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import kvitto
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.wire import methods as m
@@ -9,15 +11,15 @@ from kvitto.wire.methods import Method
 from kvitto.wire.properties import Properties
 from tests.http.api import Http
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import BLOCKED, House, Wire
 from tests.support.wait import wait_until
 
-NACK = {"x-on-alarm": "nack"}
+NACK: dict[str, Any] = {"x-on-alarm": "nack"}
 
 
 def publisher(house: House, confirm: bool = True) -> Wire:
     wire = Wire(house)
-    wire.login(**{"connection.blocked": True})
+    wire.login(**BLOCKED)
     more = [m.ConfirmSelect()] if confirm else []
     wire.put(1, m.QueueDeclare("polite", durable=True), m.QueueDeclare("frank", durable=True, arguments=NACK), *more)
     house.settle()
@@ -151,7 +153,7 @@ def test_those_refused_while_the_disk_is_full_take_no_memory() -> None:
         publish(wire, "frank")
     assert heard(wire) == [m.BasicNack(n, False, False) for n in range(2, 3002)]
     nacked = wire.connection.channels[1].nacked
-    assert list(nacked) == [(2, 3000)]
+    assert nacked is not None and list(nacked) == [(2, 3000)]
     house.disk.full = False
     house.broker.retry_writes()
     publish(wire, "frank")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.protocol.sansio import House, Wire
 
 
 @pytest.fixture
-def house() -> House:
+def house() -> Iterator[House]:
     """Queue "bad", which cannot be written from now on, and "good"; each has one message already, and both are bound to amq.fanout."""
     house = House()
     wire = house.wire()
@@ -32,7 +33,7 @@ def house() -> House:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Log, "write", failing)
-        yield house  # type: ignore[misc]
+        yield house
 
 
 def publisher(house: House) -> Wire:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvitto.base.errors import ChannelError
 from kvitto.broker import bulk, jobs, records, transactions
-from kvitto.broker.queue import Queue
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
+from tests.support.rig import work_queue
 
 QUEUE = "q"
 COUNT = 4000
@@ -46,8 +49,8 @@ def fill(wire: Wire, numbers: range) -> None:
         wire.feed(content(1, m.BasicPublish("", QUEUE), NO_PROPERTIES, b"%d" % number))
 
 
-def queue(house: House) -> Queue:
-    return house.broker.vhosts["/"].queues[QUEUE]
+def queue(house: House) -> WorkQueue:
+    return work_queue(house.broker, QUEUE)
 
 
 def bodies(wire: Wire) -> list[int]:
@@ -156,7 +159,7 @@ def test_a_purge_takes_everything_at_once_and_settles_it_in_pieces(house: House,
 
 def test_delayed_messages_are_purged_and_attached_to_in_pieces(house: House) -> None:
     wire = house.wire()
-    delay = {"x-retry-delay-min": 60_000, "x-retry-delay-max": 60_000}
+    delay: dict[str, Any] = {"x-retry-delay-min": 60_000, "x-retry-delay-max": 60_000}
     wire.put(1, m.ConfirmSelect(), m.QueueDeclare(QUEUE, durable=True, arguments=delay))
     house.settle()
     for method in (m.LogAttach(QUEUE, "group"), m.QueuePurge(QUEUE)):
@@ -202,7 +205,7 @@ PUBLISHED = 1200
 def large(house: House) -> tuple[Wire, Wire]:
     """A peer with a transaction of publishes to two queues, a reject with its dead letter for each message of a third; and another peer."""
     wire, other = house.wire(), house.wire()
-    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    dead: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     wire.put(1, *(m.QueueDeclare(name, durable=True) for name in ("a", "b", "dead")))
     house.settle()
     wire.put(1, m.QueueDeclare(QUEUE, durable=True, arguments=dead), m.QueueBind("a", "amq.fanout", ""))
@@ -274,7 +277,7 @@ def test_a_commit_ends_with_its_channel(house: House) -> None:
 def test_a_large_commit_that_no_queue_may_refuse_takes_nothing(house: House) -> None:
     """T5: the refusal comes in a later turn."""
     wire, _ = large(house)
-    refusing = {"x-max-length": PUBLISHED - 1, "x-overflow": "reject-publish"}
+    refusing: dict[str, Any] = {"x-max-length": PUBLISHED - 1, "x-overflow": "reject-publish"}
     wire.put(1, m.QueueDeclare("small", durable=True, arguments=refusing))
     house.settle()
     wire.put(1, m.QueueBind("small", "amq.fanout", ""))
@@ -287,7 +290,7 @@ def test_a_large_commit_that_no_queue_may_refuse_takes_nothing(house: House) -> 
     assert isinstance(close, m.ChannelClose)
     assert (close.reply_code, close.class_id, close.method_id) == (406, 90, 20)
     assert messages(house, "a", "small", QUEUE, "dead") == [0, 0, 60, 0]
-    assert not house.broker.vhosts["/"].queues["small"].coming
+    assert not work_queue(house.broker, "small").coming
 
 
 def test_messages_with_and_without_a_time_to_live_keep_their_order_in_a_commit(house: House) -> None:

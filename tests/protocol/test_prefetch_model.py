@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ class PrefetchModel:
     def declare(self, single: bool, limited: bool) -> None:
         self.single = {"q0": False, "q1": single}
         wire = self.peers[0].wire
-        arguments = {"x-single-active-consumer": True} if single else {}
+        arguments: dict[str, Any] = {"x-single-active-consumer": True} if single else {}
         wire.put(1, m.QueueDeclare("q0", arguments={"x-delivery-limit": 100} if limited else {}))
         wire.put(1, m.QueueDeclare("q1", arguments=arguments))
         self.house.settle()

@@ -12,6 +12,7 @@ from kvitto.store.stream import StreamLog
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
+from tests.support.rig import work_queue
 
 
 def cannot_read(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
@@ -58,7 +59,7 @@ def out_of_service(wire: Wire) -> bool:
 
 
 def test_a_declaration_that_looks_for_expired_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = {"x-message-ttl": 60_000}
+    arguments: dict[str, Any] = {"x-message-ttl": 60_000}
     wire = filled(House(), 3, **arguments)
     cannot_read(monkeypatch)
     wire.put(2, m.QueueDeclare("q", durable=True, arguments=arguments))
@@ -103,7 +104,7 @@ def test_messages_of_a_connection_that_is_lost(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_dead_letters_of_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    arguments: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     wire = consumed(House(), 3, **arguments)
     wire.put(2, m.TxSelect(), m.BasicNack(0, True, False))
     cannot_read(monkeypatch)
@@ -124,7 +125,7 @@ def test_a_reader_of_a_stream_that_begins_at_a_time(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_refused_transaction_would_bring_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that refuses when it is full is not as full as if the transaction had been committed."""
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    arguments: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     wire = consumed(House(), 3, **arguments)
     house = wire.house
     other = house.wire()
@@ -134,4 +135,4 @@ def test_what_a_refused_transaction_would_bring_takes_no_room(monkeypatch: pytes
     cannot_read(monkeypatch)
     wire.put(2, m.TxCommit())
     assert out_of_service(wire)
-    assert house.broker.vhosts["/"].queues["small"].coming == 0
+    assert work_queue(house.broker, "small").coming == 0

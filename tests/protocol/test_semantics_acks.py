@@ -143,8 +143,8 @@ def test_tags_belong_to_one_channel(raw: Raw, name: str) -> None:
     """A3."""
     fill(raw, name, 2)
     raw.channel(2)
-    assert raw.get(name, 1).method.delivery_tag == 1  # type: ignore[union-attr]
-    assert raw.get(name, 2).method.delivery_tag == 1  # type: ignore[union-attr]
+    assert raw.get(name, 1).method.delivery_tag == 1
+    assert raw.get(name, 2).method.delivery_tag == 1
     raw.put(2, m.BasicAck(1))
     raw.put(2, m.BasicAck(1))
     raw.channel_error(406, 2)
@@ -157,7 +157,7 @@ def test_tags_count_on_over_deliveries_that_need_no_ack(raw: Raw, name: str) -> 
     fill(raw, name, 4)
     fill(raw, name + ".auto", 2)
     tags = [
-        raw.get(queue, no_ack=auto).method.delivery_tag  # type: ignore[union-attr]
+        raw.get(queue, no_ack=auto).method.delivery_tag
         for queue, auto in [(name, False), (name + ".auto", True), (name, False), (name + ".auto", True), (name, False)]
     ]
     assert tags == [1, 2, 3, 4, 5]
@@ -456,7 +456,7 @@ def test_recover_requeues_all(raw: Raw, name: str) -> None:
     raw.consume(name)
     bodies(raw, 2)
     raw.put(1, m.BasicRecover(True))
-    kinds = []
+    kinds: list[Any] = []
     again = []
     while len(kinds) < 3:
         method = raw.method()[1]

@@ -228,7 +228,7 @@ def test_a_pending_confirm_of_a_message_that_goes_is_an_ack(end: str) -> None:
     """C7."""
     house = House()
     wire = house.wire()
-    arguments = {"x-message-ttl": 5} if end == "expire" else {}
+    arguments: dict[str, Any] = {"x-message-ttl": 5} if end == "expire" else {}
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments), m.ConfirmSelect())
     house.settle()
     wire.frames()

@@ -39,7 +39,7 @@ def die(raw: Raw, name: str, reason: str) -> Message:
         case "maxlen":
             raw.declare(name, durable=True, arguments=to(dead, x_max_length=0))
         case "delivery_limit":
-            arguments = to(dead, x_delivery_limit=0) | {"x-queue-type": "quorum"}
+            arguments: dict[str, Any] = to(dead, x_delivery_limit=0) | {"x-queue-type": "quorum"}
             raw.declare(name, durable=True, arguments=arguments)
     raw.put_in(name, b"body", message_id="7", headers={"own": 1}) if reason in ("rejected", "delivery_limit") else (
         raw.publish(1, "", name, b"body", message_id="7", headers={"own": 1})
@@ -170,7 +170,7 @@ def test_dead_letters_copy_to_all_bound_queues_once(raw: Raw, name: str) -> None
     raw.declare(name, arguments={"x-dead-letter-exchange": name, "x-message-ttl": 0})
     raw.publish(1, "", name, b"x")
     for queue in ("1", "2"):
-        assert wait_until(lambda q=queue: raw.drain(name + q)) == [b"x"]
+        assert wait_until(lambda q=queue: raw.drain(name + q)) == [b"x"]  # type: ignore[misc]
 
 
 def test_drop_head_sends_the_oldest(raw: Raw, name: str) -> None:
@@ -208,8 +208,9 @@ def test_each_queue_keeps_a_refused_message_or_its_grave_does(length: int) -> No
     """C6: a queue that took the message and is full from now on had refused it, too, if another queue did."""
     house = House()
     wire = house.wire()
-    full = {"x-max-length": length, "x-overflow": "reject-publish-dlx"}
-    graves = [("one", to("one.dead"), full), ("two", to("two.dead"), {**full, "x-max-length": 1})]
+    full: dict[str, Any] = {"x-max-length": length, "x-overflow": "reject-publish-dlx"}
+    small: dict[str, Any] = {**full, "x-max-length": 1}
+    graves = [("one", to("one.dead"), full), ("two", to("two.dead"), small)]
     for name, dead, limits in graves:
         wire.put(1, m.QueueDeclare(name + ".dead"), m.QueueDeclare(name, arguments=dead | limits))
         wire.put(1, m.QueueBind(name, "amq.fanout", ""))
@@ -247,7 +248,7 @@ def test_a_letter_that_nobody_can_take_stays() -> None:
     """X4: it is not dropped, consumers do not see it, and it goes as soon as there is a target."""
     house = House()
     wire = house.wire()
-    arguments = {"x-dead-letter-exchange": "later"}
+    arguments: dict[str, Any] = {"x-dead-letter-exchange": "later"}
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments), m.QueueDeclare("dead", durable=True))
     house.settle()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
@@ -285,8 +286,8 @@ def test_a_full_target_keeps_the_letter_in_its_source() -> None:
     """X4."""
     house = House()
     wire = house.wire()
-    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    source = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-message-ttl": 0}
+    full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    source: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-message-ttl": 0}
     wire.put(1, m.QueueDeclare("dead", durable=True, arguments=full))
     house.settle()
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=source))

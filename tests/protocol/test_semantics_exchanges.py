@@ -44,7 +44,8 @@ def reaches(raw: Raw, source: str, key: str, *queues: str, **headers: Any) -> li
         raw.channel(98, confirm=True)
         raw.__dict__["opened"].add(98)
     known = {name.replace("_", "-"): value for name, value in headers.items()}
-    raw.publish(98, source, key, b"x", **({"headers": known} if known else {}))
+    properties: dict[str, Any] = {"headers": known} if known else {}
+    raw.publish(98, source, key, b"x", **properties)
     raw.expect(m.BasicAck)
     return [len(raw.drain(queue)) for queue in queues]
 

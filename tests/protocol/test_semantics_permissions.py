@@ -11,8 +11,8 @@ from kvitto.wire.methods import Method
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
 
-DEAD = {"x-dead-letter-exchange": "x.dead"}
-ALTERNATE = {"alternate-exchange": "x.other"}
+DEAD: dict[str, Any] = {"x-dead-letter-exchange": "x.dead"}
+ALTERNATE: dict[str, Any] = {"alternate-exchange": "x.other"}
 
 CASES: list[tuple[Method, list[tuple[str, str]]]] = [
     (m.QueueDeclare("q.new"), [("configure", "q.new")]),

@@ -34,7 +34,7 @@ def refused(raw: Raw, method: Method, code: int, says: str = "", channel: int = 
 
 def test_the_same_declaration_again_is_fine(raw: Raw, name: str) -> None:
     """D1: with its counts."""
-    arguments = {"x-max-length": 5, "x-message-ttl": 60000, "x-unknown": [1]}
+    arguments: dict[str, Any] = {"x-max-length": 5, "x-message-ttl": 60000, "x-unknown": [1]}
     for _ in range(2):
         raw.declare(name, durable=True, arguments=arguments)
     raw.put_in(name, b"0")
@@ -266,7 +266,7 @@ def test_wrong_arguments_are_named(raw: Raw, name: str, argument: dict[str, Any]
 
 def test_a_wrong_delivery_limit_is_named(raw: Raw, name: str) -> None:
     """Q, A8."""
-    arguments = {"x-queue-type": "quorum", "x-delivery-limit": "few"}
+    arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": "few"}
     refused(raw, m.QueueDeclare(name, durable=True, arguments=arguments), 406, "x-delivery-limit")
 
 
@@ -579,11 +579,12 @@ def test_a_reply_to_nobody_is_unroutable(raw: Raw, more: More, name: str) -> Non
     raw.declare(name)
     asker.consume(DIRECT_REPLY_TO, no_ack=True)
     asker.publish(1, "", name, b"?", reply_to=DIRECT_REPLY_TO)
-    question = wait_until(lambda: raw.get(name, no_ack=True))
+    reply_to = wait_until(lambda: raw.get(name, no_ack=True)).properties.reply_to
+    assert isinstance(reply_to, str)
     asker.call(0, m.ConnectionClose(200, "bye"), m.ConnectionCloseOk)
-    raw.publish(1, "", question.properties.reply_to, b"!", mandatory=True)
+    raw.publish(1, "", reply_to, b"!", mandatory=True)
     assert raw.message(m.BasicReturn).method.reply_code == 312
-    refused(raw, m.QueueDeclare(question.properties.reply_to, passive=True), 404)
+    refused(raw, m.QueueDeclare(reply_to, passive=True), 404)
 
 
 def test_direct_reply_to_has_its_rules(raw: Raw, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
 from tests.protocol.sansio import House
 from tests.support.limited import limit
+from tests.support.rig import work_queue
 
 More = Callable[..., Raw]
 
@@ -218,7 +220,7 @@ def test_what_a_transaction_brings_has_its_room_until_it_is_there() -> None:
     """T5: two that waited for one sync found the same room, and a publish beside them too."""
     house = House()
     wires = [house.wire() for _ in range(2)]
-    limited = {"x-max-length": 3, "x-overflow": "reject-publish"}
+    limited: dict[str, Any] = {"x-max-length": 3, "x-overflow": "reject-publish"}
     wires[0].put(1, m.QueueDeclare("q", durable=True, arguments=limited))
     house.settle()
     for wire in wires:
@@ -230,7 +232,7 @@ def test_what_a_transaction_brings_has_its_room_until_it_is_there() -> None:
     house.settle()
     answers = [wire.methods()[-1] for wire in wires]
     assert answers[0] == m.TxCommitOk() and isinstance(answers[1], m.ChannelClose)
-    queue = house.broker.vhosts["/"].queues["q"]
+    queue = work_queue(house.broker, "q")
     assert (queue.ready, queue.coming, queue.coming_bytes) == (2, 0, 0)
 
 
@@ -389,7 +391,7 @@ def test_rejects_with_their_dead_letters_have_a_limit(size: int, count: int, mon
     assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "commit more often" in close.reply_text
     assert 0 < len(reads) * max(size, 1) <= 800_000
     assert [t.ready for t in targets] == [2] * 4 and queue.ready == count - 2
-    assert all(t.coming == 0 for t in targets) and wire.connection.staged == 0
+    assert all(work_queue(house.broker, t.name).coming == 0 for t in targets) and wire.connection.staged == 0
 
 
 def test_rejects_of_a_transaction_keep_to_the_limit_of_their_dead_letter_queue() -> None:
@@ -412,7 +414,7 @@ def test_rejects_of_a_transaction_keep_to_the_limit_of_their_dead_letter_queue()
     wire.put(1, m.TxCommit())
     house.settle()
     assert wire.methods() == [m.TxCommitOk()]
-    assert (dead.ready, dead.coming, queue.messages) == (3, 0, 3)
+    assert (dead.ready, work_queue(house.broker, "dead").coming, queue.messages) == (3, 0, 3)
 
 
 def test_large_transactions_of_one_sync_are_batches_of_their_own() -> None:

@@ -17,7 +17,7 @@ from kvitto.wire.methods import Method, frame
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_HEARTBEAT, FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import BLOCKED, House, Wire
 from tests.support.wait import wait_until
 
 More = Callable[..., Raw]
@@ -466,7 +466,7 @@ def test_publishers_are_told_when_they_have_to_wait() -> None:
     """W6, D4: blocked and unblocked, when they publish, and can take it; new ones too; acks and consumers go on."""
     house = House()
     able, unable, consumer = Wire(house), Wire(house), house.wire()
-    able.login(**{"connection.blocked": True})
+    able.login(**BLOCKED)
     unable.login()
     able.put(1, m.QueueDeclare("q"), m.ConfirmSelect())
     able.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"0"))
@@ -476,8 +476,8 @@ def test_publishers_are_told_when_they_have_to_wait() -> None:
     house.hub.block("no room")
     house.turn()
     late, idle = Wire(house), Wire(house)
-    late.login(**{"connection.blocked": True})
-    idle.login(**{"connection.blocked": True})
+    late.login(**BLOCKED)
+    idle.login(**BLOCKED)
     assert blocked(able) == [] and blocked(late) == []
     for wire in (able, unable, late):
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"1") * 3)

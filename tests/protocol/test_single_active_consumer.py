@@ -14,7 +14,7 @@ from tests.protocol.sansio import House, Wire
 
 More = Callable[..., Raw]
 BODIES = [b"%d" % number for number in range(9)]
-SINGLE = {"x-single-active-consumer": True}
+SINGLE: dict[str, Any] = {"x-single-active-consumer": True}
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_another_declaration_is_refused(raw: Raw, queue: str, arguments: dict[st
 
 
 @pytest.mark.parametrize("value", ["yes", 1])
-def test_the_argument_is_a_boolean(raw: Raw, name: str, value: object) -> None:
+def test_the_argument_is_a_boolean(raw: Raw, name: str, value: Any) -> None:
     """Q."""
     raw.put(1, m.QueueDeclare(name, durable=True, arguments={"x-single-active-consumer": value}))
     assert "invalid arg 'x-single-active-consumer'" in raw.channel_error(406).reply_text

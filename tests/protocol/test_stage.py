@@ -9,6 +9,7 @@ from kvitto.wire.methods import BasicDeliver, BasicReturn, ChannelClose, Method,
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
 from tests.protocol.sansio import House, Wire
+from tests.support.rig import work_queue
 
 NONE = (1 << 64) - 1
 
@@ -138,8 +139,7 @@ def test_properties_that_decide_where_and_how_long_are_looked_at_when_messages_m
     publish(wire, 1, "", "q", b"4")
     publish(wire, 1, "", "q", b"gone", expiration="10000")
     commit(wire)
-    queue = house.broker.vhosts["/"].queues["bcc"]
-    message = queue.read(0)
+    message = work_queue(house.broker, "bcc").read(0)
     assert message is not None and b"BCC" not in message[1]
     assert bodies(wire, 2, "cc") == bodies(wire, 2, "bcc") == [b"1"]
     assert bodies(wire, 2, "headers") == [b"3"]

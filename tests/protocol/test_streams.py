@@ -19,7 +19,7 @@ from tests.protocol.raw import Message, Raw, content
 from tests.protocol.sansio import House
 
 More = Callable[..., Raw]
-STREAM = {"x-queue-type": "stream"}
+STREAM: dict[str, Any] = {"x-queue-type": "stream"}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def refused(raw: Raw, method: Method, code: int, says: str) -> None:
 
 
 @pytest.mark.parametrize("flags", [{}, {"durable": True, "exclusive": True}, {"durable": True, "auto_delete": True}])
-def test_a_stream_is_durable_and_for_all(raw: Raw, name: str, flags: dict[str, bool]) -> None:
+def test_a_stream_is_durable_and_for_all(raw: Raw, name: str, flags: dict[str, Any]) -> None:
     refused(raw, m.QueueDeclare(name, arguments=STREAM, **flags), 406, f"for queue '{name}' in vhost '/'")
 
 
@@ -330,7 +330,7 @@ def test_acks_of_a_transaction_give_credit_when_it_is_committed(raw: Raw, stream
 
 def test_a_consumer_with_a_tag_of_its_own_goes_on_where_it_had_acked(raw: Raw, more: More, stream: str) -> None:
     raw.put_in(stream, b"0", b"1", b"2", b"3")
-    tracked = {"x_stream_offset": "first", "x_stream_automatic_offset_tracking": True}
+    tracked: dict[str, Any] = {"x_stream_offset": "first", "x_stream_automatic_offset_tracking": True}
     for begins in (0, 2):
         client = more()
         client.call(1, m.BasicQos(0, 10, False), m.BasicQosOk)

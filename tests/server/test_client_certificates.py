@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,9 +45,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 class Tls(kvitto.Broker):
     """A broker in this process with a TLS listener."""
 
-    def __init__(self, data: Path, cert: Path, key: Path, **settings: object) -> None:
+    def __init__(self, data: Path, cert: Path, key: Path, **settings: Any) -> None:
         super().__init__(data)
-        self._config = replace(self._config, data_dir=data, tls_port=0, tls_cert=cert, tls_key=key, **settings)  # type: ignore[arg-type]
+        self._config = replace(self._config, data_dir=data, tls_port=0, tls_cert=cert, tls_key=key, **settings)
 
     @property
     def tls_port(self) -> int:
@@ -101,7 +102,7 @@ class Client(Raw):
 
     def external(self, response: bytes = b"") -> m.Method:
         """The answer to a login by certificate."""
-        able = {"capabilities": {"authentication_failure_close": True}}
+        able: dict[str, Any] = {"capabilities": {"authentication_failure_close": True}}
         self.put(0, m.ConnectionStartOk(able, "EXTERNAL", response, "en_US"))
         return self.method()[1]
 
@@ -183,7 +184,7 @@ def test_a_user_without_password_has_no_password(broker: Tls) -> None:
         with Raw(broker.port, login=False) as raw:
             raw.send(PROTOCOL_HEADER)
             raw.expect(m.ConnectionStart)
-            able = {"capabilities": {"authentication_failure_close": True}}
+            able: dict[str, Any] = {"capabilities": {"authentication_failure_close": True}}
             raw.put(0, m.ConnectionStartOk(able, "PLAIN", f"\0app\0{password}".encode(), "en_US"))
             assert raw.expect(m.ConnectionClose).reply_code == 403
 

@@ -44,7 +44,7 @@ def no_garbage_collection() -> Iterator[None]:
 @pytest.fixture
 def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `kvitto serve` has it, for this test."""
-    kind = selector_events._SelectorSocketTransport
+    kind = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
     monkeypatch.setattr(kind, "_read_ready_cb", None, raising=False)
     monkeypatch.setattr(kind, "_read_ready", kind._read_ready)
     garbage.unbind_transports()
@@ -142,7 +142,7 @@ def test_tls_peers_leave_nothing_behind(tmp_path: Path, unbound: None, first: by
     """Whether they send nothing, the begin of a handshake, something else, or get all the way (None)."""
     authority = Authority(tmp_path / "tls")
     pair = authority.sign("server", "/CN=localhost", "DNS:localhost")
-    settings = {"tls_port": 0, "tls_cert": pair.cert, "tls_key": pair.key}
+    settings: dict[str, Any] = {"tls_port": 0, "tls_cert": pair.cert, "tls_key": pair.key}
     made = kvitto.Broker()
     made._config = replace(made._config, **settings)
     with made as broker, no_garbage_collection():

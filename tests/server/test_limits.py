@@ -203,7 +203,7 @@ def test_refused_logins_make_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) 
             with suppress(ConnectionError):
                 each.sendall(guess)
         assert running._server is not None
-        wait_until(lambda: running._server.logins.delayed >= 2)  # type: ignore[union-attr]
+        wait_until(lambda: running._server.logins.delayed >= 2)
         for _ in range(20):
             assert http.call("GET", "/healthz").status == 200
             assert http.call("GET", "/api/whoami").status == 200

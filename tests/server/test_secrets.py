@@ -60,7 +60,7 @@ def talk(port: int, *parts: bytes) -> bytes:
 
 
 def start_ok(mechanism: str, response: bytes) -> bytes:
-    able = {"capabilities": {"authentication_failure_close": True}}
+    able: dict[str, Any] = {"capabilities": {"authentication_failure_close": True}}
     return frame(FRAME_METHOD, 0, m.ConnectionStartOk(able, mechanism, response, "en_US").encode())
 
 

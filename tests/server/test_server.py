@@ -67,7 +67,7 @@ def test_a_busy_broker_has_one_turn_in_each_round_of_the_loop(tmp_path: Path) ->
             server.received = IDLE_BYTES
             await asyncio.sleep(0)
             rounds += 1
-        server.store.commits.when_announced = lambda *_: None  # type: ignore[method-assign,assignment]
+        server.store.commits.when_announced = lambda *_: None  # type: ignore[method-assign]
         assert turns <= rounds + synced + 1
         await server.stop()
 

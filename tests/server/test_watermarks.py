@@ -19,7 +19,7 @@ from kvitto.server.watermarks import Watermarks
 from kvitto.wire import methods as m
 from tests.http.api import Http
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import BLOCKED, House
 from tests.support.wait import wait_until
 
 
@@ -69,7 +69,7 @@ def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: p
     caplog.set_level("INFO")
     machine = Machine()
     wire = machine.house.wire(login=False)
-    wire.login(**{"connection.blocked": True})
+    wire.login(**BLOCKED)
     caplog.clear()
     machine.look(free=10)
     machine.look(used=300)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 from kvitto.store.commit import Commit
 from kvitto.store.disk import Bytes
@@ -123,13 +124,13 @@ class Actor(Client):
 
     def step(self) -> None:
         rng = self.rng
-        steps: list[tuple[int, Callable[[], None]]] = [
+        steps: list[tuple[int, Callable[[], object]]] = [
             (8, self.some_publishes),
             (2, self.to_all),
             (6, self.some_settlements),
             (4, self.start_or_end_consumer),
             (2, self.get),
-            (3, lambda: self.flow() and None),
+            (3, self.flow),
             (2, self.house.turn),
             (3, self.full_sync),
             (3, self.sync_meanwhile),
@@ -221,7 +222,7 @@ class Actor(Client):
             first = (
                 self.ledger.queue(queue).stream and self.rng.random() < 0.3
             )  # else it goes on where it was, and is remembered
-            arguments = {"x-stream-offset": "first"} if first else {}
+            arguments: dict[str, Any] = {"x-stream-offset": "first"} if first else {}
             self.inbox_put(m.BasicQos(0, prefetch, False))
             self.inbox_put(m.BasicConsume(queue, tag, False, False, False, False, arguments))
             self.rest()

@@ -50,7 +50,8 @@ def operations(seed: int) -> tuple[list[int], list[int], list[int]]:
     """The numbers of the run's writes (and changes of names), of its syncs, and of its reads."""
     with small_world(seed):
         world = World(seed)
-        world.disk.trace = trace = []
+        trace: list[str] = []
+        world.disk.trace = trace
         world.play()
     numbered = list(enumerate(trace, 1))
     syncs = [i for i, name in numbered if name.startswith("sync")]

@@ -16,7 +16,7 @@ from tests.sim.ledger import Ledger
 from tests.sim.test_power_cut import contents
 from tests.sim.workload import Client, bodies, day
 from tests.support.archived import ARCHIVE, Files, bases, entries, segment
-from tests.support.rig import Rig
+from tests.support.rig import Rig, work_queue
 from tests.support.simdisk import FillingDisk, PowerCut, SimDisk
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -148,7 +148,8 @@ def check(disk: SimDisk, ledger: Ledger, receipts: Receipts) -> Files:
         lost = confirmed - {e.body for e in entries(files, queue_id).values()}
         assert not lost, f"{queue_id}: neither waiting nor archived: {lost}"
     offsets = {queue_id: {o: e.body for o, e in entries(files, queue_id).items()} for queue_id in rig.broker.queues}
-    for queue in rig.broker.vhosts["/"].queues.values():
+    for name in rig.broker.vhosts["/"].queues:
+        queue = work_queue(rig.broker, name)
         waiting = {o for start, n in queue.backlog.requeued for o in range(start, start + n)} | set(
             range(queue.cursor, queue.next)
         )

@@ -44,9 +44,10 @@ def test_the_same_seed_is_the_same_run() -> None:
     for watch in (False, True):
         with small_world(SEED):
             world = World(SEED)
-            world.disk.trace = trace = []
+            trace: list[str] = []
+            world.disk.trace = trace
             if watch:
-                world.disk.watch = lambda world=world: world.disk.copy() and None  # type: ignore[misc]
+                world.disk.watch = lambda world=world: world.disk.copy() and None
             world.play(steps=30)
             traces.append(trace)
     assert traces[0] == traces[1] and len(traces[0]) > 100

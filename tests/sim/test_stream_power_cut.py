@@ -6,6 +6,7 @@ import copy
 import os
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ class Reader(Taker):
 
 
 def day(rig: Rig, told: Told) -> None:
-    arguments = {"x_max_length": told.length, "x_stream_max_segment_size_bytes": told.segment}
+    arguments: dict[str, Any] = {"x_max_length": told.length, "x_stream_max_segment_size_bytes": told.segment}
     queue = rig.declare("s", x_queue_type="stream", **arguments)
     assert isinstance(queue, Stream)
     rig.declare("beside")

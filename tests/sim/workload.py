@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method, decode, frame
@@ -127,7 +128,7 @@ class Client:
 
     # -- what the client does --------------------------------------------------------------------------------
 
-    def declare(self, name: str, arguments: dict[str, object] | None = None) -> None:
+    def declare(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         self.ledger.queue(name).exists = None
         self.put(PLAIN, m.QueueDeclare(name, False, True, False, False, False, arguments or {}))
         assert any(isinstance(method, m.QueueDeclareOk) for method in self.rest())

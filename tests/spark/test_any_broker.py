@@ -110,7 +110,7 @@ def test_a_sink_that_had_committed_what_spark_had_not_gets_nothing_twice(
     )
     wait_until(lambda: any((tmp_path / "checkpoint" / "commits").glob("[0-9]*")), 60)
     wait_until(lambda: query.lastProgress is not None, 60)
-    (progress,) = query.lastProgress["sources"]
+    (progress,) = query.lastProgress["sources"]  # type: ignore[index]
     assert json.loads(progress["latestOffset"])["waiting"] == {f"/:{queue}": 300}
     query.stop()
     kept = list(place.glob("queue-*/*.arrow"))

@@ -15,7 +15,7 @@ from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-ARCHIVED = {"x-archive": True}
+ARCHIVED: dict[str, Any] = {"x-archive": True}
 
 
 def name_queues(data: Path, url: str, *queues: str) -> dict[str, str]:
@@ -66,8 +66,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Any:
         consumer.close()  # the last ten come back
         again = connection.channel()
         for n in range(90, 95):
-            delivery = again.get("orders")
-            assert delivery is not None and delivery.redelivered and delivery.body == b"%d" % n
+            found = again.get("orders")
+            assert found is not None and found.redelivered and found.body == b"%d" % n
             again.ack(delivery.delivery_tag)
         wait_until(lambda: channel.log_inspect("failed").next == 10)
         ids = name_queues(data, broker.url, "orders", "failed")
@@ -103,7 +103,7 @@ def test_settlements(spark: SparkSession, shop: Any) -> None:
 def test_filters_are_pushed_down(spark: SparkSession, shop: Any) -> None:
     """With the option and Spark's own switch; the answer is the same without."""
     data, _, _ = shop
-    middle = archive(spark, data, "published timestamp").agg(f.percentile_approx("published", 0.5)).first()[0]
+    middle = archive(spark, data, "published timestamp").agg(f.percentile_approx("published", 0.5)).first()[0]  # type: ignore[index]
     condition = (f.col("queue") == "failed") | (f.col("published") <= middle)
 
     def answer(**options: Any) -> list[int]:
@@ -123,7 +123,7 @@ def test_filters_are_pushed_down(spark: SparkSession, shop: Any) -> None:
 def test_a_narrow_schema_and_a_wrong_one(spark: SparkSession, shop: Any) -> None:
     data, _, _ = shop
     assert (
-        archive(spark, data, "body string", queue="orders").agg(f.sum(f.col("body").cast("long"))).first()[0] == 499_500
+        archive(spark, data, "body string", queue="orders").agg(f.sum(f.col("body").cast("long"))).first()[0] == 499_500  # type: ignore[index]
     )
     with pytest.raises(PySparkException, match="did you mean 'offset'"):
         archive(spark, data, "ofset long").collect()

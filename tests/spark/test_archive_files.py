@@ -397,7 +397,8 @@ def test_reading_by_time_and_name(tmp_path: Path) -> None:
 
     def segments(**given: int) -> int:
         options = read_options({"path": str(tmp_path)} | {name: str(value) for name, value in given.items()})
-        return sum(len(part.segments) for part in ArchiveReader(options, full_schema(options)).partitions())
+        parts: list[Any] = list(ArchiveReader(options, full_schema(options)).partitions())
+        return sum(len(part.segments) for part in parts)
 
     assert bodies() == [b"0", b"0", b"1", b"1", b"2", b"2", b"3", b"3"]
     assert bodies(startingTimestamp=str(start + hour), endingTimestamp=str(start + 3 * hour)) == [
@@ -431,8 +432,8 @@ def test_filters_limit_what_is_read() -> None:
     ]
     assert list(reader.pushFilters(conditions)) == conditions  # Spark applies them once more
     bounds = reader.bounds
-    assert (bounds.vhosts, bounds.start_ms, bounds.end_ms) == ({"/"}, 1000, 2001)
-    assert bounds.queues == set()  # nothing is equal to null
+    assert (bounds.vhosts, bounds.start_ms, bounds.end_ms) == (frozenset("/"), 1000, 2001)
+    assert bounds.queues == frozenset()  # nothing is equal to null
     assert limit(bounds, GreaterThan(("settled",), at(5000)), "published") == bounds
 
 

@@ -57,7 +57,7 @@ class Running:
     def read(self, end: dict[str, Any]) -> list[Row]:
         parts = self.reader.partitions(self.start, end)
         found = [tuple(row.values()) for part in parts for piece in self.reader.read(part) for row in piece.to_pylist()]
-        return sorted(found)  # type: ignore[arg-type]
+        return sorted(found)
 
 
 def given_of(broker: kvitto.Broker, pattern: str = r"orders\..*", **more: str) -> dict[str, str]:

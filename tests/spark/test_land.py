@@ -75,8 +75,8 @@ def settled(url: str, queue: str = "orders") -> int:
 
 def run(spark: SparkSession, url: str, directory: Path, **options: Any) -> Landed:
     place = (str(directory / "orders.parquet"), str(directory / "checkpoint"))
-    options = {"schema": SCHEMA, "available_now": True} | options
-    return land(spark, url, ["orders"], *place, **options)
+    given: dict[str, Any] = {"schema": SCHEMA, "available_now": True}
+    return land(spark, url, ["orders"], *place, **(given | options))
 
 
 def test_rows_are_typed_and_what_does_not_fit_is_put_aside_with_its_reason(

@@ -62,8 +62,8 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         consumer.close()
         again = connection.channel()
         for _ in range(90, TAKEN):
-            delivery = again.get("orders")
-            assert delivery is not None
+            found = again.get("orders")
+            assert found is not None
             again.ack(delivery.delivery_tag)
         again.close()
         wait_until(lambda: channel.log_inspect("failed").next == 10)
@@ -287,7 +287,8 @@ def test_equal_ids_have_equal_hashes_wherever_they_lie() -> None:
 
     def hashed(before: bytes, seed: int = 5) -> list[int]:
         data = np.frombuffer(before + b"".join(ids), np.uint8)
-        return hashes(data, Slices(length > 0, start + len(before), length), seed).tolist()
+        found: list[int] = hashes(data, Slices(length > 0, start + len(before), length), seed).tolist()
+        return found
 
     assert len(set(hashed(b""))) == len(ids)
     assert hashed(b"") == hashed(b"abc") != hashed(b"", seed=6)

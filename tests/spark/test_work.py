@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -87,7 +88,7 @@ def test_failures_are_tried_again_later_and_end_as_dead_letters(
 ) -> None:
     """A8, A15, X1; results are there for each message that is done."""
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "numbers.dead"}
-    retry = {"x-delivery-limit": 2, "x-retry-delay-min": 50, "x-retry-delay-max": 100}
+    retry: dict[str, Any] = {"x-delivery-limit": 2, "x-retry-delay-min": 50, "x-retry-delay-max": 100}
     channel.queue_declare("numbers.dead", durable=True)
     channel.queue_declare("results", durable=True)
     channel.queue_declare("numbers", durable=True, arguments=retry | dead)

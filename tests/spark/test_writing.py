@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -210,7 +211,7 @@ def test_rows_that_a_full_queue_refuses_come_again(url: str, monkeypatch: pytest
     given = options(url, routingKey="small")
     with Connection(url) as connection:
         channel = connection.channel()
-        limits = {"x-max-length": 700, "x-overflow": "reject-publish"}
+        limits: dict[str, Any] = {"x-max-length": 700, "x-overflow": "reject-publish"}
         channel.queue_declare("small", durable=True, arguments=limits)
         thread = threading.Thread(target=lambda: write(given, part(), rows(0, 1000, 100)))
         thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def put(rig: Rig, *messages: bytes, queue: str = "q") -> None:
         rig.turn()
 
 
-def settled_rig(count: int = 12, disk: SimDisk | None = None, **arguments: object) -> tuple[Rig, str]:
+def settled_rig(count: int = 12, disk: SimDisk | None = None, **arguments: Any) -> tuple[Rig, str]:
     """A queue that had `count` messages, all acked, at rest; and its id."""
     rig = Rig(disk)
     queue_id = rig.declare("q", x_archive=True, **arguments).log.queue_id
@@ -97,7 +98,7 @@ def test_a_reader_learns_whose_segments_these_are() -> None:
 def test_what_a_power_cut_left_of_queue_json_is_written_anew() -> None:
     rig, queue_id = settled_rig()
     for place in (QUEUES, ARCHIVE):
-        rig.disk._names[f"{place}/{queue_id}/queue.json"].live[5:] = b""  # type: ignore[union-attr]
+        rig.disk._names[f"{place}/{queue_id}/queue.json"].live[5:] = b""
         found = SimDisk(boot=2)
         found._names = rig.disk.copy()._names
         said = [str(finding) for finding in Survey(found).findings]
@@ -119,7 +120,7 @@ def test_a_start_tells_of_a_damaged_queue_json_as_check_does(place: str, wrong: 
     if wrong is None:
         disk.unlink(path)
     else:
-        disk._names[path].live[:] = wrong  # type: ignore[union-attr]
+        disk._names[path].live[:] = wrong
     told = [finding.path for finding in Survey(disk.copy()).findings]
     assert told == ([] if wrong is None and place == QUEUES else [path])
     rig = Rig(disk)
@@ -138,7 +139,7 @@ def test_a_start_tells_of_an_archive_that_is_nobody_s() -> None:
     rig.settle_down()
     assert bases(rig.disk.files(), queue_id)
     disk = rig.disk.kill()
-    disk._names[f"{ARCHIVE}/{queue_id}/queue.json"].live[:1] = b"?"  # type: ignore[union-attr]
+    disk._names[f"{ARCHIVE}/{queue_id}/queue.json"].live[:1] = b"?"
     assert len(Survey(disk.copy()).findings) == 1
     [alarm] = Rig(disk).store.alarms
     assert alarm.startswith(f"{ARCHIVE}/{queue_id}/queue.json is missing, or does not say which queue this is")
@@ -332,7 +333,7 @@ def test_an_archive_is_bounded_by_size_oldest_first() -> None:
         rig, queue_id = settled_rig(12 if kill else 24, x_archive_max_length_bytes=3000)
         if kill:
             (first, *_) = bases(rig.disk.files(), queue_id)
-            rig.disk._names[f"archive/{queue_id}/{first:020d}.log"].live.extend(bytes(3000))  # type: ignore[union-attr]
+            rig.disk._names[f"archive/{queue_id}/{first:020d}.log"].live.extend(bytes(3000))
             rig.kill()
             rig.settle_down()
         files = rig.disk.files()
@@ -582,7 +583,11 @@ def test_an_end_in_order_waits_until_a_chain_of_archives_has_all(linking: bool) 
     rig = Rig()
     rig.disk.linking = linking
     for k in range(4):
-        to_next = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": f"q{k + 1}", "x_max_length": 3}
+        to_next: dict[str, Any] = {
+            "x_dead_letter_exchange": "",
+            "x_dead_letter_routing_key": f"q{k + 1}",
+            "x_max_length": 3,
+        }
         rig.declare(f"q{k}", x_archive=True, **(to_next if k < 3 else {}))
     for body in bodies(0, 40):
         rig.publish("q0", body)

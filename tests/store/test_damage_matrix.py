@@ -51,7 +51,7 @@ def build(in_order: bool, unsynced: bool = False) -> Memory:
     home = Home(Memory())
     plain, streams, kept = ("a", "b"), ("s", "t"), ("k", "l")
     for name in (*plain, *streams, *kept):
-        more = {"s": {"x_queue_type": "stream"}, "t": {"x_queue_type": "stream"}}.get(name, {})
+        more: dict[str, Any] = {"s": {"x_queue_type": "stream"}, "t": {"x_queue_type": "stream"}}.get(name, {})
         more = {"x_archive": True} if name in kept else more
         home.declare(name, **more).log.segment_bytes = SEGMENT_BYTES
     home.broker.vhosts["/"].bind("amq.topic", home.queue("a"), "a.#", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import struct
 from random import Random
 
@@ -43,7 +44,7 @@ records = st.builds(Record, st.just(0), st.lists(appends, max_size=5), st.lists(
 @pytest.fixture(autouse=True)
 def known_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the file's name is known; those who forge records do not know it."""
-    monkeypatch.setattr(journals.secrets, "randbits", lambda n: SALT)
+    monkeypatch.setattr(secrets, "randbits", lambda n: SALT)
 
 
 def open_store(disk: SimDisk) -> Store:
@@ -416,7 +417,7 @@ def large(*bodies: bytes) -> tuple[Record, Record]:
     """A record as a transaction makes it, and as a start finds it."""
     packed, found = Packed(), Record()
     for body in bodies:
-        packed.append("ab" * 16, (b"key", b"\0\0", body), -1, 0)
+        packed.append("ab" * 16, (b"key", b"\0\0", memoryview(body)), -1, 0)
         found.appends.append(Append("ab" * 16, b"key", b"\0\0", body))
     packed.close()
     return Record(packed=packed), found

@@ -75,7 +75,7 @@ def test_a_long_run_is_split_into_what_24_bits_hold() -> None:
 
 @given(st.lists(st.tuples(st.integers(-5, 70), st.integers(0, 30)), max_size=8), st.integers(0, SPAN))
 def test_bits_and_runs(ranges: list[tuple[int, int]], span: int) -> None:
-    bitmap, model = bytearray((span + 7) // 8), set()
+    bitmap, model = bytearray((span + 7) // 8), set[int]()
     for start, count in ranges:
         fresh = {o for o in range(start, start + count) if 0 <= o < span} - model
         assert set_bits(bitmap, span, start, count) == len(fresh)

@@ -36,7 +36,17 @@ class Authority:
         request = self.place / f"{name}.csr"
         names = ["-addext", f"subjectAltName={other_names}"] if other_names else []
         self._openssl("req", "-new", *EC, "-utf8", "-subj", subject, *names, "-out", request, "-keyout", pair.key)
-        sign = ["x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial"]
+        sign: list[str | Path] = [
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-CA",
+            self.cert,
+            "-CAkey",
+            self.key,
+            "-CAcreateserial",
+        ]
         self._openssl(*sign, "-days", str(days), "-copy_extensions", "copy", "-out", pair.cert)
         return pair
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from kvitto.base.clock import SystemClock
 from kvitto.base.errors import StoreError
@@ -90,7 +91,7 @@ class Home(Rig):
 
     def leave(self) -> None:
         """As a killed process does."""
-        self.store._lock.close()  # type: ignore[union-attr]
+        self.store._lock.close()  # type: ignore[attr-defined]
 
     def stop(self) -> None:
         self.settle_down()
@@ -98,12 +99,14 @@ class Home(Rig):
         self.store.shut()
 
 
+ARGUMENTS: dict[str, dict[str, Any]] = {"stream": {"x_queue_type": "stream"}, "kept": {"x_archive": True}}
+
+
 def build(disk: Disk, *, in_order: bool = True) -> None:
     """Make the directory. Not in order: killed, with a transaction that was not applied."""
     home = Home(disk)
     for name in QUEUES:
-        more = {"stream": {"x_queue_type": "stream"}, "kept": {"x_archive": True}}.get(name, {})
-        home.declare(name, **more).log.segment_bytes = SEGMENT_BYTES
+        home.declare(name, **ARGUMENTS.get(name, {})).log.segment_bytes = SEGMENT_BYTES
     home.broker.vhosts["/"].declare_exchange("logs", "topic", True, False, False, {})
     home.broker.vhosts["/"].bind("logs", home.queue("plain"), "a.#", {})
     for n in range(60):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from kvitto.broker.broker import Broker
 from kvitto.broker.consumer import Consumer
 from kvitto.broker.queue import Queue
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.store.batch import Batch, Body, Stored
 from kvitto.store.store import Store
 from kvitto.wire import tables
@@ -83,13 +84,14 @@ class Rig:
 
     # -- shorthands ------------------------------------------------------------------------------------------
 
-    def declare(self, name: str, durable: bool = True, **arguments: Any) -> Queue:
+    def declare(self, name: str, durable: bool = True, **arguments: Any) -> WorkQueue:
         """`x_max_length=3` stands for "x-max-length": 3."""
         known = {key.replace("_", "-"): value for key, value in arguments.items()}
-        return self.broker.vhosts["/"].declare_queue(name, durable, False, False, known, None)
+        # tests of streams have a helper of their own
+        return cast(WorkQueue, self.broker.vhosts["/"].declare_queue(name, durable, False, False, known, None))
 
-    def queue(self, name: str) -> Queue:
-        return self.broker.vhosts["/"].queues[name]
+    def queue(self, name: str) -> WorkQueue:
+        return cast(WorkQueue, self.broker.vhosts["/"].queues[name])
 
     def delete(self, name: str) -> None:
         self.broker.vhosts["/"].delete_queue(self.queue(name))
@@ -142,7 +144,7 @@ class Delivery:
         self.headers = dict(Properties.decode(props).headers or {})
 
     @property
-    def count(self) -> int | None:
+    def count(self) -> Any:
         """x-delivery-count."""
         return self.headers.get("x-delivery-count")
 
@@ -176,3 +178,10 @@ class Taker(Consumer):
 
     def queue_gone(self) -> None:
         self.gone = True
+
+
+def work_queue(broker: Broker, name: str) -> WorkQueue:
+    """The queue in the vhost "/", which is no stream."""
+    found = broker.vhosts["/"].queues[name]
+    assert isinstance(found, WorkQueue)
+    return found

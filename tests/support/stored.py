@@ -55,5 +55,6 @@ def bodies(queue: Queue, held: bool = False) -> Iterator[tuple[int, bytes]]:
 
 def parked(queue: Queue) -> list[int]:
     """The offsets of the messages that wait for a dead-letter queue."""
-    runs = queue.parked if isinstance(queue, WorkQueue) else []
-    return [o for start, n in runs for o in range(start, start + n)]
+    if not isinstance(queue, WorkQueue):
+        return []
+    return [o for start, n in queue.parked for o in range(start, start + n)]

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 
 
-def wait_until(condition: Callable[[], T], timeout: float = TIMEOUT_S, what: str = "") -> T:
+def wait_until(condition: Callable[[], T | Literal[False] | None], timeout: float = TIMEOUT_S, what: str = "") -> T:
     """The first true value that `condition()` gives; AssertionError after `timeout` seconds, naming `what`."""
     deadline = time.monotonic() + timeout
     pause = 0.0005

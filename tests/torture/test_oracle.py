@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,7 +126,8 @@ def test_order_is_broken_within_a_batch_too_and_by_each_publisher_alone(work: Lo
     publish(work, P, 10)
     publish(work, Q, 10)
     ledger = work.oracle.ledgers[B]
-    ledger.deliver(batch((P, 4), (Q, 3), (P, 5), (Q, 4)), last := {})
+    last: dict[Any, Any] = {}
+    ledger.deliver(batch((P, 4), (Q, 3), (P, 5), (Q, 4)), last)
     assert work.oracle.findings["order"] == 0
     ledger.deliver(batch((P, 7), (Q, 6), (P, 6), (Q, 7)), last)
     assert work.oracle.findings.samples["order"] == ["torture.b: p 6 after 7"]

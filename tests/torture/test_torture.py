@@ -16,7 +16,7 @@ import kvitto
 from kvitto.base.process import group_members
 from kvitto.cli.main import main
 from kvitto.torture import cli, load, plan
-from kvitto.torture.nodes import Command, Kvitto, free_port, kvitto_command
+from kvitto.torture.nodes import Command, Kvitto, Node, free_port, kvitto_command
 from kvitto.torture.oracle import Journal
 from kvitto.torture.proxy import Proxy
 from kvitto.torture.report import as_json, as_text
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 QUIET_S = 0.5
 
 
-def torture(node: Kvitto, wanted: Wanted) -> Run:
+def torture(node: Node, wanted: Wanted) -> Run:
     run = Run(node, wanted, "", lambda text: None)
     run.go()
     return run

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from kvitto.base.config import Config, ConfigError
 from kvitto.server.listening import in_url
@@ -119,8 +120,9 @@ class Broker:
             raise RuntimeError(NOT_STARTED)
         return self._server
 
-    def __enter__(self) -> Broker:
-        return self.start()
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

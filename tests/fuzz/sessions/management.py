@@ -95,7 +95,7 @@ class Writer:
 class Management:
     def __init__(self, world: World) -> None:
         async def listener() -> http.Listener:
-            return http.Listener(Host(world))  # type: ignore[arg-type]
+            return http.Listener(Host(world))
 
         self.world = world
         self.listener = LOOP.loop.run_until_complete(listener())

@@ -14,7 +14,7 @@ import pytest
 from kvitto.base.limits import DEFAULTS
 from tests.sim.world import small_world
 
-SMALL = {
+SMALL: dict[str, dict[str, tuple[object, ...]]] = {
     "kvitto.broker.leaving": {"LEAVING_PER_TURN": (1, 1, 3, 10_000)},
     "kvitto.broker.retries": {"RETRIES_PER_TURN": (1, 3, 10_000)},
     "kvitto.broker.deadletter": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.protocol.states import CLOSED, CLOSING
 from kvitto.store.commit import Commit
 from kvitto.wire import methods as m
@@ -93,7 +94,7 @@ class World:
         peer = self.peers[slot] = Peer(self, slot)
         peer.client.user, peer.client.vhost, peer.client.frame_max = user, vhost, frame_max
         names = ("consumer_cancel_notify", "connection.blocked", "authentication_failure_close", "kvitto_offset_header")
-        capabilities = {name: True for i, name in enumerate(names) if able >> i & 1}
+        capabilities: dict[str, Any] = {name: True for i, name in enumerate(names) if able >> i & 1}
         methods: list[Method] = [
             m.ConnectionStartOk({"capabilities": capabilities}, "PLAIN", f"\0{user}\0{user}".encode(), "en_US"),
             m.ConnectionTuneOk(0, frame_max, heartbeat),
@@ -303,11 +304,11 @@ class World:
             assert c.state == CLOSED and not c.channels and not c.queues, "a connection that is gone has something left"
             assert c.staged == c.unfinished == 0, "bytes of a connection that is gone are still counted"
         assert not hub_.connections and not hub_.channels, "peers that are gone are still counted"
-        held = hub_.holding.total if hasattr(hub_, "holding") else hub_.held
+        held = hub_.holding.total
         assert not held, f"{held} bytes of peers that are gone are still counted"
         for queue_ in self.house.broker.queues.values():
             assert queue_.unacked == 0 and not queue_.consumers, f"{queue_.name}: {queue_.unacked} unacked of nobody"
-            if not queue_.stream:
+            if isinstance(queue_, WorkQueue):
                 ready = queue_.next - queue_.cursor + len(queue_.backlog.requeued)
                 assert queue_.ready == ready, f"{queue_.name}: {queue_.ready} ready, the books say {ready}"
 

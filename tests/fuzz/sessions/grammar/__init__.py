@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.fuzz.sessions.world import World
 
 Rule = Callable[[Grammar], list[Action]]
-THEMES: tuple[tuple[float, list[tuple[float, Rule]]], ...] = (
+THEMES: tuple[tuple[float, Sequence[tuple[float, Rule]]], ...] = (
     (1.0, connections.THEME),
     (0.5, topology.THEME),
     (1.5, publishing.THEME),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvitto.wire import methods as m
+from kvitto.wire.methods import Method
 from tests.fuzz.sessions.grammar.base import Grammar, encoded
 from tests.fuzz.sessions.story import Action
 
@@ -16,7 +17,7 @@ def connect(g: Grammar) -> list[Action]:
     vhost = "/" if g.chance(0.95) else g.one("v", "none")
     frame_max = g.one(131072, 131072, 4096, 4096, 8192, 0) if g.chance(0.99) else 500
     actions: list[Action] = [("connect", slot, user, vhost, frame_max, g.rng.randrange(16), g.one(0, 0, 0, 2))]
-    modes = ([], [], [m.ConfirmSelect()], [m.ConfirmSelect()], [m.TxSelect()])
+    modes: tuple[list[Method], ...] = ([], [], [m.ConfirmSelect()], [m.ConfirmSelect()], [m.TxSelect()])
     opened = [encoded(n, m.ChannelOpen(), *g.one(*modes)) for n in range(1, 1 + g.one(1, 2, 2, 3))]
     return [*actions, ("turn",), ("send", slot, 0, b"".join(opened)), ("turn",)]
 

@@ -100,7 +100,7 @@ def unfinished(g: Grammar) -> list[Action]:
     client, channel = found
     data = g.message(client, channel.number, *address(g))
     at = g.rng.randrange(len(data))
-    between = g.one([("turn",)], [("sync",)], [("time", 1.0)], [("choke", client.slot, 0)])
+    between: list[Action] = g.one([("turn",)], [("sync",)], [("time", 1.0)], [("choke", client.slot, 0)])
     return [("send", client.slot, 0, data[:at]), *between, ("send", client.slot, 0, data[at:]), ("turn",)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvitto.wire import methods as m
+from kvitto.wire.methods import Method
 from tests.fuzz.sessions.grammar import publishing
 from tests.fuzz.sessions.grammar.base import FOLLOWED, TAGS, WRITERS, Grammar
 from tests.fuzz.sessions.story import Action
@@ -29,7 +30,7 @@ def transaction(g: Grammar) -> list[Action]:
             m.BasicAck(tag, g.chance(0.3)), m.BasicNack(tag, False, g.chance(0.5)), m.BasicReject(tag, False)
         )
         actions += g.put(client, channel.number, settled)
-    ends = g.one([m.TxCommit()], [m.TxCommit()], [m.TxRollback()], [])
+    ends: list[Method] = g.one([m.TxCommit()], [m.TxCommit()], [m.TxRollback()], [])
     return actions + (g.put(client, channel.number, *ends) if ends else [])
 
 
