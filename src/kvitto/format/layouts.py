@@ -9,6 +9,7 @@ Fields that are called `zero` are not used: they are written as zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_type_hints
 
@@ -44,15 +45,18 @@ class Layout(Generic[T]):
         for name, code in self.codes.items():
             self.at[name] = at
             at += Struct("<" + code).size
+        self.pack: Callable[..., bytes] = self.struct.pack
+        """Encodes a value for each field, in their order. Raises struct.error for a value that does not fit."""
         self._fields: Any = fields
+
+    def before(self, name: str) -> Struct:
+        """The fields before this one."""
+        codes = list(self.codes.values())[: list(self.codes).index(name)]
+        return Struct("<" + "".join(codes))
 
     def read(self, data: Bytes, at: int = 0) -> T:
         """The fields at `at`. Raises struct.error if `data` ends before them."""
         return self._fields._make(self.struct.unpack_from(data, at))  # type: ignore[no-any-return]
-
-    def pack(self, *values: int | bytes) -> bytes:
-        """A value for each field, in their order, as bytes. Raises struct.error for a value that does not fit."""
-        return self.struct.pack(*values)
 
 
 def u32(data: Bytes, at: int = 0) -> int:
@@ -65,9 +69,8 @@ def u64(data: Bytes, at: int = 0) -> int:
     return int.from_bytes(data[at : at + 8], "little")
 
 
-def bytes_of(number: int) -> bytes:
-    """An integer of 8 bytes: a checksum, a salt, or the position of a footer."""
-    return number.to_bytes(8, "little")
+bytes_of: Callable[[int], bytes] = Struct("<Q").pack
+"""Encodes an integer of 8 bytes: a checksum, a salt, or the position of a footer."""
 
 
 # --- segments and settlement logs

@@ -42,10 +42,10 @@ cdef class Batch:
     cpdef Py_ssize_t priority_of(self, Py_ssize_t i) except? -1
     @cython.locals(k=Py_ssize_t, total=Py_ssize_t)
     cpdef Py_ssize_t body_bytes(self, Py_ssize_t i, Py_ssize_t n)
-    @cython.locals(message=entry.Message, b=Py_ssize_t)
+    @cython.locals(e=Py_ssize_t, message=entry.Message, m=Py_ssize_t, b=Py_ssize_t, key_len=Py_ssize_t)
     cpdef tuple viewed(self, Py_ssize_t i)
     @cython.locals(message=entry.Message, b=Py_ssize_t)
     cpdef tuple message(self, Py_ssize_t i)
-    @cython.locals(message=entry.Message, m=Py_ssize_t, border=Py_ssize_t)
+    @cython.locals(message=entry.Message, m=Py_ssize_t, meta=bytes)
     cpdef tuple key_and_props(self, Py_ssize_t i)
     cpdef unsigned int flags_of(self, Py_ssize_t i)

@@ -241,10 +241,14 @@ class Batch:
 
     def viewed(self, i: int) -> tuple[bytes, bytes, memoryview, int]:
         """Like `message`, but the body is a view. The batch must not change while the view is used."""
-        key, props = self.key_and_props(i)
-        message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
+        e = self.index_at + entry.SIZE * i
+        message = entry.read(self.index.p, e)
+        m = self.meta_at + message.meta
         b = self.body_at + message.body
-        return key, props, self.body.view(b, b + message.body_len), self.flags_of(i)
+        key_len = message.key_len
+        meta = self.meta.tobytes(m, m + key_len + message.props_len)
+        body = self.body.view(b, b + message.body_len)
+        return meta[:key_len], meta[key_len:], body, entry.flags(self.index.p, e)
 
     def message(self, i: int) -> tuple[bytes, bytes, bytes, int]:
         """(key, props, body, flags) of message `i`, as copies. For rare events."""
@@ -258,8 +262,8 @@ class Batch:
         """Key and properties of message `i`."""
         message = entry.read(self.index.p, self.index_at + entry.SIZE * i)
         m = self.meta_at + message.meta
-        border = m + message.key_len
-        return self.meta.tobytes(m, border), self.meta.tobytes(border, border + message.props_len)
+        meta = self.meta.tobytes(m, m + message.key_len + message.props_len)
+        return meta[: message.key_len], meta[message.key_len :]
 
     def flags_of(self, i: int) -> int:
         return entry.flags(self.index.p, self.index_at + entry.SIZE * i)

@@ -33,6 +33,8 @@ NOBODY = "0" * 32
 """The queue id in the entry of a file that belongs to no queue."""
 FREE = bytes(SLOT)
 
+_NAME = SLOT_NAME.before("checksum")
+_SIZES = SLOT_SIZES.before("checksum")
 _CHECKED = SLOT_NAME.at["checksum"]
 """The bytes of a half that its checksum covers; both halves have it at the same place."""
 
@@ -68,13 +70,14 @@ class Entry:
 
 
 def _name(key: Key) -> bytes:
-    body = SLOT_NAME.pack(key[0], 0, bytes.fromhex(key[1]), key[2], b"", 0)[:_CHECKED]
+    body = _NAME.pack(key[0], 0, bytes.fromhex(key[1]), key[2], b"")
     return body + bytes_of(xxhash.xxh3_64_intdigest(body))
 
 
 def _sizes(seed: int, sizes: Sizes) -> bytes:
     """Encode the sizes. `seed`: the checksum of the name, so that a slot that is used again does not keep the sizes of the file before."""
-    body = SLOT_SIZES.pack(*sizes, b"", 0)[:_CHECKED]
+    size, acks_size, end = sizes
+    body = _SIZES.pack(size, acks_size, end, b"")
     return body + bytes_of(xxhash.xxh3_64_intdigest(body, seed))
 
 
@@ -84,7 +87,7 @@ def _seed(name: bytes, at: int = 0) -> int:
 
 
 def _header(slots: int) -> bytes:
-    body = INVENTORY.pack(INVENTORY_MAGIC, INVENTORY_VERSION, b"", 0)[:_CHECKED]
+    body = INVENTORY.before("checksum").pack(INVENTORY_MAGIC, INVENTORY_VERSION, b"")
     seed = xxhash.xxh3_64_intdigest(body)
     return body + bytes_of(seed) + _sizes(seed, (slots, 0, 0))
 
