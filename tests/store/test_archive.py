@@ -505,7 +505,7 @@ def test_a_full_disk_is_tried_again_at_the_next_look_and_not_at_each_turn(caplog
         rig.queue("q").ack(offset, 1)
         rig.settle_down()
     assert [r.message for r in caplog.records] == [
-        f"there is no room for a copy in {ARCHIVE}/{queue_id}: settled segments stay in their queue"
+        f"there is no room for a copy in {ARCHIVE}/{queue_id}: segments that are settled stay in the directory of their queue"
     ]
     rig.disk.linking = True
     look(rig)
@@ -563,7 +563,7 @@ def test_what_is_removed_from_an_archive_by_hand_is_missed_once(whole: bool, del
         for suffix in (".log", ".ack"):
             disk.unlink(f"{directory}/{0:020d}{suffix}")
     said = [str(finding) for finding in Survey(disk.copy()).findings]
-    assert said and all("is missing: what it told of is not in the archive any more" in text for text in said)
+    assert said and all("is missing: the archive does not have its messages any more" in text for text in said)
     rig = Rig(disk)
     assert rig.store.alarms and all(text.startswith(directory) for text in rig.store.alarms)
     stop(rig)

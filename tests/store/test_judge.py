@@ -73,13 +73,18 @@ def check(found: Survey) -> Said:
     read: dict[str, dict[str, int]] = {}
     for folder in found.queues:
         if folder.stream and folder.defined[0]:
-            tags: dict[int, tuple[int, str, int]] = {}
-            for at, content in folder.slots:
-                sequence, offset = (int.from_bytes(content[k : k + 8], "little") for k in (8, 16))
-                tag = content[33 : 33 + content[32]].decode()
-                tags[at // 1024] = max(tags.get(at // 1024, (0, "", 0)), (sequence, tag, offset))
-            read[folder.queue_id] = {tag: offset for _, tag, offset in tags.values()}
+            read[folder.queue_id] = offsets_of(folder.slots)
     return Said(refused, damaged, orphans, [*found.definitions], read)
+
+
+def offsets_of(slots: list[tuple[int, bytes]]) -> dict[str, int]:
+    """The later one of two slots of a pair counts, by its number; of two pairs of one tag, which only damage leaves, by its time."""
+    pairs: dict[int, tuple[int, str, int, int]] = {}
+    for at, content in slots:
+        sequence, offset, time_ms = (int.from_bytes(content[k : k + 8], "little") for k in (8, 16, 24))
+        tag = content[33 : 33 + content[32]].decode()
+        pairs[at // 1024] = max(pairs.get(at // 1024, (-1, "", 0, 0)), (sequence, tag, offset, time_ms))
+    return {tag: offset for _, tag, offset, _ in sorted(pairs.values(), key=lambda pair: pair[3])}
 
 
 def salvaged(found: Survey) -> Memory:

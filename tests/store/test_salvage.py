@@ -80,7 +80,7 @@ def files(disk: Memory) -> list[str]:
 
 def check_saved(original: Original, found: Survey, saved: Contents) -> None:
     """All that waited is there, in order, but what is named as lost; nothing else is, but what had been settled, flagged."""
-    lost = {folder.queue_id: folder.books()[2] for folder in found.queues}
+    lost = {folder.queue_id: folder.counts()[2] for folder in found.queues}
     tails = {f.path.split("/")[1] for f in found.findings if "or more" in f.text or "how many" in f.text}
     for name, messages in original.waiting.items():
         got = saved.get(name, saved.get(f"salvaged.{original.ids[name]}"))
@@ -110,10 +110,10 @@ def test_a_sound_directory_is_sound_and_salvaged_whole(state: str, request: pyte
     assert found.findings == [] and found.notes == [] and job.notes == [] and job.made == {}
     assert datadir.read(to) == original.waiting
     assert original.waiting["journaled"][0][0] == (b"to be settled" if state == "in_order" else b"from the journal")
-    books = {folder.defined[1][1]: folder.books() for folder in found.queues}
-    assert books["plain"] == (36 + (state == "killed"), 24, 0) and books["stream"] == (60, 0, 0)
-    assert books["journaled"] == ((1, 0, 0) if state == "in_order" else (1, 1, 0))
-    assert sum(folder.books()[1] for folder in found.archives) == 54
+    counts = {folder.defined[1][1]: folder.counts() for folder in found.queues}
+    assert counts["plain"] == (36 + (state == "killed"), 24, 0) and counts["stream"] == (60, 0, 0)
+    assert counts["journaled"] == ((1, 0, 0) if state == "in_order" else (1, 1, 0))
+    assert sum(folder.counts()[1] for folder in found.archives) == 54
     for path in [original.part("stream", "offsets"), *original.disk.glob("archive/*")]:
         assert to[path] == original.disk[path]
 

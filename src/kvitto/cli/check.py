@@ -73,7 +73,7 @@ def show(found: Survey) -> str:
 
 def rows(found: Survey) -> list[list[Any]]:
     return [
-        [*name_of(folder), *folder.books(), len(folder.parts), folder.path]
+        [*name_of(folder), *folder.counts(), len(folder.parts), folder.path]
         for folder in [*found.queues, *found.archives]
     ]
 

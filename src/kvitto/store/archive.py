@@ -81,7 +81,7 @@ class Archive:
         self.kept = [self._found(base, known.get(base)) for base in sorted(segments)]
         for base in sorted(known.keys() - segments):
             self.store.alarm(
-                f"{paths.segment(self.directory, base)} is missing: what it told of is not in the archive any more"
+                f"{paths.segment(self.directory, base)} is missing: the archive does not have its messages any more"
             )
             self.store.drop_slot(known[base].slot)
         self.found = segments | logs
@@ -204,7 +204,7 @@ class Archive:
         self._coming.discard(part)
         if not self.held_up:
             self.held_up = True
-            log.warning("%s: settled segments stay in their queue", error)
+            log.warning("%s: segments that are settled stay in the directory of their queue", error)
 
     # -- out -------------------------------------------------------------------------------------------------
 

@@ -68,7 +68,12 @@ class Offsets:
             oldest = next(iter(self._kept))
             gone = self._kept.pop(oldest)
             self._changed.pop(oldest, None)
-            log.info("%s: how far %r has read is forgotten, %d others came later", self._path, oldest, TAGS_MAX)
+            log.info(
+                "%s: forgets how far %r has read, since %d other consumers have acked later",
+                self._path,
+                oldest,
+                TAGS_MAX,
+            )
             return Kept(gone.pair, gone.sequence, offset, 0)
         if self._free:
             return Kept(*self._free.pop(), offset, 0)

@@ -161,7 +161,7 @@ class Store:
             self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
         if not self.upgrading:
             for text in self.inventory.load(self.ending.in_order, self.ending.doubt):
-                self.alarm(f"{text}. It is made anew of what is there")
+                self.alarm(f"{text}. It is made anew from the files that are there")
         self.definitions = Definitions(disk)
         self.journal = Journal(self)
 
@@ -208,9 +208,9 @@ class Store:
         """Note an error that ends the broker: the directory will not be left in order."""
         self.failed = self.failed or error
         if isinstance(error, SyncError):
-            self.distrust()
+            self.assume_power_cut()
 
-    def distrust(self) -> None:
+    def assume_power_cut(self) -> None:
         """Have the next start assume a power cut: a sync has failed, and the kernel may have dropped what it could not write.
 
         This is not synced, because after a real power cut the boot id says the same. It is written over the boot id, because a power cut
@@ -443,7 +443,7 @@ class Store:
         for entry in self.inventory.claim(SEGMENT, queue_id).values():
             path = paths.segment(directory, entry.number)
             if not self.disk.exists(path):
-                self.alarm(f"{path} is missing: its messages, of a queue that is not defined, cannot be got back")
+                self.alarm(f"{path} is missing: it held messages of a queue that is not defined, and they are lost")
                 self.inventory.drop(entry.slot)
 
     def remove_queue(self, directory: str) -> None:
@@ -560,7 +560,7 @@ class Store:
         # Nothing that this sync had to cover is certain: nobody is told anything, for good (C8).
         if commit.error is not None:
             self.failed = commit.error
-            self.distrust()
+            self.assume_power_cut()
             return
         # The facts come first, because each later step writes files that repeat them: a footer, an entry of the inventory, the `durable`
         # of the next batch.

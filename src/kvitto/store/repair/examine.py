@@ -109,7 +109,7 @@ class Part:
             at = max(at, start + count)
         return Blocks(self.base, self.end - self.base, gaps)
 
-    def books(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """Count messages: (those that wait, those that are settled and still stored, those that cannot be read)."""
         waiting = (self.acks or self.blank()).unsettled()
         ready = overlap(waiting, self.stored)

@@ -172,7 +172,7 @@ class Salvage:
     @staticmethod
     def _untold(folder: Folder, part: Part) -> list[tuple[int, int]]:
         """Return runs (start, count) of archived offsets whose settlements cannot be read. They were settled; how is not known."""
-        if not folder.archived or not part.books()[0]:
+        if not folder.archived or not part.counts()[0]:
             return []
         return (part.acks or part.blank()).unsettled()
 

@@ -66,17 +66,17 @@ class Folder:
         """The last record of the journal that it has applied."""
         return max((part.segment.journal for part in self.parts), default=0)
 
-    def books(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """Count messages: (those that wait, those that are settled and still stored, those that cannot be read)."""
         ready, settled, damaged = (
-            sum(column) for column in zip((0, 0, 0), *(p.books() for p in self.parts), strict=True)
+            sum(column) for column in zip((0, 0, 0), *(p.counts() for p in self.parts), strict=True)
         )
         return ready + self.waiting, settled, damaged
 
 
 def _missing(base: int, entry: Entry) -> str:
     if entry.kind == ARCHIVED:
-        return "it is missing: what it told of is not in the archive any more"
+        return "it is missing: the archive does not have its messages any more"
     if entry.end > base:
         return f"it is missing, and with it what waited of offsets {base} to {entry.end - 1}"
     return "it is missing; no message is known to have been in it"
@@ -302,7 +302,7 @@ class Survey:
         elif name == "orphan":
             folder.orphan = True
         elif name == "offsets" + paths.QUARANTINE_SUFFIX:
-            self.damage(path, "a start has missed the file: the stream's named consumers have started over")
+            self.damage(path, "a start has found the file missing: the stream's named consumers have started over")
         else:
             self._stray(path)
 
@@ -408,7 +408,7 @@ class Survey:
         if folder.parts and not folder.about and not self._has_finding(folder.path):
             self.damage(paths.about(folder.path), "it is missing: whose archive this is is not known")
         for part in folder.parts:
-            ready, _, _ = part.books()
+            ready, _, _ = part.counts()
             if part.acks is None:
                 self.damage(
                     paths.settlements(folder.path, part.base),
