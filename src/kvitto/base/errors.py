@@ -64,7 +64,7 @@ class ProtocolError(Exception):
 
     @property
     def reply_text(self) -> str:
-        """Return the text with the code's name before it, as RabbitMQ sends it, cut to the length of a short string."""
+        """The text with the code's name before it, as RabbitMQ sends it, cut to the length of a short string."""
         name = REPLY_NAMES.get(self.code)
         text = self.text
         if name is not None and not text.startswith(name):

@@ -243,7 +243,7 @@ class Connection:
         self.send(m.ConnectionStartOk(properties, "PLAIN", response, "en_US"))
 
     def _tune(self, tune: m.ConnectionTune) -> None:
-        """Return the smaller of the two values; 0 means no limit."""
+        """Use the smaller of both values for each limit; 0 means no limit."""
         wish = self.address.heartbeat_s
         self.heartbeat_s = tune.heartbeat if wish is None else wish
         self.channel_max = tune.channel_max or 65535

@@ -68,7 +68,7 @@ class Rates:
 
     @staticmethod
     def _counts(broker: Broker, connections: list[Any]) -> Iterator[tuple[object, Counts]]:
-        """Return QUEUE_COUNTS, then DEPTHS, of a queue or TOTAL."""
+        """Yield (queue or TOTAL, QUEUE_COUNTS and then DEPTHS), and (connection, its bytes)."""
         sums = [*of_deleted(broker), *([0] * len(DEPTHS))]
         for queue in broker.listed:
             counts = of_queue(queue) + depth_of(queue)

@@ -85,7 +85,7 @@ class Publisher:
 
     @property
     def settled(self) -> bool:
-        """Return whether nothing is left to send and no answer is missing."""
+        """Whether nothing is left to send and no answer is missing."""
         return (
             self.quota.left == 0 and not self.committing and not self.channel.outstanding and not self.connection.out.n
         )

@@ -107,7 +107,7 @@ class Scan:
 
 
 def tallies(scan: Scan) -> Task:
-    """Yield rows of TALLIES, a few for each segment."""
+    """A task that yields rows of TALLIES, a few for each segment."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         for segment, mark in scan.segments(batches):
@@ -177,7 +177,7 @@ def _tally_rows(segment: Segment, kind: Ints, count: Ints, longest: Ints) -> pa.
 
 
 def keys(scan: Scan) -> Task:
-    """Yield rows of KEYS for stored messages."""
+    """A task that yields rows of KEYS for stored messages."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         for segment, mark in scan.segments(batches):
@@ -196,7 +196,7 @@ def keys(scan: Scan) -> Task:
 
 
 def receipt_keys(seed: int) -> Task:
-    """Yield rows of KEYS for lines of receipts."""
+    """A task that yields rows of KEYS for lines of receipts."""
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         found: dict[str | None, list[Keys]] = {}
@@ -309,7 +309,7 @@ def _twice(hashed: Keys) -> Keys:
 
 
 def rows_of(scan: Scan, wanted: Keys) -> Task:
-    """Yield rows of STORED: the messages whose id has one of these hashes."""
+    """A task that yields rows of STORED: the messages whose id has one of these hashes."""
     ordered = np.sort(wanted)
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -328,7 +328,7 @@ def rows_of(scan: Scan, wanted: Keys) -> Task:
 
 
 def receipt_rows(seed: int, wanted: dict[str | None, Keys]) -> Task:
-    """Yield rows of RECEIPTS whose id has one of the wanted hashes of their queue."""
+    """A task that yields rows of RECEIPTS whose id has one of the wanted hashes of their queue."""
     ordered = {queue: np.sort(hashed) for queue, hashed in wanted.items()}
 
     def task(batches: Batches) -> Iterator[pa.RecordBatch]:

@@ -113,7 +113,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _inner(value: Any, place: str) -> list[tuple[str, Any]]:
-    """Yield the values in an object or an array, each with its position; all of an array have the same."""
+    """Return the values in an object or an array, each with its position; all of an array have the same."""
     if isinstance(value, dict):
         return [(f"{place}.{name}", inner) for name, inner in value.items()]
     return [(f"{place}[]", inner) for inner in value] if isinstance(value, list) else []

@@ -62,7 +62,7 @@ class Acceptor:
 
     @property
     def beginning(self) -> int:
-        """Return the number of accepted connections without a peer: with TLS, those in a handshake."""
+        """The number of accepted connections without a peer: with TLS, those in a handshake."""
         return len(self._beginning)
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:

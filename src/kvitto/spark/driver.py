@@ -277,7 +277,7 @@ class Driver:
         return True
 
     def _complete(self, name: str, to: Position, first: int, count: int) -> None:
-        """Return whether all messages of a batch are there."""
+        """End the query, or warn, if a batch has fewer messages than planned."""
         if to.count is not None and count < to.count:
             self._lost(missing(name, first, to.next, count, to.count))
 

@@ -1,12 +1,9 @@
-"""Read mode `staged`, for any queue of any broker. The driver consumes, stages and only then acks; executors read the
-files.
+"""Read mode `staged`, for any queue of any broker. `source.py` calls the driver; executors read the files.
 
-1. Messages are written to the staging directory, durably, and then acked. If the driver is killed in between, the
-broker sends them again, flagged redelivered, and their ids identify them: nothing is lost, and with unique ids nothing
-comes twice.
-2. A batch is a range of files, which is in Spark's log before it is read. Files that no batch names yet are the next
-batch.
-3. Files are deleted after Spark has committed their batch, by the `start` of `latestOffset`, as in read mode `range`.
+Messages are written to the staging directory, durably, and then acked. If the driver is killed in between, the broker
+sends them again, flagged redelivered, and their ids identify them: nothing is lost, and with unique ids nothing comes
+twice. A batch is a range of files, which is in Spark's log before it is read. Files that no batch names yet are the
+next batch. Files are deleted after Spark has committed their batch, by `latestOffset(start)`, as in read mode `range`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The staging directory: messages on disk before they are acked, as Arrow files that executors read.
 
-    <stagingLocation>/lock             held while a driver lives: two of them would ack each other's messages away
-    <stagingLocation>/identity         32 hex digits; in the offsets, to know the directory again
+    <stagingLocation>/lock             held while a driver runs: two of them would ack each other's messages
+    <stagingLocation>/identity         32 hex digits; also in the offsets, to recognise the directory
     <stagingLocation>/queue-<name>/    name percent-encoded
-        00000000000000000012.arrow     staged, not settled yet; numbers go up by one
-        ids                            the last message ids that were settled, one Arrow column
+        00000000000000000012.arrow     staged messages, not settled yet; numbers increase by one
+        ids                            the message ids that were settled last, one Arrow column
 
-A file appears under its name only when it is whole and durable, and with its directory entry (fsync, rename, fsync).
-Rows are messages as received, property list undecoded: a file does not depend on the schema of the query.
+A file gets its name only when it is complete and durable (fsync, rename, fsync of the directory). Rows are messages as
+received, with undecoded properties, so a file does not depend on the query's schema. `staged.py` uses this.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def raw(batch: Batch) -> pa.RecordBatch:
 
 
 def read_file(number: int, path: str) -> Iterator[Messages]:
-    """Return the messages of a staged file, not decoded, with their offsets."""
+    """Yield the messages of a staged file, not decoded, with their offsets."""
     offset = number << ROW_BITS
     with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
         for k in range(reader.num_record_batches):

@@ -246,7 +246,7 @@ class _Task:
 
     @property
     def _stage(self) -> str:
-        """Return the name of a new stage. It is short, because a commit names all stages of a batch in one frame."""
+        """The name of the current stage. It is short, because a commit names all stages of a batch in one frame."""
         return f"{self.part.partition}-{self.part.attempt}-{self._opened}"
 
     def _take_return(self, returned: Returned) -> None:

@@ -1,5 +1,4 @@
-"""The load: publishers, transactions and consumers. Each is a thread that opens a connection of its own again and
-again.
+"""The load: publishers, transactions and consumers, each in a thread that connects again and again.
 
     exchange torture.all  -> queues a, b, idle          publisher p (confirms), transactions t
     exchange torture.some -> queues b, c                publisher q (confirms), transactions t
@@ -443,7 +442,7 @@ class Load:
 
     @property
     def quiet(self) -> bool:
-        """Return whether no client waits for anything."""
+        """Whether no client waits for anything."""
         idlers = [self._idler] if self._idler is not None else []
         return all(client.idle.is_set() for client in [*self.clients, *idlers])
 

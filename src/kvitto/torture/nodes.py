@@ -157,13 +157,13 @@ class Node:
 
     @property
     def at_its_files(self) -> bool:
-        """Return whether any of its processes has a file of its directory open, from /proc."""
+        """Whether any of its processes has a file of its directory open, from /proc."""
         below = f"{self.data.resolve()}/"
         return any(path.startswith(below) for pid in self.members() for path in open_files(pid))
 
     @property
     def listens(self) -> bool:
-        """Return whether its port is open."""
+        """Whether its port is open."""
         parts = urlsplit(self.uri)
         with contextlib.suppress(OSError), socket.create_connection((parts.hostname, parts.port or 5672), 1.0):
             return True
@@ -239,7 +239,7 @@ class Kvitto(Node):
 
     @property
     def listens(self) -> bool:
-        """Return whether it has printed its ready line."""
+        """Whether it has printed its ready line."""
         assert self._process is not None and self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], 0.0)[0])
 
@@ -366,7 +366,7 @@ def kvitto_command() -> list[str]:
 
 
 def open_files(pid: int) -> Iterator[str]:
-    """Return the paths that a process has open, as far as the system shows them."""
+    """Yield the paths that a process has open, as far as the system shows them."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):

@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def as_before(self) -> bool:
-        """Return whether no file is open that was not open at the start, and hardly more is on the disk."""
+        """Whether no file is open that was not open at the start, and hardly more is on the disk."""
         first, last = self.first, self.deleted
         if first is None or last is None:
             return False

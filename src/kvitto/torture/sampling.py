@@ -37,7 +37,7 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """Return whether it is more than noise: above zero by more than three standard errors."""
+        """Whether it is more than noise: above zero by more than three standard errors."""
         return self.bytes_per_h > 3 * self.error
 
 

@@ -81,7 +81,7 @@ def _ids(directory: Path) -> list[str]:
 
 
 def _of_queue(directory: Path, archive: Path | None) -> Iterator[Segment]:
-    """Return the segments in one queue's directory; none of a live one without queue.json, because that queue has no archive."""
+    """Yield the segments in one queue's directory; none of a live one without queue.json, because that queue has no archive."""
     try:
         bases = [int(match[1]) for name in os.listdir(directory) if (match := _SEGMENT.fullmatch(name))]
     except FileNotFoundError:  # the queue or its archive has been deleted

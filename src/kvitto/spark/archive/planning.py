@@ -70,7 +70,7 @@ def marks(segments: Sequence[Segment]) -> dict[str, int]:
 
 
 def together(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Return the tasks: a large segment each, or several small ones."""
+    """Yield the tasks: a large segment each, or several small ones."""
     group: list[Segment] = []
     size = 0
     for each in segments:
