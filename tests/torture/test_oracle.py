@@ -9,7 +9,7 @@ import pytest
 from kvitto.client import Batch
 from kvitto.client.codec import Scanner
 from kvitto.torture import load
-from kvitto.torture.load import DEAD, GROUP, IDLE, MOVED, QUEUES, A, B, C, Load, Place, Publisher
+from kvitto.torture.load import DEAD, GROUP, IDLE, MOVED, QUEUES, A, B, C, Load, Publisher, Target
 from kvitto.torture.oracle import ACKED, CONFIRMED, NEVER, REFUSED, REJECTED, REQUEUED, SAFE, Journal, body, runs
 from kvitto.wire import methods as m
 from tests.protocol.raw import content
@@ -20,7 +20,7 @@ P, Q, T = 0, 1, 2
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Load]:
     journal = Journal(tmp_path / "journal")
-    yield Load(journal, Place())
+    yield Load(journal, Target())
     journal.close()
 
 

@@ -61,18 +61,18 @@ def test_confirms_that_never_come_are_found(tmp_path: Path, monkeypatch: pytest.
     proxy.start()
     with kvitto.Broker() as broker:
         proxy.target = (parts := urlsplit(broker.url)).hostname or "", parts.port or 0
-        place = load.Place()
-        work = load.Load(journal, place)
+        target = load.Target()
+        work = load.Load(journal, target)
         load.declare(broker.url)
-        place.uri = through(broker.url, proxy.port)
-        place.up.set()
+        target.uri = through(broker.url, proxy.port)
+        target.up.set()
         publisher = work.publishers[0]
         publisher.start()
         assert wait_until(lambda: publisher.moves > 0)
         assert work.oracle.findings["confirms"] == 0
         proxy.half_open(lambda: True, from_client=False)
         assert wait_until(lambda: work.oracle.findings["confirms"] > 0)
-        place.ended.set()
+        target.ended.set()
         proxy.cut_half_open()
         publisher.join()
     proxy.close()
@@ -85,13 +85,13 @@ def test_an_error_that_nobody_has_caused_is_found(tmp_path: Path) -> None:
     """Here a queue is gone."""
     journal = Journal(tmp_path / "journal")
     with kvitto.Broker() as broker:
-        place = load.Place()
-        work = load.Load(journal, place)
-        place.uri = broker.url
-        place.up.set()
+        target = load.Target()
+        work = load.Load(journal, target)
+        target.uri = broker.url
+        target.up.set()
         work.consumers[0].start()
         assert wait_until(lambda: work.oracle.findings["protocol"] > 0)
-        place.ended.set()
+        target.ended.set()
         work.consumers[0].join()
     journal.close()
     assert "404" in work.oracle.findings.samples["protocol"][0]

@@ -65,7 +65,7 @@ GONE = (0, 320)
 """Reply codes of a connection that ended because the broker ended."""
 
 
-class Place:
+class Target:
     """The current address of the broker, and whether the load goes on. Shared by all clients."""
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class Place:
 class Client(threading.Thread):
     """Connects and talks until it has to end. The end of a connection is normal here, any other error is a finding."""
 
-    def __init__(self, oracle: Oracle, place: Place, name: str) -> None:
+    def __init__(self, oracle: Oracle, target: Target, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.oracle = oracle
-        self.place = place
+        self.target = target
         self.connections = 0
         self.moves = 0
         """Increases when something was confirmed or settled."""
@@ -96,14 +96,14 @@ class Client(threading.Thread):
 
     @property
     def ending(self) -> bool:
-        return self.done.is_set() or self.place.ended.is_set()
+        return self.done.is_set() or self.target.ended.is_set()
 
     def run(self) -> None:
         while not self.ending:
-            if not self.place.up.wait(WAIT_S):
+            if not self.target.up.wait(WAIT_S):
                 continue
             try:
-                connection = Connection(self.place.uri, name=f"kvitto torture {self.name}", buffer_bytes=1 << 18)
+                connection = Connection(self.target.uri, name=f"kvitto torture {self.name}", buffer_bytes=1 << 18)
             except (AMQPError, TimeoutError, OSError):
                 time.sleep(RETRY_S)
                 continue
@@ -142,8 +142,8 @@ class Client(threading.Thread):
 class Publisher(Client):
     """Streamed confirms: BURST publishes at a time, at most WINDOW unconfirmed. It records each confirm."""
 
-    def __init__(self, oracle: Oracle, place: Place, flow: Flow, behind: Callable[[], int], limit: int = 0) -> None:
-        super().__init__(oracle, place, f"publisher {flow.name}")
+    def __init__(self, oracle: Oracle, target: Target, flow: Flow, behind: Callable[[], int], limit: int = 0) -> None:
+        super().__init__(oracle, target, f"publisher {flow.name}")
         self.flow = flow
         self.behind = behind
         self.limit = limit
@@ -164,7 +164,7 @@ class Publisher(Client):
         channel.confirm_select(on_confirm=self.confirm)
         exchange, key, properties = Column.one(flow.routes[0][0].encode()), Column.one(b""), persistent()
         while not self.ending:
-            if self.place.paused.is_set() or self.finished:
+            if self.target.paused.is_set() or self.finished:
                 self._await(channel, 0)
                 self.idle.set()
                 self._rest(channel)
@@ -207,7 +207,7 @@ class Publisher(Client):
         try:
             channel.wait_until_outstanding(most, CONFIRM_S)
         except TimeoutError:
-            if channel.connection.blocked is None and self.place.up.is_set():
+            if channel.connection.blocked is None and self.target.up.is_set():
                 text = f"{self.name}: {channel.outstanding} publishes from {self.first + self.low - 1} on"
                 self.oracle.findings.add(
                     "confirms", f"{text} have no confirm after {CONFIRM_S:g} s", channel.outstanding
@@ -218,8 +218,8 @@ class Publisher(Client):
 class Transactor(Client):
     """Transactions of GROUP messages over all queues, some of them rolled back: all or nothing."""
 
-    def __init__(self, oracle: Oracle, place: Place, flow: Flow, behind: Callable[[], int]) -> None:
-        super().__init__(oracle, place, f"transactions {flow.name}")
+    def __init__(self, oracle: Oracle, target: Target, flow: Flow, behind: Callable[[], int]) -> None:
+        super().__init__(oracle, target, f"transactions {flow.name}")
         self.flow = flow
         self.behind = behind
 
@@ -229,7 +229,7 @@ class Transactor(Client):
         channel.tx_select()
         properties = PERSISTENT.encode()
         while not self.ending:
-            if self.place.paused.is_set() or self.behind() > BEHIND_MAX:
+            if self.target.paused.is_set() or self.behind() > BEHIND_MAX:
                 self.idle.set()
                 self._rest(channel)
                 continue
@@ -278,8 +278,8 @@ class Promise:
 class Consumer(Client):
     """Consumes one queue with manual acks; `_settle` says how a batch is settled."""
 
-    def __init__(self, oracle: Oracle, place: Place, ledger: Ledger) -> None:
-        super().__init__(oracle, place, f"consumer of {ledger.queue}")
+    def __init__(self, oracle: Oracle, target: Target, ledger: Ledger) -> None:
+        super().__init__(oracle, target, f"consumer of {ledger.queue}")
         self.ledger = ledger
         self.queue = ledger.queue
 
@@ -302,7 +302,7 @@ class Consumer(Client):
                 items = []
                 channel.connection.flush(CONFIRM_S)
             self._keep(channel, promises)
-            if not items and not len(batch) and (not promises or self.place.safe_after_s != 0.0):
+            if not items and not len(batch) and (not promises or self.target.safe_after_s != 0.0):
                 self.idle.set()
 
     def _settle(self, channel: Channel, items: list[Item]) -> list[Item]:
@@ -318,7 +318,7 @@ class Consumer(Client):
             if promise.fence >= channel.settled_below:
                 break
             promise.confirmed_at = promise.confirmed_at or now
-        while promises and promises[0].confirmed_at and now - promises[0].confirmed_at >= self.place.safe_after_s:
+        while promises and promises[0].confirmed_at and now - promises[0].confirmed_at >= self.target.safe_after_s:
             self.ledger.settle(promises.popleft().items, SAFE)
             self.moves += 1
 
@@ -396,18 +396,18 @@ class Mover(Consumer):
 class Load:
     """All clients of a run and their records."""
 
-    def __init__(self, journal: Journal, place: Place, publishes: int = 0) -> None:
-        self.place = place
+    def __init__(self, journal: Journal, target: Target, publishes: int = 0) -> None:
+        self.target = target
         self.oracle = oracle = Oracle(journal, (C, DEAD, MOVED))
         p, q = oracle.flow("p", [ROUTE_ALL]), oracle.flow("q", [ROUTE_SOME])
         t = oracle.flow("t", [ROUTE_ALL, ROUTE_SOME], GROUP)
         for queue in QUEUES:
             oracle.ledger(queue, ordered=queue not in (DEAD, MOVED))
         half = -(-publishes // 2 // BURST) * BURST
-        self.publishers = [Publisher(oracle, place, flow, self.behind, half) for flow in (p, q)]
-        self.transactors = [Transactor(oracle, place, t, self.behind)]
+        self.publishers = [Publisher(oracle, target, flow, self.behind, half) for flow in (p, q)]
+        self.transactors = [Transactor(oracle, target, t, self.behind)]
         kinds: dict[str, type[Consumer]] = {A: Consumer, B: Requeuer, C: Rejecter, DEAD: Mover, MOVED: Consumer}
-        self.consumers = [kind(oracle, place, oracle.ledgers[queue]) for queue, kind in kinds.items()]
+        self.consumers = [kind(oracle, target, oracle.ledgers[queue]) for queue, kind in kinds.items()]
         self._idler: Consumer | None = None
         self._given_up = 0
 
@@ -428,7 +428,7 @@ class Load:
     def drain_idle(self, on: bool) -> None:
         """Begin to consume the idle queue, or end it."""
         if on and self._idler is None:
-            self._idler = Consumer(self.oracle, self.place, self.oracle.ledgers[IDLE])
+            self._idler = Consumer(self.oracle, self.target, self.oracle.ledgers[IDLE])
             self._idler.start()
         elif not on and self._idler is not None:
             self._idler.done.set()
@@ -448,7 +448,7 @@ class Load:
 
     def join(self) -> None:
         """End all clients. The broker must be running or ended, not frozen."""
-        self.place.ended.set()
+        self.target.ended.set()
         for client in [*self.clients, *([self._idler] if self._idler else [])]:
             if client.ident is not None:  # else the broker did not even start
                 client.join()

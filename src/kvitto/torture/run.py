@@ -63,15 +63,15 @@ class Run:
         self.node = node
         self.wanted = wanted
         self.say = say
-        self.place = load.Place()
+        self.target = load.Target()
         self.journal = Journal(node.place / "journal")
-        self.load = load.Load(self.journal, self.place, wanted.publishes)
+        self.load = load.Load(self.journal, self.target, wanted.publishes)
         self.oracle = self.load.oracle
         self.outcome = Outcome(node.name, wanted.seed, again, promises_flag=isinstance(node, Kvitto))
         if isinstance(node, Kvitto):
             self.oracle.whole_order = set(wanted.faults) <= {plan.KILL, plan.KILL_START, plan.RESTART}
         else:
-            self.place.safe_after_s = SAFE_AFTER_S
+            self.target.safe_after_s = SAFE_AFTER_S
         self.proxy = Proxy() if {plan.CUT, plan.HALF_OPEN} & set(wanted.faults) else None
         self._life = 0
         self._start_s = 0.0
@@ -201,12 +201,12 @@ class Run:
         self.node.resume()
         if self.proxy is not None:
             self.proxy.cut_half_open()
-        if not self.place.up.is_set():
+        if not self.target.up.is_set():
             self.node.kill()
             self._start()
 
     def _down(self) -> None:
-        self.place.up.clear()
+        self.target.up.clear()
         if self.proxy is not None:
             self.proxy.target = None
 
@@ -221,8 +221,8 @@ class Run:
             uri = through(uri, self.proxy.port)
         if plan.HALF_OPEN in self.wanted.faults:
             uri = uri.replace("heartbeat=0", f"heartbeat={plan.HEARTBEAT_S}")
-        self.place.uri = f"{uri}&connection_timeout=5000"
-        self.place.up.set()
+        self.target.uri = f"{uri}&connection_timeout=5000"
+        self.target.up.set()
         return took
 
     def _alive(self) -> None:
@@ -248,7 +248,7 @@ class Run:
 
     def _judge(self) -> None:
         """Let all messages arrive that may arrive, and close a chapter of the records."""
-        self.place.paused.set()
+        self.target.paused.set()
         self.load.drain_idle(True)
         seen, since = -1, time.monotonic()
         while not self._drained():
@@ -263,7 +263,7 @@ class Run:
         self.load.forgive()
         self.outcome.chapters += 1
         self._chapter_s = time.monotonic()
-        self.place.paused.clear()
+        self.target.paused.clear()
 
     def _drained(self) -> bool:
         return self.load.quiet and load.waiting(self.node.uri) == 0 and self.load.quiet and not self.oracle.judge()
@@ -303,7 +303,7 @@ class Run:
             self.outcome.deleted = self._sample()
 
     def _end(self) -> None:
-        self.place.ended.set()
+        self.target.ended.set()
         self.node.resume()
         if self.proxy is not None and self.proxy.is_alive():
             self.proxy.target = None
