@@ -1,4 +1,7 @@
-"""Queue arguments: what they mean, what is refused, what policies add, and when two declarations are the same (semantics D1, Q)."""
+"""Queue arguments: what they mean, what is refused, what policies add, and when two declarations are the same (semantics D1, Q).
+
+A new argument is a line in ARGUMENTS, a field of `QueueSettings` and a line in `read_settings`; what it changes is in the queue.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,69 @@ DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
 QUORUM_PRIORITY_MAX = 31
 """A quorum queue has priorities without an argument, as RabbitMQ's 4.3."""
 ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
-NOT_FOR_STREAMS = (
-    "x-message-ttl",
-    "x-expires",
-    "x-overflow",
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-delivery-limit",
-    "x-max-priority",
-    "x-single-active-consumer",
-    "x-retry-delay-min",
-    "x-retry-delay-max",
-    *DELAYED_RETRY,
-)
-"""What RabbitMQ refuses for a stream, and what would mean nothing."""
 SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
 STREAM_SEGMENT_BYTES_MAX = 3_000_000_000
+
+
+FIRST, SMALLER, SHORTER = "first", "smaller", "shorter"
+"""What counts where a queue and its policy both say something: what the queue says, the smaller number, the shorter interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of queues, as declarations and policies have to know it; `read_settings` says what it means.
+
+    `policy`: whether a policy can have it, without the `x-`, and what counts then; "" for those that belong to one queue.
+    `streams`: whether a stream may have it.
+    """
+
+    name: str
+    policy: str = ""
+    streams: bool = True
+
+    @property
+    def key(self) -> str:
+        """What policies call it."""
+        return self.name.removeprefix("x-")
+
+
+ARGUMENTS = (
+    Argument("x-message-ttl", SMALLER, streams=False),
+    Argument("x-expires", SMALLER, streams=False),
+    Argument("x-max-length", SMALLER),
+    Argument("x-max-length-bytes", SMALLER),
+    Argument("x-overflow", FIRST, streams=False),
+    Argument("x-dead-letter-exchange", FIRST, streams=False),
+    Argument("x-dead-letter-routing-key", FIRST, streams=False),
+    Argument("x-on-alarm", FIRST),
+    Argument("x-delivery-limit", SMALLER, streams=False),
+    Argument("x-max-priority", streams=False),
+    Argument("x-retry-delay-min", FIRST, streams=False),
+    Argument("x-retry-delay-max", FIRST, streams=False),
+    *(Argument(name, FIRST, streams=False) for name in DELAYED_RETRY),
+    Argument("x-single-active-consumer", streams=False),
+    Argument("x-consumer-timeout", SMALLER),
+    Argument("x-max-age", SHORTER),
+    Argument(SEGMENT_SIZE),
+    Argument("x-archive"),
+    *(Argument(name) for name in ARCHIVE_BOUNDS),
+)
+"""All but the type (queue_types.py). Two declarations of a queue are the same only if they agree in each of these."""
+EQUIVALENCE_ARGUMENTS = tuple(argument.name for argument in ARGUMENTS)
+NOT_FOR_STREAMS = tuple(argument.name for argument in ARGUMENTS if not argument.streams)
+"""What RabbitMQ refuses for a stream, and what would mean nothing."""
+SMALLER_COUNTS = tuple(argument.key for argument in ARGUMENTS if argument.policy == SMALLER)
+"""Settings of a policy that are limits: of several the smallest counts."""
+SHORTER_COUNTS = tuple(argument.key for argument in ARGUMENTS if argument.policy == SHORTER)
+"""Settings of a policy that are intervals: the same."""
+QUEUE_POLICY = (
+    *SMALLER_COUNTS,
+    *SHORTER_COUNTS,
+    *(argument.key for argument in ARGUMENTS if argument.policy == FIRST),
+)
+"""What a policy may say of queues: the names of arguments without `x-`."""
+RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for name in DELAYED_RETRY))
+"""Who says one of them says when messages come again: none of the others is added from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -169,22 +219,6 @@ def _retry(read: Reader) -> tuple[int, int, bool, str]:
     return shortest, longest if longest >= 0 else MS_MAX, True, kind
 
 
-SMALLER_COUNTS = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit", "consumer-timeout")
-"""Settings of a policy that are limits: of several the smallest counts."""
-RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for name in DELAYED_RETRY))
-"""Who says one of them says when messages come again: none of the others is added from elsewhere."""
-QUEUE_POLICY = (
-    *SMALLER_COUNTS,
-    "max-age",
-    "overflow",
-    "dead-letter-exchange",
-    "dead-letter-routing-key",
-    "on-alarm",
-    *RETRIES,
-)
-"""What a policy may say of queues: the names of arguments without `x-`."""
-
-
 def usable(arguments: dict[str, Any]) -> dict[str, Any]:
     """Those that a queue can have: definitions may be of a version that took more. InvalidArgument for an unknown queue type."""
     arguments = dict(arguments)
@@ -224,31 +258,8 @@ def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[st
             merged[name] = value
         elif key in SMALLER_COUNTS:
             merged[name] = stricter(key, own, value)
-        elif key == "max-age":
+        elif key in SHORTER_COUNTS:
             merged[name] = min(own, value, key=age_ms)
     if "x-dead-letter-exchange" not in merged:
         merged.pop("x-dead-letter-routing-key", None)
     return merged
-
-
-EQUIVALENCE_ARGUMENTS = (  # beside the type
-    "x-message-ttl",
-    "x-expires",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-overflow",
-    "x-on-alarm",
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-delivery-limit",
-    "x-max-priority",
-    "x-retry-delay-min",
-    "x-retry-delay-max",
-    *DELAYED_RETRY,
-    "x-single-active-consumer",
-    "x-consumer-timeout",
-    "x-max-age",
-    SEGMENT_SIZE,
-    "x-archive",
-    *ARCHIVE_BOUNDS,
-)

@@ -17,6 +17,7 @@ from kvitto.broker.argument_reader import AGE_UNITS_MS, InvalidArgument, age_ms
 from kvitto.broker.arguments import (
     QUEUE_POLICY,
     RETRIES,
+    SHORTER_COUNTS,
     SMALLER_COUNTS,
     read_settings,
     stricter,
@@ -102,7 +103,7 @@ def _check_setting(key: str, value: Any, operator: bool) -> None:
         raise InvalidPolicy(f"{key}: there is no value")
     if key == ALTERNATE and not (isinstance(value, str) and len(value.encode()) <= SHORTSTR_MAX):
         raise InvalidPolicy(f"{key}: expected the name of an exchange, got {value!r}")
-    if key == "max-age" and not (isinstance(value, str) and age_ms(value) >= 0):
+    if key in SHORTER_COUNTS and not (isinstance(value, str) and age_ms(value) >= 0):
         raise InvalidPolicy(f"{key}: expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}")
 
 
