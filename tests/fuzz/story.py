@@ -123,14 +123,14 @@ def take_steps(house: House, peers: list[Peer], everybody: list[Peer], steps: li
             peers[who] = Peer(house)
             everybody.append(peers[who])
         elif step.kind == BLOCK:
-            house.hub.block("no room" if step.argument & 2 else None)
+            house.hub.alarms.block("no room" if step.argument & 2 else None)
         for each in peers:
             each.take()
 
 
 def end(house: House, everybody: list[Peer], dice: int) -> None:
     """Time passes, both go. Of some stories also: the next peer is served; what was stored can be read after a restart."""
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     house.settle()
     for peer in everybody:
         peer.take()

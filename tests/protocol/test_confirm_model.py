@@ -524,8 +524,8 @@ def test_unblocking_does_not_start_a_connection_that_waits_for_its_commit() -> N
     wire.put(1, m.TxCommit())
     wire.frames()
     assert not wire.reading
-    house.hub.block("test")
-    house.hub.block(None)
+    house.hub.alarms.block("test")
+    house.hub.alarms.block(None)
     assert not wire.reading
     house.settle()
     assert wire.reading

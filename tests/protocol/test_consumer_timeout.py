@@ -186,12 +186,12 @@ def test_acks_that_are_held_back_by_the_broker_are_waited_for(house: House) -> N
     """A16, D4: a publisher that is blocked is not read from, so its acks cannot come in."""
     wire = opened(house, m.BasicConsume("q", "c"))
     publish(house, "q", b"x")
-    house.hub.block("low on disk")
+    house.hub.alarms.block("low on disk")
     wire.feed(content(1, m.BasicPublish("", "free"), NO_PROPERTIES, b"one more"))
     assert not wire.reading
     pass_time(house, 2 * TIMEOUT_MS)
     assert not closed(wire)
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     say(wire, 1, m.BasicAck(1))
     pass_time(house, 2 * TIMEOUT_MS)
     assert not closed(wire)

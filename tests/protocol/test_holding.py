@@ -130,12 +130,12 @@ def test_a_message_that_waits_for_room_is_not_too_slow() -> None:
     """Nothing is read from a publisher that is blocked: its message cannot go on."""
     house = House()
     wire = house.wire()
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.feed(begun("a", MIB, bytes(100_000)))
     assert not wire.reading
     watch(house, 130)
     assert wire.connection.state == RUNNING
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     watch(house, 50)
     assert wire.connection.state == RUNNING
 

@@ -157,11 +157,11 @@ def test_a_blocked_publisher_waits_behind_the_message_that_is_routed_in_pieces(h
     """D4: the end of the work for it let the next one in."""
     wire = confirming(house)
     behind_exchanges(house)
-    house.hub.block("low on disk: a test")
+    house.hub.alarms.block("low on disk: a test")
     wire.feed(3 * content(1, m.BasicPublish("x", ""), COPIES, b"x"))
     house.settle()
     assert ready(house, "a") == 1 and not wire.reading
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     house.settle()
     assert ready(house, "a") == 3 and wire.reading
 
@@ -169,9 +169,9 @@ def test_a_blocked_publisher_waits_behind_the_message_that_is_routed_in_pieces(h
 def test_a_publisher_goes_on_that_is_no_longer_blocked_when_its_message_is_there(house: House) -> None:
     wire = confirming(house)
     behind_exchanges(house)
-    house.hub.block("low on disk: a test")
+    house.hub.alarms.block("low on disk: a test")
     wire.feed(2 * content(1, m.BasicPublish("x", ""), COPIES, b"x"))
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     assert not ready(house, "a")
     house.settle()
     assert ready(house, "a") == 2 and wire.reading

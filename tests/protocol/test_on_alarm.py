@@ -45,13 +45,13 @@ def test_it_is_nacked_and_nobody_is_blocked() -> None:
     wire = publisher(house)
     publish(wire, "frank")
     assert heard(wire) == [m.BasicAck(1, False)]
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     for _ in range(2):
         publish(wire, "frank")
     wire.feed(content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, bytes(300_000)))  # in several frames
     assert heard(wire) == [m.BasicNack(n, False, False) for n in (2, 3, 4)]
     assert wire.reading and ready(house)["frank"] == 1
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     publish(wire, "frank")
     assert heard(wire) == [m.BasicAck(5, False)]
     assert ready(house)["frank"] == 2
@@ -61,11 +61,11 @@ def test_without_confirms_a_publisher_is_blocked() -> None:
     """Nobody would hear the no: nothing is dropped."""
     house = House()
     wire = publisher(house, confirm=False)
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.feed(content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, b"x") * 2)
     assert heard(wire) == [m.ConnectionBlocked("no room")]
     assert not wire.reading
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     assert heard(wire) == [m.ConnectionUnblocked()] and ready(house)["frank"] == 2
 
 
@@ -73,11 +73,11 @@ def test_nothing_is_said_behind_a_close() -> None:
     """W6: an alarm that ends while a blocked connection is being closed."""
     house = House()
     wire = publisher(house, confirm=False)
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     publish(wire, "frank")
     heard(wire)
     wire.connection.close(ConnectionError_(CONNECTION_FORCED, "shutdown"))
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     assert [type(method) for method in heard(wire)] == [m.ConnectionClose]
 
 
@@ -86,11 +86,11 @@ def test_a_transaction_is_blocked() -> None:
     house = House()
     wire = publisher(house, confirm=False)
     wire.put(1, m.TxSelect())
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.feed(content(1, m.BasicPublish("", "frank"), NO_PROPERTIES, b"x"))
     heard(wire)
     assert not wire.reading
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     wire.put(1, m.TxCommit())
     assert m.TxCommitOk() in heard(wire) and ready(house)["frank"] == 1
 
@@ -101,11 +101,11 @@ def test_all_queues_of_a_message_must_say_so() -> None:
     wire = publisher(house)
     wire.put(1, *(m.QueueBind(name, "amq.fanout") for name in ("polite", "frank")))
     heard(wire)
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.feed(content(1, m.BasicPublish("amq.fanout", "k"), NO_PROPERTIES, b"x") * 2)
     assert heard(wire) == [m.ConnectionBlocked("no room"), m.BasicAck(1, False)]
     assert not wire.reading and ready(house) == {"polite": 1, "frank": 1}
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     assert heard(wire) == [m.ConnectionUnblocked(), m.BasicAck(2, False)]
 
 
@@ -113,7 +113,7 @@ def test_copies_to_other_queues_are_refused_with_it() -> None:
     """CC: never an ack for what was dropped."""
     house = House()
     wire = publisher(house)
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     publish(wire, "frank", props=Properties(headers={"CC": ["polite"]}).encode())
     assert heard(wire) == [m.BasicNack(1, False, False)]
     assert ready(house) == {"polite": 0, "frank": 0}
@@ -123,7 +123,7 @@ def test_mistakes_are_what_they_were() -> None:
     """W5: a missing exchange, an unroutable message."""
     house = House()
     wire = publisher(house)
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     publish(wire, "k", exchange="missing")
     [closed] = [x for x in heard(wire) if isinstance(x, m.ChannelClose)]
     assert closed.reply_code == 404
@@ -137,7 +137,7 @@ def test_an_alarm_between_the_frames_of_a_message() -> None:
     for alarm, answer in (("no room", m.BasicNack(1, False, False)), (None, m.BasicAck(2, False))):
         wire.feed(whole[:-5])
         house.turn()
-        house.hub.block(alarm)
+        house.hub.alarms.block(alarm)
         wire.feed(whole[-5:])
         assert heard(wire) == [answer]
 
@@ -188,10 +188,10 @@ def test_a_message_that_was_begun_before_the_alarm_blocks_its_publisher() -> Non
     wire = publisher(house)
     whole = content(1, m.BasicPublish("", "polite"), NO_PROPERTIES, b"0123456789")
     wire.feed(whole[:-5])
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.feed(whole[-5:])
     assert not wire.reading and heard(wire) == [m.ConnectionBlocked("no room"), m.BasicAck(1, False)]
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     assert wire.reading and heard(wire) == [m.ConnectionUnblocked()]
 
 

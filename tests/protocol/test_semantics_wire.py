@@ -10,7 +10,9 @@ import pytest
 
 import kvitto
 from kvitto.base.limits import DEFAULTS
+from kvitto.broker.auth import Attempt, User
 from kvitto.protocol.connection import Connection
+from kvitto.protocol.hub import Driver
 from kvitto.wire import methods as m
 from kvitto.wire import tables
 from kvitto.wire.methods import Method, frame
@@ -473,7 +475,7 @@ def test_publishers_are_told_when_they_have_to_wait() -> None:
     house.settle()
     for wire in (able, unable, consumer):
         wire.frames()
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     house.turn()
     late, idle = Wire(house), Wire(house)
     late.login(**BLOCKED)
@@ -487,7 +489,7 @@ def test_publishers_are_told_when_they_have_to_wait() -> None:
     consumer.put(1, m.BasicGet("q"), m.BasicAck(1), m.QueueDeclare("other", durable=True))
     house.settle()
     assert [type(x) for x in consumer.methods()] == [m.BasicGetOk, m.QueueDeclareOk]
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     house.settle()
     assert able.reading and blocked(late) == [m.ConnectionUnblocked()]
     assert m.ConnectionUnblocked() in able.methods()
@@ -503,10 +505,10 @@ def test_the_end_of_a_block_does_not_overtake_an_answer() -> None:
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
     house.settle()
     wire.frames()
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.put(1, m.QueueDeclare("d", durable=True), m.QueueDeclare("q", passive=True))
     house.turn()
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     house.turn()
     assert wire.methods() == []
     house.settle()
@@ -521,14 +523,14 @@ def test_a_blocked_publisher_still_hears_us() -> None:
         assert broker._server is not None
         loop, hub = broker._loop, broker._server.hub
         assert loop is not None
-        loop.call_soon_threadsafe(hub.block, "no room", "test")
+        loop.call_soon_threadsafe(hub.alarms.block, "no room", "test")
         raw.call(1, m.BasicQos(), m.BasicQosOk)
         raw.publish(1, "", "nowhere", b"x")
         raw.publish(1, "", "nowhere", b"x")
         raw.expect(m.ConnectionBlocked)
         for _ in range(2):
             assert raw.frame() == (FRAME_HEARTBEAT, 0, b"")
-        loop.call_soon_threadsafe(hub.block, None, "test")
+        loop.call_soon_threadsafe(hub.alarms.block, None, "test")
         raw.expect(m.ConnectionUnblocked)
         raw.call(1, m.BasicQos(), m.BasicQosOk)
 
@@ -540,13 +542,13 @@ def test_the_end_of_a_block_does_not_overtake_a_commit() -> None:
     wire.put(1, m.QueueDeclare("d", durable=True), m.TxSelect())
     house.settle()
     wire.frames()
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.feed(content(1, m.BasicPublish("", "d"), NO_PROPERTIES, b"x"))
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     wire.put(1, m.TxCommit())
-    house.hub.block("no room")
+    house.hub.alarms.block("no room")
     wire.connection.stall()
-    house.hub.block(None)
+    house.hub.alarms.block(None)
     house.turn()
     assert wire.methods() == [] and not wire.reading
     house.settle()
@@ -645,7 +647,13 @@ def test_a_password_is_checked_outside_the_loop() -> None:
     assert guest is not None
     guest.proof = b""  # as after a start: the password has not been seen yet
     checks: list[Callable[[], None]] = []
-    house.hub.log_in = lambda attempt, done: checks.append(lambda: done(attempt.check()))
+
+    class Slow(Driver):
+        def log_in(self, attempt: Attempt, checked: Callable[[User | None], None]) -> bool:
+            checks.append(lambda: checked(attempt.check()))
+            return True
+
+    house.hub.driver = Slow()
     right, wrong, gone = (Wire(house) for _ in range(3))
     behind = b"".join(
         frame(FRAME_METHOD, 0, method.encode()) for method in (m.ConnectionTuneOk(0, 0, 0), m.ConnectionOpen("/"))

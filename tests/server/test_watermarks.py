@@ -14,7 +14,7 @@ from kvitto.base import config
 from kvitto.base.config import Config, ConfigError
 from kvitto.base.limits import MIB
 from kvitto.base.process import memory_bytes, resident_bytes
-from kvitto.protocol.hub import no_room
+from kvitto.protocol.alarms import no_room
 from kvitto.server.watermarks import Watermarks
 from kvitto.wire import methods as m
 from tests.http.api import Http
@@ -31,14 +31,14 @@ class Machine:
         self.house = House()
         self.hub = self.house.hub
         settings = Config(disk_free_limit=50 * MIB, memory_limit=200 * MIB)
-        self.marks = Watermarks(settings, self.hub.block, lambda: self.free, lambda: self.used)
+        self.marks = Watermarks(settings, self.hub.alarms.block, lambda: self.free, lambda: self.used)
 
     def look(self, *, free: int | None = None, used: int | None = None) -> set[str]:
         """The alarms after a second in which that has become free or used, in MiB."""
         self.free = self.free if free is None else free * MIB
         self.used = self.used if used is None else used * MIB
         self.marks.look()
-        return set(self.hub.alarms)
+        return set(self.hub.alarms.reasons)
 
 
 def test_an_alarm_comes_at_the_limit_and_goes_well_behind_it() -> None:
@@ -59,7 +59,7 @@ def test_with_a_large_limit_an_alarm_ends_soon_behind_it() -> None:
     """A tenth of a large disk might never come back."""
     machine = Machine()
     settings = Config(disk_free_limit=50_000 * MIB, memory_limit=10_000 * MIB)
-    machine.marks = Watermarks(settings, machine.hub.block, lambda: machine.free, lambda: machine.used)
+    machine.marks = Watermarks(settings, machine.hub.alarms.block, lambda: machine.free, lambda: machine.used)
     assert machine.look(free=49_999, used=10_001) == {"disk", "memory"}
     assert machine.look(free=50_063, used=9_937) == {"disk", "memory"}
     assert machine.look(free=50_064, used=9_936) == set()
@@ -103,10 +103,10 @@ def test_a_disk_that_is_still_low_for_another_reason_is_not_said_to_be_no_longer
     """After a write that found no room had found some, the log said so although the watermark still held publishers up."""
     machine = Machine()
     machine.look(free=10)
-    machine.hub.block(no_room(0), "room")
+    machine.hub.alarms.block(no_room(0), "room")
     caplog.clear()
     caplog.set_level("INFO")
-    machine.hub.block(None, "room")
+    machine.hub.alarms.block(None, "room")
     assert not caplog.records
     machine.look(free=100)
     assert [record.getMessage() for record in caplog.records] == ["no longer low on disk", "publishers may go on"]
@@ -117,11 +117,14 @@ def test_reasons_fit_into_a_short_string() -> None:
     machine = Machine()
     machine.hub._full(True)
     machine.marks = Watermarks(
-        Config(disk_free_limit=1 << 60, memory_limit=1 << 50), machine.hub.block, lambda: 1 << 59, lambda: 1 << 60
+        Config(disk_free_limit=1 << 60, memory_limit=1 << 50),
+        machine.hub.alarms.block,
+        lambda: 1 << 59,
+        lambda: 1 << 60,
     )
     machine.marks.look()
-    assert set(machine.hub.alarms) == {"disk", "room", "memory"}
-    assert m.ConnectionBlocked(machine.hub.blocked or "").encode()
+    assert set(machine.hub.alarms.reasons) == {"disk", "room", "memory"}
+    assert m.ConnectionBlocked(machine.hub.alarms.blocked or "").encode()
 
 
 def test_what_stays_free_for_acks_is_said() -> None:
@@ -134,7 +137,7 @@ def test_what_stays_free_for_acks_is_said() -> None:
     machine.house.store._room = 0
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(110_000)))
     machine.house.turn()
-    assert machine.hub.blocked == (
+    assert machine.hub.alarms.blocked == (
         "low on disk: no room for messages with 16.1 MiB free, 16 MiB are kept free for acks and definitions;"
         " make room, or consume, purge or delete queues"
     )
@@ -142,9 +145,9 @@ def test_what_stays_free_for_acks_is_said() -> None:
 
 def test_a_limit_of_a_few_bytes_is_not_said_to_be_0() -> None:
     machine = Machine()
-    machine.marks = Watermarks(Config(memory_limit=1), machine.hub.block, lambda: 1 << 40, lambda: 100 * MIB)
+    machine.marks = Watermarks(Config(memory_limit=1), machine.hub.alarms.block, lambda: 1 << 40, lambda: 100 * MIB)
     machine.marks.look()
-    assert "100 MiB in use, more than --memory-limit of 1 bytes" in (machine.hub.blocked or "")
+    assert "100 MiB in use, more than --memory-limit of 1 bytes" in (machine.hub.alarms.blocked or "")
 
 
 @pytest.mark.parametrize(

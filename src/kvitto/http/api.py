@@ -71,7 +71,7 @@ class Api:
         """The reasons why this broker does not do all that it should, as sentences."""
         store, hub = self.host.store, self.host.hub
         failed = [] if store.failed is None else [f"the disk failed: {store.failed}"]
-        blocked = [] if hub.blocked is None else [f"publishers are blocked: {hub.blocked}"]
+        blocked = [] if hub.alarms.blocked is None else [f"publishers are blocked: {hub.alarms.blocked}"]
         return [*failed, *blocked, *store.alarms, *self.broker.inert.values()]
 
     async def change(self, make: Callable[[], T]) -> T:

@@ -25,16 +25,16 @@ FULL_S = 1.0
 
 async def publish(api: Api, message: Publishing) -> bool:
     """Store a message, and return whether it reached a queue when it is durable there. Raise ChannelError 404, 406, Problem 503."""
-    if api.host.hub.blocked is not None:
-        raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.blocked}")
+    if api.host.hub.alarms.blocked is not None:
+        raise Problem(503, "blocked", f"publishing is blocked: {api.host.hub.alarms.blocked}")
     await api.perform(message.steps())
     route, refused = message.route, message.refused
     if not route.count and route.out_of_service is None:
-        return bool(api.host.hub.deliver_reply(route, message.props, message.body))
+        return bool(api.host.hub.replies.deliver(route, message.props, message.body))
     stored = asyncio.Event()
     durable = [queue for queue in route.queues if queue.log.durable]
     if durable:
-        api.host.hub.when_written(durable, stored.set, lambda _: stored.set())
+        api.host.hub.confirms.when_written(durable, stored.set, lambda _: stored.set())
     await api.write()
     while durable and not stored.is_set() and not api.broker.unwritten:
         with suppress(TimeoutError):

@@ -114,9 +114,9 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     yield counter("kvitto_messages_delivered_total", "Deliveries, repeated ones included.", delivered)
     yield counter("kvitto_messages_redelivered_total", "Repeated deliveries.", redelivered)
     yield counter("kvitto_messages_acknowledged_total", "Messages settled by an ack.", acked)
-    yield counter("kvitto_messages_unroutable_total", "Messages that were routed to no queue.", hub.unroutable)
+    yield counter("kvitto_messages_unroutable_total", "Messages that were routed to no queue.", hub.replies.unroutable)
     yield counter(
-        "kvitto_messages_confirmed_total", "Publishes that were answered with an ack or a nack.", hub.answered
+        "kvitto_messages_confirmed_total", "Publishes that were answered with an ack or a nack.", hub.confirms.answered
     )
     yield counter(
         "kvitto_store_syncs_total", "Syncs to disk, each for all messages that waited.", host.store.commits.syncs
@@ -132,9 +132,11 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
         *head("kvitto_refused_total", "counter", "Refusals, by the limit that a peer exceeded."),
         *(f'kvitto_refused_total{{limit="{name}"}} {count}' for name, count in broker.refused.items()),
     ]
-    yield gauge("kvitto_publishers_blocked", "1: low on disk or memory, publishers wait.", int(hub.blocked is not None))
-    yield gauge("kvitto_memory_alarm", "1: publishers wait for memory.", int("memory" in hub.alarms))
-    low = bool({"disk", "room"} & hub.alarms.keys())
+    yield gauge(
+        "kvitto_publishers_blocked", "1: low on disk or memory, publishers wait.", int(hub.alarms.blocked is not None)
+    )
+    yield gauge("kvitto_memory_alarm", "1: publishers wait for memory.", int("memory" in hub.alarms.reasons))
+    low = bool({"disk", "room"} & hub.alarms.reasons.keys())
     yield gauge("kvitto_disk_alarm", "1: publishers wait for disk space.", int(low))
     yield gauge(
         "kvitto_disk_free_bytes", "Free bytes on the file system of the data directory.", host.store.disk.free_bytes()

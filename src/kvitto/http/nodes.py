@@ -85,7 +85,7 @@ def kvitto(call: Call) -> dict[str, Any]:
         "uptime_ms": host.uptime_ms,
         "syncs": host.store.commits.syncs,
         "alarms": len(call.api.alarms),
-        "publishers_blocked": host.hub.blocked is not None,
+        "publishers_blocked": host.hub.alarms.blocked is not None,
     }
 
 
@@ -101,10 +101,10 @@ def node(call: Call) -> dict[str, Any]:
         "uptime": host.uptime_ms,
         "mem_used": process.resident_bytes(),
         "mem_limit": host.config.memory_limit,
-        "mem_alarm": "memory" in host.hub.alarms,
+        "mem_alarm": "memory" in host.hub.alarms.reasons,
         "disk_free": free,
         "disk_free_limit": host.config.disk_free_limit,
-        "disk_free_alarm": bool({"disk", "room"} & host.hub.alarms.keys()),
+        "disk_free_alarm": bool({"disk", "room"} & host.hub.alarms.reasons.keys()),
         "fd_used": process.open_files(),
         "fd_total": process.open_files_max(),
         "sockets_used": len(host.hub.connections),

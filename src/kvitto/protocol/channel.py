@@ -404,7 +404,7 @@ class Channel:
         if route.out_of_service is not None and not self.confirm and not route.count:
             raise walls.out_of_service(route.out_of_service)
         if not route.count and route.out_of_service is None:
-            if self.connection.hub.deliver_reply(route, props, body):
+            if self.connection.hub.replies.deliver(route, props, body):
                 return
             if mandatory:
                 self.give_back(route, props, body)
@@ -473,7 +473,7 @@ class Channel:
     def touch(self) -> None:
         """Have the end of this turn look at this channel's confirms."""
         self.touched = True
-        self.connection.hub.touched.append(self)
+        self.connection.hub.confirms.touched.append(self)
 
     def confirm_to(self, sequence: int) -> None:
         """Every publish up to `sequence` that was not refused is safe (C2): one cumulative ack."""

@@ -134,7 +134,7 @@ class Connection:
         """Its budget is used up: the rest of its input is handled in the next turn."""
         self.budget = 0
         self.publisher = False
-        self.blocked = hub.blocked is not None
+        self.blocked = hub.alarms.blocked is not None
         self.held_back = False
         """It has published while publishers were blocked: whatever else it waits for, its input goes on when they no longer are."""
         self.failed = False
@@ -179,9 +179,9 @@ class Connection:
             self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
             if self.output.buf.n > INPUT_PAUSE:
                 self._choke()
-            if self.hub.touched:
-                self.hub.note_published()
-            self.hub.schedule()
+            if self.hub.confirms.touched:
+                self.hub.confirms.note_published()
+            self.hub.driver.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)
 
@@ -611,7 +611,7 @@ class Connection:
         self.state = CLOSING
         close = ConnectionClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
         self.output.put_method(0, close.encode())
-        self.hub.schedule()
+        self.hub.driver.schedule()
 
     def close_channel(self, c: Channel) -> Iterator[None]:
         """Nothing more comes and goes on a channel. Returns the steps that give back what it holds (`closing.steps`)."""
@@ -622,7 +622,7 @@ class Connection:
             c.tx.clear()  # the rollback may take several turns, and others may need the memory at once
         self.hub.broker.readers.remove(self, c)
         self.hub.timeouts.forget(c)
-        self.hub.forget_channel(c)
+        self.hub.replies.forget(c)
         return closing.steps(c)
 
     def release(self) -> None:
@@ -660,7 +660,7 @@ class Connection:
         if self.hub.connections.pop(self, 0) is None:
             self.hub.connections_closed += 1
         self.output.forget()
-        self.hub.schedule()
+        self.hub.driver.schedule()
 
     # -- out and flow ----------------------------------------------------------------------------------------
 
@@ -700,7 +700,7 @@ class Connection:
             self.transport.write(piece)
         if not output.dirty:
             output.mark()
-        self.hub.schedule()
+        self.hub.driver.schedule()
         return False
 
     def _wake(self) -> None:
@@ -708,7 +708,7 @@ class Connection:
         if self.output.crowd is not None:
             self.hub.serve_later(self, self.output.crowd)
         self.hub.broker.readers.wake(self)
-        self.hub.schedule()
+        self.hub.driver.schedule()
 
     def writable(self, yes: bool) -> None:
         """The socket takes no more for now (False), or does again."""
@@ -764,7 +764,7 @@ class Connection:
         """Say that publishers wait, once for an alarm, to a peer that wants to know."""
         if self.can_block and not self.told_blocked and self.state == RUNNING:
             self.told_blocked = True
-            self.send(0, ConnectionBlocked(self.hub.blocked or ""))
+            self.send(0, ConnectionBlocked(self.hub.alarms.blocked or ""))
 
     def send(self, channel: int, method: Method) -> None:
         self.output.put_method(channel, method.encode())
@@ -779,7 +779,7 @@ class Connection:
             output.buf.add(HEARTBEAT)
             if not output.dirty:
                 output.mark()
-            self.hub.schedule()
+            self.hub.driver.schedule()
         self.sent_at_beat = self.sent_bytes + output.buf.n
         return True
 
@@ -808,7 +808,7 @@ class Connection:
         """The name behind direct reply-to for a request of this channel. ChannelError 406 without its consumer."""
         if channel.reply_tag is None:
             raise ChannelError(406, "fast reply consumer does not exist", 60, 40)
-        return self.hub.reply_address(channel)
+        return self.hub.replies.address_of(channel)
 
 
 def unknown_tag(tag: int) -> ChannelError:

@@ -131,7 +131,7 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     connection.can_cancel = can(connection, "consumer_cancel_notify")
     connection.can_block = can(connection, "connection.blocked")
     connection.wants_offsets = can(connection, "kvitto_offset_header")
-    users, log_in = connection.hub.broker.users, connection.hub.log_in
+    users = connection.hub.broker.users
     if method.mechanism == "EXTERNAL" and connection.external is not None:
         name = connection.external
         same = method.response in (b"", name.encode("utf-8", "surrogateescape"))
@@ -140,9 +140,6 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     name, password = credentials(method.mechanism, method.response)
     address = connection.peer.rpartition(":")[0]
     attempt = Attempt(users, name, password, address, connection.loopback, lambda: connection.state == START)
-    if log_in is None or attempt.is_remembered:
-        _logged_in(connection, method.mechanism, name, attempt.check())
-        return
 
     def checked(user: User | None) -> None:
         if connection.state == START:
@@ -151,10 +148,12 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
             except ConnectionError_ as error:
                 connection.fail(error)
             connection.unstall()
-            connection.hub.schedule()
+            connection.hub.driver.schedule()
 
-    connection.stall()
-    log_in(attempt, checked)
+    if attempt.is_remembered or not connection.hub.driver.log_in(attempt, checked):
+        _logged_in(connection, method.mechanism, name, attempt.check())
+    else:
+        connection.stall()
 
 
 def _logged_in(connection: Connection, mechanism: str, name: str, user: User | None) -> None:
@@ -207,7 +206,7 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
     connection.channel_max = channel_max
     connection.heartbeat = method.heartbeat
     if connection.heartbeat:
-        connection.hub.beats(connection)
+        connection.hub.driver.watch_heartbeats(connection)
 
 
 def _open(connection: Connection, method: ConnectionOpen) -> None:

@@ -204,7 +204,7 @@ class Output:
             self.parts.popleft()
             if isinstance(part, Streamed):
                 part.end()
-                self.hub.schedule()
+                self.hub.driver.schedule()
             elif part.n:
                 return part.view()
         self.streaming = False

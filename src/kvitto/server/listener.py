@@ -109,7 +109,7 @@ class Peer(asyncio.BufferedProtocol):
         self.socket = None
         if connection is not None:
             self.server.guard(lambda: walls.run(connection, connection.lost))
-        self.server.hub.schedule()
+        self.server.hub.driver.schedule()
 
     # -- the connection's calls ------------------------------------------------------------------------------
 

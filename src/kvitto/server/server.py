@@ -20,7 +20,7 @@ from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.limits import Limits
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.broker import Broker
-from kvitto.protocol.hub import Hub
+from kvitto.protocol.hub import Driver, Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.heartbeats import Heartbeats
@@ -39,6 +39,7 @@ from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
     from kvitto.broker.auth import Attempt, User
+    from kvitto.protocol.connection import Connection
 
 log = logging.getLogger("kvitto")
 
@@ -60,7 +61,7 @@ def nothing() -> None:
     """The callback of a sync that nobody waits for."""
 
 
-class Server:
+class Server(Driver):
     def __init__(self, config: Config, disk: Disk | None = None, clock: Clock | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
@@ -125,7 +126,7 @@ class Server:
         if self.config.tls_port is not None:
             self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock, Limits(**self.config.limits))  # type: ignore[arg-type]
-        self.hub = Hub(self.broker)
+        self.hub = Hub(self.broker, self, self.config.max_channels)
         try:
             self.store.open()
             self._look_who_reads()
@@ -133,16 +134,12 @@ class Server:
         except StoreError as error:
             self.store.fail(error)
             raise
-        self.hub.max_channels = self.config.max_channels
         self.broker.max_queues = self.config.max_queues
         self.broker.file_room = self._file_room
-        self.hub.schedule = self.schedule
         self.logins = Logins(self.broker.users, self._loop.time)
-        self.hub.log_in = self._log_in
         self._heartbeats = Heartbeats(self._loop, self.guard)
         self._watch = ConnectionWatch(self.hub)
-        self.hub.beats = self._heartbeats.watch
-        self._watermarks = Watermarks(self.config, self.hub.block, self.store.disk.free_bytes)
+        self._watermarks = Watermarks(self.config, self.hub.alarms.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced, self.schedule)
         if isinstance(self.store.disk, RealDisk):
             self.store.disk.remover = self._syncer
@@ -384,15 +381,19 @@ class Server:
             raise self.store.failed
         self.pacing.measured(job.size, job.seconds)
 
-    def _log_in(self, attempt: Attempt, done: Callable[[User | None], None]) -> None:
+    def log_in(self, attempt: Attempt, checked: Callable[[User | None], None]) -> bool:
         def ended(task: asyncio.Task[User | None]) -> None:
             self._logging_in.discard(task)
             if not task.cancelled():
-                self.guard(lambda: done(task.result()))
+                self.guard(lambda: checked(task.result()))
 
         task = self._loop.create_task(self.logins.check(attempt))
         self._logging_in.add(task)
         task.add_done_callback(ended)
+        return True
+
+    def watch_heartbeats(self, connection: Connection) -> None:
+        self._heartbeats.watch(connection)
 
     def _arm_timer(self) -> None:
         due = self.broker.timers.next_ms

@@ -26,7 +26,7 @@ SMALL: dict[str, dict[str, tuple[object, ...]]] = {
     "kvitto.broker.parked": {"SLICE": (2, 100)},
     "kvitto.broker.jobs": {"PIECES_PER_TURN": (1, 4)},
     "kvitto.broker.timers": {"RUN_MAX": (1, 500)},
-    "kvitto.protocol.hub": {"REPLIES_MAX": (3000, 8 << 20)},
+    "kvitto.protocol.replies": {"REPLIES_MAX": (3000, 8 << 20)},
     "kvitto.protocol.connection": {
         "INPUT_PAUSE": (3000, 8 << 20),
         "KEPT_BYTES": (0, 4 << 20),

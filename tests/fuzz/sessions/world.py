@@ -185,7 +185,7 @@ class World:
             self.house.broker.retry_writes()
 
     def do_block(self, alarm: str, on: int) -> None:
-        self.house.hub.block(f"low on {alarm}: there is little left" if on else None, alarm)
+        self.house.hub.alarms.block(f"low on {alarm}: there is little left" if on else None, alarm)
 
     def do_http(self, user: str, method: str, path: str, body: bytes) -> None:
         self._followed_by_http(method, path, body)
@@ -252,8 +252,8 @@ class World:
         """All go; nothing of them stays; the next peer is served; and a restart finds what there was."""
         self.disk.full = False
         self.house.broker.retry_writes()
-        for alarm in list(self.house.hub.alarms):
-            self.house.hub.block(None, alarm)
+        for alarm in list(self.house.hub.alarms.reasons):
+            self.house.hub.alarms.block(None, alarm)
         self.calm()
         self._look()
         for slot in list(self.peers):

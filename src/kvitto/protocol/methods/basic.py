@@ -186,7 +186,7 @@ def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
     consumer = chan.forget_consumer(m.consumer_tag)
     if m.consumer_tag == chan.reply_tag:
         chan.reply_tag = None
-        conn.hub.forget_channel(chan)
+        conn.hub.replies.forget(chan)
     if not m.no_wait:
         conn.send(chan.number, BasicCancelOk(m.consumer_tag))
     if consumer is not None:

@@ -44,7 +44,7 @@ def named(chan: Channel, name: str) -> str:
 
 def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
     m.queue = one_line(m.queue)
-    if m.queue == DIRECT_REPLY_TO or conn.hub.is_reply_address(m.queue):
+    if m.queue == DIRECT_REPLY_TO or conn.hub.replies.is_address(m.queue):
         conn.send(chan.number, QueueDeclareOk(m.queue, 0, 1))
         return
     if m.passive:

@@ -172,11 +172,11 @@ class Commit:
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf, mandatory: bool) -> None:
         """A direct reply is sent, a mandatory message is returned."""
-        if not self.conn.hub.deliver_reply(route, props, body) and mandatory:
+        if not self.conn.hub.replies.deliver(route, props, body) and mandatory:
             self.chan.give_back(route, props, body)
 
     def when_written(self, queues: list[Queue], done: Callable[[], None], lost: Callable[[Queue], None]) -> None:
-        self.conn.hub.when_written(queues, done, lost)
+        self.conn.hub.confirms.when_written(queues, done, lost)
 
     def done(self) -> None:
         if not self.chan.closing:

@@ -37,7 +37,7 @@ def disk(g: Grammar) -> list[Action]:
 def room(g: Grammar) -> list[Action]:
     """The disk has room again, and no alarm lasts."""
     over: list[Action] = [("full", 0)] if g.world.disk.full else []
-    return over + [("block", alarm, 0) for alarm in g.world.house.hub.alarms if alarm != "room"]
+    return over + [("block", alarm, 0) for alarm in g.world.house.hub.alarms.reasons if alarm != "room"]
 
 
 def alarm(g: Grammar) -> list[Action]:
