@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvitto.broker.queue import Queue
@@ -19,6 +19,8 @@ class Route:
         self.exchange = exchange
         self.routing_key = routing_key
         self.queues = queues
+        self.first: Any = queues[0] if queues else None
+        """The first of the queues. Compiled code knows its type, and need not ask for each message."""
         self.count = len(queues)
         self.dynamic = dynamic
         self.refused = False

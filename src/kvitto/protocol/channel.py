@@ -193,7 +193,9 @@ class Channel:
             self.several(route.count, body_len)
         refused = None
         for k in range(route.count):
-            q = route.queues[k]
+            q = route.first
+            if k:
+                q = route.queues[k]
             self.appending = k
             if not q.append(p, key, key_len, props_p, props, props_len, body_p, body, body_len, -1, 0):
                 if refused is None:
