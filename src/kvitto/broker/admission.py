@@ -25,10 +25,12 @@ def admit(properties: Properties, user: User | None, copies_max: int) -> int:
 
     `copies_max`: how many routing keys CC and BCC may have together.
     """
-    if user is not None:
+    if user is not None and properties.user_id is not None:
         check_user(properties.user_id, user)
     ttl_ms = expiration_ms(properties.expiration)
-    check_copies(properties.headers or {}, copies_max)
+    headers = properties.headers
+    if headers and ("CC" in headers or "BCC" in headers):
+        check_copies(headers, copies_max)
     return ttl_ms
 
 
@@ -49,9 +51,9 @@ def as_consumers_see(props: bytes, headers: Mapping[str, Any], reply_to: str | N
     return props
 
 
-def check_user(user_id: str | None, user: User) -> None:
+def check_user(user_id: str, user: User) -> None:
     """ChannelError 406 if a message claims to be from somebody else; impersonators may."""
-    if user_id not in (None, user.name) and "impersonator" not in user.tags:
+    if user_id != user.name and "impersonator" not in user.tags:
         text = f"user_id property set to '{user_id}' but authenticated user was '{user.name}'"
         raise ChannelError(PRECONDITION_FAILED, text)
 

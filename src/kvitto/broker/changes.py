@@ -43,13 +43,13 @@ class Changes:
 
     def each(self, steps: Iterator[object]) -> Iterator[object]:
         """The steps of a job (broker/jobs.py), with this open during each of them."""
-        while True:
-            with self:
-                try:
-                    step = next(steps)
-                except StopIteration:
-                    return
+        broker = self._broker
+        before = broker.defined
+        for step in steps:
+            self.made = self.made or broker.defined != before
             yield step
+            before = broker.defined
+        self.made = self.made or broker.defined != before
 
 
 class Unanswered(Changes):

@@ -103,8 +103,7 @@ class Transaction:
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int) -> None:
         """Hold a message. ChannelError 406 if that is too much (W8)."""
-        size = limits.STAGED_BYTES + len(key) + len(props) + len(body)
-        self._count(size)
+        self._count(limits.STAGED_BYTES + len(key) + len(props) + len(body))
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
     def _count(self, size: int) -> None:

@@ -502,9 +502,9 @@ class Connection:
     def _hold(self, content: Content) -> None:
         """A body takes more memory: count it. ConnectionError_ 506 if this connection, its user or all together hold too much."""
         holding, size = self.hub.holding, content.body.cap
-        holding.add(self, size - content.held)
+        too_much = holding.add(self, size - content.held)
         content.held = size
-        if excess := holding.excess(self):
+        if too_much and (excess := holding.excess(self)):
             raise ConnectionError_(RESOURCE_ERROR, excess, 60, 40, limit="held")
 
     def _take_content(self, c: Channel) -> Content:

@@ -30,8 +30,8 @@ class Holding:
         self._by_user: dict[str, int] = {}
         self._buffers: list[Buf] = []
 
-    def add(self, connection: Connection, size: int) -> None:
-        """The connection holds so many bytes more, or less."""
+    def add(self, connection: Connection, size: int) -> bool:
+        """Count so many bytes more, or fewer, for the connection. Returns whether to ask `excess`: its user or all hold too much."""
         name = connection.user.name
         self.total += size
         connection.held += size
@@ -40,6 +40,8 @@ class Holding:
             self._by_user[name] = held
         else:
             self._by_user.pop(name, None)
+        in_all = self._broker.limits.held_max
+        return self.total > in_all or held > in_all // HELD_SHARE
 
     def excess(self, connection: Connection) -> str:
         """Why the connection may not hold what it does, "" if it may; others that hold more may have been closed for it."""

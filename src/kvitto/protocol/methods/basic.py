@@ -69,7 +69,7 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
         _consume_replies(conn, chan, m, tag)
         return
     name = named(chan, m.queue)
-    conn.operations.authorise("read", "queue", name)
+    conn.user.authorise(conn.vhost.name, "read", "queue", name)
     queue = conn.vhost.queue(name, conn)
     _check_consumers(conn, queue)
     if not queue.stream:
@@ -201,7 +201,7 @@ def cancel(conn: Connection, chan: Channel, m: BasicCancel) -> None:
 
 def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     name = named(chan, m.queue)
-    conn.operations.authorise("read", "queue", name)
+    conn.user.authorise(conn.vhost.name, "read", "queue", name)
     queue = conn.vhost.queue(name, conn)
     _check_group(conn.hub.broker, queue)
     if not m.no_ack and chan.unacked >= chan.unacked_max:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def _queue(conn: Connection, name: str) -> Queue:
-    conn.operations.authorise("read", "queue", name)
+    conn.user.authorise(conn.vhost.name, "read", "queue", name)
     return conn.vhost.queue(name, conn)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _authorise(conn: Connection, writer: str) -> None:
-    conn.operations.authorise("configure", "writer", writer)
+    conn.user.authorise(conn.vhost.name, "configure", "writer", writer)
 
 
 def open_(conn: Connection, chan: Channel, m: StageOpen) -> None:

@@ -39,10 +39,10 @@ class ChannelTransaction(Transaction):
         """Count memory for the connection and its user."""
         conn = self.chan.connection
         conn.staged += size
-        conn.hub.holding.add(conn, size)
+        too_much = conn.hub.holding.add(conn, size)
         if size <= 0:
             return
-        if excess := conn.hub.holding.excess(conn):
+        if too_much and (excess := conn.hub.holding.excess(conn)):
             raise ChannelError(PRECONDITION_FAILED, f"{excess}: {OFTEN}", 60, 40, limit="held")
         most = conn.hub.broker.limits.staged_max
         if conn.staged > most:
