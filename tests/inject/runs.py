@@ -19,7 +19,7 @@ from kvitto.store.store import Store
 from tests.inject.sites import SITES, Injected
 from tests.protocol.answers import check_service
 from tests.protocol.sansio import House, Wire
-from tests.sim.world import Dice, World, check_state, small_world
+from tests.sim.world import SeededIds, SimulatedRun, check_state, small_world
 
 ENDS_THE_PROCESS = {
     "store/journal.py", "store/record.py", "store/definitions.py", "store/line.py", "store/store.py", "store/commit.py",
@@ -96,7 +96,7 @@ def run_all(seed: int, days: int, hits: int, most: int, site: str, tell: Callabl
 def count(day: int) -> Counter[int]:
     """How often each site is reached on a day without exceptions, from the first step on."""
     with small_world(day):
-        world = World(day)
+        world = SimulatedRun(day)
         world.start()
         SITES.hits, SITES.counting = Counter(), True
         world.play(STEPS, ends=0)
@@ -133,7 +133,7 @@ def stopping() -> Iterator[None]:
 def run(day: int, number: int, hit: int) -> tuple[str, str]:
     """(what became of it, what is wrong with that)."""
     with small_world(day):
-        world = World(day)
+        world = SimulatedRun(day)
         world.start()
         bystander = Bystander(world.house)
         SITES.arm(number, hit)
@@ -158,14 +158,14 @@ def run(day: int, number: int, hit: int) -> tuple[str, str]:
                 told.exists, told.sent, told.settled = None, [b"x"], {b"x"}
             for told in world.ledger.queues.values():
                 told.refused.clear()  # a nack because of a queue that is out of service: the others have the message
-            with Dice.others(Random(f"{day} {number} {hit}")):
+            with SeededIds.others(Random(f"{day} {number} {hit}")):
                 check_state(found, world.clock, world.ledger)
         except Exception as error:  # noqa: BLE001 - a finding
             return "finding", f"{outcome}: {type(error).__name__}: {error} ({shown(error)})"
     return outcome, ""
 
 
-def play(world: World) -> Exception | None:
+def play(world: SimulatedRun) -> Exception | None:
     """What reached the top, and would end the process; None if nothing did."""
     try:
         with stopping():
@@ -189,14 +189,14 @@ def play(world: World) -> Exception | None:
     return None
 
 
-def note_unread(world: World) -> None:
+def note_unread(world: SimulatedRun) -> None:
     """What the client has been sent and has not read may have been settled with that (A2): it stops at what it does not expect."""
     unread = b"".join(bytes(wire.written[wire.read :]) for wire in world.actor.wires)
     for told in world.ledger.queues.values():
         told.doomed |= {body for body in told.sent if body in unread}
 
 
-def what_happened(world: World) -> str:
+def what_happened(world: SimulatedRun) -> str:
     """Whom the broker has ended."""
     house = world.house
     if any(queue.fault for queue in house.broker.queues.values()):

@@ -6,7 +6,7 @@ from contextlib import suppress
 from random import Random
 
 from tests.sim.result import Result, finding
-from tests.sim.world import Dice, Found, World, check_start, digest, small_world
+from tests.sim.world import Found, SeededIds, SimulatedRun, check_start, digest, small_world
 from tests.support.simdisk import PowerCut, SimDisk
 
 
@@ -18,7 +18,7 @@ def power(seed: int, part: float = 1.0, transactions: bool = False) -> Result:
     """Power loss or a kill at every operation: nothing confirmed is lost or half, every state starts (P2, C2, A9, A11, T4, X4, D2, D3)."""
     result = Result(seed)
     with small_world(seed):
-        world = World(seed, transactions=transactions)
+        world = SimulatedRun(seed, transactions=transactions)
         world.disk.watch = Cuts(world, result, part).look
         play(world, result)
     return result
@@ -33,13 +33,13 @@ def torn(seed: int, part: float = 1.0) -> Result:
     """Some writes end at each of their bytes: what was whole before is there, and nothing else (D3)."""
     result = Result(seed)
     with small_world(seed):
-        world = World(seed)
+        world = SimulatedRun(seed)
         world.disk.watch = Tears(world, result, part).look
         play(world, result)
     return result
 
 
-def play(world: World, result: Result) -> None:
+def play(world: SimulatedRun, result: Result) -> None:
     with finding(result, "the run itself"), suppress(Shown):
         world.play()
 
@@ -53,7 +53,7 @@ class Cuts:
     STARTS = 2
     """At most so many in a row."""
 
-    def __init__(self, world: World, result: Result, part: float) -> None:
+    def __init__(self, world: SimulatedRun, result: Result, part: float) -> None:
         self.world = world
         self.result = result
         self.part = part
@@ -76,7 +76,7 @@ class Cuts:
 
     def _try(self, found: SimDisk, rng: Random) -> None:
         again = found.copy() if rng.random() < self.AGAIN else None
-        with Dice.others(rng):
+        with SeededIds.others(rng):
             self._check(found)
             if again is not None:
                 for _ in range(rng.randint(1, self.STARTS)):
@@ -105,7 +105,7 @@ class Tears:
     WRITES = 6
     """Of a run and kind of file."""
 
-    def __init__(self, world: World, result: Result, part: float) -> None:
+    def __init__(self, world: SimulatedRun, result: Result, part: float) -> None:
         self.world = world
         self.result = result
         self.part = part
@@ -146,5 +146,5 @@ class Tears:
                     assert now == before[cut], "not what was whole before"
 
     def _start(self, disk: SimDisk, rng: Random) -> Found:
-        with Dice.others(rng):
+        with SeededIds.others(rng):
             return check_start(disk, self.world.clock, self.world.ledger)

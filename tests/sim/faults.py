@@ -18,7 +18,7 @@ from tests.protocol.sansio import House
 from tests.sim.actor import INBOX, PROBE
 from tests.sim.result import Result, finding
 from tests.sim.workload import CONFIRMS, content
-from tests.sim.world import Dice, World, check_state, small_world
+from tests.sim.world import SeededIds, SimulatedRun, check_state, small_world
 from tests.support import stored
 from tests.support.simdisk import FillingDisk, SimDisk
 
@@ -36,7 +36,7 @@ def eio(seed: int, part: float = 1.0) -> Result:
         at = rng.choice(places)
         error = (SyncError if kind == "sync" else StoreError)(f"the {kind} fails")
         with small_world(seed):
-            world = World(seed)
+            world = SimulatedRun(seed)
             (world.disk.fail_read_at if kind == "read" else world.disk.fail_at)[at] = error
             with finding(result, f"{kind} {at}"):
                 result.tried += 1
@@ -49,7 +49,7 @@ def eio(seed: int, part: float = 1.0) -> Result:
 def operations(seed: int) -> tuple[list[int], list[int], list[int]]:
     """The numbers of the run's writes (and changes of names), of its syncs, and of its reads."""
     with small_world(seed):
-        world = World(seed)
+        world = SimulatedRun(seed)
         trace: list[str] = []
         world.disk.trace = trace
         world.play()
@@ -83,7 +83,7 @@ def stopping() -> Iterator[list[str]]:
         yield taken
 
 
-def fail(world: World, error: StoreError) -> None:
+def fail(world: SimulatedRun, error: StoreError) -> None:
     """Play until the broker gives up, or takes a queue out of service."""
     with stopping() as taken:
         try:
@@ -108,7 +108,7 @@ def fail(world: World, error: StoreError) -> None:
             assert not actor.read(), "something was told after the failure"
 
 
-def after(world: World, rng: Random) -> None:
+def after(world: SimulatedRun, rng: Random) -> None:
     """The next start: in the same boot, with the pages that could not be written or without, or after a power cut."""
     for way in range(2 + CUTS):
         found = world.disk.copy()
@@ -116,7 +116,7 @@ def after(world: World, rng: Random) -> None:
             found.drop_stuck()
         found = found.kill() if way < 2 else found.crash(rng, hostile=rng.random() < 0.5)
         found.fail_at, found.fail_read_at = {}, {}
-        with Dice.others(rng):
+        with SeededIds.others(rng):
             check_state(found, world.clock, world.ledger)
 
 
@@ -124,12 +124,12 @@ def enospc(seed: int, part: float = 1.0) -> Result:
     """The disk is full for a while after the first start: acks work, nothing is lost, and it recovers without hands (D4)."""
     result = Result(seed, tried=1)
     with small_world(seed):
-        whole = World(seed)
+        whole = SimulatedRun(seed)
         whole.play(ends=0)
     rng = Random(f"{seed} enospc")
     start, length = rng.randint(90, whole.disk.operations), rng.choice((1, 3, 10, 40, 100))
     with small_world(seed), finding(result, f"full from operation {start} on, {length} long"):
-        world = World(seed, FillingDisk(start, length))
+        world = SimulatedRun(seed, FillingDisk(start, length))
         world.start()
         probe = Probe(world)
         world.actor.while_full = probe.ack
@@ -149,7 +149,7 @@ def enospc(seed: int, part: float = 1.0) -> Result:
         result.notes["while full, acks that brought the next message"] += probe.acked
         for way in range(1 + CUTS):
             found: SimDisk = world.disk.survivor(rng, hostile=way % 2 == 1) if way else world.disk.copy().kill()
-            with Dice.others(rng):
+            with SeededIds.others(rng):
                 check_state(found, world.clock, world.ledger)
     return result
 
@@ -159,7 +159,7 @@ class Probe:
 
     MESSAGES = 8
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedRun) -> None:
         self.house, self.told = world.house, world.ledger.queue(PROBE)
         self.acked = 0
         actor = world.actor

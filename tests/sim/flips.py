@@ -11,7 +11,7 @@ from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import salts
 from tests.sim.ledger import short
 from tests.sim.result import Result, finding
-from tests.sim.world import Dice, Found, World, served, small_world
+from tests.sim.world import Found, SeededIds, SimulatedRun, served, small_world
 from tests.support.simdisk import SimDisk
 
 FLIPS = 300
@@ -30,7 +30,7 @@ def bitflip(seed: int, part: float = 1.0) -> Result:
     """Every flip is told of, or changes nothing; no wrong body is served; at most the messages of one batch are missing."""
     result = Result(seed)
     with small_world(seed), finding(result, "the run itself"):
-        world = World(seed)
+        world = SimulatedRun(seed)
         world.play(ends=1)
         world.end("order")
         Flips(world, result).run(round(FLIPS * part))
@@ -58,7 +58,7 @@ def kind_of(path: str) -> str | None:
 
 
 class Flips:
-    def __init__(self, world: World, result: Result) -> None:
+    def __init__(self, world: SimulatedRun, result: Result) -> None:
         self.world = world
         self.result = result
         self.rng = Random(f"{world.seed} flips")
@@ -69,7 +69,7 @@ class Flips:
             kind = kind_of(path)
             if kind is not None and content:
                 self.files.setdefault(kind, {})[path] = content
-        with Dice.others(self.rng):
+        with SeededIds.others(self.rng):
             rig = world.begin(world.disk.copy())
             self.names = {queue.log.queue_id: name for name, queue in rig.broker.vhosts["/"].queues.items()}
             self.before = served(rig)
@@ -79,7 +79,7 @@ class Flips:
             kind = self.rng.choice(sorted(self.files))
             path = self.rng.choice(sorted(self.files[kind]))
             position, bit = self.rng.randrange(len(self.files[kind][path])), self.rng.randrange(8)
-            with finding(self.result, f"{path}, byte {position}, bit {bit}"), Dice.others(self.rng):
+            with finding(self.result, f"{path}, byte {position}, bit {bit}"), SeededIds.others(self.rng):
                 self.result.tried += 1
                 disk = self.world.disk.copy()
                 disk.flip(path, position, bit)

@@ -13,7 +13,7 @@ from kvitto.store.commit import Commit
 from tests.protocol.sansio import House
 from tests.sim.cuts import Shown, play
 from tests.sim.result import Result, finding
-from tests.sim.world import Dice, World, check_start, digest, small_world
+from tests.sim.world import SeededIds, SimulatedRun, check_start, digest, small_world
 from tests.support.clock import ManualClock
 from tests.support.recording import RecordingDisk, Replica
 from tests.support.simdisk import SimDisk
@@ -63,7 +63,7 @@ class Lagging(House):
             super().settle()
 
 
-class ReplicatedWorld(World):
+class ReplicatedRun(SimulatedRun):
     """Each end is followed by a start of the leader, or of its replica."""
 
     house: Lagging
@@ -96,7 +96,7 @@ def lost(house: Lagging, rng: Random) -> SimDisk:
 class Losses:
     """The leader is lost at an operation; the run itself goes on."""
 
-    def __init__(self, world: ReplicatedWorld, result: Result, part: float) -> None:
+    def __init__(self, world: ReplicatedRun, result: Result, part: float) -> None:
         self.world = world
         self.result = result
         self.part = part
@@ -114,7 +114,7 @@ class Losses:
             self.result.tried += 1
             self.result.notes["states"] += state not in self._seen
             self._seen.add(state)
-            with Dice.others(rng):
+            with SeededIds.others(rng):
                 check_start(found, world.clock, world.ledger)
         if self.result.findings:
             raise Shown
@@ -123,7 +123,7 @@ class Losses:
 class Prefixes:
     """Each prefix of what the disk has recorded is replayed on another disk, and a broker starts from that; the run itself goes on."""
 
-    def __init__(self, world: World, result: Result, part: float) -> None:
+    def __init__(self, world: SimulatedRun, result: Result, part: float) -> None:
         self.world = world
         self.result = result
         self.part = part
@@ -148,7 +148,7 @@ class Prefixes:
         found._boot += rng.randrange(2)  # on the same machine, or on another one
         with finding(self.result, f"operation {leader.operations}"):
             self.result.tried += 1
-            with Dice.others(rng):
+            with SeededIds.others(rng):
                 check_start(found, self.world.clock, self.world.ledger)
         if self.result.findings:
             raise Shown
@@ -160,7 +160,7 @@ class Prefixes:
         assert self.replica.disk.files() == leader.files(), "something has changed that was not recorded"
 
 
-class RecordedWorld(World):
+class RecordedRun(SimulatedRun):
     """A broker whose disk records all that it does; so does the disk of the next one."""
 
     def __init__(self, seed: int) -> None:
@@ -176,7 +176,7 @@ def prefix(seed: int, part: float = 1.0) -> Result:
     """All that changes the directory is one order of operations, and a broker starts from each prefix of it."""
     result = Result(seed)
     with small_world(seed):
-        world = RecordedWorld(seed)
+        world = RecordedRun(seed)
         world.prefixes = Prefixes(world, result, part)
         world.disk.watch = world.prefixes.look
         play(world, result)
@@ -190,7 +190,7 @@ def replica(seed: int, part: float = 1.0) -> Result:
     """The leader is lost at each operation: a replica that has synced what was announced starts, and nothing that was told is lost."""
     result = Result(seed)
     with small_world(seed):
-        world = ReplicatedWorld(seed)
+        world = ReplicatedRun(seed)
         world.disk.watch = Losses(world, result, part).look
         play(world, result)
     return result

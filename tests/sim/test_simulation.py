@@ -12,7 +12,7 @@ from kvitto.store.journal import Journal
 from kvitto.store.log import Log
 from kvitto.store.store import Store
 from tests.sim.kinds import KINDS
-from tests.sim.world import World, small_world
+from tests.sim.world import SimulatedRun, small_world
 from tests.support.simdisk import SimFile
 
 SEED = int(os.environ["KVITTO_SEED"])
@@ -43,7 +43,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     traces = []
     for watch in (False, True):
         with small_world(SEED):
-            world = World(SEED)
+            world = SimulatedRun(SEED)
             trace: list[str] = []
             world.disk.trace = trace
             if watch:

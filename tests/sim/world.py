@@ -33,7 +33,7 @@ ENDS = ("order", "kill", "power", "power")
 """How a broker may end before the next one starts."""
 
 
-class Dice:
+class SeededIds:
     """Where ids and salts come from."""
 
     rng = Random()
@@ -80,19 +80,19 @@ def small_world(seed: int) -> Iterator[None]:
     patch.setattr(pieces, "WHOLE_BYTES", rng.choice((0, 150, 400, 2 << 20)))
     patch.setattr(pieces, "SLICE_BYTES", rng.choice((150, 600, 1 << 20)))
     patch.setattr(hub, "WRITE_COST", rng.choice((1, 60, 3000)))
-    patch.setattr(secrets, "randbits", Dice.bits)
-    patch.setattr(secrets, "token_bytes", Dice.bytes)
-    patch.setattr(secrets, "token_hex", lambda n: Dice.bytes(n).hex())
+    patch.setattr(secrets, "randbits", SeededIds.bits)
+    patch.setattr(secrets, "token_bytes", SeededIds.bytes)
+    patch.setattr(secrets, "token_hex", lambda n: SeededIds.bytes(n).hex())
     random.seed(seed)
     try:
-        with Dice.others(rng):
+        with SeededIds.others(rng):
             yield
     finally:
         random.setstate(state)
         patch.undo()
 
 
-class World:
+class SimulatedRun:
     """A broker on a simulated disk, its client, and the client's ledger; every end is followed by a start from what is left."""
 
     def __init__(self, seed: int, disk: SimDisk | None = None, transactions: bool = False) -> None:

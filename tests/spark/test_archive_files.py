@@ -25,7 +25,7 @@ from kvitto.spark.archive.source import ArchiveDataSource, ArchiveReader, Filter
 from kvitto.spark.errors import OptionError, SourceError
 from kvitto.store.settlements import Settlements
 from kvitto.wire.properties import Properties
-from tests.store.logs import DIRECTORY, QUEUE, Shelf, batch_of, forged
+from tests.store.logs import DIRECTORY, QUEUE, LogHarness, batch_of, forged
 from tests.support.rig import Rig
 from tests.support.simdisk import SimDisk
 
@@ -92,33 +92,33 @@ STEPS = st.lists(
 @given(STEPS, st.sampled_from([100, 300, 1 << 20]), st.booleans())
 def test_what_the_store_wrote_is_read(steps: list[tuple[str, Any]], chunk: int, reserving: bool) -> None:
     """Every message that a segment holds, with what its settlement log says: whatever the batches and the sizes of reads."""
-    shelf = Shelf(SimDisk(reserving=reserving))
+    harness = LogHarness(SimDisk(reserving=reserving))
     written: dict[int, bytes] = {}
     settled: dict[int, tuple[int, int]] = {}
     for step, value in steps:
-        shelf.clock.advance(1)
-        now = shelf.clock.now_ms()
+        harness.clock.advance(1)
+        now = harness.clock.now_ms()
         if step == "write":
-            first = shelf.write(*value)
+            first = harness.write(*value)
             written |= {first + k: body for k, body in enumerate(value)}
         elif step == "settle" and any(o in written and o not in settled for o in value[0]):
             chosen = sorted(o for o in value[0] if o in written and o not in settled)
-            shelf.settle(*chosen, mark=max(chosen) + 1, outcome=value[1])
+            harness.settle(*chosen, mark=max(chosen) + 1, outcome=value[1])
             settled |= dict.fromkeys(chosen, (value[1], now))
         elif step == "skip":
-            shelf.log.skip(shelf.log.next, value)
-            shelf.log.next += value
+            harness.log.skip(harness.log.next, value)
+            harness.log.next += value
         elif step == "sync":
-            shelf.rest()
-        elif step == "seal" and shelf.log.segments and not shelf.log.segments[-1].full:
-            shelf.log.fill(shelf.log.segments[-1])
-            shelf.rest()
+            harness.rest()
+        elif step == "seal" and harness.log.segments and not harness.log.segments[-1].full:
+            harness.log.fill(harness.log.segments[-1])
+            harness.rest()
         elif step == "again":
-            shelf.again()
+            harness.again()
     names = ("acked", "rejected", "dead-lettered", "expired", "dropped", "", "range-settled")
     with TemporaryDirectory() as directory, small_chunks(chunk):
         data = Path(directory)
-        dump(shelf.disk, data)
+        dump(harness.disk, data)
         rows = read(data, "offset", "body", "outcome", "settled", "queue_id")
         found = {row["offset"]: row for row in rows}
         assert [row["offset"] for row in rows] == sorted(found)
@@ -177,18 +177,18 @@ def test_all_columns_of_a_message(tmp_path: Path) -> None:
 
 def test_how_often_a_message_was_delivered(tmp_path: Path) -> None:
     """The mark counts one delivery of all below it, a record of its own every further one (adr/0006)."""
-    shelf = Shelf()
-    shelf.write(*[b"m"] * 9)
-    shelf.redeliver(1, 2)
-    shelf.redeliver(1, 3)
-    shelf.redeliver(2, 2)
-    shelf.settle(0, 1, mark=6)
-    shelf.settle(3, outcome=DROPPED, mark=6)
-    shelf.settle(4, outcome=RANGE_SETTLED, mark=6)
+    harness = LogHarness()
+    harness.write(*[b"m"] * 9)
+    harness.redeliver(1, 2)
+    harness.redeliver(1, 3)
+    harness.redeliver(2, 2)
+    harness.settle(0, 1, mark=6)
+    harness.settle(3, outcome=DROPPED, mark=6)
+    harness.settle(4, outcome=RANGE_SETTLED, mark=6)
     doubt = Settlements()
     doubt.add(8, 1, IN_DOUBT, 0)
-    shelf.log.settle(doubt, 6)
-    dump(shelf.disk, tmp_path)
+    harness.log.settle(doubt, 6)
+    dump(harness.disk, tmp_path)
     counts = {row["offset"]: row["deliveries"] for row in read(tmp_path, "offset", "deliveries")}
     assert counts == {0: 1, 1: 3, 2: 2, 3: 0, 4: 0, 5: 1, 6: 0, 7: 0, 8: 0}
     assert [row["outcome"] for row in read(tmp_path, "outcome", table="settlements")].count("redelivered") == 3
@@ -196,27 +196,27 @@ def test_how_often_a_message_was_delivered(tmp_path: Path) -> None:
 
 
 def test_the_mark_may_be_in_the_log_of_a_later_segment(tmp_path: Path) -> None:
-    shelf = Shelf()
-    shelf.write(b"a", b"b")
-    shelf.log.fill(shelf.log.segments[-1])
-    shelf.rest()
-    shelf.write(b"c", b"d")
-    shelf.settle(2, mark=3)
-    dump(shelf.disk, tmp_path)
+    harness = LogHarness()
+    harness.write(b"a", b"b")
+    harness.log.fill(harness.log.segments[-1])
+    harness.rest()
+    harness.write(b"c", b"d")
+    harness.settle(2, mark=3)
+    dump(harness.disk, tmp_path)
     assert [row["deliveries"] for row in read(tmp_path, "deliveries")] == [1, 1, 1, 0]
 
 
 def test_room_ahead_and_half_a_batch_are_the_end_of_a_live_segment(tmp_path: Path) -> None:
     """D3: what is being written while it is read is not there yet, and no error."""
-    shelf = Shelf(SimDisk(reserving=True))
-    shelf.write(b"one", b"two")
-    shelf.sync()
-    directory = dump(shelf.disk, tmp_path)
+    harness = LogHarness(SimDisk(reserving=True))
+    harness.write(b"one", b"two")
+    harness.sync()
+    directory = dump(harness.disk, tmp_path)
     whole = (directory / SEGMENT).read_bytes()
-    size = shelf.log.segments[-1].size
+    size = harness.log.segments[-1].size
     assert whole[size:].strip(b"\0") == b"" and len(whole) > size
     assert len(read(tmp_path)) == 2
-    salt = shelf.log.segments[-1].salt
+    salt = harness.log.segments[-1].salt
     batch = forged(2, b"x" * 300, b"y", salt=salt)
     for n in range(0, len(batch), 17):
         (directory / SEGMENT).write_bytes(whole[:size] + batch[:n] + whole[size + n :])
@@ -238,15 +238,15 @@ def flipped(data: bytes, *positions: int) -> bytes:
     return bytes(changed)
 
 
-def sealed(tmp_path: Path, place: str = DIRECTORY) -> tuple[Path, Shelf]:
+def sealed(tmp_path: Path, place: str = DIRECTORY) -> tuple[Path, LogHarness]:
     """A sealed segment of five batches in a queue's directory."""
-    shelf = Shelf()
+    harness = LogHarness()
     for k in range(5):
-        shelf.write(b"body %d" % k, b"more %d" % k)
-    shelf.settle(0)
-    shelf.log.fill(shelf.log.segments[-1])
-    shelf.rest()
-    return dump(shelf.disk, tmp_path, place), shelf
+        harness.write(b"body %d" % k, b"more %d" % k)
+    harness.settle(0)
+    harness.log.fill(harness.log.segments[-1])
+    harness.rest()
+    return dump(harness.disk, tmp_path, place), harness
 
 
 @pytest.mark.parametrize("place", [DIRECTORY, f"archive/{QUEUE}"])
@@ -278,12 +278,12 @@ def test_damage_in_a_sealed_segment_is_an_error_or_left_out(place: str, tmp_path
 
 
 def test_damage_before_what_was_synced_is_no_torn_end(tmp_path: Path) -> None:
-    shelf = Shelf()
-    shelf.write(b"a" * 50)
-    shelf.write(b"b" * 50)
-    shelf.sync()
-    shelf.write(b"c" * 50)
-    directory = dump(shelf.disk, tmp_path)
+    harness = LogHarness()
+    harness.write(b"a" * 50)
+    harness.write(b"b" * 50)
+    harness.sync()
+    harness.write(b"c" * 50)
+    directory = dump(harness.disk, tmp_path)
     path = directory / SEGMENT
     good = path.read_bytes()
     path.write_bytes(good.replace(b"b" * 50, b"?" * 50))
@@ -295,19 +295,19 @@ def test_damage_before_what_was_synced_is_no_torn_end(tmp_path: Path) -> None:
 
 
 def test_a_body_cannot_pose_as_a_batch(tmp_path: Path) -> None:
-    shelf = Shelf()
-    shelf.write(b"first")
-    shelf.write(b"..." + forged(7, b"posing", durable=1 << 40) * 3)
-    shelf.sync()
-    shelf.write(b"last")
-    directory = dump(shelf.disk, tmp_path)
+    harness = LogHarness()
+    harness.write(b"first")
+    harness.write(b"..." + forged(7, b"posing", durable=1 << 40) * 3)
+    harness.sync()
+    harness.write(b"last")
+    directory = dump(harness.disk, tmp_path)
     path = directory / SEGMENT
     path.write_bytes(path.read_bytes().replace(b"...", b"?.."))
     assert [row["body"] for row in read(tmp_path, "body", ignoreDamage="true")] == [b"first", b"last"]
 
 
 def test_damaged_settlements(tmp_path: Path) -> None:
-    directory, shelf = sealed(tmp_path, f"archive/{QUEUE}")
+    directory, harness = sealed(tmp_path, f"archive/{QUEUE}")
     path = directory / LOG
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArchiveError, match="settlements at byte 72 are damaged"):
@@ -317,28 +317,28 @@ def test_damaged_settlements(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ArchiveError, match="missing"):
         read(tmp_path, "outcome")
-    live = dump(shelf.disk, tmp_path / "live")
+    live = dump(harness.disk, tmp_path / "live")
     (live / LOG).write_bytes((live / LOG).read_bytes()[:-1])
     assert {row["outcome"] for row in read(tmp_path / "live", "outcome")} == {None}
 
 
 def test_what_is_settled_twice_counts_once(tmp_path: Path) -> None:
-    shelf = Shelf()
-    shelf.write(*[b"m"] * 8)
+    harness = LogHarness()
+    harness.write(*[b"m"] * 8)
     for offsets, outcome in (((0, 1, 2, 3), ACKED), ((2, 3, 4), REJECTED), ((3,), EXPIRED)):
         pending = Settlements()
         for offset in offsets:
             pending.add(offset, 1, outcome, 0)
-        shelf.log.settle(pending, 8)
-    dump(shelf.disk, tmp_path)
+        harness.log.settle(pending, 8)
+    dump(harness.disk, tmp_path)
     assert [row["outcome"] for row in read(tmp_path, "outcome")] == [*["acked"] * 4, "rejected", None, None, None]
 
 
 def test_of_two_copies_one_is_read_and_what_moves_is_found(tmp_path: Path) -> None:
     """The move into the archive, seen at each of its steps."""
-    live, shelf = sealed(tmp_path)
+    live, harness = sealed(tmp_path)
     assert len(read(tmp_path)) == 10
-    archived = dump(shelf.disk, tmp_path, f"archive/{QUEUE}")
+    archived = dump(harness.disk, tmp_path, f"archive/{QUEUE}")
     assert len(read(tmp_path)) == 10
     options = read_options({"path": str(tmp_path)})
     (archived / SEGMENT).rename(archived / "later")
@@ -358,10 +358,10 @@ def test_of_two_copies_one_is_read_and_what_moves_is_found(tmp_path: Path) -> No
 
 
 def test_only_queues_with_an_archive_are_read(tmp_path: Path) -> None:
-    directory, shelf = sealed(tmp_path)
+    directory, harness = sealed(tmp_path)
     (directory / "queue.json").unlink()
     assert read(tmp_path) == []
-    archived = dump(shelf.disk, tmp_path, f"archive/{QUEUE}")
+    archived = dump(harness.disk, tmp_path, f"archive/{QUEUE}")
     (archived / "queue.json").write_text("{")
     with pytest.raises(ArchiveError, match=r"queue\.json is damaged"):
         read(tmp_path)
@@ -379,18 +379,18 @@ def test_a_directory_that_is_none(tmp_path: Path) -> None:
 
 def test_reading_by_time_and_name(tmp_path: Path) -> None:
     """Whole segments are left out by the header of the next one, the rest batch by batch."""
-    shelf = Shelf()
+    harness = LogHarness()
     hour = 3_600_000
     for hours in range(4):
         for _ in range(2):
             batch = batch_of(b"%d" % hours)
-            batch.first, batch.time_ms = shelf.log.next, shelf.clock.now_ms()
-            shelf.log.write(batch)
-            shelf.settle(batch.first)
-            shelf.clock.advance(1800)
-        shelf.log.fill(shelf.log.segments[-1]) if hours < 3 else None
-    start = shelf.clock.now_ms() - 4 * hour
-    dump(shelf.disk, tmp_path)
+            batch.first, batch.time_ms = harness.log.next, harness.clock.now_ms()
+            harness.log.write(batch)
+            harness.settle(batch.first)
+            harness.clock.advance(1800)
+        harness.log.fill(harness.log.segments[-1]) if hours < 3 else None
+    start = harness.clock.now_ms() - 4 * hour
+    dump(harness.disk, tmp_path)
 
     def bodies(**given: str) -> list[bytes]:
         return [row["body"] for row in read(tmp_path, "body", **given)]

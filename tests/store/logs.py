@@ -43,7 +43,7 @@ def forged(first: int, *bodies: bytes, durable: int = 0, salt: int = 0) -> bytes
     return b"".join(bytes(part) for part in batch.seal(durable, salt))
 
 
-class Shelf:
+class LogHarness:
     """One durable log. `written` is what should be in it: offset -> body."""
 
     def __init__(self, disk: SimDisk | None = None) -> None:
@@ -57,7 +57,7 @@ class Shelf:
         self.store = Store(self.disk, self.clock)
         self.store.open()
         if not self.store.load_definitions():
-            self.store.definitions.put("queue", ("/", "shelf"), {"id": QUEUE, "auto_delete": False, "arguments": ""})
+            self.store.definitions.put("queue", ("/", "harness"), {"id": QUEUE, "auto_delete": False, "arguments": ""})
             self.store.definitions.sync()
         self.log = Log(self.store, QUEUE, True)
         self.found: Recovered = self.log.recover()

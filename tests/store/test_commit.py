@@ -6,29 +6,29 @@ import ast
 from pathlib import Path
 
 import kvitto
-from tests.store.logs import Shelf
+from tests.store.logs import LogHarness
 from tests.support.rig import Rig
 
 ORDER_HERE = {"broker/records.py", "broker/stages.py", "server/server.py"}
 """Outside of the store, these may ask for an order on this machine. All others tell peers something."""
 
 
-def gated() -> Shelf:
+def gated() -> LogHarness:
     """A log whose commits are announced when a test says so."""
-    shelf = Shelf()
-    shelf.write(b"the inventory knows the segment")
-    shelf.rest()
-    shelf.store.commits.allow(shelf.store.commits.syncs)
-    return shelf
+    harness = LogHarness()
+    harness.write(b"the inventory knows the segment")
+    harness.rest()
+    harness.store.commits.allow(harness.store.commits.syncs)
+    return harness
 
 
 def test_what_is_synced_here_is_told_once_it_may_be_announced() -> None:
-    shelf = gated()
-    commits, told = shelf.store.commits, list[str]()
-    shelf.write(b"a")
+    harness = gated()
+    commits, told = harness.store.commits, list[str]()
+    harness.write(b"a")
     commits.when_announced(lambda: told.append("announced"))
     commits.when_synced(lambda: told.append("synced"), messages=True)
-    shelf.sync()
+    harness.sync()
     assert told == ["synced"] and commits.behind and not commits.waiting
     commits.allow(commits.syncs)
     assert told == ["synced", "announced"] and not commits.behind
@@ -36,12 +36,12 @@ def test_what_is_synced_here_is_told_once_it_may_be_announced() -> None:
 
 def test_several_commits_wait_and_are_announced_in_order() -> None:
     """Stage one of the next commit does not wait for stage two of the one before."""
-    shelf = gated()
-    commits, told, first = shelf.store.commits, list[int](), shelf.store.commits.syncs
+    harness = gated()
+    commits, told, first = harness.store.commits, list[int](), harness.store.commits.syncs
     for number in range(1, 5):
-        shelf.write(b"%d" % number)
+        harness.write(b"%d" % number)
         commits.when_announced(lambda number=number: told.append(number))  # type: ignore[misc]
-        shelf.sync()
+        harness.sync()
     assert told == []
     commits.allow(first + 1)
     assert told == [1]
@@ -52,13 +52,13 @@ def test_several_commits_wait_and_are_announced_in_order() -> None:
 
 
 def test_a_reader_is_told_of_no_offset_that_has_not_been_announced() -> None:
-    shelf = gated()
-    end = shelf.log.announced_end
-    shelf.write(b"a")
-    shelf.sync()
-    assert (shelf.log.synced_end, shelf.log.announced_end) == (end + 1, end)
-    shelf.store.commits.allow(shelf.store.commits.syncs)
-    assert shelf.log.announced_end == end + 1
+    harness = gated()
+    end = harness.log.announced_end
+    harness.write(b"a")
+    harness.sync()
+    assert (harness.log.synced_end, harness.log.announced_end) == (end + 1, end)
+    harness.store.commits.allow(harness.store.commits.syncs)
+    assert harness.log.announced_end == end + 1
 
 
 def test_what_is_announced_of_a_queue_never_goes_back() -> None:
@@ -79,14 +79,14 @@ def test_what_is_announced_of_a_queue_never_goes_back() -> None:
 
 def test_a_new_segment_is_announced_when_the_inventory_names_it() -> None:
     """A start takes a missing file for one that never was, unless the inventory names it: that needs a sync of its own."""
-    shelf = Shelf()
+    harness = LogHarness()
     told: list[str] = []
-    shelf.write(b"a")
-    shelf.store.commits.when_announced(lambda: told.append("a"))
-    shelf.sync()
-    assert told == [] and shelf.log.announced_end == 0 and shelf.store.commits.waiting
-    shelf.sync()
-    assert told == ["a"] and shelf.log.announced_end == 1
+    harness.write(b"a")
+    harness.store.commits.when_announced(lambda: told.append("a"))
+    harness.sync()
+    assert told == [] and harness.log.announced_end == 0 and harness.store.commits.waiting
+    harness.sync()
+    assert told == ["a"] and harness.log.announced_end == 1
 
 
 def test_nobody_above_the_store_tells_a_peer_at_stage_one() -> None:

@@ -13,7 +13,7 @@ from kvitto.store import log as logs
 from kvitto.store import reading
 from kvitto.store.reading import Window
 from kvitto.store.settlements import Settlements
-from tests.store.logs import DIRECTORY, Shelf
+from tests.store.logs import DIRECTORY, LogHarness
 from tests.support.older import without_inventory
 from tests.support.simdisk import PowerCut
 
@@ -24,80 +24,80 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "ROLL_WHEN_SETTLED_BYTES", 300)
 
 
-def fill(shelf: Shelf, count: int, size: int = 100) -> None:
+def fill(harness: LogHarness, count: int, size: int = 100) -> None:
     for _ in range(count):
-        shelf.write(f"{shelf.log.next}".ljust(size, ".").encode())
+        harness.write(f"{harness.log.next}".ljust(size, ".").encode())
 
 
 def test_segments_roll_and_everything_is_found_by_its_offset() -> None:
     """P4."""
-    shelf = Shelf()
-    fill(shelf, 20)
-    shelf.rest()
-    assert len(shelf.names(".log")) > 3
-    assert {o: shelf.body(o) for o in range(20)} == shelf.written
-    shelf.again()
-    assert shelf.served() == shelf.written
+    harness = LogHarness()
+    fill(harness, 20)
+    harness.rest()
+    assert len(harness.names(".log")) > 3
+    assert {o: harness.body(o) for o in range(20)} == harness.written
+    harness.again()
+    assert harness.served() == harness.written
 
 
 def test_a_settled_segment_goes_and_its_settlement_log_after_it() -> None:
-    shelf = Shelf()
-    fill(shelf, 12)
-    shelf.rest()
-    first = shelf.names(".log")[0]
-    shelf.settle(*range(shelf.log.segments[1].base))
-    shelf.rest()
-    assert first not in shelf.names(".log")
-    assert not shelf.names(".ack") or shelf.names(".ack")[0] != first.replace(".log", ".ack")
-    shelf.again()
-    assert shelf.served() == shelf.expected
+    harness = LogHarness()
+    fill(harness, 12)
+    harness.rest()
+    first = harness.names(".log")[0]
+    harness.settle(*range(harness.log.segments[1].base))
+    harness.rest()
+    assert first not in harness.names(".log")
+    assert not harness.names(".ack") or harness.names(".ack")[0] != first.replace(".log", ".ack")
+    harness.again()
+    assert harness.served() == harness.expected
 
 
 def test_a_segment_that_goes_while_it_is_dirty_is_not_synced_any_more() -> None:
     """A sync of its closed file ended the process."""
-    shelf = Shelf()
-    fill(shelf, 6)
-    shelf.settle(*range(shelf.log.next))
-    shelf.rest()
-    assert shelf.log.segments[-1].base == shelf.log.next
+    harness = LogHarness()
+    fill(harness, 6)
+    harness.settle(*range(harness.log.next))
+    harness.rest()
+    assert harness.log.segments[-1].base == harness.log.next
 
 
 def test_offsets_are_not_used_again_after_the_last_segment_has_gone() -> None:
     """An old journal record, or a reader's checkpoint, would have meant the new messages."""
-    shelf = Shelf()
-    fill(shelf, 6)
-    shelf.settle(*range(shelf.log.next))
+    harness = LogHarness()
+    fill(harness, 6)
+    harness.settle(*range(harness.log.next))
     for _ in range(3):
-        shelf.rest()
-        shelf.again()
-        assert shelf.log.next == 6
-    assert len(shelf.names(".log")) == 1
+        harness.rest()
+        harness.again()
+        assert harness.log.next == 6
+    assert len(harness.names(".log")) == 1
 
 
 def test_offsets_are_not_used_again_wherever_the_power_goes() -> None:
     for seed in range(60):
-        shelf = Shelf()
-        fill(shelf, 6)
-        shelf.sync()
-        shelf.settle(*range(shelf.log.next))
+        harness = LogHarness()
+        fill(harness, 6)
+        harness.sync()
+        harness.settle(*range(harness.log.next))
         for _ in range(seed % 5):
-            if shelf.store.commits.dirty:
-                shelf.sync()
-        shelf.cut(Random(seed), hostile=True)
-        assert shelf.log.next == 6
-        assert not shelf.store.alarms
+            if harness.store.commits.dirty:
+                harness.sync()
+        harness.cut(Random(seed), hostile=True)
+        assert harness.log.next == 6
+        assert not harness.store.alarms
 
 
 def test_an_orphaned_settlement_log_counts_and_goes() -> None:
     """A segment's name may be gone and its settlement log's not."""
-    shelf = Shelf()
-    fill(shelf, 3)
-    shelf.settle(0, mark=2)
-    shelf.rest()
-    disk = shelf.disk.kill()
+    harness = LogHarness()
+    fill(harness, 3)
+    harness.settle(0, mark=2)
+    harness.rest()
+    disk = harness.disk.kill()
     without_inventory(disk)
     disk.unlink(f"{DIRECTORY}/{0:020d}.log")
-    left = Shelf(disk)
+    left = LogHarness(disk)
     assert left.log.next == 2
     assert left.names(".ack") == []
     left.write(b"new")
@@ -106,28 +106,28 @@ def test_an_orphaned_settlement_log_counts_and_goes() -> None:
 
 def test_the_delivered_mark_outlives_the_settlement_log_that_had_it() -> None:
     """A9: messages that were delivered from a later segment came back unflagged when the earlier one went."""
-    shelf = Shelf()
-    fill(shelf, 7)
-    first_end = shelf.log.segments[1].base
-    shelf.settle(0, mark=first_end + 2)
-    shelf.settle(*range(1, first_end), mark=first_end + 2)
-    shelf.rest()
-    assert shelf.log.segments[0].base == first_end
-    found = shelf.again()
+    harness = LogHarness()
+    fill(harness, 7)
+    first_end = harness.log.segments[1].base
+    harness.settle(0, mark=first_end + 2)
+    harness.settle(*range(1, first_end), mark=first_end + 2)
+    harness.rest()
+    assert harness.log.segments[0].base == first_end
+    found = harness.again()
     assert found.requeued == [(first_end, 2)]
     assert found.cursor == first_end + 2
 
 
 def test_a_settlement_is_counted_once_when_a_full_disk_ends_its_turn_half_way() -> None:
     """Counted twice, a segment went with unsettled messages in it."""
-    shelf = Shelf()
-    fill(shelf, 16)
-    shelf.rest()
-    bases = [part.base for part in shelf.log.segments]
+    harness = LogHarness()
+    fill(harness, 16)
+    harness.rest()
+    bases = [part.base for part in harness.log.segments]
     for at in range(8):
-        disk = shelf.disk.copy()
-        other = Shelf(disk)
-        other.written = shelf.written
+        disk = harness.disk.copy()
+        other = LogHarness(disk)
+        other.written = harness.written
         some = [base for base in bases if base < 16]
         disk.fail_at[disk.operations + 1 + at] = StoreFull("no room")
         pending = Settlements()
@@ -150,13 +150,13 @@ def test_a_settlement_is_counted_once_when_a_full_disk_ends_its_turn_half_way() 
 
 def test_a_settlement_log_whose_header_had_no_room_gets_it_later() -> None:
     """Without it the next start wrote one over the first block: what was acked and synced came back."""
-    shelf = Shelf()
-    fill(shelf, 2)
-    shelf.rest()
+    harness = LogHarness()
+    fill(harness, 2)
+    harness.rest()
     for at in (1, 2, 3):
-        disk = shelf.disk.copy()
-        other = Shelf(disk)
-        other.written = shelf.written
+        disk = harness.disk.copy()
+        other = LogHarness(disk)
+        other.written = harness.written
         disk.fail_at[disk.operations + at] = StoreFull("no room")
         for _ in range(2):
             try:
@@ -171,61 +171,61 @@ def test_a_settlement_log_whose_header_had_no_room_gets_it_later() -> None:
 
 def test_a_footer_that_finds_no_room_does_not_end_the_sync() -> None:
     """D4: StoreFull came out of the end of the sync, and nothing it covered was confirmed."""
-    shelf = Shelf()
-    fill(shelf, 5)
+    harness = LogHarness()
+    fill(harness, 5)
     told: list[bool] = []
-    shelf.store.commits.when_announced(lambda: told.append(True))
-    job = shelf.store.begin_sync(everything=True)
+    harness.store.commits.when_announced(lambda: told.append(True))
+    job = harness.store.begin_sync(everything=True)
     job.run()
-    shelf.disk.full = True
-    shelf.store.end_sync(job)
-    shelf.sync()  # of the inventory
+    harness.disk.full = True
+    harness.store.end_sync(job)
+    harness.sync()  # of the inventory
     assert told == [True]
-    shelf.disk.full = False
-    shelf.again()
-    assert shelf.served() == shelf.written
+    harness.disk.full = False
+    harness.again()
+    assert harness.served() == harness.written
 
 
 def test_a_killed_process_has_synced_neither_bytes_nor_names() -> None:
     """P2: what the next one finds, and adds to, must survive a power cut."""
     for seed in range(40):
-        shelf = Shelf()
-        fill(shelf, 4)
-        shelf.store.disk.sync_dir("queues")
-        shelf.again()
-        fill(shelf, 1)
-        shelf.sync()
-        shelf.cut(Random(seed), hostile=True)
-        assert shelf.served() == shelf.written
-        assert not shelf.store.alarms
+        harness = LogHarness()
+        fill(harness, 4)
+        harness.store.disk.sync_dir("queues")
+        harness.again()
+        fill(harness, 1)
+        harness.sync()
+        harness.cut(Random(seed), hostile=True)
+        assert harness.served() == harness.written
+        assert not harness.store.alarms
 
 
 def test_a_segment_is_not_left_while_a_journaled_batch_in_it_is_not_durable() -> None:
     """T4: a later segment would have said that the record had been applied, and the batch was lost."""
-    shelf = Shelf()
-    fill(shelf, 2)
-    shelf.write(b"from the journal", journal=1)
-    fill(shelf, 6)
-    assert len(shelf.log.segments) == 1
-    shelf.sync()
-    fill(shelf, 1)
-    assert len(shelf.log.segments) == 2
+    harness = LogHarness()
+    fill(harness, 2)
+    harness.write(b"from the journal", journal=1)
+    fill(harness, 6)
+    assert len(harness.log.segments) == 1
+    harness.sync()
+    fill(harness, 1)
+    assert len(harness.log.segments) == 2
 
 
 def test_damage_is_read_around_from_either_side() -> None:
     """D3: the messages before and behind a damaged batch are found by their offsets, whichever is asked for first."""
-    shelf = Shelf()
-    shelf.write(b"a", b"b")
-    start = shelf.log.segments[0].size
-    shelf.write(b"c", b"d")
-    shelf.write(b"e", b"f")
-    shelf.rest()
+    harness = LogHarness()
+    harness.write(b"a", b"b")
+    start = harness.log.segments[0].size
+    harness.write(b"c", b"d")
+    harness.write(b"e", b"f")
+    harness.rest()
     for position in range(start, start + 64):
         for order in ((0, 2, 4), (4, 2, 0), (3, 5, 1)):
-            disk = shelf.disk.copy()
+            disk = harness.disk.copy()
             disk.flip(f"{DIRECTORY}/{0:020d}.log", position, 1)
-            bodies = [shelf.written[o] if o not in (2, 3) else None for o in order]
-            other = Shelf(disk)
+            bodies = [harness.written[o] if o not in (2, 3) else None for o in order]
+            other = LogHarness(disk)
             assert [other.body(o) for o in order] == bodies, (position, order)
             assert other.store.alarms
 
@@ -234,15 +234,15 @@ def test_what_nobody_has_checked_leads_nowhere_outside_of_a_large_batch(monkeypa
     """D3: sizes and priorities of a large batch are read unchecked; a damaged index had memory read that is not the batch's."""
     monkeypatch.setattr(reading, "STREAMED_BYTES", 100)
     monkeypatch.setattr(reading, "CHUNK_BYTES", 90)
-    shelf = Shelf()
-    shelf.write(b"a")
-    start = shelf.log.segments[0].size
-    shelf.write(*[b"%d" % n * 30 for n in range(1, 7)])
-    shelf.write(b"h")
-    shelf.rest()
+    harness = LogHarness()
+    harness.write(b"a")
+    start = harness.log.segments[0].size
+    harness.write(*[b"%d" % n * 30 for n in range(1, 7)])
+    harness.write(b"h")
+    harness.rest()
     for position in range(start, start + 64 + 6 * 24):
         for bit in range(8):
-            other, window = Shelf(shelf.disk.copy()), Window(outline=True)
+            other, window = LogHarness(harness.disk.copy()), Window(outline=True)
             other.disk.flip(f"{DIRECTORY}/{0:020d}.log", position, bit)
             for offset in (1, 3, 6):
                 found = other.log.reader.load(window, offset)
@@ -256,13 +256,13 @@ def test_what_nobody_has_checked_leads_nowhere_outside_of_a_large_batch(monkeypa
 
 def test_a_segment_that_is_cut_while_it_is_in_use_is_read_up_to_the_cut() -> None:
     """D3: the read asked for the rest of the batch again and again, and the broker did nothing else any more."""
-    shelf = Shelf()
+    harness = LogHarness()
     for name in (b"a", b"b", b"c"):
-        shelf.write(name * 100)
-    shelf.rest()
-    end = shelf.log.segments[0].size
+        harness.write(name * 100)
+    harness.rest()
+    end = harness.log.segments[0].size
     for cut in range(1, 300, 7):
-        other = Shelf(shelf.disk.copy())
+        other = LogHarness(harness.disk.copy())
         assert other.body(0) == b"a" * 100
         other.disk.open(f"{DIRECTORY}/{0:020d}.log").truncate(end - cut)
         bodies = [other.body(offset) for offset in range(3)]
@@ -272,74 +272,74 @@ def test_a_segment_that_is_cut_while_it_is_in_use_is_read_up_to_the_cut() -> Non
 
 def test_a_window_holds_nothing_after_a_read_that_found_damage() -> None:
     """D3: it went on to say that it held the batch before, and gave bytes of the damaged one as that one's bodies."""
-    shelf = Shelf()
-    fill(shelf, 7)
-    shelf.rest()
-    last = shelf.log.segments[-1]
-    shelf.disk.flip(f"{DIRECTORY}/{last.base:020d}.log", last.size - 1)
+    harness = LogHarness()
+    fill(harness, 7)
+    harness.rest()
+    last = harness.log.segments[-1]
+    harness.disk.flip(f"{DIRECTORY}/{last.base:020d}.log", last.size - 1)
     window = Window()
-    assert shelf.log.reader.load(window, 0) and window.batch.first == 0
-    assert not shelf.log.reader.load(window, 6)
+    assert harness.log.reader.load(window, 0) and window.batch.first == 0
+    assert not harness.log.reader.load(window, 6)
     assert window.batch.count == 0
-    assert shelf.log.reader.load(window, 0) and window.batch.message(0)[2] == shelf.written[0]
+    assert harness.log.reader.load(window, 0) and window.batch.message(0)[2] == harness.written[0]
 
 
 def test_nobody_is_told_of_offsets_that_a_start_would_use_again() -> None:
     """P2: a reader by range settled what it had never seen: what was skipped when it was told the end had left nothing on the disk."""
     for end in ("again", "cut"):
-        shelf = Shelf()
+        harness = LogHarness()
         told = []
         for step in range(6):
             if step in (1, 4):
-                shelf.write(b"x" * 200, b"y")
+                harness.write(b"x" * 200, b"y")
             else:
-                shelf.log.skip(shelf.log.next, 5)
-            told.append(shelf.log.announced_end)
+                harness.log.skip(harness.log.next, 5)
+            told.append(harness.log.announced_end)
             if step % 2:
-                shelf.sync()
-                told.append(shelf.log.announced_end)
-        shelf.rest()
-        told.append(shelf.log.announced_end)
+                harness.sync()
+                told.append(harness.log.announced_end)
+        harness.rest()
+        told.append(harness.log.announced_end)
         assert told == sorted(told) and told[0] == 0
-        assert told[-1] < shelf.log.next
+        assert told[-1] < harness.log.next
         if end == "again":
-            shelf.again()
+            harness.again()
         else:
-            shelf.cut(Random(1), hostile=True)
-        assert shelf.log.next >= shelf.log.announced_end >= told[-1]
+            harness.cut(Random(1), hostile=True)
+        assert harness.log.next >= harness.log.announced_end >= told[-1]
 
 
 def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhere_before_it_goes() -> None:
     """P2: the second start after that one used the offsets again."""
     for cut_at in range(12):
-        shelf = Shelf()
-        fill(shelf, 3)
-        shelf.settle(0, mark=2)
-        shelf.rest()
-        disk = shelf.disk.copy().kill()
+        harness = LogHarness()
+        fill(harness, 3)
+        harness.settle(0, mark=2)
+        harness.rest()
+        disk = harness.disk.copy().kill()
         without_inventory(disk)
         disk.unlink(f"{DIRECTORY}/{0:020d}.log")
         disk.sync_dir(DIRECTORY)
         disk.cut_at = disk.operations + 1 + cut_at
         with suppress(PowerCut):
-            Shelf(disk).rest()
-        left = Shelf(disk.crash(Random(cut_at), hostile=True))
+            LogHarness(disk).rest()
+        left = LogHarness(disk.crash(Random(cut_at), hostile=True))
         assert left.log.next == left.log.announced_end == 2
 
 
 def test_a_start_takes_no_memory_for_what_was_never_written() -> None:
     """Messages that are consumed at once are in no file (adr/0004); a start filled a bit for each that had passed in between."""
-    shelf = Shelf()
-    shelf.write(b"a", b"b", b"c")
+    harness = LogHarness()
+    harness.write(b"a", b"b", b"c")
     for n in range(1, 4):
-        shelf.log.skip(shelf.log.next, 1 << 37)
-        shelf.write(b"%d" % n, b"x", b"y")
+        harness.log.skip(harness.log.next, 1 << 37)
+        harness.write(b"%d" % n, b"x", b"y")
     first = 3 + (1 << 37)
-    shelf.settle(1, first + 1, mark=first + 3)
-    shelf.redeliver(first, 2)
-    shelf.rest()
-    found = shelf.again()
-    assert shelf.served() == shelf.expected
-    assert found.ready == len(shelf.expected) == 10
+    harness.settle(1, first + 1, mark=first + 3)
+    harness.redeliver(first, 2)
+    harness.rest()
+    found = harness.again()
+    assert harness.served() == harness.expected
+    assert found.ready == len(harness.expected) == 10
     assert found.redeliveries == {first: 2}
-    assert shelf.log.segments[0].settled == 3 * (1 << 37) + 2
+    assert harness.log.segments[0].settled == 3 * (1 << 37) + 2

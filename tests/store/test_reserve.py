@@ -6,7 +6,7 @@ from random import Random
 
 from kvitto.store.commit import ROOM_KEPT
 from kvitto.store.segment import HEADER, RESERVE_LEAST
-from tests.store.logs import DIRECTORY, Shelf
+from tests.store.logs import DIRECTORY, LogHarness
 from tests.support.rig import Rig
 from tests.support.simdisk import SimDisk
 
@@ -32,12 +32,12 @@ def test_a_segment_has_room_ahead_until_it_is_left_in_order() -> None:
 def test_a_power_cut_in_the_room_ahead_is_a_torn_end() -> None:
     """D3: any mixture of old zeros and new bytes."""
     for seed in range(200):
-        shelf = Shelf(SimDisk())
-        shelf.write(b"kept")
-        shelf.rest()
-        shelf.write(b"one", b"two")
-        shelf.write(b"three")
-        after = Shelf(shelf.disk.crash(Random(seed)))
+        harness = LogHarness(SimDisk())
+        harness.write(b"kept")
+        harness.rest()
+        harness.write(b"one", b"two")
+        harness.write(b"three")
+        after = LogHarness(harness.disk.crash(Random(seed)))
         assert not after.store.alarms
         assert after.served()[0] == b"kept"
         assert set(after.served().values()) <= {b"kept", b"one", b"two", b"three"}
@@ -45,13 +45,13 @@ def test_a_power_cut_in_the_room_ahead_is_a_torn_end() -> None:
 
 def test_a_full_disk_gives_no_room_ahead() -> None:
     """D4: what is asked for in advance must not fail what is written."""
-    shelf = Shelf(SimDisk())
-    shelf.write(b"a")
-    shelf.disk.full = True
-    room = len(shelf.disk.files()[SEGMENT])
-    assert shelf.log.segments[0].reserved == room
-    shelf.write(b"b")
-    assert len(shelf.disk.files()[SEGMENT]) == room
+    harness = LogHarness(SimDisk())
+    harness.write(b"a")
+    harness.disk.full = True
+    room = len(harness.disk.files()[SEGMENT])
+    assert harness.log.segments[0].reserved == room
+    harness.write(b"b")
+    assert len(harness.disk.files()[SEGMENT]) == room
 
 
 def test_what_is_settled_goes_at_once_while_the_disk_is_short_of_room() -> None:

@@ -13,35 +13,35 @@ from kvitto.store import log as logs
 from kvitto.store import segment as segments
 from kvitto.store.batch import verify
 from kvitto.store.segment import HEADER
-from tests.store.logs import DIRECTORY, Shelf, forged
+from tests.store.logs import DIRECTORY, LogHarness, forged
 from tests.support.rig import Rig, Taker
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEGMENT = f"{DIRECTORY}/{0:020d}.log"
 
 
-def shelf_of_three() -> tuple[Shelf, int]:
+def shelf_of_three() -> tuple[LogHarness, int]:
     """Two synced batches and a third that is not; and where that begins."""
-    shelf = Shelf()
-    shelf.write(b"one", b"two")
-    shelf.write(b"three")
-    shelf.rest()
-    start = shelf.log.segments[0].size
-    shelf.write(b"four" * 10, b"five", b"six")
-    return shelf, start
+    harness = LogHarness()
+    harness.write(b"one", b"two")
+    harness.write(b"three")
+    harness.rest()
+    start = harness.log.segments[0].size
+    harness.write(b"four" * 10, b"five", b"six")
+    return harness, start
 
 
 def test_a_tail_torn_at_any_byte_is_cut_back_to_the_last_whole_batch() -> None:
     """D3: 100 % of what came before the torn batch is there, nothing of the torn one, and no alarm."""
-    shelf, start = shelf_of_three()
-    whole = shelf.disk.files()[SEGMENT]
+    harness, start = shelf_of_three()
+    whole = harness.disk.files()[SEGMENT]
     for length in range(start, len(whole) + 1):
         for rest in (b"", bytes(len(whole) - length)):
-            disk = shelf.disk.copy()
+            disk = harness.disk.copy()
             disk._names[SEGMENT].live[:] = whole[:length] + rest
-            torn = Shelf(disk)
+            torn = LogHarness(disk)
             lost = set() if length == len(whole) else {3, 4, 5}
-            assert torn.served() == {o: b for o, b in shelf.written.items() if o not in lost}
+            assert torn.served() == {o: b for o, b in harness.written.items() if o not in lost}
             assert not torn.store.alarms
             torn.write(b"after")
             assert torn.again() and torn.body(torn.log.next - 1) == b"after"
@@ -49,13 +49,13 @@ def test_a_tail_torn_at_any_byte_is_cut_back_to_the_last_whole_batch() -> None:
 
 def test_a_flipped_bit_in_a_sealed_segment_is_never_a_wrong_body() -> None:
     """D3: at every byte: what is served is right; what is missing was in the damaged batch, an alarm and a copy tell of it."""
-    shelf = sealed()
-    bodies = dict(shelf.written)
-    size = len(shelf.disk.files()[SEGMENT])
+    harness = sealed()
+    bodies = dict(harness.written)
+    size = len(harness.disk.files()[SEGMENT])
     for position in range(size):
-        disk = shelf.disk.copy()
+        disk = harness.disk.copy()
         disk.flip(SEGMENT, position, position % 8)
-        damaged = Shelf(disk)
+        damaged = LogHarness(disk)
         served = damaged.served()
         assert all(bodies[o] == body for o, body in served.items()), position
         missing = set(bodies) - set(served)
@@ -66,36 +66,36 @@ def test_a_flipped_bit_in_a_sealed_segment_is_never_a_wrong_body() -> None:
             assert len(damaged.disk.read_file(f"{DIRECTORY}/{0:020d}.bad")) >= size - 200
 
 
-def sealed() -> Shelf:
+def sealed() -> LogHarness:
     """Batches of two, a gap of two never-written offsets, and a second segment behind it all."""
-    shelf = Shelf()
+    harness = LogHarness()
     for i in range(3):
-        shelf.write(f"a{i}".encode(), f"b{i}".encode())
-    shelf.log.skip(shelf.log.next, 2)
+        harness.write(f"a{i}".encode(), f"b{i}".encode())
+    harness.log.skip(harness.log.next, 2)
     for i in range(3, 6):
-        shelf.write(f"a{i}".encode(), f"b{i}".encode())
-    part = shelf.log.segments[0]
-    shelf.log.fill(part)
-    shelf.write(b"next")
-    shelf.rest()
-    assert part.sealed and FOOTER_MAGIC in shelf.disk.files()[SEGMENT]
-    return shelf
+        harness.write(f"a{i}".encode(), f"b{i}".encode())
+    part = harness.log.segments[0]
+    harness.log.fill(part)
+    harness.write(b"next")
+    harness.rest()
+    assert part.sealed and FOOTER_MAGIC in harness.disk.files()[SEGMENT]
+    return harness
 
 
 def test_damage_in_the_middle_of_an_open_segment_is_quarantined_and_the_rest_served() -> None:
     """D3: the batches behind the hole were lost when it was taken for offsets that were never written."""
-    shelf = Shelf()
+    harness = LogHarness()
     starts = []
     for i in range(4):
-        starts.append(shelf.log.segments[0].size if shelf.log.segments else HEADER)
-        shelf.write(f"a{i}".encode(), f"b{i}".encode())
-        shelf.rest()
+        starts.append(harness.log.segments[0].size if harness.log.segments else HEADER)
+        harness.write(f"a{i}".encode(), f"b{i}".encode())
+        harness.rest()
     for position in range(starts[1], starts[2]):
-        disk = shelf.disk.copy()
+        disk = harness.disk.copy()
         disk.flip(SEGMENT, position)
-        damaged = Shelf(disk)
+        damaged = LogHarness(disk)
         assert damaged.found.ready == 8, "what is lost is found out when it is read"
-        assert damaged.served() == {o: b for o, b in shelf.written.items() if o not in (2, 3)}
+        assert damaged.served() == {o: b for o, b in harness.written.items() if o not in (2, 3)}
         assert damaged.log.reader.lost[0] == (2, 2)
         assert damaged.names(".bad")
         damaged.write(b"more")
@@ -104,28 +104,28 @@ def test_damage_in_the_middle_of_an_open_segment_is_quarantined_and_the_rest_ser
 
 def test_offsets_that_were_never_written_are_gaps_after_a_start() -> None:
     """A batch that is settled before it is written leaves a gap, which is neither served nor an alarm."""
-    shelf = sealed()
+    harness = sealed()
     for _ in range(2):
-        shelf.again()
-        assert shelf.served() == shelf.expected
-        assert shelf.found.ready == len(shelf.expected)
-        assert not shelf.store.alarms
+        harness.again()
+        assert harness.served() == harness.expected
+        assert harness.found.ready == len(harness.expected)
+        assert not harness.store.alarms
 
 
 def test_a_reader_by_offset_is_not_held_up_by_a_gap_between_segments() -> None:
     """`synced_end` stayed for ever at the end of a segment whose last offsets were never written."""
-    shelf = Shelf()
-    shelf.write(b"x")
-    shelf.rest()
-    shelf.log.fill(shelf.log.segments[0])
-    shelf.rest()
-    shelf.log.skip(shelf.log.next, 3)
-    shelf.write(b"y")
-    assert shelf.log.announced_end < shelf.log.next
-    shelf.rest()
-    assert shelf.log.announced_end == shelf.log.next
-    shelf.again()
-    assert shelf.log.announced_end == shelf.log.next
+    harness = LogHarness()
+    harness.write(b"x")
+    harness.rest()
+    harness.log.fill(harness.log.segments[0])
+    harness.rest()
+    harness.log.skip(harness.log.next, 3)
+    harness.write(b"y")
+    assert harness.log.announced_end < harness.log.next
+    harness.rest()
+    assert harness.log.announced_end == harness.log.next
+    harness.again()
+    assert harness.log.announced_end == harness.log.next
 
 
 def test_a_footer_is_written_only_over_synced_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,36 +134,36 @@ def test_a_footer_is_written_only_over_synced_batches(monkeypatch: pytest.Monkey
     for cut_at in range(1, 60):
         for seed in range(6):
             disk = SimDisk(reserving=False)
-            shelf = Shelf(disk)
+            harness = LogHarness(disk)
             disk.cut_at = disk.operations + cut_at
             durable: set[int] = set()
             with suppress(PowerCut):
                 for i in range(12):
-                    shelf.write(f"{i}".encode() * 40)
+                    harness.write(f"{i}".encode() * 40)
                     if i % 3 == 2:
-                        shelf.sync()
-                        durable = set(shelf.written)
-            bodies = shelf.written
-            shelf.cut(Random(seed), hostile=True)
-            served = shelf.served()
+                        harness.sync()
+                        durable = set(harness.written)
+            bodies = harness.written
+            harness.cut(Random(seed), hostile=True)
+            served = harness.served()
             assert durable <= set(served)
             assert all(bodies.get(o, b) == b for o, b in served.items())
-            assert not shelf.store.alarms
+            assert not harness.store.alarms
 
 
 def test_a_body_that_ends_like_a_footer_is_a_body() -> None:
     """W8: a publisher who knew the position could make a start believe in a footer, and lose or invent messages."""
-    shelf = Shelf()
-    shelf.write(b"first")
-    position = shelf.log.segments[0].size + 64 + 24 + 3 + 2
+    harness = LogHarness()
+    harness.write(b"first")
+    position = harness.log.segments[0].size + 64 + 24 + 3 + 2
     footer = FOOTER_MAGIC + (72).to_bytes(4, "little") + bytes(4)
     footer += b"".join(value.to_bytes(8, "little") for value in (0, 10, 0, 0, 0))
     footer += xxhash.xxh3_64_intdigest(footer).to_bytes(8, "little") + position.to_bytes(8, "little")
-    shelf.write(footer)
-    shelf.rest()
-    shelf.again()
-    assert shelf.served() == shelf.written
-    assert shelf.log.next == 2
+    harness.write(footer)
+    harness.rest()
+    harness.again()
+    assert harness.served() == harness.written
+    assert harness.log.next == 2
 
 
 @pytest.mark.parametrize("first", [1, 1 << 40, (1 << 64) - 2])
@@ -171,44 +171,44 @@ def test_a_body_that_ends_like_a_footer_is_a_body() -> None:
 def test_a_body_that_is_a_batch_is_a_body(first: int, salt: int) -> None:
     """P2, D3, W8: whatever tears or damages the batch around it, a start served what the body held, or never ended."""
     fake = forged(first, b"forged", durable=1 << 60, salt=salt) + b"z" * 100
-    shelf = Shelf()
-    shelf.write(b"good")
-    shelf.rest()
-    start = shelf.log.segments[0].size
-    shelf.write(fake)
-    whole = shelf.disk.files()[SEGMENT]
+    harness = LogHarness()
+    harness.write(b"good")
+    harness.rest()
+    start = harness.log.segments[0].size
+    harness.write(fake)
+    whole = harness.disk.files()[SEGMENT]
 
-    def check(found: Shelf, alarms: bool) -> None:
+    def check(found: LogHarness, alarms: bool) -> None:
         assert set(found.served().values()) <= {b"good", fake}
         assert found.log.next <= 2
         assert alarms or not found.store.alarms
 
     for length in range(start, len(whole), 7):  # killed within the write
-        disk = shelf.disk.copy()
+        disk = harness.disk.copy()
         disk._names[SEGMENT].live[:] = whole[:length]
-        check(Shelf(disk), alarms=False)
+        check(LogHarness(disk), alarms=False)
     for seed in range(60):
-        check(Shelf(shelf.disk.copy().crash(Random(seed), hostile=True)), alarms=False)
-    shelf.rest()
+        check(LogHarness(harness.disk.copy().crash(Random(seed), hostile=True)), alarms=False)
+    harness.rest()
     for is_sealed in (False, True):  # damaged, found by the next start, or by whoever reads
         if is_sealed:
-            shelf.log.fill(shelf.log.segments[0])
-            shelf.rest()
+            harness.log.fill(harness.log.segments[0])
+            harness.rest()
         for position in range(start, start + 64 + 24):
-            disk = shelf.disk.copy()
+            disk = harness.disk.copy()
             disk.flip(SEGMENT, position)
-            check(Shelf(disk), alarms=True)
+            check(LogHarness(disk), alarms=True)
 
 
 def test_a_batch_of_another_segment_is_a_body() -> None:
     """D3: somebody ships segments as messages."""
-    shelf = Shelf()
-    shelf.write(b"inner")
-    shelf.write(b"from elsewhere")
-    shelf.rest()
-    other = Shelf()
+    harness = LogHarness()
+    harness.write(b"inner")
+    harness.write(b"from elsewhere")
+    harness.rest()
+    other = LogHarness()
     other.write(b"good")
-    other.write(shelf.disk.files()[SEGMENT] + b"z" * 20)
+    other.write(harness.disk.files()[SEGMENT] + b"z" * 20)
     other.disk._names[SEGMENT].live[-10:] = b""
     other.again()
     assert other.served() == {0: b"good"}
@@ -217,31 +217,31 @@ def test_a_batch_of_another_segment_is_a_body() -> None:
 def test_a_damaged_header_costs_nothing_if_one_copy_of_the_salt_is_left() -> None:
     """D3: and an alarm says so."""
     for is_sealed in (False, True):
-        shelf = sealed() if is_sealed else Shelf()
+        harness = sealed() if is_sealed else LogHarness()
         if not is_sealed:
-            shelf.write(b"a", b"b")
-            shelf.write(b"c")
-            shelf.rest()
+            harness.write(b"a", b"b")
+            harness.write(b"c")
+            harness.rest()
         for position in range(HEADER - 8):  # what is behind is the copy of the salt
-            disk = shelf.disk.copy()
+            disk = harness.disk.copy()
             disk.flip(SEGMENT, position, position % 8)
-            damaged = Shelf(disk)
-            assert damaged.served() == shelf.expected, position
+            damaged = LogHarness(disk)
+            assert damaged.served() == harness.expected, position
             assert any("header is damaged" in alarm for alarm in damaged.store.alarms)
             assert damaged.names(".bad")
-            assert damaged.again() and damaged.served() == shelf.expected
+            assert damaged.again() and damaged.served() == harness.expected
             assert not damaged.store.alarms
 
 
 def test_a_damaged_copy_of_the_salt_is_written_again() -> None:
     """D3: a power cut may tear it, and from the next start on it would be damage; without it a damaged header costs the segment."""
-    shelf = Shelf()
-    shelf.write(b"a")
-    shelf.rest()
-    whole = shelf.disk.files()[SEGMENT]
-    disk = shelf.disk.copy()
+    harness = LogHarness()
+    harness.write(b"a")
+    harness.rest()
+    whole = harness.disk.files()[SEGMENT]
+    disk = harness.disk.copy()
     disk.flip(SEGMENT, 70, 3)
-    damaged = Shelf(disk)
+    damaged = LogHarness(disk)
     assert not damaged.store.alarms and damaged.served() == {0: b"a"}
     assert damaged.disk.files()[SEGMENT] == whole
     damaged.disk.flip(SEGMENT, 50)
@@ -250,16 +250,16 @@ def test_a_damaged_copy_of_the_salt_is_written_again() -> None:
 
 def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_again() -> None:
     """D3: nothing in it can be told from what a body holds."""
-    shelf = Shelf()
+    harness = LogHarness()
     for i in range(4):
-        shelf.write(f"{i}".encode())
-        shelf.rest()
-    whole = shelf.disk.files()[SEGMENT]
+        harness.write(f"{i}".encode())
+        harness.rest()
+    whole = harness.disk.files()[SEGMENT]
     for power_cut in (False, True):
-        disk = shelf.disk.copy()
+        disk = harness.disk.copy()
         for position in (50, 70):
             disk.flip(SEGMENT, position)
-        damaged = Shelf(disk.crash(Random(1)) if power_cut else disk)
+        damaged = LogHarness(disk.crash(Random(1)) if power_cut else disk)
         assert damaged.served() == {}
         assert "offsets 0 to 3 cannot be read" in damaged.store.alarms[0]
         (name,) = damaged.names(".bad")
@@ -314,15 +314,15 @@ def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytes
     monkeypatch.setattr(segments, "verify", lambda *a: verified.append(a[2].length) or verify(*a))
     count = 2000
     beginnings = [b"KVB1" + _claim(64 * (count - i)) for i in range(count)]
-    shelf = Shelf()
-    shelf.write(b"good")
-    shelf.rest()
-    shelf.write(b"".join(beginnings) + b"z")
-    shelf.disk._names[SEGMENT].live[-1:] = b""
-    shelf.again()
-    assert shelf.served() == {0: b"good"}
+    harness = LogHarness()
+    harness.write(b"good")
+    harness.rest()
+    harness.write(b"".join(beginnings) + b"z")
+    harness.disk._names[SEGMENT].live[-1:] = b""
+    harness.again()
+    assert harness.served() == {0: b"good"}
     assert sum(verified) < 3 << 20
-    assert shelf.store.alarms and shelf.names(".bad"), "what was not looked at is not thrown away"
+    assert harness.store.alarms and harness.names(".bad"), "what was not looked at is not thrown away"
 
 
 def _claim(length: int) -> bytes:

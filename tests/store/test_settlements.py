@@ -13,7 +13,7 @@ from kvitto.format.settlement import ACKED, IN_DOUBT, REDELIVERED, REJECTED
 from kvitto.store.segment import HEADER
 from kvitto.store.settlements import Replay, Settlements, block, clear_runs, set_bits
 from kvitto.wire.buf import Buf
-from tests.store.logs import DIRECTORY, Shelf
+from tests.store.logs import DIRECTORY, LogHarness
 from tests.support.older import without_inventory
 from tests.support.simdisk import PowerCut, SimDisk
 
@@ -84,9 +84,9 @@ def test_bits_and_runs(ranges: list[tuple[int, int]], span: int) -> None:
     assert clear == [o for o in range(span) if o not in model]
 
 
-def shelf() -> Shelf:
+def harness() -> LogHarness:
     """Ten messages; three blocks of settlements."""
-    made = Shelf()
+    made = LogHarness()
     made.write(*[f"m{i}".encode() for i in range(10)])
     made.settle(0, 2, mark=5)
     made.settle(4, 3, mark=6)
@@ -96,7 +96,7 @@ def shelf() -> Shelf:
 
 def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
     """A11: the last ones may come again, no others; nothing is an alarm."""
-    made = shelf()
+    made = harness()
     made.rest()
     without_inventory(made.disk)
     whole = made.disk.files()[ACKS]
@@ -104,7 +104,7 @@ def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
     for length in range(len(whole) + 1):
         disk = made.disk.copy()
         disk._names[ACKS].live[:] = whole[:length]
-        torn = Shelf(disk)
+        torn = LogHarness(disk)
         settled = set().union(*[s for s, end in zip(({0, 2}, {3, 4}, {5}), blocks[1:], strict=True) if end <= length])
         assert torn.served() == {o: b for o, b in made.written.items() if o not in settled}
         assert not torn.store.alarms
@@ -115,7 +115,7 @@ def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
 
 def test_a_flipped_bit_in_a_settlement_log_only_brings_messages_back() -> None:
     """D3, A11: with an alarm where a later block says that it had been durable."""
-    made = Shelf()
+    made = LogHarness()
     made.write(*[f"m{i}".encode() for i in range(10)])
     for i in range(3):
         made.settle(i, mark=6)
@@ -125,7 +125,7 @@ def test_a_flipped_bit_in_a_settlement_log_only_brings_messages_back() -> None:
     for position in range(size):
         disk = made.disk.copy()
         disk.flip(ACKS, position, position % 8)
-        damaged = Shelf(disk)
+        damaged = LogHarness(disk)
         served = damaged.served()
         assert all(bodies[o] == body for o, body in served.items())
         assert set(range(3, 10)) <= set(served)
@@ -136,19 +136,19 @@ def test_a_flipped_bit_in_a_settlement_log_only_brings_messages_back() -> None:
 
 def test_a_settlement_log_with_a_hole_after_a_power_cut_is_torn_and_no_alarm() -> None:
     """Of unsynced blocks the later one may survive alone: that was an alarm at each start from then on."""
-    made = shelf()
+    made = harness()
     made.disk._names[ACKS].live[HEADER : HEADER + 40] = bytes(40)
     disk = made.disk.kill()
     disk._boot += 1
-    torn = Shelf(disk)
+    torn = LogHarness(disk)
     assert torn.served() == made.written
     assert not torn.store.alarms
-    assert not Shelf(torn.disk.kill()).store.alarms
+    assert not LogHarness(torn.disk.kill()).store.alarms
 
 
 def test_delivered_marks_and_counts_survive() -> None:
     """A9: below the mark messages come again, flagged; the number of deliveries is kept."""
-    made = Shelf()
+    made = LogHarness()
     made.write(*[f"m{i}".encode() for i in range(6)])
     made.settle(0, mark=4)
     made.redeliver(2, 2)
@@ -165,7 +165,7 @@ def test_delivered_marks_and_counts_survive() -> None:
 
 def test_doubt_is_remembered() -> None:
     """A11: after a power cut all that was there may have been delivered, also for the starts that follow."""
-    made = Shelf()
+    made = LogHarness()
     made.write(b"a", b"b")
     made.rest()
     assert made.cut(Random(1)).doubt == 2
@@ -187,7 +187,7 @@ def test_in_doubt_settles_nothing() -> None:
 
 def test_a_power_cut_in_the_start_after_one_that_was_killed_is_no_damage() -> None:
     """D3: a killed start leaves blocks that no sync has covered; the next one must not write behind them that they are durable."""
-    made = Shelf()
+    made = LogHarness()
     made.write(b"a", b"b")
     made.settle(0)
     made.rest()
@@ -197,17 +197,17 @@ def test_a_power_cut_in_the_start_after_one_that_was_killed_is_no_damage() -> No
             inode = cut._names[ACKS]
             assert inode is not None
             for seed in range(40 if len(inode.pending) > 1 else 1):
-                last = Shelf(cut.survivor(Random(seed)))
+                last = LogHarness(cut.survivor(Random(seed)))
                 assert last.served() == {1: b"b"} and not last.store.alarms
 
 
 def starts(disk: SimDisk) -> Iterator[SimDisk]:
     """What starts from this disk leave behind if each gets one operation further."""
     whole = disk.copy()
-    Shelf(whole)
+    LogHarness(whole)
     for cut_at in range(1, whole.operations + 1):
         cut = disk.copy()
         cut.cut_at = cut_at
         with suppress(PowerCut):
-            Shelf(cut)
+            LogHarness(cut)
         yield cut

@@ -13,7 +13,7 @@ from kvitto.store.disk import RealDisk
 from kvitto.store.repair.salvage import Salvage
 from kvitto.store.repair.survey import Survey
 from kvitto.store.store import FORMAT, Store
-from tests.store.logs import DIRECTORY, Shelf
+from tests.store.logs import DIRECTORY, LogHarness
 from tests.support.clock import ManualClock
 from tests.support.older import without_inventory
 from tests.support.rig import Rig
@@ -88,17 +88,17 @@ def test_a_power_cut_at_the_very_first_start_leaves_a_directory_that_starts() ->
 
 def test_an_orderly_end_a_kill_and_a_power_cut_are_told_apart() -> None:
     """A11: the machine's boot id is durable before anything else happens."""
-    shelf = Shelf()
-    assert shelf.store.ending.in_order and not shelf.store.ending.doubt
-    shelf.again()
-    assert not shelf.store.ending.in_order and not shelf.store.ending.doubt
+    harness = LogHarness()
+    assert harness.store.ending.in_order and not harness.store.ending.doubt
+    harness.again()
+    assert not harness.store.ending.in_order and not harness.store.ending.doubt
     for seed in range(10):
-        shelf.cut(Random(seed), hostile=True)
-        assert shelf.store.ending.doubt
-    shelf.rest()
-    shelf.store.shut()
-    shelf.again()
-    assert shelf.store.ending.in_order and not shelf.store.ending.doubt
+        harness.cut(Random(seed), hostile=True)
+        assert harness.store.ending.doubt
+    harness.rest()
+    harness.store.shut()
+    harness.again()
+    assert harness.store.ending.in_order and not harness.store.ending.doubt
 
 
 def test_what_was_delivered_before_a_power_cut_is_flagged_by_every_start_that_follows() -> None:
@@ -121,35 +121,35 @@ def test_what_was_delivered_before_a_power_cut_is_flagged_by_every_start_that_fo
 
 def test_a_directory_that_was_left_in_order_is_damaged_by_any_torn_end() -> None:
     """D3: without a power cut or a kill nothing can be torn."""
-    shelf = Shelf()
-    shelf.write(b"a")
-    shelf.write(b"b")
-    shelf.rest()
-    shelf.store.shut()
+    harness = LogHarness()
+    harness.write(b"a")
+    harness.write(b"b")
+    harness.rest()
+    harness.store.shut()
     path = f"{DIRECTORY}/{0:020d}.log"
-    disk = shelf.disk.copy()
+    disk = harness.disk.copy()
     disk.flip(path, len(disk.files()[path]) - 1)
-    damaged = Shelf(disk)
+    damaged = LogHarness(disk)
     assert damaged.store.alarms and damaged.names(".bad")
     assert damaged.served() == {0: b"a"}
 
 
 def test_a_sync_covers_what_was_written_when_it_began() -> None:
     """C2: not what came while it ran."""
-    shelf = Shelf()
+    harness = LogHarness()
     told: list[str] = []
-    shelf.write(b"the inventory knows the segment")
-    shelf.rest()
-    shelf.write(b"a")
-    shelf.store.commits.when_announced(lambda: told.append("a"))
-    job = shelf.store.begin_sync(everything=False)
-    shelf.write(b"b")
-    shelf.store.commits.when_announced(lambda: told.append("b"))
+    harness.write(b"the inventory knows the segment")
+    harness.rest()
+    harness.write(b"a")
+    harness.store.commits.when_announced(lambda: told.append("a"))
+    job = harness.store.begin_sync(everything=False)
+    harness.write(b"b")
+    harness.store.commits.when_announced(lambda: told.append("b"))
     job.run()
-    shelf.store.end_sync(job)
+    harness.store.end_sync(job)
     assert told == ["a"]
-    assert shelf.store.commits.waiting
-    shelf.sync()
+    assert harness.store.commits.waiting
+    harness.sync()
     assert told == ["a", "b"]
 
 
@@ -188,20 +188,20 @@ def test_a_deleted_queue_does_not_come_back_empty() -> None:
 
 def test_after_a_failed_sync_there_is_no_other() -> None:
     """C8: nobody is told anything, and the same descriptors are never synced again."""
-    shelf = Shelf()
+    harness = LogHarness()
     told: list[str] = []
-    shelf.write(b"a")
-    shelf.store.commits.when_announced(lambda: told.append("a"))
-    job = shelf.store.begin_sync(everything=True)
-    shelf.disk.fail_at[shelf.disk.operations + 1] = StoreError("gone")
+    harness.write(b"a")
+    harness.store.commits.when_announced(lambda: told.append("a"))
+    job = harness.store.begin_sync(everything=True)
+    harness.disk.fail_at[harness.disk.operations + 1] = StoreError("gone")
     job.run()
-    shelf.store.end_sync(job)
+    harness.store.end_sync(job)
     assert told == []
-    assert shelf.store.failed is not None
+    assert harness.store.failed is not None
     with pytest.raises(AssertionError):
-        shelf.store.begin_sync(everything=True)
-    shelf.store.shut()
-    assert shelf.disk.files()["boot"], "the directory was left as if in order"
+        harness.store.begin_sync(everything=True)
+    harness.store.shut()
+    assert harness.disk.files()["boot"], "the directory was left as if in order"
 
 
 def test_without_syncing_everything_is_durable_at_once() -> None:
@@ -219,28 +219,28 @@ def test_without_syncing_everything_is_durable_at_once() -> None:
     assert told == ["x"]
 
 
-def damaged_end() -> Shelf:
+def damaged_end() -> LogHarness:
     """Left in order, then two batches at the end were damaged."""
-    shelf = Shelf()
+    harness = LogHarness()
     for i in range(6):
-        shelf.write(f"message {i}".encode() * 4)
-    shelf.rest()
-    shelf.store.shut()
+        harness.write(f"message {i}".encode() * 4)
+    harness.rest()
+    harness.store.shut()
     path = f"{DIRECTORY}/{0:020d}.log"
     for i in (4, 5):
-        shelf.disk.flip(path, shelf.disk.files()[path].index(f"message {i}".encode()))
-    return shelf
+        harness.disk.flip(path, harness.disk.files()[path].index(f"message {i}".encode()))
+    return harness
 
 
 def test_a_damaged_segment_of_which_no_copy_can_be_made_stays_as_it_is() -> None:
     """D3: half a copy stayed, the end was cut all the same, and one alarm said that there was a copy, another that there was none."""
-    shelf = damaged_end()
+    harness = damaged_end()
     path = f"{DIRECTORY}/{0:020d}.log"
-    whole = shelf.disk.files()[path]
-    disk = shelf.disk.copy()
+    whole = harness.disk.files()[path]
+    disk = harness.disk.copy()
     disk.free = len(whole)  # it would take what is kept for settlements
-    left = Shelf(disk)
-    assert left.served() == {o: body for o, body in shelf.written.items() if o < 4}
+    left = LogHarness(disk)
+    assert left.served() == {o: body for o, body in harness.written.items() if o < 4}
     assert left.names(".bad") == []
     (alarm,) = left.store.alarms
     assert "no room for a copy" in alarm
@@ -255,11 +255,11 @@ def test_a_damaged_segment_of_which_no_copy_can_be_made_stays_as_it_is() -> None
 
 def test_the_last_of_a_damaged_segment_of_which_there_is_no_copy_is_kept() -> None:
     """D3: all that could be served of it is settled, and it would go."""
-    shelf = damaged_end()
+    harness = damaged_end()
     path = f"{DIRECTORY}/{0:020d}.log"
-    whole = shelf.disk.files()[path]
-    shelf.disk.free = 0
-    left = Shelf(shelf.disk.copy())
+    whole = harness.disk.files()[path]
+    harness.disk.free = 0
+    left = LogHarness(harness.disk.copy())
     left.disk.free = 1 << 30
     left.settle(*range(4))
     left.rest()
@@ -273,18 +273,18 @@ def test_a_copy_of_a_damaged_segment_is_whole_or_not_there_wherever_it_fails() -
     """D3: at each operation the disk is full, or the power goes."""
     for at in range(1, 12):
         for full in (False, True):
-            shelf = damaged_end()
-            whole = shelf.disk.files()[f"{DIRECTORY}/{0:020d}.log"]
-            disk = shelf.disk.copy()
+            harness = damaged_end()
+            whole = harness.disk.files()[f"{DIRECTORY}/{0:020d}.log"]
+            disk = harness.disk.copy()
             if full:
                 disk.fail_at[disk.operations + at] = StoreFull("no room")
             else:
                 disk.cut_at = disk.operations + at
             with suppress(PowerCut, StoreFull):
-                Shelf(disk)
+                LogHarness(disk)
             disk.fail_at.clear()
-            found = Shelf(disk.crash(Random(at), hostile=True))
-            assert found.served() == {o: body for o, body in shelf.written.items() if o < 4}
+            found = LogHarness(disk.crash(Random(at), hostile=True))
+            assert found.served() == {o: body for o, body in harness.written.items() if o < 4}
             copies = [d for n, d in found.disk.files().items() if n.endswith(".bad")]
             assert all(copy == whole for copy in copies)
             assert copies or whole == found.disk.files()[f"{DIRECTORY}/{0:020d}.log"]
@@ -361,16 +361,16 @@ def test_a_first_start_that_was_killed_anywhere_and_a_power_cut_after_the_next()
 def test_after_an_end_in_order_a_power_cut_brings_no_name_back() -> None:
     """D3: a settlement log that was the last thing to go was there again, and `kvitto check` took its segment for missing."""
     for number in range(8):
-        shelf = Shelf()
-        shelf.log.segment_bytes = 1
-        shelf.write(b"a")
-        shelf.write(b"b")
-        shelf.settle(0)
-        shelf.rest()
-        shelf.store.shut()
-        names = shelf.disk.listdir(DIRECTORY)
+        harness = LogHarness()
+        harness.log.segment_bytes = 1
+        harness.write(b"a")
+        harness.write(b"b")
+        harness.settle(0)
+        harness.rest()
+        harness.store.shut()
+        names = harness.disk.listdir(DIRECTORY)
         assert names == [f"{1:020d}.log"]
-        found = shelf.disk.crash(Random(number), hostile=True)
+        found = harness.disk.crash(Random(number), hostile=True)
         assert found.listdir(DIRECTORY) == names and Survey(found).findings == []
 
 

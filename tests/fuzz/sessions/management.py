@@ -12,7 +12,7 @@ from kvitto.http import server as http
 from tests.fuzz.sessions.oracle import Finding
 
 if TYPE_CHECKING:
-    from tests.fuzz.sessions.world import World
+    from tests.fuzz.sessions.world import StoryRun
 
 ROUNDS = 4
 """Of the loop after each action: enough for a request to come to its answer, or to what it waits for."""
@@ -44,7 +44,7 @@ class Logins:
 class Host:
     """What the API needs of the server."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: StoryRun) -> None:
         self.world = world
         self.config = CONFIG
         self.logins = Logins()
@@ -93,7 +93,7 @@ class Writer:
 
 
 class Management:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: StoryRun) -> None:
         async def listener() -> http.Listener:
             return http.Listener(Host(world))
 

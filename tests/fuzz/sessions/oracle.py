@@ -21,7 +21,7 @@ from tests.support import stored
 
 if TYPE_CHECKING:
     from tests.fuzz.sessions.client import Channel, Client, Waiting
-    from tests.fuzz.sessions.world import World
+    from tests.fuzz.sessions.world import StoryRun
 
 FOLLOWED = ("keep", "kept")
 DEFAULT = read_settings({})
@@ -50,7 +50,7 @@ class Followed:
 
 
 class Oracle:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: StoryRun) -> None:
         self.world = world
         self.queues: dict[str, Followed] = {}
         """Incarnation -> what is known of it."""

@@ -11,14 +11,14 @@ from kvitto.wire.spec import FRAME_END, PROTOCOL_HEADER
 from tests.fuzz.sessions.client import Client
 
 if TYPE_CHECKING:
-    from tests.fuzz.sessions.world import World
+    from tests.fuzz.sessions.world import StoryRun
 
 HIGH_WATER = 4096
 """Bytes that a socket that takes none keeps before it says so."""
 
 
 class Peer:
-    def __init__(self, world: World, slot: int, loopback: bool = True) -> None:
+    def __init__(self, world: StoryRun, slot: int, loopback: bool = True) -> None:
         self.world = world
         self.client = Client(world.oracle, slot)
         self.input: list[bytes] = []

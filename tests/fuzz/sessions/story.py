@@ -1,7 +1,7 @@
 """A story: actions as plain tuples, which can be kept as text, performed again, and shrunk.
 
-The first element of an action is its kind, a method of `World`; the others are its arguments. A file has one action per line, as a Python
-literal, with a comment that says what the bytes in it are.
+The first element of an action is its kind, a method of `StoryRun`; the others are its arguments. A file has one action
+per line, as a Python literal, with a comment that says what the bytes in it are.
 """
 
 from __future__ import annotations

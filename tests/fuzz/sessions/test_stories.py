@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvitto.broker.queue import Queue
+from kvitto.broker.work_queue import WorkQueue
 from kvitto.wire import methods as m
 from tests.fuzz.sessions.grammar import actions
 from tests.fuzz.sessions.grammar.base import encoded
 from tests.fuzz.sessions.story import Action, Story, read, shrunk, text
-from tests.fuzz.sessions.world import World, run, setting
+from tests.fuzz.sessions.world import StoryRun, run, setting
 from tests.protocol.raw import content
 
 FOUND = sorted(Path(__file__).with_name("found").iterdir())
@@ -25,7 +25,7 @@ def test_stories_end_without_a_finding(part: int) -> None:
     """No internal error, no server failure, nothing confirmed lost; the next peer is served, before and after a restart."""
     for seed in range(SEED + part, SEED + STORIES, PARTS):
         with setting(seed) as catcher:
-            world = World(catcher)
+            world = StoryRun(catcher)
             try:
                 for action in actions(seed, world):
                     world.perform(action)
@@ -46,7 +46,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
     told = []
     for _ in range(2):
         with setting(SEED) as catcher:
-            world = World(catcher)
+            world = StoryRun(catcher)
             for action in actions(SEED, world):
                 world.perform(action)
             written = [bytes(peer.written) for peer in world.gone]
@@ -71,10 +71,10 @@ def confirmed(*bodies: bytes) -> Story:
 
 def test_a_confirmed_message_that_is_not_there_after_the_story_is_found() -> None:
     with setting(SEED) as catcher:
-        world = World(catcher)
+        world = StoryRun(catcher)
         for action in confirmed(b"m1", b"m2"):
             world.perform(action)
-        queue: Queue = world.house.broker.vhosts["/"].queues["keep"]
+        queue = world.house.broker.vhosts["/"].queues["keep"]
         queue.purge()
         with pytest.raises(AssertionError, match="settled by nobody, and not there: m1 m2"):
             world.end()
@@ -88,15 +88,15 @@ def test_a_message_that_its_consumer_has_acked_may_be_gone() -> None:
 
 def test_an_exception_in_a_turn_is_a_finding_and_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that needs a purge of a queue with a message in it."""
-    right = Queue.purging
+    right = WorkQueue.purging
 
-    def wrong(queue: Queue) -> tuple[int, Iterator[None]]:
+    def wrong(queue: WorkQueue) -> tuple[int, Iterator[None]]:
         if queue.ready:
             raise ZeroDivisionError
         return right(queue)
 
     try:
-        monkeypatch.setattr(Queue, "purging", wrong)
+        monkeypatch.setattr(WorkQueue, "purging", wrong)
     except TypeError:
         pytest.skip("a compiled class cannot be changed")
 

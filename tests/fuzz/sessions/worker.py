@@ -39,7 +39,7 @@ class Worker:
         """One story; False if it has found something."""
         from tests.fuzz.sessions.grammar import actions
         from tests.fuzz.sessions.story import line
-        from tests.fuzz.sessions.world import World, setting
+        from tests.fuzz.sessions.world import StoryRun, setting
 
         self.current[: self.at] = bytes(self.at)
         self.at = 0
@@ -47,7 +47,7 @@ class Worker:
         self.stories += 1
         signal.setitimer(signal.ITIMER_PROF, STORY_S)
         with setting(seed) as catcher:
-            world = World(catcher)
+            world = StoryRun(catcher)
             try:
                 for action in actions(seed, world):
                     self.note(line(action))

@@ -39,7 +39,7 @@ UNDEFINED = "holds messages of a queue that is not defined"
 """A power cut may leave the messages of a queue whose declaration was not durable, and not answered; the broker cannot know that."""
 
 
-class World:
+class StoryRun:
     def __init__(self, catcher: Catcher) -> None:
         self.catcher = catcher
         self.clock = ManualClock()
@@ -326,7 +326,7 @@ def check_others_are_served(house: House) -> None:
     check_service(house)
 
 
-def oracle_client(world: World) -> Any:
+def oracle_client(world: StoryRun) -> Any:
     """Somebody in "/", for what the oracle asks of clients."""
     from tests.fuzz.sessions.client import Client
 
@@ -336,7 +336,7 @@ def oracle_client(world: World) -> Any:
 def run(story: Story, seed: int) -> None:
     """Perform a story that is written down, and its end."""
     with setting(seed) as catcher:
-        world = World(catcher)
+        world = StoryRun(catcher)
         try:
             for action in story:
                 world.perform(action)

@@ -21,7 +21,7 @@ from tests.fuzz.sessions.grammar.base import ARGUMENTS, Grammar, encoded
 from tests.fuzz.sessions.story import Action
 
 if TYPE_CHECKING:
-    from tests.fuzz.sessions.world import World
+    from tests.fuzz.sessions.world import StoryRun
 
 Rule = Callable[[Grammar], list[Action]]
 THEMES: tuple[tuple[float, Sequence[tuple[float, Rule]]], ...] = (
@@ -39,7 +39,7 @@ PREFERRED = 6.0
 LENGTHS = (20, 50, 50, 100, 200)
 
 
-def actions(seed: int, world: World) -> Iterator[Action]:
+def actions(seed: int, world: StoryRun) -> Iterator[Action]:
     """A story: what comes next depends on what has happened, so each action is performed before the next is asked for."""
     rng = Random(f"{seed} story")
     g = Grammar(rng, world)

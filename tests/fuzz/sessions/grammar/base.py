@@ -18,7 +18,7 @@ from tests.fuzz.sessions.story import Action
 from tests.protocol.raw import content
 
 if TYPE_CHECKING:
-    from tests.fuzz.sessions.world import World
+    from tests.fuzz.sessions.world import StoryRun
 
 T = TypeVar("T")
 SLOTS = 4
@@ -78,7 +78,7 @@ ODD_ARGUMENTS: tuple[dict[str, Any], ...] = (
 class Grammar:
     """Where a theme's actions come from: dice, the world as it is, and shorthands."""
 
-    def __init__(self, rng: Random, world: World) -> None:
+    def __init__(self, rng: Random, world: StoryRun) -> None:
         self.rng = rng
         self.world = world
         self.bodies = 0
