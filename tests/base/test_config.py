@@ -103,6 +103,7 @@ def test_limits_that_cannot_be(values: dict[str, float], says: str) -> None:
 
 def test_all_limits_that_can_be_set_are_there_and_are_read() -> None:
     assert {field.name for field in fields(Limits)} == limits.SETTABLE.keys()
-    sources = [path.read_text() for path in Path(limits.__file__).parents[1].rglob("*.py")]
-    for name in limits.SETTABLE:
-        assert any(re.search(rf"(limits|allowed)\.{name}\b", text) for text in sources), name
+    here = Path(limits.__file__)
+    sources = [path.read_text() for path in here.parents[1].rglob("*.py") if path != here]
+    for name in limits.SETTABLE:  # a route names the limit of its body
+        assert any(re.search(rf'(limits|allowed)\.{name}\b|"{name}"\)', text) for text in sources), name
