@@ -12,7 +12,8 @@ from kvitto.base.errors import ChannelError
 from kvitto.broker.equivalence import type_name
 from kvitto.broker.exchange import Binding, Exchange, check_declare, check_equivalent
 from kvitto.broker.headers import comparable, identity
-from kvitto.broker.routing import Lookup, at_once, walk
+from kvitto.broker.index import at_once
+from kvitto.broker.routing import Lookup, walk
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table, Timestamp, Value
 

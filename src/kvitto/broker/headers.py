@@ -129,15 +129,6 @@ class HeadersIndex(Index):
             del self._patterns[key]
             self.steps -= 1 + len(pattern.names)
 
-    def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
-        search = self.search(routing_key, properties)
-        while True:
-            try:
-                next(search)
-            except StopIteration as end:
-                found: Collection[Dest] = end.value
-                return found
-
     def search(self, _routing_key: str, properties: Properties) -> Generator[bool, None, Collection[Dest]]:
         values = {name: comparable(value) for name, value in (properties.headers or {}).items()}
         matched: dict[Dest, None] = {}

@@ -9,7 +9,7 @@ index anew from the definitions of the exchange and its bindings, so an index ma
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
@@ -17,12 +17,26 @@ from kvitto.wire.tables import Value
 Dest = Any
 """Where a binding leads: a queue or an exchange, hashed by identity."""
 Arguments = Mapping[str, Value]
+T = TypeVar("T")
 PIECE_STEPS = 3000
 """Steps of routing in one piece: about 0.5 ms."""
 
 
+def at_once(steps: Generator[bool, None, T]) -> T:
+    """The result of steps that are taken without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 class Index:
-    """The bindings of one exchange. Each `add` is taken back by one `remove` with the same arguments, unless the exchange is deleted."""
+    """The bindings of one exchange. Each `add` is taken back by one `remove` with the same arguments, unless the exchange is deleted.
+
+    A type implements `route`, or `search` if a look may take long.
+    """
 
     arguments: ClassVar[tuple[str, ...]] = ()
     """The arguments of an exchange that mean something to this type. Two declarations are the same only if these are equal."""
@@ -57,7 +71,7 @@ class Index:
 
         `properties` are empty where they are not known, which is so only if the result is not used because of `needs_properties`.
         """
-        raise NotImplementedError
+        return at_once(self.search(routing_key, properties))
 
     def search(self, routing_key: str, properties: Properties, /) -> Generator[bool, None, Collection[Dest]]:
         """Do the same in pieces, between which there may be changes: for an index with many `steps`."""

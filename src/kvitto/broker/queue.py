@@ -10,6 +10,7 @@ delivered. A queue does not touch the disk but in `flush`, and in reads of what 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvitto.broker.consumer import Consumer
@@ -41,34 +42,34 @@ _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _HAS_PRIORITY = 8  # in the first byte of the property flags
 
 
+@dataclass(frozen=True)
+class Declaration:
+    """What a client has declared. An exclusive queue belongs to a connection, and does not outlive it."""
+
+    name: str
+    arguments: dict[str, Any]
+    durable: bool
+    exclusive: bool = False
+    auto_delete: bool = False
+
+
 class Queue:
     stream = False
     """Whether messages are read by position, and stay."""
 
-    def __init__(
-        self,
-        broker: Turns,
-        vhost: VHost,
-        name: str,
-        log: Log,
-        settings: QueueSettings,
-        arguments: dict[str, Any],
-        durable: bool,
-        exclusive: bool,
-        auto_delete: bool,
-    ) -> None:
+    def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         self.broker = broker
         self.vhost = vhost
-        self.name = name
+        self.name = declared.name
         self.log = log
-        self.arguments = arguments
+        self.arguments = declared.arguments
         self.policy: Policy | None = None
         self.operator_policy: Policy | None = None
-        self.durable = durable
-        self.exclusive = exclusive
+        self.durable = declared.durable
+        self.exclusive = declared.exclusive
         self.owner: Any = None
         """The connection that an exclusive queue belongs to."""
-        self.auto_delete = auto_delete
+        self.auto_delete = declared.auto_delete
         self.archived = settings.archive
         self.deleted = False
         self.fault: str | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.exchange import Exchange
@@ -24,7 +23,6 @@ NOTHING_SAID = Properties()
 SEARCH_COST = 10
 """The cost of looking for a route, without the steps, in units of about a microsecond."""
 
-T = TypeVar("T")
 Lookup = Callable[[str], Exchange | None]
 Walk = Generator[bool, None, "Found"]
 
@@ -36,16 +34,6 @@ class Found:
     queues: list[Dest]
     dynamic: bool
     cost: int
-
-
-def at_once(steps: Generator[bool, None, T]) -> T:
-    """The result of steps that are taken without a pause."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def walk(

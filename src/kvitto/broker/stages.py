@@ -19,7 +19,7 @@ from kvitto.broker import walls
 from kvitto.broker.admission import as_consumers_see, expiration_ms
 from kvitto.broker.arguments import QueueSettings
 from kvitto.broker.deadletter import LETTER_MAX, RECORD_BYTES, Parcel, read_properties, weight
-from kvitto.broker.queue import Queue
+from kvitto.broker.queue import Declaration, Queue
 from kvitto.broker.walls import Service
 from kvitto.broker.work_queue import WorkQueue
 from kvitto.format.settlement import ACKED
@@ -251,7 +251,7 @@ class Stages(Service):
 
     def _stage_of(self, vhost: VHost, key: Key, queue_id: str) -> Stage:
         opened = self.broker.open_log(queue_id, True)
-        queue = WorkQueue(self.broker, vhost, name_of(key), opened, QueueSettings(), {}, True, False, False)
+        queue = WorkQueue(self.broker, vhost, opened, QueueSettings(), Declaration(name_of(key), {}, durable=True))
         return Stage(key, queue, self.broker.timers.now_ms)
 
     def _drop(self, stage: Stage) -> None:

@@ -19,7 +19,7 @@ from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.broker import walls
 from kvitto.broker.argument_reader import age_ms
 from kvitto.broker.equivalence import describe
-from kvitto.broker.queue import Queue
+from kvitto.broker.queue import Declaration, Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.store.reading import Window
 from kvitto.store.stream import Retention, StreamLog
@@ -82,15 +82,9 @@ class Stream(Queue):
     log: StreamLog
 
     def __init__(
-        self,
-        broker: Broker,
-        vhost: VHost,
-        name: str,
-        log: StreamLog,
-        settings: QueueSettings,
-        arguments: dict[str, Any],
+        self, broker: Broker, vhost: VHost, log: StreamLog, settings: QueueSettings, declared: Declaration
     ) -> None:
-        super().__init__(broker, vhost, name, log, settings, arguments, True, False, False)
+        super().__init__(broker, vhost, log, settings, declared)
         log.on_drop = self._head_gone
         self._recent: deque[tuple[Batch, int]] = deque()
         self._recent_bytes = 0

@@ -12,7 +12,6 @@ from collections.abc import Collection, Generator, Iterator
 from itertools import islice
 
 from kvitto.broker.index import PIECE_STEPS, Arguments, Dest, Index
-from kvitto.wire.properties import Properties
 
 WORDS_MAX = 128
 """In a routing key: a short string with dots between them."""
@@ -96,15 +95,6 @@ class TopicIndex(Index):
                 break
             self.steps -= last.steps
             path[-1].drop(word)
-
-    def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
-        search = self.search(routing_key, properties)
-        while True:
-            try:
-                next(search)
-            except StopIteration as end:
-                found: Collection[Dest] = end.value
-                return found
 
     def search(self, routing_key: str, _properties: object) -> Generator[bool, None, Collection[Dest]]:
         states: set[Node] = set()

@@ -21,13 +21,14 @@ from kvitto.broker.consumer import Consumer
 from kvitto.broker.deadletter import split_key, strings
 from kvitto.broker.equivalence import check_arguments, check_field, describe
 from kvitto.broker.exchange import Binding, Exchange
+from kvitto.broker.index import at_once
 from kvitto.broker.jobs import Cost
 from kvitto.broker.policies import Policy
-from kvitto.broker.queue import Queue
+from kvitto.broker.queue import Declaration, Queue
 from kvitto.broker.queue_types import TYPE, type_of, with_default
 from kvitto.broker.removal import Steps
 from kvitto.broker.route import Epoch, Route
-from kvitto.broker.routing import NOTHING_SAID, at_once, walk
+from kvitto.broker.routing import NOTHING_SAID, walk
 from kvitto.broker.stream import Stream, check_stream, stream_log
 from kvitto.broker.vhost_settings import VHostSettings
 from kvitto.broker.work_queue import WorkQueue
@@ -459,13 +460,14 @@ class VHost:
             log.error("%s is there without arguments that it cannot have: %s", describe("queue", name, self.name), told)
         found = self.policies_of(name, arguments)
         settings = read_settings(policies.for_queue(counting, *found))
+        declared = Declaration(name, arguments, durable, exclusive, auto_delete)
+        made: Queue
         if settings.stream:
-            made: Queue = Stream(
-                self.broker, self, name, stream_log(self.broker.store, queue_id, settings), settings, arguments
-            )
+            made = Stream(self.broker, self, stream_log(self.broker.store, queue_id, settings), settings, declared)
         else:
-            messages = self.broker.open_log(queue_id, durable and not exclusive)
-            made = WorkQueue(self.broker, self, name, messages, settings, arguments, durable, exclusive, auto_delete)
+            made = WorkQueue(
+                self.broker, self, self.broker.open_log(queue_id, durable and not exclusive), settings, declared
+            )
         made.policy, made.operator_policy = found
         self.queues[name] = made
         self.broker.queues[queue_id] = made

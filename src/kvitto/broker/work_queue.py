@@ -21,7 +21,7 @@ from kvitto.broker.deliveries import Deliveries
 from kvitto.broker.hold import Hold
 from kvitto.broker.leaving import AFTER_DELIVERY, Leaving
 from kvitto.broker.parked import Parked
-from kvitto.broker.queue import Queue
+from kvitto.broker.queue import Declaration, Queue
 from kvitto.broker.ranges import RangeSet
 from kvitto.broker.retries import Retries
 from kvitto.broker.rota import Rota
@@ -56,19 +56,8 @@ _AGAIN_COST = AGAIN_COST
 
 
 class WorkQueue(Queue):
-    def __init__(
-        self,
-        broker: Turns,
-        vhost: VHost,
-        name: str,
-        log: Log,
-        settings: QueueSettings,
-        arguments: dict[str, Any],
-        durable: bool,
-        exclusive: bool,
-        auto_delete: bool,
-    ) -> None:
-        super().__init__(broker, vhost, name, log, settings, arguments, durable, exclusive, auto_delete)
+    def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
+        super().__init__(broker, vhost, log, settings, declared)
         ranked = settings.max_priority > 0
         most = settings.max_priority if ranked else QUORUM_PRIORITY_MAX
         self.backlog = Backlog(log, self.tail, self, broker.give_batch, ranked, most)
