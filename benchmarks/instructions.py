@@ -101,9 +101,9 @@ def main() -> int:
         missing = [tool for tool in ("valgrind", "callgrind_annotate") if shutil.which(tool) is None]
         if missing:
             raise NotPossible(f"{missing[0]} is not installed (Debian: apt install valgrind)")
-        import kvitto.broker.queue
+        import kvitto.broker.queues.queue
 
-        if str(kvitto.broker.queue.__file__).endswith(".py"):
+        if str(kvitto.broker.queues.queue.__file__).endswith(".py"):
             raise NotPossible("the broker is not compiled: run `make build`")
         start = measure(None)
         columns = {}

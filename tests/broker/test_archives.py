@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.argument_reader import age_ms
+from kvitto.broker.administration.argument_reader import age_ms
 from tests.support.archived import about
 from tests.support.rig import Rig
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from kvitto.broker import arguments
-from kvitto.broker.arguments import ARGUMENTS, EQUIVALENCE_ARGUMENTS, NOT_FOR_STREAMS, QUEUE_POLICY, read_settings
-from kvitto.broker.inert import REFUSED_OF_QUEUES
-from kvitto.broker.queue_types import TYPE
+from kvitto.broker.administration import arguments
+from kvitto.broker.administration.arguments import (
+    ARGUMENTS,
+    EQUIVALENCE_ARGUMENTS,
+    NOT_FOR_STREAMS,
+    QUEUE_POLICY,
+    read_settings,
+)
+from kvitto.broker.administration.inert import REFUSED_OF_QUEUES
+from kvitto.broker.administration.queue_types import TYPE
 
 
 class Recording(dict[str, object]):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker import auth
-from kvitto.broker.auth import User, Users, check_password, hash_password
+from kvitto.broker.administration import auth
+from kvitto.broker.administration.auth import User, Users, check_password, hash_password
 
 Definitions = dict[tuple[str, tuple[str, ...]], dict[str, Any]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker.exchange import Exchange
+from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.vhost import VHost
 from tests.support.rig import Rig
 

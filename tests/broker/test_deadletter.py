@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker import deadletter, index, records
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.broker.routing import index
+from kvitto.broker.transfers import deadletter, records
 from kvitto.protocol.hub import WRITE_COST
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.broker.deliveries import PAGE_BITS, Deliveries
+from kvitto.broker.queues.deliveries import PAGE_BITS, Deliveries
 
 PAGE = 1 << PAGE_BITS
 offsets = st.one_of(st.integers(0, 3 * PAGE), st.sampled_from([PAGE - 1, PAGE, 2 * PAGE, 1 << 40]))

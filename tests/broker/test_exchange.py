@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker.equivalence import type_name
-from kvitto.broker.exchange import Binding, Exchange, check_declare, check_equivalent
-from kvitto.broker.headers import comparable, identity
-from kvitto.broker.index import at_once
-from kvitto.broker.routing import Lookup, walk
+from kvitto.broker.administration.equivalence import type_name
+from kvitto.broker.routing.exchange import Binding, Exchange, check_declare, check_equivalent
+from kvitto.broker.routing.headers import comparable, identity
+from kvitto.broker.routing.index import at_once
+from kvitto.broker.routing.walking import Lookup, walk
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table, Timestamp, Value
 

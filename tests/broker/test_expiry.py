@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker import leaving
-from kvitto.broker.deliveries import Deliveries
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues import leaving
+from kvitto.broker.queues.deliveries import Deliveries
+from kvitto.broker.queues.work_queue import WorkQueue
 from tests.support.rig import Rig, Taker
 
 DEAD = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import queue
-from kvitto.broker.bulk import Bulk
-from kvitto.broker.look import Look, looks
-from kvitto.broker.reader import Reader
+from kvitto.broker.queues import queue
+from kvitto.broker.queues.look import Look, looks
+from kvitto.broker.queues.reader import Reader
+from kvitto.broker.transfers.bulk import Bulk
 from kvitto.store import pieces, reading
 from kvitto.wire.buf import Buf
 from tests.broker import test_queue_model

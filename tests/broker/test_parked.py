@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker import parked
-from kvitto.broker.parked import DISK, NOBODY
+from kvitto.broker.transfers import parked
+from kvitto.broker.transfers.parked import DISK, NOBODY
 from tests.support.rig import Rig, address
 
 TO_DEAD: dict[str, Any] = {"x_message_ttl": 10, "x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}

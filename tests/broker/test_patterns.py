@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvitto
-from kvitto.broker import auth, policies
-from kvitto.broker.patterns import PATTERN_MAX, InvalidPattern, compile_pattern, stored_pattern
+from kvitto.broker.administration import auth, policies
+from kvitto.broker.routing.patterns import PATTERN_MAX, InvalidPattern, compile_pattern, stored_pattern
 from tests.http.api import Http
 
 NAMES = st.text(alphabet="ab.-|()[]\\", max_size=12)

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.broker.arguments import QUEUE_POLICY, SMALLER_COUNTS, read_settings, with_policy
-from kvitto.broker.leaving import LEAVING_PER_TURN
-from kvitto.broker.patterns import PATTERN_MAX
-from kvitto.broker.policies import (
+from kvitto.broker.administration.arguments import QUEUE_POLICY, SMALLER_COUNTS, read_settings, with_policy
+from kvitto.broker.administration.policies import (
     InvalidPolicy,
     Policy,
     first_that_fits,
@@ -21,8 +19,10 @@ from kvitto.broker.policies import (
     policy,
     queue_kinds,
 )
+from kvitto.broker.queues.leaving import LEAVING_PER_TURN
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.broker.routing.patterns import PATTERN_MAX
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
-from kvitto.broker.work_queue import WorkQueue
 from tests.support.rig import Rig
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {

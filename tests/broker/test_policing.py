@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from kvitto.broker import policing
-from kvitto.broker.policies import Policy, policy
+from kvitto.broker.administration import policing
+from kvitto.broker.administration.policies import Policy, policy
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.vhost import POLICY, VHost
-from kvitto.broker.work_queue import WorkQueue
 from tests.support.rig import Rig
 
 QUEUES = 300

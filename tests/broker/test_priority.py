@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvitto.broker.ranges import RangeSet
-from kvitto.broker.ranks import Ranks
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.broker.queues.ranks import Ranks
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address
 

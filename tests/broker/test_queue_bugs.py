@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError, StoreFull
-from kvitto.broker import queue as queues
-from kvitto.broker import retries
-from kvitto.broker.bulk import Bulk
+from kvitto.broker.queues import queue as queues
+from kvitto.broker.queues import retries
+from kvitto.broker.transfers.bulk import Bulk
 from kvitto.store import log
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.broker import deadletter, hold, leaving, waiting
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues import hold, leaving, waiting
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.broker.transfers import deadletter
 from kvitto.store import journal, log
 from kvitto.store.batch import Stored
 from kvitto.wire.buf import Buf

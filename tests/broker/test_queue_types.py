@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost_settings import VHostSettings
 from tests.support.rig import Rig
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
 from tests.support.rig import Rig, Taker, address
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvitto.broker import ranges
-from kvitto.broker.ranges import RangeSet
+from kvitto.broker.queues import ranges
+from kvitto.broker.queues.ranges import RangeSet
 
 offsets = st.integers(0, 40)
 counts = st.integers(1, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvitto.base.errors import StoreError
-from kvitto.broker.records import Records
+from kvitto.broker.transfers.records import Records
 from kvitto.store import pieces
 from kvitto.store.batch import Batch
 from kvitto.store.log import Log

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import jobs, removal
-from kvitto.broker.queue import Queue
+from kvitto.broker import jobs
+from kvitto.broker.administration import removal
+from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
 from tests.support.rig import Rig, Taker
 

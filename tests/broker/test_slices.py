@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker.bulk import Bulk
-from kvitto.broker.deadletter import READING
-from kvitto.broker.look import Look, looks
-from kvitto.broker.reader import Reader
+from kvitto.broker.queues.look import Look, looks
+from kvitto.broker.queues.reader import Reader
+from kvitto.broker.transfers.bulk import Bulk
+from kvitto.broker.transfers.deadletter import READING
 from kvitto.protocol import connection
 from kvitto.store import pieces, reading
 from kvitto.store.batch import Stored

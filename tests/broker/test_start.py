@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.store.record import Append, Record
 from tests.support.rig import Rig, address
 from tests.support.simdisk import PowerCut, SimDisk

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_
-from kvitto.broker import stream as streams
-from kvitto.broker.stream import Stream
+from kvitto.broker.queues import stream as streams
+from kvitto.broker.queues.stream import Stream
 from kvitto.store import offsets, paths
 from kvitto.store import stream as stream_store
 from kvitto.store.batch import HEADER as BATCH_HEADER

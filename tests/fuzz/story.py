@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.protocol.connection import INPUT_PAUSE
 from kvitto.protocol.output import LIMIT
 from kvitto.protocol.states import CLOSING, RUNNING

@@ -7,7 +7,9 @@ from urllib.parse import quote, urljoin
 import pytest
 
 import kvitto
-from kvitto.broker import copying, exchange, operations
+from kvitto.broker.administration import operations
+from kvitto.broker.routing import exchange
+from kvitto.broker.transfers import copying
 from tests.http.api import Http
 from tests.protocol.test_exchange_type import NAME, PropertyIndex
 

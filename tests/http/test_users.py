@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 import kvitto
-from kvitto.broker.auth import Users
+from kvitto.broker.administration.auth import Users
 from kvitto.client import ChannelClosed, ConnectFailed, Connection, ConnectionLost
 from kvitto.http.slices import Slices
 from kvitto.http.vhosts import list_permissions

@@ -36,7 +36,7 @@ OF_THE_BROKER = {
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
     | {("broker/broker.py", name) for name in OF_THE_BROKER | PARTS}
-    | {("broker/records.py", "apply"), ("broker/jobs.py", "__len__"), ("broker/reader.py", "__len__")}
+    | {("broker/transfers/records.py", "apply"), ("broker/jobs.py", "__len__"), ("broker/queues/reader.py", "__len__")}
 )
 """Functions in which everybody's work meets; an exception of their own lines is nobody's, and confirms depend on them."""
 STEPS = 40

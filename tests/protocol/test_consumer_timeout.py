@@ -8,7 +8,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from kvitto.broker.policies import policy
+from kvitto.broker.administration.policies import policy
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode
 from kvitto.wire.spec import FRAME_METHOD

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker import exchange
-from kvitto.broker.exchange import DirectIndex
-from kvitto.broker.index import Arguments, Dest
+from kvitto.broker.routing import exchange
+from kvitto.broker.routing.exchange import DirectIndex
+from kvitto.broker.routing.index import Arguments, Dest
 from kvitto.wire import methods as m
 from tests.protocol.sansio import House, Wire
 from tests.protocol.test_stage import answers, ask, bodies, commit, publish, stage

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker import waiting
-from kvitto.broker.hold import HOLD_MS
-from kvitto.broker.policies import policy
+from kvitto.broker.administration.policies import policy
+from kvitto.broker.queues import waiting
+from kvitto.broker.queues.hold import HOLD_MS
 from kvitto.broker.vhost import POLICY
 from kvitto.protocol.large import LARGE
 from kvitto.wire import methods as m

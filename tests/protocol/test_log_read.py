@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import StoreError
-from kvitto.broker import reader as readers
-from kvitto.broker import waiting
-from kvitto.broker.ranges import RangeSet
+from kvitto.broker.queues import reader as readers
+from kvitto.broker.queues import waiting
+from kvitto.broker.queues.ranges import RangeSet
 from kvitto.store.reading import Reader
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import copying, index
+from kvitto.broker.routing import index
+from kvitto.broker.transfers import copying
 from kvitto.protocol import channel as channels
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame

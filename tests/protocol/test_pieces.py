@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker import bulk, jobs, records, transactions
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker import jobs
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.broker.transfers import bulk, records, transactions
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY

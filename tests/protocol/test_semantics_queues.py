@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.broker import leaving
+from kvitto.broker.queues import leaving
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from tests.protocol.raw import NO_PROPERTIES, Raw, content

@@ -10,7 +10,7 @@ import pytest
 
 import kvitto
 from kvitto.base.limits import DEFAULTS
-from kvitto.broker.auth import Attempt, User
+from kvitto.broker.administration.auth import Attempt, User
 from kvitto.protocol.connection import Connection
 from kvitto.protocol.hub import Driver
 from kvitto.wire import methods as m

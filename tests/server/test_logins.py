@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kvitto
-from kvitto.broker.auth import Attempt, User, Users
+from kvitto.broker.administration.auth import Attempt, User, Users
 from kvitto.server import logins
 from kvitto.server.logins import Failures, Logins, network
 from kvitto.wire import methods as m

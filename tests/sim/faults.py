@@ -10,7 +10,7 @@ import pytest
 
 from kvitto.base.errors import StoreError, SyncError
 from kvitto.broker.faults import Faults
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, decode
 from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from kvitto.broker import stages
+from kvitto.broker.transfers import stages
 from kvitto.store import journal, log
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame

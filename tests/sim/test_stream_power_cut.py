@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvitto.broker import stream as streams
-from kvitto.broker.stream import Stream
+from kvitto.broker.queues import stream as streams
+from kvitto.broker.queues.stream import Stream
 from kvitto.store import stream as stream_store
 from kvitto.store.batch import Batch
 from kvitto.store.record import Append, Record

@@ -13,9 +13,9 @@ from random import Random
 import pytest
 import xxhash
 
-from kvitto.broker import deadletter, stages
 from kvitto.broker.broker import Broker
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.transfers import deadletter, stages
 from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, stream
 from kvitto.store.repair.survey import Survey

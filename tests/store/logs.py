@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from random import Random
 
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.format.settlement import ACKED, REDELIVERED
 from kvitto.store.batch import Batch
 from kvitto.store.log import Log

@@ -9,7 +9,7 @@ import kvitto
 from tests.store.logs import LogHarness
 from tests.support.rig import Rig
 
-ORDER_HERE = {"broker/records.py", "broker/stages.py", "server/server.py"}
+ORDER_HERE = {"broker/transfers/records.py", "broker/transfers/stages.py", "server/server.py"}
 """Outside of the store, these may ask for an order on this machine. All others tell peers something."""
 
 

@@ -6,9 +6,9 @@ from random import Random
 from typing import Any, cast
 
 from kvitto.broker.broker import Broker
-from kvitto.broker.consumer import Consumer
-from kvitto.broker.queue import Queue
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.consumer import Consumer
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.store.batch import Batch, Body, Stored
 from kvitto.store.store import Store
 from kvitto.wire import tables

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvitto.broker.queue import Queue
-from kvitto.broker.stream import Stream
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.stream import Stream
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.store.reading import Window
 
 Message = tuple[bytes, bytes, bytes, int]

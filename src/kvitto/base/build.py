@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-PROBE = "kvitto.broker.queue"
+PROBE = "kvitto.broker.queues.queue"
 """A hot module. If it is compiled, all of them are, because setup.py builds all or none."""
 
 CHECKOUT = Path(__file__).parents[3]

@@ -15,21 +15,23 @@ from kvitto.base import limits
 from kvitto.base.clock import Clock
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
 from kvitto.base.limits import DEFAULTS, Limits
-from kvitto.broker import hold, removal, walls
-from kvitto.broker.archives import STEPS, Archives
-from kvitto.broker.auth import Users
+from kvitto.broker import walls
+from kvitto.broker.administration import removal
+from kvitto.broker.administration.archives import STEPS, Archives
+from kvitto.broker.administration.auth import Users
+from kvitto.broker.administration.inert import Notices
 from kvitto.broker.counts import Churn, Counts
-from kvitto.broker.deadletter import DeadLetters
 from kvitto.broker.faults import FAULT, Faults
-from kvitto.broker.inert import Notices
 from kvitto.broker.jobs import Jobs
-from kvitto.broker.parked import Parking
-from kvitto.broker.patterns import Pattern
-from kvitto.broker.queue import Queue
-from kvitto.broker.reader import Readers
-from kvitto.broker.records import Records
-from kvitto.broker.stages import Stages
+from kvitto.broker.queues import hold
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.reader import Readers
+from kvitto.broker.routing.patterns import Pattern
 from kvitto.broker.timers import Timers
+from kvitto.broker.transfers.deadletter import DeadLetters
+from kvitto.broker.transfers.parked import Parking
+from kvitto.broker.transfers.records import Records
+from kvitto.broker.transfers.stages import Stages
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from kvitto.broker.vhost_settings import VHostSettings
 from kvitto.store import paths, pieces

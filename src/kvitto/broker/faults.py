@@ -14,8 +14,8 @@ from kvitto.broker import walls
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
-    from kvitto.broker.consumer import Consumer
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.consumer import Consumer
+    from kvitto.broker.queues.queue import Queue
     from kvitto.store.log import Log
 
 log = logging.getLogger("kvitto.broker")

@@ -14,24 +14,26 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
-from kvitto.broker import exchange as exchanges
-from kvitto.broker import hold, inert, policies, policing, removal, walls
-from kvitto.broker.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
-from kvitto.broker.consumer import Consumer
-from kvitto.broker.deadletter import split_key, strings
-from kvitto.broker.equivalence import check_arguments, check_field, describe
-from kvitto.broker.exchange import Binding, Exchange
-from kvitto.broker.index import at_once
+from kvitto.broker import walls
+from kvitto.broker.administration import inert, policies, policing, removal
+from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
+from kvitto.broker.administration.equivalence import check_arguments, check_field, describe
+from kvitto.broker.administration.policies import Policy
+from kvitto.broker.administration.queue_types import TYPE, type_of, with_default
+from kvitto.broker.administration.removal import Steps
 from kvitto.broker.jobs import Cost
-from kvitto.broker.policies import Policy
-from kvitto.broker.queue import Declaration, Queue
-from kvitto.broker.queue_types import TYPE, type_of, with_default
-from kvitto.broker.removal import Steps
-from kvitto.broker.route import Epoch, Route
-from kvitto.broker.routing import NOTHING_SAID, walk
-from kvitto.broker.stream import Stream, check_stream, stream_log
+from kvitto.broker.queues import hold
+from kvitto.broker.queues.consumer import Consumer
+from kvitto.broker.queues.queue import Declaration, Queue
+from kvitto.broker.queues.stream import Stream, check_stream, stream_log
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.broker.routing import exchange as exchanges
+from kvitto.broker.routing.exchange import Binding, Exchange
+from kvitto.broker.routing.index import at_once
+from kvitto.broker.routing.route import Epoch, Route
+from kvitto.broker.routing.walking import NOTHING_SAID, walk
+from kvitto.broker.transfers.deadletter import split_key, strings
 from kvitto.broker.vhost_settings import VHostSettings
-from kvitto.broker.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvitto.base.errors import INTERNAL_ERROR, ChannelError, PromiseError, ProtocolError, StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.queue import Queue
     from kvitto.store.store import Store
 
 log = logging.getLogger("kvitto.broker")

@@ -1,6 +1,6 @@
 """The index entry of a message (`layouts.Entry`), addressed as (buffer, position of the entry); one per message, so nothing is allocated.
 
-`entry.pxd` holds the inline C twins; keep both in step. `store/batch.py` writes entries. It reads them too, and so do `broker/queue.py`
+`entry.pxd` holds the inline C twins; keep both in step. `store/batch.py` writes entries. It reads them too, and so do queues/queue.py
 and `protocol/delivery.py`, for each message that they copy or send.
 """
 

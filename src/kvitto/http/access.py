@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from kvitto.broker.auth import Attempt, User
-from kvitto.broker.operations import POLICY_TAGS
+from kvitto.broker.administration.auth import Attempt, User
+from kvitto.broker.administration.operations import POLICY_TAGS
 from kvitto.broker.vhost import POLICY
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Request, not_authorised

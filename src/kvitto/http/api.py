@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from kvitto.base.config import Config
 from kvitto.base.errors import StoreError
-from kvitto.broker.auth import User
+from kvitto.broker.administration.auth import User
+from kvitto.broker.administration.operations import Operations
 from kvitto.broker.broker import Broker
 from kvitto.broker.changes import Changes
-from kvitto.broker.operations import Operations
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.rates import Rates
 from kvitto.http.request import Problem, Request, not_authorised, not_found

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from kvitto.broker.exchange import Binding, Exchange
-from kvitto.broker.operations import OUTSIDER, Kind, exchange_name
-from kvitto.broker.queue import Queue
+from kvitto.broker.administration.operations import OUTSIDER, Kind, exchange_name
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.routing.exchange import Binding, Exchange
 from kvitto.broker.vhost import VHost
 from kvitto.http import fields, views
 from kvitto.http.access import Access

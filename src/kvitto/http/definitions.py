@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from kvitto.base.version import __version__
-from kvitto.broker.exchange import Exchange
+from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.vhost import OPERATOR_POLICY, VHost
 from kvitto.http import views
 from kvitto.http.access import Access

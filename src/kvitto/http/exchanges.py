@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvitto.broker.operations import Operations, exchange_name
+from kvitto.broker.administration.operations import Operations, exchange_name
 from kvitto.http import fields, messages, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call

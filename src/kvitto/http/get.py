@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.consumer import Consumer
-from kvitto.broker.look import Look, looks
-from kvitto.broker.queue import Queue
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.consumer import Consumer
+from kvitto.broker.queues.look import Look, looks
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.http import fields
 from kvitto.http.request import bad_request, encode, plain
 from kvitto.http.slices import Slices

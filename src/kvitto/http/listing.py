@@ -11,7 +11,7 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from kvitto.broker.patterns import InvalidPattern, compile_pattern
+from kvitto.broker.routing.patterns import InvalidPattern, compile_pattern
 from kvitto.http.api import Call
 from kvitto.http.request import Response, answer, bad_request, encode
 from kvitto.http.slices import Slices

@@ -17,7 +17,7 @@ from kvitto.http.slices import Slices
 from kvitto.wire.properties import FIELDS, Properties
 
 if TYPE_CHECKING:
-    from kvitto.broker.operations import Publishing
+    from kvitto.broker.administration.operations import Publishing
 
 FULL_S = 1.0
 """A publish that waits for its sync checks at this interval whether the disk is full."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
 from kvitto.http.rates import depth_of

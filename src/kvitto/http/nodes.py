@@ -8,7 +8,7 @@ from typing import Any
 from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
-from kvitto.broker.exchange import TYPES
+from kvitto.broker.routing.exchange import TYPES
 from kvitto.http import fields, totals, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvitto.broker.policies import PRIORITY_MAX, InvalidPolicy, Policy, policy
+from kvitto.broker.administration.policies import PRIORITY_MAX, InvalidPolicy, Policy, policy
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY
 from kvitto.http import fields, views
 from kvitto.http.access import Access

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from kvitto.base.errors import ChannelError
-from kvitto.broker.operations import OUTSIDER, Operations
-from kvitto.broker.queue import Queue
+from kvitto.broker.administration.operations import OUTSIDER, Operations
+from kvitto.broker.queues.queue import Queue
 from kvitto.http import fields, get, messages, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call

@@ -8,7 +8,7 @@ from operator import add
 from typing import Any
 
 from kvitto.broker.broker import Broker
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 
 SAMPLE_S = 5.0
 PIECE = 50

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvitto.broker.broker import Broker
-from kvitto.broker.queue import Queue
+from kvitto.broker.queues.queue import Queue
 from kvitto.http.rates import DEPTHS, QUEUE_COUNTS, Counts, depth_of, of_deleted, of_queue
 from kvitto.http.slices import Slices
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
-from kvitto.broker.auth import User, Users
+from kvitto.broker.administration.auth import User, Users
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call

@@ -8,8 +8,8 @@ from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import KIB
-from kvitto.broker import removal
-from kvitto.broker.auth import User, Users
+from kvitto.broker.administration import removal
+from kvitto.broker.administration.auth import User, Users
 from kvitto.broker.broker import Broker
 from kvitto.broker.jobs import Cost
 from kvitto.broker.vhost import VHost

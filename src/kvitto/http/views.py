@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 import xxhash
 
-from kvitto.broker.auth import Permission, User
-from kvitto.broker.exchange import Binding, Exchange
-from kvitto.broker.policies import Policy, in_effect
-from kvitto.broker.queue import Queue
+from kvitto.broker.administration.auth import Permission, User
+from kvitto.broker.administration.policies import Policy, in_effect
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.routing.exchange import Binding, Exchange
 from kvitto.broker.vhost import VHost
 from kvitto.http.api import Api
 from kvitto.http.rates import DEPTHS, QUEUE_COUNTS, Counts, depth_of, of_queue

@@ -2,9 +2,9 @@ cimport cython
 from kvitto.wire cimport bits
 from kvitto.wire cimport check
 from kvitto.wire.buf cimport Buf
-from kvitto.broker.consumer cimport Consumer
-from kvitto.broker.queue cimport Queue
-from kvitto.broker.route cimport Epoch, Route
+from kvitto.broker.queues.consumer cimport Consumer
+from kvitto.broker.queues.queue cimport Queue
+from kvitto.broker.routing.route cimport Epoch, Route
 from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 

@@ -22,13 +22,13 @@ from kvitto.base.errors import (
     ProtocolError,
 )
 from kvitto.broker import walls
-from kvitto.broker.admission import DIRECT_REPLY_TO, admit, as_consumers_see
-from kvitto.broker.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
-from kvitto.broker.copying import COPIES_BYTES, PIECE_COST, copies
-from kvitto.broker.queue import Queue
-from kvitto.broker.ranges import RangeSet
-from kvitto.broker.route import Route
-from kvitto.broker.routing import SEARCH_COST
+from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_consumers_see
+from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.broker.routing.route import Route
+from kvitto.broker.routing.walking import SEARCH_COST
+from kvitto.broker.transfers.copying import COPIES_BYTES, PIECE_COST, copies
 from kvitto.format.entry import SPECIAL
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.output import Output
@@ -38,8 +38,8 @@ from kvitto.wire.methods import BasicNack, BasicReturn
 from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
-    from kvitto.broker.stages import Stage
-    from kvitto.broker.transactions import Transaction
+    from kvitto.broker.transfers.stages import Stage
+    from kvitto.broker.transfers.transactions import Transaction
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.delivery import ChannelConsumer, GetConsumer
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.amqp")
 
 STAGE = 3
-"""In place of how deliveries are settled (broker/consumer.py): a transaction holds them, and they go to `Channel.held`."""
+"""In place of how deliveries are settled (broker/queues/consumer.py): a transaction holds them, and they go to `Channel.held`."""
 UNKNOWN, SETTLED, MORE = 0, 1, 2
 PIECE = 5000
 """What settling may cost in one piece, in units of 0.1 us."""

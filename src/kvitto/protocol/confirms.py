@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
 from kvitto.broker.broker import Broker, Targets
-from kvitto.broker.route import Route
+from kvitto.broker.routing.route import Route
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.queue import Queue
     from kvitto.protocol.channel import Channel
 
 Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]

@@ -27,13 +27,13 @@ from kvitto.base.errors import (
     StoreError,
 )
 from kvitto.broker import walls
-from kvitto.broker.admission import check_size
+from kvitto.broker.administration.admission import check_size
+from kvitto.broker.administration.operations import Operations
+from kvitto.broker.administration.removal import delete_queues
 from kvitto.broker.changes import Changes, Unanswered
-from kvitto.broker.consumer import ACK
-from kvitto.broker.hold import leave_group
 from kvitto.broker.jobs import nothing
-from kvitto.broker.operations import Operations
-from kvitto.broker.removal import delete_queues
+from kvitto.broker.queues.consumer import ACK
+from kvitto.broker.queues.hold import leave_group
 from kvitto.protocol import closing, handshake
 from kvitto.protocol.channel import MORE, UNKNOWN, Channel, Content
 from kvitto.protocol.holding import BUFFER_BYTES
@@ -53,7 +53,7 @@ from kvitto.wire.methods import (
 )
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import User
+    from kvitto.broker.administration.auth import User
     from kvitto.broker.vhost import VHost
     from kvitto.protocol.hub import Hub
 

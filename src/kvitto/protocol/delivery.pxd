@@ -3,8 +3,8 @@ from kvitto.format cimport entry
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 from kvitto.store.batch cimport Batch
-from kvitto.broker.backlog cimport Backlog
-from kvitto.broker.consumer cimport Consumer
+from kvitto.broker.queues.backlog cimport Backlog
+from kvitto.broker.queues.consumer cimport Consumer
 from kvitto.protocol.channel cimport Channel
 from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output

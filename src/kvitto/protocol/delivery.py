@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.consumer import Consumer
+from kvitto.broker.queues.consumer import Consumer
 from kvitto.format import entry
 from kvitto.protocol.channel import Channel
 from kvitto.protocol.large import LARGE, LargeBody
@@ -24,8 +24,8 @@ from kvitto.wire.methods import BasicCancel, BasicGetOk, LogRead
 from kvitto.wire.properties import edit_headers, join, split
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
-    from kvitto.broker.work_queue import WorkQueue
+    from kvitto.broker.queues.queue import Queue
+    from kvitto.broker.queues.work_queue import WorkQueue
     from kvitto.store.batch import Batch
 
 log = logging.getLogger("kvitto.amqp")

@@ -15,7 +15,7 @@ from kvitto.base.errors import (
     ConnectionError_,
 )
 from kvitto.base.version import __version__
-from kvitto.broker.auth import Attempt
+from kvitto.broker.administration.auth import Attempt
 from kvitto.protocol.states import CLOSED, HEADER, OPEN, RUNNING, START, TUNE
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
@@ -33,7 +33,7 @@ from kvitto.wire.methods import (
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import User
+    from kvitto.broker.administration.auth import User
     from kvitto.protocol.connection import Connection
 
 CAPABILITIES = {

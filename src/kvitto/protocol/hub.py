@@ -21,7 +21,7 @@ from kvitto.protocol.replies import Replies
 from kvitto.protocol.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import Attempt, User
+    from kvitto.broker.administration.auth import Attempt, User
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.output import Output
 

@@ -15,7 +15,7 @@ from kvitto.wire.buf import Buf
 from kvitto.wire.spec import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.queue import Queue
 
 LARGE = 1 << 20
 """Bytes above which a body is not copied."""

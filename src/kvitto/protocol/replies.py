@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from kvitto.broker.route import Route
+from kvitto.broker.routing.route import Route
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import BasicDeliver
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.equivalence import describe
+from kvitto.broker.administration.equivalence import describe
 from kvitto.broker.walls import Service
 from kvitto.protocol.channel import MORE
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
-    from kvitto.broker.consumer import Consumer
+    from kvitto.broker.queues.consumer import Consumer
     from kvitto.protocol.channel import Channel
 
 log = logging.getLogger("kvitto.amqp")

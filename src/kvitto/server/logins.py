@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv6Address, ip_address
 
-from kvitto.broker.auth import Attempt, User, Users
+from kvitto.broker.administration.auth import Attempt, User, Users
 
 log = logging.getLogger("kvitto")
 

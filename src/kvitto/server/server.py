@@ -38,7 +38,7 @@ from kvitto.store.store import Store
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
-    from kvitto.broker.auth import Attempt, User
+    from kvitto.broker.administration.auth import Attempt, User
     from kvitto.protocol.connection import Connection
 
 log = logging.getLogger("kvitto")

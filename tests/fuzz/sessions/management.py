@@ -7,7 +7,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.config import Config
-from kvitto.broker.auth import Attempt, User
+from kvitto.broker.administration.auth import Attempt, User
 from kvitto.http import server as http
 from tests.fuzz.sessions.oracle import Finding
 

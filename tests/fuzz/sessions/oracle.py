@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import INTERNAL_ERROR, REPLY_NAMES, ProtocolError
-from kvitto.broker.arguments import read_settings
-from kvitto.broker.queue import Queue
+from kvitto.broker.administration.arguments import read_settings
+from kvitto.broker.queues.queue import Queue
 from kvitto.protocol.states import RUNNING
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method

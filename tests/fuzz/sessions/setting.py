@@ -15,15 +15,15 @@ from kvitto.base.limits import DEFAULTS
 from tests.sim.world import small_world
 
 SMALL: dict[str, dict[str, tuple[object, ...]]] = {
-    "kvitto.broker.leaving": {"LEAVING_PER_TURN": (1, 1, 3, 10_000)},
-    "kvitto.broker.retries": {"RETRIES_PER_TURN": (1, 3, 10_000)},
-    "kvitto.broker.deadletter": {
+    "kvitto.broker.queues.leaving": {"LEAVING_PER_TURN": (1, 1, 3, 10_000)},
+    "kvitto.broker.queues.retries": {"RETRIES_PER_TURN": (1, 3, 10_000)},
+    "kvitto.broker.transfers.deadletter": {
         "LETTERS_PER_TURN": (2, 500),
         "SLICE": (2, 100),
         "IN_FLIGHT_BYTES": (2000, 32 << 20),
     },
-    "kvitto.broker.stages": {"MOVED_PER_TURN": (2, 100)},
-    "kvitto.broker.parked": {"SLICE": (2, 100)},
+    "kvitto.broker.transfers.stages": {"MOVED_PER_TURN": (2, 100)},
+    "kvitto.broker.transfers.parked": {"SLICE": (2, 100)},
     "kvitto.broker.jobs": {"PIECES_PER_TURN": (1, 4)},
     "kvitto.broker.timers": {"RUN_MAX": (1, 500)},
     "kvitto.protocol.replies": {"REPLIES_MAX": (3000, 8 << 20)},

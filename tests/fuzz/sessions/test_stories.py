@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.wire import methods as m
 from tests.fuzz.sessions.grammar import actions
 from tests.fuzz.sessions.grammar.base import encoded

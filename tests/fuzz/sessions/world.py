@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.protocol.states import CLOSED, CLOSING
 from kvitto.store.commit import Commit
 from kvitto.wire import methods as m

@@ -14,14 +14,15 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
 )
-from kvitto.broker import inert, walls
-from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker import walls
+from kvitto.broker.administration import inert
+from kvitto.broker.administration.admission import DIRECT_REPLY_TO
 from kvitto.broker.changes import Unanswered
-from kvitto.broker.consumer import ACK, FAILED, REJECT, RETRY
-from kvitto.broker.hold import release
 from kvitto.broker.jobs import nothing
-from kvitto.broker.stream import Stream
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, RETRY
+from kvitto.broker.queues.hold import release
+from kvitto.broker.queues.stream import Stream
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.protocol.channel import MORE, UNKNOWN
 from kvitto.protocol.delivery import ChannelConsumer, GetConsumer, OffsetConsumer, StreamConsumer
 from kvitto.protocol.methods.queue import named
@@ -46,7 +47,7 @@ from kvitto.wire.methods import (
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.queue import Queue
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
 

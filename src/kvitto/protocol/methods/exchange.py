@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvitto.broker.operations import refuse_default
+from kvitto.broker.administration.operations import refuse_default
 from kvitto.protocol.methods.queue import one_line
 from kvitto.wire.methods import (
     ExchangeBind,

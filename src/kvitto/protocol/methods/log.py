@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelError
-from kvitto.broker import waiting, walls
-from kvitto.broker.hold import hold as hold_below
-from kvitto.broker.hold import join_group, leave_group, release
-from kvitto.broker.reader import Reader
-from kvitto.broker.work_queue import WorkQueue
+from kvitto.broker import walls
+from kvitto.broker.queues import waiting
+from kvitto.broker.queues.hold import hold as hold_below
+from kvitto.broker.queues.hold import join_group, leave_group, release
+from kvitto.broker.queues.reader import Reader
+from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.protocol.delivery import RangeConsumer
 from kvitto.wire.methods import (
     LogAttach,
@@ -31,7 +32,7 @@ from kvitto.wire.methods import (
 )
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.queue import Queue
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
 

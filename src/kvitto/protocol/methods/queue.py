@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_FOUND, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.admission import DIRECT_REPLY_TO
+from kvitto.broker.administration.admission import DIRECT_REPLY_TO
 from kvitto.wire.methods import (
     Method,
     QueueBind,
@@ -23,7 +23,7 @@ from kvitto.wire.methods import (
 )
 
 if TYPE_CHECKING:
-    from kvitto.broker.queue import Queue
+    from kvitto.broker.queues.queue import Queue
     from kvitto.protocol.channel import Channel
     from kvitto.protocol.connection import Connection
 

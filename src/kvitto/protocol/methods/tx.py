@@ -1,4 +1,4 @@
-"""tx.*: the transaction of a channel by delivery tags, and the answers to its peer. What a commit does is in broker/transactions.py."""
+"""tx.*: the transaction of a channel by delivery tags, and the answers to its peer. broker/transfers/transactions.py has the commit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import jobs, walls
-from kvitto.broker.queue import Queue
-from kvitto.broker.ranges import RangeSet
-from kvitto.broker.route import Route
-from kvitto.broker.transactions import FINISH, OFTEN, PUBLISH, Transaction
+from kvitto.broker.queues.queue import Queue
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.broker.routing.route import Route
+from kvitto.broker.transfers.transactions import FINISH, OFTEN, PUBLISH, Transaction
 from kvitto.protocol.channel import STAGE, UNKNOWN
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk

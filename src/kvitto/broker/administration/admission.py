@@ -1,0 +1,87 @@
+"""What a message says of itself that the broker acts on, checked before it is taken: over AMQP and over HTTP alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base import limits
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.administration.arguments import MS_MAX
+from kvitto.wire import check
+from kvitto.wire.properties import Properties, edit_headers, join, split
+from kvitto.wire.tables import encode_shortstr
+
+if TYPE_CHECKING:
+    from kvitto.broker.administration.auth import User
+
+DIRECT_REPLY_TO = check.DIRECT_REPLY_TO.decode()
+EXPIRATION_DIGITS = 64
+"""Leading zeros are fine."""
+
+
+def admit(properties: Properties, user: User | None, copies_max: int) -> int:
+    """The message's time to live in ms, -1 without one. ChannelError 406 for a message that nobody, or not this user, may publish.
+
+    `copies_max`: how many routing keys CC and BCC may have together.
+    """
+    if user is not None and properties.user_id is not None:
+        check_user(properties.user_id, user)
+    ttl_ms = expiration_ms(properties.expiration)
+    headers = properties.headers
+    if headers and ("CC" in headers or "BCC" in headers):
+        check_copies(headers, copies_max)
+    return ttl_ms
+
+
+def as_consumers_see(props: bytes, headers: Mapping[str, Any], reply_to: str | None = None) -> bytes:
+    """Encoded properties without BCC, and with another address for replies if one is given. `headers`: those of the properties.
+
+    ChannelError 406 if they are too long then.
+    """
+    if reply_to is None and "BCC" not in headers:
+        return props
+    fields = split(props)
+    if reply_to is not None:
+        fields["reply_to"] = encode_shortstr(reply_to)
+    if "BCC" in headers:
+        edit_headers(fields, {}, ("BCC",))
+    props = join(fields)
+    check_size(props)
+    return props
+
+
+def check_user(user_id: str, user: User) -> None:
+    """ChannelError 406 if a message claims to be from somebody else; impersonators may."""
+    if user_id != user.name and "impersonator" not in user.tags:
+        text = f"user_id property set to '{user_id}' but authenticated user was '{user.name}'"
+        raise ChannelError(PRECONDITION_FAILED, text)
+
+
+def expiration_ms(text: str | None) -> int:
+    """Per-message TTL, -1 without one. ChannelError 406 unless it is the digits of an integer >= 0."""
+    if text is None:
+        return -1
+    if text.isascii() and text.isdigit() and len(text) <= EXPIRATION_DIGITS and int(text) <= MS_MAX:
+        return int(text)
+    raise ChannelError(PRECONDITION_FAILED, f"invalid expiration '{text}'")
+
+
+def check_copies(headers: Mapping[str, Any], most: int) -> None:
+    """ChannelError 406 unless CC and BCC are arrays of strings, with at most `most` strings together."""
+    count = 0
+    for name in ("CC", "BCC"):
+        value = headers.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise ChannelError(PRECONDITION_FAILED, f"{name} header must be an array of strings")
+        count += len(value)
+    if count > most:
+        text = f"CC and BCC have {count} routing keys, the limit is {most}"
+        raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
+
+
+def check_size(props: bytes) -> None:
+    """ChannelError 406 for properties that no consumer could take, where the broker has not got them in a frame."""
+    if len(props) > limits.PROPERTIES_MAX:
+        text = f"the properties take {len(props)} bytes, at most {limits.PROPERTIES_MAX} are possible"
+        raise ChannelError(PRECONDITION_FAILED, text)

@@ -1,0 +1,265 @@
+"""Queue arguments: what they mean, what is refused, what policies add, and when two declarations are the same (semantics D1, Q).
+
+A new argument is a line in ARGUMENTS, a field of `QueueSettings` and a line in `read_settings`; what it changes is in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.administration.argument_reader import NUMBER_MAX, InvalidArgument, Reader, age_ms
+from kvitto.broker.administration.inert import REFUSED_OF_QUEUES
+
+MS_MAX = 315_360_000_000
+"""Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `format.entry.TTL_MAX`."""
+RETRY_MAX_MS = 3_600_000
+"""Where only x-retry-delay-min is given."""
+
+OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
+ON_ALARM = ("block", "nack")
+QUEUE_TYPES = ("classic", "quorum", "stream")
+DELAYED_RETRY = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
+"""RabbitMQ 4.3's way to say when a message that was given back comes again."""
+DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
+QUORUM_PRIORITY_MAX = 31
+"""A quorum queue has priorities without an argument, as RabbitMQ's 4.3."""
+ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
+SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
+STREAM_SEGMENT_BYTES_MAX = 3_000_000_000
+
+
+FIRST, SMALLER, SHORTER = "first", "smaller", "shorter"
+"""What counts where a queue and its policy both say something: what the queue says, the smaller number, the shorter interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of queues, as declarations and policies have to know it; `read_settings` says what it means.
+
+    `policy`: whether a policy can have it, without the `x-`, and what counts then; "" for those that belong to one queue.
+    `streams`: whether a stream may have it.
+    """
+
+    name: str
+    policy: str = ""
+    streams: bool = True
+
+    @property
+    def key(self) -> str:
+        """What policies call it."""
+        return self.name.removeprefix("x-")
+
+
+ARGUMENTS = (
+    Argument("x-message-ttl", SMALLER, streams=False),
+    Argument("x-expires", SMALLER, streams=False),
+    Argument("x-max-length", SMALLER),
+    Argument("x-max-length-bytes", SMALLER),
+    Argument("x-overflow", FIRST, streams=False),
+    Argument("x-dead-letter-exchange", FIRST, streams=False),
+    Argument("x-dead-letter-routing-key", FIRST, streams=False),
+    Argument("x-on-alarm", FIRST),
+    Argument("x-delivery-limit", SMALLER, streams=False),
+    Argument("x-max-priority", streams=False),
+    Argument("x-retry-delay-min", FIRST, streams=False),
+    Argument("x-retry-delay-max", FIRST, streams=False),
+    *(Argument(name, FIRST, streams=False) for name in DELAYED_RETRY),
+    Argument("x-single-active-consumer", streams=False),
+    Argument("x-consumer-timeout", SMALLER),
+    Argument("x-max-age", SHORTER),
+    Argument(SEGMENT_SIZE),
+    Argument("x-archive"),
+    *(Argument(name) for name in ARCHIVE_BOUNDS),
+)
+"""All but the type (queue_types.py). Two declarations of a queue are the same only if they agree in each of these."""
+EQUIVALENCE_ARGUMENTS = tuple(argument.name for argument in ARGUMENTS)
+NOT_FOR_STREAMS = tuple(argument.name for argument in ARGUMENTS if not argument.streams)
+"""What RabbitMQ refuses for a stream, and what would mean nothing."""
+SMALLER_COUNTS = tuple(argument.key for argument in ARGUMENTS if argument.policy == SMALLER)
+"""Settings of a policy that are limits: of several the smallest counts."""
+SHORTER_COUNTS = tuple(argument.key for argument in ARGUMENTS if argument.policy == SHORTER)
+"""Settings of a policy that are intervals: the same."""
+QUEUE_POLICY = (
+    *SMALLER_COUNTS,
+    *SHORTER_COUNTS,
+    *(argument.key for argument in ARGUMENTS if argument.policy == FIRST),
+)
+"""What a policy may say of queues: the names of arguments without `x-`."""
+RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for name in DELAYED_RETRY))
+"""Who says one of them says when messages come again: none of the others is added from elsewhere."""
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """The arguments of a queue that change what it does; -1 and None mean "not set"."""
+
+    ttl_ms: int = -1
+    expires_ms: int = -1
+    max_length: int = -1
+    max_bytes: int = -1
+    overflow: str = "drop-head"
+    nacks_on_alarm: bool = False
+    dead_letter_exchange: str | None = None
+    dead_letter_routing_key: str | None = None
+    delivery_limit: int = -1
+    max_priority: int = -1
+    prioritises: bool = False
+    """Messages with a priority come first, up to QUORUM_PRIORITY_MAX, although no argument says so."""
+    retry_min_ms: int = -1
+    retry_max_ms: int = -1
+    retry_linear: bool = False
+    retry_of: str = "all"
+    """Which messages are delayed: "failed", those of basic.reject; "returned", those of basic.nack; or "all"."""
+    single_active_consumer: bool = False
+    consumer_timeout_ms: int = -1
+    archive: bool = False
+    archive_max_age_ms: int = -1
+    archive_max_bytes: int = -1
+    stream: bool = False
+    max_age_ms: int = -1
+    segment_bytes: int = -1
+
+    @property
+    def dead_letters_to(self) -> tuple[str | None, str | None]:
+        """Exchange and routing key."""
+        return self.dead_letter_exchange, self.dead_letter_routing_key
+
+
+def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: bool) -> Iterator[tuple[str, str]]:
+    """(argument, why) of those that a queue like this cannot have."""
+    if archive and not lasting:
+        yield "x-archive", "only a durable queue that is not exclusive has an archive"
+    if archive and kind == "stream":
+        yield "x-archive", "a stream has none: it keeps its messages itself"
+    for name in ARCHIVE_BOUNDS:
+        if arguments.get(name) is not None and not archive:
+            yield name, "it needs x-archive"
+    for name in NOT_FOR_STREAMS if kind == "stream" else ():
+        if name in arguments:
+            yield name, "a stream has no such argument"
+
+
+def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
+    """`read_settings` for a declaration: ChannelError 406 names the wrong argument."""
+    try:
+        return read_settings(arguments, lasting)
+    except InvalidArgument as error:
+        text = f"invalid arg '{error.name}' for queue '{queue}' in vhost '{vhost}': {error.why}"
+        raise ChannelError(PRECONDITION_FAILED, text) from None
+
+
+def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
+    """Check the known arguments, InvalidArgument. Unknown ones are kept and ignored.
+
+    `lasting`: the queue is durable, and not exclusive.
+    """
+
+    read = Reader(arguments)
+    overflow, on_alarm = read.one_of("x-overflow", OVERFLOWS), read.one_of("x-on-alarm", ON_ALARM)
+    kind = read.one_of("x-queue-type", QUEUE_TYPES)
+    exchange, routing_key = read.text("x-dead-letter-exchange"), read.text("x-dead-letter-routing-key")
+    if routing_key is not None and exchange is None:
+        raise InvalidArgument("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
+    retry_min, retry_max, linear, retry_of = _retry(read)
+    for name, why in REFUSED_OF_QUEUES.items():
+        if arguments.get(name):
+            raise InvalidArgument(name, why)
+    archive = read.flag("x-archive")
+    for name, why in _out_of_place(arguments, kind, archive, lasting):
+        raise InvalidArgument(name, why)
+    return QueueSettings(
+        ttl_ms=read.number("x-message-ttl", 0, MS_MAX),
+        expires_ms=read.number("x-expires", 1, MS_MAX),
+        max_length=read.number("x-max-length", 0),
+        max_bytes=read.number("x-max-length-bytes", 0),
+        overflow=overflow,
+        nacks_on_alarm=on_alarm == "nack",
+        dead_letter_exchange=exchange,
+        dead_letter_routing_key=routing_key,
+        delivery_limit=max(read.number("x-delivery-limit", -NUMBER_MAX), -1),
+        max_priority=read.number("x-max-priority", 0, 255),
+        prioritises=kind == "quorum" and not read.has("x-max-priority"),
+        retry_min_ms=retry_min,
+        retry_max_ms=retry_max,
+        retry_linear=linear,
+        retry_of=retry_of,
+        single_active_consumer=read.flag("x-single-active-consumer"),
+        consumer_timeout_ms=read.number("x-consumer-timeout", 0) or -1,
+        archive=archive,
+        archive_max_age_ms=read.age("x-archive-max-age"),
+        archive_max_bytes=read.number("x-archive-max-length-bytes", 0),
+        stream=kind == "stream",
+        max_age_ms=read.age("x-max-age") if kind == "stream" else -1,
+        segment_bytes=read.number(SEGMENT_SIZE, 1, STREAM_SEGMENT_BYTES_MAX) if kind == "stream" else -1,
+    )
+
+
+def _retry(read: Reader) -> tuple[int, int, bool, str]:
+    """Least and most delay of a message that was given back, whether it grows by the same amount each time, and of which messages."""
+    least, most = read.number("x-retry-delay-min", 0, MS_MAX), read.number("x-retry-delay-max", 0, MS_MAX)
+    if most >= 0 and not 0 <= least <= most:
+        raise InvalidArgument("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
+    of, first, last = DELAYED_RETRY
+    kind, shortest, longest = (
+        read.one_of(of, DELAYED_RETRY_TYPES),
+        read.number(first, 0, MS_MAX),
+        read.number(last, 0, MS_MAX),
+    )
+    if longest >= 0 and not 0 <= shortest <= longest:
+        raise InvalidArgument(last, f"it needs an {first} that is not larger")
+    if kind == "disabled":
+        return least, most if most >= 0 else max(least, RETRY_MAX_MS), False, "all"
+    if shortest < 0:
+        raise InvalidArgument(of, f"it needs {first}")
+    if least >= 0:
+        raise InvalidArgument(of, "there is an x-retry-delay-min already: only one of the two can say when")
+    return shortest, longest if longest >= 0 else MS_MAX, True, kind
+
+
+def usable(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that a queue can have: definitions may be of a version that took more. InvalidArgument for an unknown queue type."""
+    arguments = dict(arguments)
+    while True:
+        try:
+            read_settings(arguments)
+        except InvalidArgument as error:
+            if error.name == "x-queue-type":
+                raise
+            del arguments[error.name]
+        else:
+            return arguments
+
+
+def stricter(key: str, one: int, other: int) -> int:
+    """The limit that counts of two: the smaller one, where one below 0 stands for none, and a consumer timeout of 0 too."""
+    least = 1 if key == "consumer-timeout" else 0
+    return max(one, other) if min(one, other) < least else min(one, other)
+
+
+def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A queue's arguments with what a policy adds: an argument counts before the policy, of two limits the smaller one.
+
+    What this queue cannot have is left out; so `read_settings` takes the result, if it takes the parts.
+    """
+    merged = {name: value for name, value in arguments.items() if value is not None}
+    stream = merged.get("x-queue-type") == "stream"
+    retries = any("x-" + name in merged for name in RETRIES)
+    for key, value in policy.items():
+        name = "x-" + key
+        if key not in QUEUE_POLICY or (stream and name in NOT_FOR_STREAMS):
+            continue
+        if key in RETRIES and retries:
+            continue
+        own = merged.get(name)
+        if own is None:
+            merged[name] = value
+        elif key in SMALLER_COUNTS:
+            merged[name] = stricter(key, own, value)
+        elif key in SHORTER_COUNTS:
+            merged[name] = min(own, value, key=age_ms)
+    if "x-dead-letter-exchange" not in merged:
+        merged.pop("x-dead-letter-routing-key", None)
+    return merged

@@ -1,0 +1,292 @@
+"""Users, their passwords, and what they may do in which virtual host.
+
+Permissions are RabbitMQ's: per virtual host three regular expressions (configure, write, read) that are searched in
+the name of the resource; an empty one allows nothing, and without an entry the virtual host is closed. Passwords are
+kept as salted scrypt hashes (W7) and appear in no text. A `User` is changed in place, so open connections see what
+changed; `Users.generation` tells them to forget what they remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvitto.base.errors import ACCESS_REFUSED, ChannelError
+from kvitto.base.limits import NAME_MAX
+from kvitto.broker.routing.patterns import Pattern, compile_pattern, stored_pattern
+
+Operation = Literal["configure", "write", "read"]
+Define = Callable[[str, tuple[str, ...], dict[str, Any] | None], None]
+"""Keeps a definition (kind, key, value); None deletes it."""
+
+COST = 14
+"""log2 of scrypt's n. With LANES it is one of the sets of parameters that OWASP gives as the least that is sound; of those the one with
+the least memory but one, since an attacker makes us spend it: 16 MiB and about 0.25 s per check, once per user and process."""
+LANES = 5
+LANES_MAX = 16
+PUBLIC_COST = 4
+"""For the first password of guest, which is public: a slow hash would only double the start-up time."""
+COST_MAX = 20
+BLOCK, SALT_BYTES = 8, 16
+
+GUEST = "guest"
+ADMINISTRATOR = "administrator"
+DEFAULT_EXCHANGE = "amq.default"
+"""The name by which permissions know the exchange without a name."""
+
+
+def hash_password(password: str, cost: int = COST) -> str:
+    """`scrypt:cost:lanes:salt:hash`, the last two in hex digits."""
+    salt = secrets.token_bytes(SALT_BYTES)
+    return f"scrypt:{cost}:{LANES}:{salt.hex()}:{_scrypt(password, salt, cost, LANES).hex()}"
+
+
+def check_password(stored: str, password: str) -> bool:
+    """Whether `stored` is the hash of this password; False for one that this version cannot read."""
+    try:
+        scheme, cost, *given, salt, expected = stored.split(":")
+        lanes = int(*given or "1")
+        if scheme != "scrypt" or not 1 <= int(cost) <= COST_MAX or not 1 <= lanes <= LANES_MAX:
+            return False
+        found = _scrypt(password, bytes.fromhex(salt), int(cost), lanes)
+        return hmac.compare_digest(found, bytes.fromhex(expected))
+    except (ValueError, TypeError):
+        return False
+
+
+def _scrypt(password: str, salt: bytes, cost: int, lanes: int) -> bytes:
+    memory = 2 * 128 * BLOCK * (1 << cost) + (1 << 20)
+    return hashlib.scrypt(_bytes(password), salt=salt, n=1 << cost, r=BLOCK, p=lanes, maxmem=memory, dklen=32)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """The three expressions as they were given, and ready for use."""
+
+    configure: str
+    write: str
+    read: str
+    compiled: Mapping[str, Pattern]
+
+    @classmethod
+    def of(cls, configure: str, write: str, read: str, stored: bool = False) -> Permission:
+        """InvalidPattern. One that is stored is there even if an expression cannot be searched for any more; that grants nothing then."""
+        make = stored_pattern if stored else compile_pattern
+        return cls(configure, write, read, {"configure": make(configure), "write": make(write), "read": make(read)})
+
+    def grants(self, operation: Operation, resource: str) -> bool:
+        """The empty expression grants nothing."""
+        pattern = self.compiled[operation]
+        return pattern.text != "" and pattern.found_in(resource)
+
+
+class User:
+    """Somebody who may log in. `password_hash` is "" for one who may not log in by password."""
+
+    def __init__(self, name: str, password_hash: str, tags: Iterable[str]) -> None:
+        self.name = name
+        self.password_hash = password_hash
+        self.tags = tuple(tags)
+        self.permissions: dict[str, Permission] = {}
+        self.proof = b""
+
+    def __repr__(self) -> str:
+        return f"<User {self.name!r} {', '.join(self.tags)}>"
+
+    @property
+    def is_administrator(self) -> bool:
+        return ADMINISTRATOR in self.tags
+
+    def may_open(self, vhost: str) -> bool:
+        """Whether the virtual host lets this user in at all."""
+        return vhost in self.permissions
+
+    def may(self, vhost: str, operation: Operation, resource: str) -> bool:
+        """Whether this user may do this with the exchange or queue of that name; "" is the default exchange."""
+        permission = self.permissions.get(vhost)
+        if permission is None:
+            return False
+        return permission.grants(operation, resource or DEFAULT_EXCHANGE)
+
+    def authorise(self, vhost: str, operation: Operation, kind: str, name: str) -> None:
+        """ChannelError 403 unless this user may do this with the resource; `kind` says what it is."""
+        if not self.may(vhost, operation, name):
+            text = f"{operation} access to {kind} '{name}' in vhost '{vhost}' refused for user '{self.name}'"
+            raise ChannelError(ACCESS_REFUSED, text)
+
+
+class Users:
+    """All users. `define` is called for each change; it makes them durable.
+
+    ValueError for what cannot be, LookupError for a user that is not there: both with a text for people.
+    """
+
+    def __init__(self, define: Define, *, cost: int = COST, loopback_only: Collection[str] = (GUEST,)) -> None:
+        self.generation = 0
+        self.loopback_only = loopback_only
+        self._define = define
+        self.cost = cost
+        self._users: dict[str, User] = {}
+        self._key = secrets.token_bytes(32)
+
+    def __iter__(self) -> Iterator[User]:
+        return iter(self._users.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._users
+
+    def get(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def list(self) -> tuple[User, ...]:
+        """By name."""
+        return tuple(sorted(self._users.values(), key=lambda user: user.name))
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def add(self, name: str, password: str | None, tags: Iterable[str] = (), hashed: str = "") -> User:
+        """A new user without permissions; `hashed`: from `hash`, if that has been done elsewhere. Password None: logs in by certificate."""
+        if not name or len(_bytes(name)) > NAME_MAX:
+            raise ValueError(f"a user's name must have 1 to {NAME_MAX} bytes")
+        if name in self._users:
+            raise ValueError(f"there is a user {name!r} already")
+        user = User(name, "", tags)
+        self._set_password(user, password, hashed)
+        return user
+
+    def add_guest(self) -> User:
+        """guest/guest of a new data directory: administrator, everything in "/", only from this machine."""
+        user = User(GUEST, "", (ADMINISTRATOR,))
+        self._set_password(user, GUEST, hash_password(GUEST, PUBLIC_COST))
+        self.set_permission(GUEST, "/", ".*", ".*", ".*")
+        return user
+
+    def delete(self, name: str) -> None:
+        """Open connections of the user lose every permission at once; to close them is for the caller."""
+        user = self._user(name)
+        for vhost in (*user.permissions,):
+            self.clear_permission(name, vhost)
+        user.proof = b""
+        del self._users[name]
+        self.generation += 1
+        self._define("user", (name,), None)
+
+    def set_password(self, name: str, password: str | None, hashed: str = "") -> None:
+        """As `add`."""
+        self._set_password(self._user(name), password, hashed)
+
+    def hash(self, password: str) -> str:
+        """What is kept of a password. Slow, and fit for any thread. ValueError."""
+        if not password:
+            raise ValueError("the password is empty")
+        return hash_password(password, self.cost)
+
+    def _set_password(self, user: User, password: str | None, hashed: str) -> None:
+        user.password_hash = "" if password is None else hashed or self.hash(password)
+        user.proof = b"" if password is None else self._proof(user, password)
+        self._users[user.name] = user
+        self._keep(user)
+
+    def set_tags(self, name: str, tags: Iterable[str]) -> None:
+        user = self._user(name)
+        user.tags = tuple(tags)
+        self._keep(user)
+
+    def set_permission(self, name: str, vhost: str, configure: str, write: str, read: str) -> None:
+        """Whether the virtual host exists is for the caller to know."""
+        user = self._user(name)
+        user.permissions[vhost] = Permission.of(configure, write, read)
+        self.generation += 1
+        self._define("permission", (vhost, name), {"configure": configure, "write": write, "read": read})
+
+    def clear_permission(self, name: str, vhost: str) -> None:
+        """One that is not there is fine."""
+        if self._user(name).permissions.pop(vhost, None) is not None:
+            self.generation += 1
+            self._define("permission", (vhost, name), None)
+
+    def forget_vhost(self, vhost: str) -> None:
+        """The virtual host is gone, and with it all permissions in it."""
+        for name in self._users:
+            self.clear_permission(name, vhost)
+
+    def restore(self, kind: str, key: tuple[str, ...], value: Mapping[str, Any]) -> None:
+        """Take over a definition of kind "user" or "permission" as `define` got it; users come first."""
+        self.generation += 1
+        if kind == "user":
+            self._users[key[0]] = User(key[0], value["password_hash"], value["tags"])
+        elif key[1] in self._users:
+            permission = Permission.of(value["configure"], value["write"], value["read"], stored=True)
+            self._users[key[1]].permissions[key[0]] = permission
+
+    # -- logging in ------------------------------------------------------------------------------------------
+
+    def authenticate(self, name: str, password: str, peer_is_loopback: bool) -> User | None:
+        """The user, if the password is right and the user may come from there (W7).
+
+        The first right password of a user costs an scrypt, the next ones a fast keyed hash (its key lives only in
+        this process). A wrong one always costs an scrypt, and so does an unknown name: the time tells nothing.
+        """
+        user = self._users.get(name)
+        if user is None or not user.password_hash:
+            decoy = f"scrypt:{self.cost}:{LANES}:{'00' * SALT_BYTES}:{'00' * 32}"
+            check_password(decoy, password)
+            return None
+        proof = self._proof(user, password)
+        if not (user.proof and hmac.compare_digest(proof, user.proof)):
+            if not check_password(user.password_hash, password):
+                return None
+            user.proof = proof
+        return self.known(name, peer_is_loopback)
+
+    def known(self, name: str, peer_is_loopback: bool) -> User | None:
+        """The user, if there is one who may come from there: who it is has been proved already."""
+        return self._users.get(name) if peer_is_loopback or name not in self.loopback_only else None
+
+    def remembers(self, name: str, password: str) -> bool:
+        """Whether `authenticate` needs no slow hash, since this password has been right before."""
+        user = self._users.get(name)
+        return user is not None and bool(user.proof) and hmac.compare_digest(self._proof(user, password), user.proof)
+
+    def _proof(self, user: User, password: str) -> bytes:
+        """Bound to the stored hash too: a new password ends what was proved with the old one."""
+        keyed = hashlib.blake2b(_bytes(user.password_hash), key=self._key)
+        keyed.update(b"\0" + _bytes(password))
+        return keyed.digest()
+
+    def _keep(self, user: User) -> None:
+        self.generation += 1
+        self._define("user", (user.name,), {"password_hash": user.password_hash, "tags": [*user.tags]})
+
+    def _user(self, name: str) -> User:
+        user = self._users.get(name)
+        if user is None:
+            raise LookupError(f"there is no user {name!r}")
+        return user
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attempt:
+    """A login by password from an address; `wanted`: whether somebody still waits for the answer. `check` may run in any thread."""
+
+    users: Users
+    name: str
+    password: str
+    address: str
+    loopback: bool
+    wanted: Callable[[], bool] = lambda: True
+
+    @property
+    def is_remembered(self) -> bool:
+        return self.users.remembers(self.name, self.password)
+
+    def check(self) -> User | None:
+        return self.users.authenticate(self.name, self.password, self.loopback)

@@ -1,0 +1,73 @@
+"""Setting and deleting a policy, as a job (broker/jobs.py): it may be that of 100,000 queues.
+
+The definition comes with the first piece: from then on what is declared has the new policy, and after a crash everything has it. What is
+there already takes it piece by piece, each queue and exchange at once; two changes that run side by side come to the same end, since
+each looks for the policy that counts now.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvitto.broker.administration import policies
+from kvitto.broker.administration.arguments import read_settings, usable
+from kvitto.broker.administration.equivalence import describe
+from kvitto.broker.administration.removal import Steps
+from kvitto.broker.jobs import Cost
+
+if TYPE_CHECKING:
+    from kvitto.broker.administration.policies import Policy
+    from kvitto.broker.queues.queue import Queue
+    from kvitto.broker.vhost import VHost
+
+SETTINGS = 30
+"""Cost of giving a queue other settings, in units of about a microsecond."""
+CONSUMER = 2
+
+
+def set_policy(vhost: VHost, kind: str, policy: Policy) -> Steps:
+    """Add or replace one. `kind`: POLICY or OPERATOR_POLICY."""
+    found = vhost.policies_by_name(kind)
+    before = found.get(policy.name, policy)
+    found[policy.name] = policy
+    vhost.broker.define(kind, (vhost.name, policy.name), policy.value())
+    thing = describe("policy", policy.name, vhost.name)
+    vhost.broker.notices.without_effect(thing, policy.definition, policies.HONOURED_POLICY)
+    yield from _apply(vhost, before, policy)
+
+
+def clear_policy(vhost: VHost, kind: str, name: str) -> Steps:
+    gone = vhost.policies_by_name(kind).pop(name)
+    vhost.broker.undefine(kind, (vhost.name, name))
+    yield from _apply(vhost, gone)
+
+
+def _apply(vhost: VHost, *changed: Policy) -> Steps:
+    """`changed`: the one that came or went, as it was and as it is. Queues that it does not fit keep what they have."""
+    cost, few = Cost(), sum(policy.pattern.cost for policy in changed)
+    for queue in list(vhost.queues.values()):
+        kinds = policies.queue_kinds(queue.arguments)
+        if not queue.deleted and any(policy.fits(kinds, queue.name) for policy in changed):
+            _take(vhost, queue)
+            more = SETTINGS + CONSUMER * len(queue.consumers) + _search_cost(vhost)
+        else:
+            more = 0
+        if cost.spend(few + more):
+            yield True
+    for exchange in list(vhost.exchanges.values()):
+        exchange.take_policy(vhost.policy_of_exchange(exchange.name))
+        if cost.spend(_search_cost(vhost)):
+            yield True
+    vhost.changed()
+
+
+def _search_cost(vhost: VHost) -> int:
+    """Of looking for the policy that counts."""
+    return 1 + sum(p.pattern.cost for found in (vhost.policies, vhost.operator_policies) for p in found.values())
+
+
+def _take(vhost: VHost, queue: Queue) -> None:
+    found = vhost.policies_of(queue.name, queue.arguments)
+    if found != (queue.policy, queue.operator_policy):
+        queue.policy, queue.operator_policy = found
+        queue.take_settings(read_settings(policies.for_queue(usable(queue.arguments), *found)))

@@ -1,0 +1,292 @@
+"""What waits in a work queue: which messages are ready, in which order, and where each of them can be read.
+
+Invariants: every offset below `cursor` is settled, unacked, moving, parked, delayed, held or in `requeued`; every one from `cursor` on
+is ready; an offset that is never written lies below the cursor. So ready = next - cursor + requeued, and no message costs memory
+while it waits in the order of arrival.
+
+Nothing here delivers or writes. `WorkQueue` owns the backlog and is its `Keeper`: it settles what was lost to damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from kvitto.broker.queues.deliveries import Deliveries
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.broker.queues.ranks import Ranks
+from kvitto.format.settlement import DROPPED
+from kvitto.store.batch import Batch, Body
+from kvitto.store.reading import Window
+
+if TYPE_CHECKING:
+    from kvitto.broker.queues.tail import Tail
+    from kvitto.store.log import Log
+    from kvitto.store.recovery import Recovered
+
+
+class Keeper(Protocol):
+    """What a backlog needs of its queue."""
+
+    checking: bool
+    """A large batch is being checked in pieces, and nothing is delivered."""
+
+    def settle(self, offset: int, n: int, outcome: int, deliveries: int = 0) -> None:
+        """Settle messages that have left the backlog, since they are lost to damage."""
+        ...
+
+    def lose_held(self, start: int, count: int) -> None:
+        """Settle those of these messages that are held, since they are lost to damage."""
+        ...
+
+    def check(self, steps: Iterator[None]) -> None:
+        """Check a large batch in pieces. Until that is done nothing is delivered."""
+        ...
+
+
+class Backlog:
+    def __init__(
+        self, log: Log, tail: Tail, keeper: Keeper, give_batch: Callable[[Batch], None], ranked: bool, priority_max: int
+    ) -> None:
+        self.log = log
+        self.tail = tail
+        self.keeper = keeper
+        self.give_batch = give_batch
+        self.cursor = 0
+        self.doubt = 0
+        """Messages below this offset may have been delivered before the start: they are flagged."""
+        self.ranked = ranked
+        """Messages are ordered by priority: each of them is put into `requeued` as soon as it has come."""
+        self.priority_max = priority_max
+        self.requeued: RangeSet = Ranks(self.rank_of) if ranked else RangeSet()
+        """What comes before the cursor: messages that came back, or all that are ready in a queue with priorities."""
+        self.redeliveries = Deliveries()
+        self.front: Batch | None = None
+        """The batch at the cursor, if it is neither closed nor open in the tail."""
+        self._ahead, self._behind, self.outline = Window(), Window(), Window(outline=True)
+        self._ahead.patient = True
+
+    def ready(self):  # type: ignore[no-untyped-def]
+        """How many messages a consumer could have now."""
+        return self.tail.next - self.cursor + self.requeued.count
+
+    def any_ready(self):  # type: ignore[no-untyped-def]
+        """Whether `ready` is more than 0."""
+        return self.tail.next > self.cursor or self.requeued.count > 0
+
+    # -- in order of arrival ---------------------------------------------------------------------------------
+
+    def window(self):  # type: ignore[no-untyped-def]
+        """The batch that holds the message at the cursor; None if what was there is lost, or has to be checked first."""
+        f = self.front
+        if f is not None and f.first <= self.cursor and self.cursor < f.first + f.count:
+            return f
+        t = self.tail.batch
+        if t is not None and self.cursor >= t.first:
+            return t
+        return self.load_front()
+
+    def load_front(self) -> Batch | None:
+        """`window`, where the batch is not at hand."""
+        self.release_front()
+        closed = self.tail.closed_at(self.cursor)
+        if closed is not None:
+            return closed
+        self.front = self._load_at_cursor(self._ahead)
+        return self.front
+
+    def _load_at_cursor(self, window: Window) -> Batch | None:
+        """The batch in the files that holds the message at the cursor; None if what was there is lost, or has to be checked first."""
+        found = self.log.reader.load(window, self.cursor)
+        self.write_off_lost()
+        if window.waits is not None:
+            self._check(window)
+            return None
+        if found and self.cursor >= window.batch.first:
+            return window.batch
+        self.cursor = window.batch.first if found else self.tail.unwritten_from
+        return window.batch if found else None
+
+    def _check(self, window: Window) -> None:
+        """Have the large batch checked that the window waits for."""
+        waits, window.waits = window.waits, None
+        if waits is not None:
+            self.keeper.check(self.log.reader.check_steps(*waits))
+
+    def keep_front(self, batch: Batch, wanted: bool) -> None:
+        """A batch has been written. It stays in memory if it is the next to be delivered, and is `wanted`."""
+        if wanted and self.front is None and batch.first <= self.cursor < batch.first + batch.count:
+            self.front = batch
+        else:
+            self.give_batch(batch)
+
+    def skip_to(self, end: int) -> None:
+        """What lies between the cursor and `end` has left the backlog."""
+        self.cursor = end
+        self.release_front()
+
+    # -- what came back --------------------------------------------------------------------------------------
+
+    def take_requeued(self) -> RangeSet:
+        """Take all messages that came back."""
+        taken, self.requeued = self.requeued, Ranks(self.rank_of) if self.ranked else RangeSet()
+        return taken
+
+    def forget_unreadable(self, offset: int) -> None:
+        """A message that came back is lost to damage."""
+        if self.requeued.discard(offset):
+            self.keeper.settle(offset, 1, DROPPED)
+
+    def earlier(self, offset: int) -> int:
+        """How often a message that is in `requeued` was delivered before."""
+        return self.redeliveries.of(offset, 0 if self.ranked and offset >= self.doubt else 1)
+
+    def order_by_priority(self, ranks: Ranks) -> None:
+        """From now on messages are ordered by priority. `ranks` has all that are ready."""
+        self.ranked = True
+        self.requeued = ranks
+
+    def admit(self) -> None:
+        """With x-max-priority: sort what has arrived by priority. Then nothing is left from the cursor on.
+
+        A large batch is not checked for that, but when its messages are read.
+        """
+        most, ranks = self.priority_max, self.requeued
+        assert isinstance(ranks, Ranks)
+        while self.cursor < self.tail.next:
+            found = self.in_memory(self.cursor)
+            w = self._load_at_cursor(self.outline) if found is None else found[0]
+            if w is not None:
+                i, count = self.cursor - w.first, w.count
+                while i < count:
+                    rank, start = min(w.priority_of(i), most), i
+                    i += 1
+                    while i < count and min(w.priority_of(i), most) == rank:
+                        i += 1
+                    ranks.put(rank, w.first + start, i - start)
+                self.cursor = w.first + count
+
+    def rank_of(self, offset: int) -> int:
+        """The priority of a message that is stored, 0 if it cannot be read any more."""
+        found = self.find_outline(offset)
+        return 0 if found is None else min(found[0].priority_of(found[1]), self.priority_max)
+
+    # -- find ------------------------------------------------------------------------------------------------
+
+    def head(self) -> tuple[Batch, int] | None:
+        """Where the first ready message is. None if it was lost to damage, and there is another first one; or if it is checked first."""
+        if self.ranked:
+            self.admit()
+        if self.requeued.count:
+            offset = self.requeued.first()
+            found = self.find(offset, True)
+            if found is None and not self.keeper.checking:
+                self.forget_unreadable(offset)
+            return found
+        w = self.window()
+        return None if w is None else (w, self.cursor - w.first)
+
+    def in_memory(self, offset: int) -> tuple[Batch, int] | None:
+        """Where the message is: (batch, index in it); None if it has to be read."""
+        for b in (self.tail.batch, self.front, self._behind.batch, *self.tail.closed):
+            if b is not None and b.first <= offset < b.first + b.count:
+                return b, offset - b.first
+        return None
+
+    def find(self, offset: int, patient: bool) -> tuple[Batch, int] | None:
+        """Where any message is that is still stored; None if it is lost to damage, or, for a `patient` caller, has to be checked first."""
+        found = self.in_memory(offset)
+        if found is None:
+            self._behind.patient = patient
+            found = self._load_behind(self._behind, offset)
+        return found
+
+    def find_outline(self, offset: int) -> tuple[Batch, int] | None:
+        """`find` for callers that do not need the body: a large batch is not checked."""
+        return self.in_memory(offset) or self._load_behind(self.outline, offset)
+
+    def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:
+        if not window.holds(offset):
+            found = self.log.reader.load(window, offset)
+            self.write_off_lost()
+            if window.waits is not None:
+                self._check(window)
+                return None
+            if not found or not window.holds(offset):
+                return None
+        return window.batch, offset - window.batch.first
+
+    def read_steps(self, offset: int) -> Generator[None, None, tuple[bytes, bytes, Body, int] | None]:
+        """Read (key, props, body, flags) of a message in pieces: a large batch is checked slice by slice.
+
+        None if it is lost to damage. A large body is returned without being copied or read.
+        """
+        found = self.in_memory(offset)
+        if found is None:
+            window = self._behind
+            loaded = yield from self.log.reader.load_steps(window, offset)
+            self.write_off_lost()
+            if not loaded or not window.holds(offset):
+                return None
+            found = window.batch, offset - window.batch.first
+        return found[0].parts(found[1])
+
+    # -- damage ----------------------------------------------------------------------------------------------
+
+    def write_off_lost(self) -> None:
+        """Damage was stepped over: those messages are out of the queue. The store has raised the alarm."""
+        lost = self.log.reader.lost
+        if not lost:
+            return
+        for start, count in lost:
+            for offset, n in self.requeued.remove(start, count):
+                self.keeper.settle(offset, n, DROPPED)
+            self.keeper.lose_held(start, count)
+            n = start + count - self.cursor
+            if start <= self.cursor and n > 0:  # what lies further ahead is found again when the cursor comes there
+                self.keeper.settle(self.cursor, n, DROPPED)
+                self.cursor += n
+        lost.clear()
+
+    # -- memory and start ------------------------------------------------------------------------------------
+
+    def release_front(self) -> None:
+        """Give back the batch at the cursor."""
+        if self.front is not None and self.front is not self._ahead.batch:
+            self.give_batch(self.front)
+        self.front = None
+
+    def release_unused(self) -> None:
+        """After a write: give back what nobody reads any more."""
+        if self._ahead.segment is not None and not self.any_ready():
+            self.release_front()
+            self._ahead.release()
+        if self._behind.segment is not None and not self.requeued.count:
+            self._behind.release()
+        if self.outline.segment is not None:
+            self.outline.release()
+
+    def release(self) -> None:
+        """Give back all that was read, as after a start."""
+        self.release_front()
+        self._ahead.release()
+        self._behind.release()
+        self.outline.release()
+
+    def recover(self, found: Recovered) -> None:
+        """Take what a start has found in the files."""
+        self.cursor = found.cursor
+        self.redeliveries = Deliveries(found.redeliveries.items())
+        for start, count in found.requeued:
+            self.requeued.add(start, count)
+        self.doubt = found.doubt
+
+    def take(self, offset: int) -> int | None:
+        """Take one message, wherever it is. Returns its number of earlier deliveries, None if it is not in the backlog."""
+        if offset >= self.cursor:
+            if offset > self.cursor:
+                self.requeued.add(self.cursor, offset - self.cursor)
+            self.cursor = offset + 1
+            return 0
+        deliveries = self.earlier(offset)
+        return deliveries if self.requeued.discard(offset) else None

@@ -1,0 +1,212 @@
+"""What the group that reads a queue by range has planned to read: out of reach until it is settled (docs/adr/0017).
+
+Held messages are neither ready nor unacked: they do not expire, are not dropped, and go to no consumer. They lie below the
+queue's cursor. `end` is in the queue's definition, so a restart takes the hold up again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kvitto.broker import walls
+from kvitto.broker.queues import sizes, waiting
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.format.settlement import DROPPED, RANGE_SETTLED
+from kvitto.store.reading import Window
+
+if TYPE_CHECKING:
+    from kvitto.broker.queues.queue import Queue
+    from kvitto.broker.queues.work_queue import WorkQueue
+
+log = logging.getLogger("kvitto.broker")
+
+RANKED_PER_PIECE = 100
+"""How many messages of a queue with priorities are given back in one piece. Each one is read for its priority."""
+HOLD_MS = 86_400_000
+"""A group that has gone may come back for what it has planned: the messages are held for it so long."""
+
+
+class Hold:
+    """`fresh`: nobody had them; `again`: they had been delivered before, or are sorted by priority."""
+
+    def __init__(self, queue: WorkQueue, end: int = 0) -> None:
+        self.queue = queue
+        self.end = end
+        self.fresh = RangeSet()
+        self.again = RangeSet()
+        self.bytes = 0
+        self.going_back = False
+
+    @property
+    def count(self) -> int:
+        return self.fresh.count + self.again.count
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self.fresh or offset in self.again
+
+    def lowest(self) -> int:
+        return min(runs.lowest() for runs in (self.fresh, self.again) if runs.count)
+
+    def mark(self, cursor: int) -> int:
+        """The delivered mark of a queue with that cursor: in front of what nobody had, if that goes up to the cursor."""
+        if self.fresh.count and self.fresh.lowest() + self.fresh.count == cursor:
+            return self.fresh.lowest()
+        return cursor
+
+    def take(self, end: int) -> None:
+        """Hold every ready message below `end`."""
+        queue, backlog = self.queue, self.queue.backlog
+        if backlog.ranked:
+            backlog.admit()
+        before = queue.ready_bytes
+        sizes.take_below(queue, end)
+        for start, n in backlog.requeued.remove_below(end):
+            self.again.add(start, n)
+        if end > backlog.cursor:
+            self.fresh.add(backlog.cursor, end - backlog.cursor)
+            backlog.cursor = end
+        if not queue.ready:
+            queue.ready_bytes = queue.estimates = 0
+        self.bytes += before - queue.ready_bytes
+        self.end = max(self.end, end)
+        queue.mark_dirty()
+
+    def settle_below(self, end: int, outcome: int = RANGE_SETTLED) -> int:
+        """Settle what is held below `end`; return how many messages that were."""
+        total, gone = self.count, 0
+        for runs, deliveries in ((self.fresh, 0), (self.again, 0 if self.queue.backlog.ranked else 1)):
+            for start, n in runs.remove_below(end):
+                self.queue.settle(start, n, outcome, deliveries)
+                gone += n
+        self.bytes -= self.bytes * gone // max(total, 1)
+        return gone
+
+    def lose(self, start: int, count: int) -> None:
+        """These cannot be read any more: the disk is damaged."""
+        for runs in (self.fresh, self.again):
+            for offset, n in runs.remove(start, count):
+                self.queue.settle(offset, n, DROPPED)
+
+    def give_back(self) -> None:
+        """Return some of the held messages to their places, flagged as redelivered, since the group may have read them."""
+        queue, window = self.queue, Window()
+        runs = self.again if self.again.count else self.fresh
+        for start, n in self._first(runs):
+            if queue.max_bytes >= 0:
+                size = queue.log.reader.body_bytes(start, n, window)
+            else:
+                queue.estimates += 1
+                size = self.bytes * n // max(self.count, 1)
+            runs.remove(start, n)
+            self.bytes -= size
+            queue.backlog.requeued.add(start, n)
+            queue.ready_bytes += size
+
+    def _first(self, runs: RangeSet) -> list[tuple[int, int]]:
+        """Take as many of the held messages as one piece may give back."""
+        ranked = self.queue.backlog.ranked
+        left = RANKED_PER_PIECE if ranked else waiting.OFFSETS_PER_PIECE
+        few = ranked or self.queue.max_bytes >= 0
+        found = []
+        for start, n in islice(runs, waiting.RUNS_PER_PIECE):
+            found.append((start, min(n, left) if few else n))
+            left -= n
+            if few and left <= 0:
+                break
+        return found
+
+
+def hold(queue: WorkQueue, end: int, holder: object) -> Iterator[None]:
+    """Hold what waits below `end`, in pieces, and write that down: the answer to whoever asked waits for the definitions.
+
+    It ends early when `holder`, who asked, is gone: from then on what is not held yet is for whoever comes next.
+    """
+    end = min(end, queue.log.announced_end)
+    before = 0 if queue.hold is None else queue.hold.end
+    for _ in waiting.in_pieces(queue, end, lambda stop: walls.within(queue, _take, queue, stop)):
+        yield
+        if holder not in queue.group_holders:
+            return
+    if queue.hold is not None and queue.hold.end > before and not queue.deleted:
+        queue.vhost.define_queue(queue)
+    drop_if_empty(queue)
+
+
+def _take(queue: WorkQueue, end: int) -> None:
+    if queue.hold is None:
+        queue.hold = Hold(queue)
+    queue.hold.take(end)
+
+
+def restore(queue: Queue) -> None:
+    """At the start, when the journal has settled what it had to and nothing has expired yet."""
+    if queue.hold is not None:
+        queue.hold.take(min(queue.hold.end, queue.next))
+        drop_if_empty(queue)
+        wait_for_group(queue)
+
+
+def drop_if_empty(queue: Queue) -> None:
+    """Nothing is held any more. The number in the definition may stay: below it nothing waits."""
+    if queue.hold is not None and not queue.hold.count:
+        queue.hold = None
+
+
+def release(queue: Queue) -> Iterator[None]:
+    """Nobody reads this queue by range any more: consumers may have what was held. In pieces, and nothing is delivered before the last.
+
+    A crash meanwhile leaves all that is not settled held, for whoever comes first after the start to have it released again.
+    """
+    queue.broker.timers.cancel(_lapse, queue)
+    held = queue.hold
+    if held is None or held.going_back:
+        return
+    held.going_back = True
+    queue.begin_return()
+    try:
+        while queue.hold is held and held.count and queue.group is None and not queue.deleted:
+            walls.within(queue, held.give_back)
+            yield
+    finally:
+        held.going_back = False
+        queue.end_return()
+    if queue.hold is held and not held.count and not queue.deleted:
+        queue.hold = None
+        queue.vhost.define_queue(queue)
+
+
+def join_group(queue: Queue, group: str, holder: object) -> None:
+    """Who reads this queue by range; it finds what was held before it came."""
+    queue.broker.timers.cancel(_lapse, queue)
+    queue.group = group
+    if holder not in queue.group_holders:
+        queue.group_holders.append(holder)
+
+
+def leave_group(queue: Queue, holder: object) -> None:
+    """A holder is gone; with the last one ordinary consumers may come again, and what is held waits for the group."""
+    queue.group_holders = [h for h in queue.group_holders if h is not holder]
+    if not queue.group_holders:
+        queue.group = None
+        queue.used_ms = queue.broker.timers.now_ms
+        wait_for_group(queue)
+
+
+def wait_for_group(queue: Queue) -> None:
+    if queue.hold is not None and not queue.deleted:
+        queue.broker.timers.after(HOLD_MS, _lapse, queue)
+
+
+def forget(queue: Queue) -> None:
+    """The queue is deleted."""
+    queue.broker.timers.cancel(_lapse, queue)
+    queue.hold = None
+
+
+def _lapse(queue: Queue) -> None:
+    if queue.group is None and not queue.deleted:
+        log.info("queue %r: nobody has come back to read what was held for a group", queue.name)
+        queue.broker.jobs.start(release(queue), owner=queue)

@@ -1,0 +1,611 @@
+"""What all queues have in common, whether their messages are consumed (`WorkQueue`) or read (`Stream`).
+
+A queue takes messages at its end, writes them once per turn in `flush`, and has a list of consumers. What a message is for, who gets it
+and when it leaves is the business of the two kinds. The data plane (`append`) is compiled and costs nothing per message but the copy.
+
+Invariants: the messages from `tail.first` on are in memory only, in the open batch; while closed batches wait to be written nothing is
+delivered. A queue does not touch the disk but in `flush`, and in reads of what it has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvitto.broker.queues.consumer import Consumer
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.broker.queues.rota import consumer_index, insert_consumer
+from kvitto.broker.queues.tail import Tail
+from kvitto.format import entry
+from kvitto.format.entry import TTL_MAX
+from kvitto.store import pieces
+from kvitto.store.batch import Batch, Body
+from kvitto.store.log import Log
+from kvitto.wire.buf import Buf
+
+if TYPE_CHECKING:
+    from kvitto.broker.administration.arguments import QueueSettings
+    from kvitto.broker.administration.policies import Policy
+    from kvitto.broker.queues.hold import Hold
+    from kvitto.broker.queues.hosts import Turns
+    from kvitto.broker.vhost import VHost
+
+TAIL_BYTES = 1 << 20
+ADOPTED = 128 << 10
+"""A batch with at least this many bytes is adopted as the open batch instead of being copied."""
+
+NONE = RangeSet()
+"""No messages: nothing is ever added to it."""
+
+_TAIL_BYTES = TAIL_BYTES  # C variables when compiled
+_HAS_PRIORITY = 8  # in the first byte of the property flags
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a client has declared. An exclusive queue belongs to a connection, and does not outlive it."""
+
+    name: str
+    arguments: dict[str, Any]
+    durable: bool
+    exclusive: bool = False
+    auto_delete: bool = False
+
+
+class Queue:
+    stream = False
+    """Whether messages are read by position, and stay."""
+
+    def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
+        self.broker = broker
+        self.vhost = vhost
+        self.name = declared.name
+        self.log = log
+        self.arguments = declared.arguments
+        self.policy: Policy | None = None
+        self.operator_policy: Policy | None = None
+        self.durable = declared.durable
+        self.exclusive = declared.exclusive
+        self.owner: Any = None
+        """The connection that an exclusive queue belongs to."""
+        self.auto_delete = declared.auto_delete
+        self.archived = settings.archive
+        self.deleted = False
+        self.fault: str | None = None
+        """Why it is out of service (broker/faults.py); it counts as deleted then."""
+
+        self.consumers: list[Consumer] = []
+        self.serials = 0
+        self.single = settings.single_active_consumer
+        self.had_consumer = False
+        self.serving: Consumer | None = None
+        """The consumer whose code runs: what it raises is its own."""
+        self.group: str | None = None
+        self.group_holders: list[object] = []
+        self.hold: Hold | None = None
+        """What is held for the group that reads this queue by range. A stream holds nothing."""
+        self.used_ms = broker.timers.now_ms
+
+        self.tail = Tail()
+        self.ready_bytes = 0
+        """The bytes of the bodies of the ready messages, or an estimate (broker/queues/sizes.py)."""
+        self.unacked = 0
+        self.may_expire = False
+        """Some message may have a time to live."""
+        self.prioritises = settings.prioritises
+        """The first message with a priority gives the queue priorities (broker/queues/priorities.py)."""
+        self.ttl_ms = -1
+        self.limited = self.rejects = False
+        """There is a limit of messages or bytes; a message that would exceed it is refused."""
+        self.consumer_timeout_ms = -1
+        self.return_cost = 0
+        """The cost of one message that comes back, in units of 0.1 us."""
+
+        self.dirty = False
+        """The next turn looks at this queue."""
+        self.late = False
+        """The next turn goes on delivering."""
+        self.shown = False
+        """Something was delivered that no file tells of yet (A9)."""
+        self.returning = 0
+        """Reasons why nothing is delivered for now; each of them ends with `end_return`."""
+        self.held_back = False
+        """One of them: closed batches are being written."""
+        self.checking = False
+        """Another one: a large batch is being checked in pieces."""
+
+        self.published = self.delivered = self.redelivered = self.acked = 0
+        self._set(settings)
+
+    def _set(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        self.ttl_ms = settings.ttl_ms
+        self.consumer_timeout_ms = settings.consumer_timeout_ms
+        self.may_expire = self.may_expire or settings.ttl_ms >= 0
+
+    def take_settings(self, settings: QueueSettings) -> None:
+        """Policies have changed: messages that wait keep their time to live, limits hold for all of them from the next turn on."""
+        self._set(settings)
+        for c in self.consumers:
+            c.settings_changed()
+        self.used_ms = self.broker.timers.now_ms
+        self.broker.expire_unused(self)
+        self.mark_dirty()
+
+    def definition(self) -> dict[str, Any]:
+        """What a start needs to make this queue again, but for its properties on the wire that are its key."""
+        return {"id": self.log.queue_id, "auto_delete": self.auto_delete, "arguments": self.arguments}
+
+    def restore(self, definition: dict[str, Any]) -> None:
+        """Take what `definition` gave before the start, beyond what the constructor has taken."""
+
+    # -- counts ----------------------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> int:
+        """The offset of the next message that comes."""
+        return self.tail.next
+
+    @property
+    def ready(self) -> int:
+        """How many messages a consumer could have now."""
+        raise NotImplementedError
+
+    @property
+    def cursor(self) -> int:
+        """The offset from which on every message is ready and nobody has had it yet."""
+        raise NotImplementedError
+
+    @property
+    def out_of_order(self) -> list[tuple[RangeSet, bool]]:
+        """Sets of messages below the cursor that are ready or held, and whether those of each set were delivered before."""
+        return []
+
+    @property
+    def delayed(self) -> RangeSet:
+        """Messages that wait to be tried again."""
+        return NONE
+
+    @property
+    def held(self) -> int:
+        """Messages that are held for the group that reads this queue by range."""
+        return 0 if self.hold is None else self.hold.count
+
+    @property
+    def dead_lettering(self) -> int:
+        """Messages on their way to dead-letter queues, or waiting for one to take them."""
+        return 0
+
+    @property
+    def messages(self) -> int:
+        """All messages that are not settled."""
+        return self.ready + self.unacked + self.held + self.dead_lettering
+
+    @property
+    def unwritten_from(self) -> int:
+        """The first offset whose message is not in the files yet."""
+        return self.tail.unwritten_from
+
+    # -- append ----------------------------------------------------------------------------------------------
+
+    def append(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
+        """Add a message at the end; 0 if the queue refuses it (x-overflow), else 1. ttl_ms < 0: none of its own."""
+        if self.limited and self.rejects and self.is_full(body_len):
+            return 0
+        if self.prioritises and props_len > 2 and props_p[props] & _HAS_PRIORITY:
+            self.prioritise(bytes(props_p[props : props + props_len]))
+        t = self.tail.batch
+        if t is None:
+            t = self.open_tail()
+        if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
+            ttl_ms = self.ttl_ms
+        if ttl_ms >= 0:
+            self.may_expire = True
+            if t.time_ms != self.broker.now_ms:  # the batch was opened by an earlier read, or before the disk was full
+                ttl_ms = max(0, min(ttl_ms + self.clock_of(t) - t.time_ms, TTL_MAX))
+        t.add(key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags)
+        self.tail.next += 1
+        self.ready_bytes += body_len
+        self.published += 1
+        if not self.dirty:
+            self.mark_dirty()
+        if self.limited:
+            self.enforce_limits()
+        if t.index.n + t.meta.n + t.body.n > _TAIL_BYTES and body_len <= _TAIL_BYTES and not self.broker.applying:
+            self.turn()
+        return 1
+
+    def prioritise(self, props: bytes) -> None:
+        """A message comes that has a priority among its properties."""
+
+    def append_bytes(self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int) -> int:
+        """`append` for callers that have bytes objects, or a large body in a buffer."""
+        if isinstance(body, Buf):
+            return self.append_whole(key, props, body, ttl_ms, flags)
+        whole = body
+        return self.append(key, 0, len(key), props, 0, len(props), whole, 0, len(whole), ttl_ms, flags)  # type: ignore[no-any-return]
+
+    def append_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> int:
+        """`append` for a large body, which is not copied: nobody may change it any more."""
+        if self.limited and self.rejects and self.is_full(body.n):
+            return 0
+        if self.prioritises and len(props) > 2 and props[0] & _HAS_PRIORITY:
+            self.prioritise(props)
+        self._close_tail()
+        t = self.open_tail()
+        if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
+            ttl_ms = self.ttl_ms
+        self.may_expire = self.may_expire or ttl_ms >= 0
+        t.add_whole(key, props, body, ttl_ms, flags)
+        self.tail.next += 1
+        self.ready_bytes += body.n
+        self.published += 1
+        self._close_tail()
+        self.mark_dirty()
+        if self.limited:
+            self.enforce_limits()
+        return 1
+
+    def append_run(self, b):  # type: ignore[no-untyped-def]
+        """Add all messages of another batch."""
+        for k in range(b.count):
+            e = b.index_at + entry.SIZE * k
+            message = entry.read(b.index.p, e)
+            m = b.meta_at + message.meta
+            key_len = message.key_len
+            props_len = message.props_len
+            body = b.body_at + message.body
+            body_len = message.body_len
+            ttl_ms = entry.ttl_ms(b.index.p, e)
+            flags = entry.flags(b.index.p, e) & ~entry.EXPIRES
+            self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
+
+    def adopt_run(self, b):  # type: ignore[no-untyped-def]
+        """`append_run` where no batch is open: a large batch becomes the open one, and its messages are not copied."""
+        for k in range(b.count):
+            e = entry.SIZE * k
+            if self.prioritises:
+                message = entry.read(b.index.p, e)
+                m = message.meta + message.key_len
+                if message.props_len > 2 and b.meta.p[m] & _HAS_PRIORITY:
+                    self.prioritise(bytes(b.meta.p[m : m + message.props_len]))
+            ttl_ms = entry.ttl_ms(b.index.p, e)
+            if self.ttl_ms >= 0 and (ttl_ms < 0 or ttl_ms > self.ttl_ms):
+                ttl_ms = self.ttl_ms
+                entry.put_flags(b.index.p, e, ttl_ms, entry.flags(b.index.p, e))
+            self.may_expire = self.may_expire or ttl_ms >= 0
+        b.first = self.tail.next
+        b.time_ms = self.broker.now_ms
+        self.tail.open(b)
+        self.tail.next += b.count
+        self.ready_bytes += b.body.n
+        self.published += b.count
+        self.mark_dirty()
+        if self.limited:
+            self.enforce_limits()
+
+    def append_journaled(
+        self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int, sequence: int
+    ) -> None:
+        """Add a message of a journal record. If its body is a Buf, the record has no other message for this queue."""
+        if isinstance(body, Buf):
+            self._journaled(0, self.append_whole, key, props, body, ttl_ms, flags)
+            if self.tail.closed:
+                self.tail.closed[len(self.tail.closed) - 1].journal = sequence
+        else:
+            self._journaled(sequence, self.append_bytes, key, props, body, ttl_ms, flags)
+
+    def append_journaled_run(self, batch: Batch, sequence: int) -> None:
+        """Add all messages of a batch of a journal record; it may become part of this queue."""
+        if batch.size() > ADOPTED and not self.stream:
+            if self.tail.batch is not None:
+                self.broker.flush(self)
+            if self.deleted:
+                return
+            if self.tail.batch is None:
+                self._journaled(sequence, self.adopt_run, batch)
+                return
+        self._journaled(sequence, self.append_run, batch)
+
+    def _journaled(self, sequence: int, append: Callable[..., Any], *what: object) -> None:
+        """Limits that refuse were asked before the record was written. Those that drop are for the end of a replay."""
+        rejects, self.rejects = self.rejects, False
+        limited, self.limited = self.limited, self.limited and not rejects and not self.broker.replaying
+        append(*what)
+        self.rejects, self.limited = rejects, limited
+        if self.tail.batch is not None and sequence:
+            self.tail.batch.journal = sequence
+
+    def clock_of(self, b):  # type: ignore[no-untyped-def]
+        """The time to compare with when the messages of a batch expire.
+
+        A batch from the future was written before the wall clock was set back: its messages live from that moment on.
+        """
+        now_ms = self.broker.now_ms
+        return now_ms if b.time_ms <= now_ms else now_ms + b.time_ms - self.broker.set_back_ms
+
+    def is_full(self, body_len: int) -> bool:
+        """Whether one more message would exceed a limit."""
+        return False
+
+    def refuses(self, more: int, more_bytes: int) -> bool:
+        """Whether so many messages together would exceed a limit."""
+        return False
+
+    def enforce_limits(self) -> None:
+        """Drop the oldest ready messages until the limits hold."""
+
+    # -- turn ------------------------------------------------------------------------------------------------
+
+    def mark_dirty(self) -> None:
+        """Have the next turn look at this queue."""
+        if not self.dirty and not self.deleted:
+            self.dirty = True
+            self.broker.dirty.append(self)
+
+    def show(self) -> None:
+        """Something has been delivered: that is to be in the files before it is on its way to a peer (A9)."""
+        self.shown = True
+        self.broker.unmarked[self] = None
+
+    def turn(self) -> None:
+        """The open batch is large enough for a write of its own."""
+        self.pump()
+        self.broker.flush(self)
+
+    def flush(self) -> None:
+        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again.
+
+        A large batch is written in slices, one in each call. The queue stays dirty until the whole batch is in the file.
+        """
+        raise NotImplementedError
+
+    def open_tail(self) -> Batch:
+        """Open a batch for the messages that come."""
+        t = self.broker.take_batch()
+        t.start(self.tail.next, self.broker.now_ms)
+        self.tail.open(t)
+        return t
+
+    def _close_tail(self) -> None:
+        """Close the open batch. Nothing is delivered until all closed batches are written."""
+        if self.tail.batch is None:
+            return
+        if not self.tail.closed:
+            self.broker.slow[self] = None
+            self._hold_back(not self.broker.full)
+        self.tail.close()
+
+    def _is_slow(self) -> bool:
+        """Whether what is to be written takes more than one step. The open batch is closed then."""
+        tail = self.tail.batch
+        if not self.tail.closed and (tail is None or tail.size() <= pieces.WHOLE_BYTES):
+            return False
+        self._close_tail()
+        return True
+
+    def _write_closed(self, delivered: int) -> None:
+        """Write a slice of the first large batch, and the batches before it. Messages below the offset `delivered` are on their way to
+        a peer, or may be: they must not be in memory alone (A9).
+        """
+        closed = self.tail.closed
+        left = pieces.SLICE_BYTES
+        while closed and left > 0:
+            batch = closed[0]
+            if not self.log.is_writing and (batch.size() <= pieces.WHOLE_BYTES or batch.first < delivered):
+                self.log.write(batch)
+                left -= batch.size()
+            elif self.broker.store.pressed:
+                self.broker.pressed[self] = None
+                return
+            else:
+                left -= self.log.write_some(batch, left)
+                if self.log.is_writing:
+                    return
+            closed.popleft()
+            self._written(batch)
+        if not closed:
+            self.broker.slow.pop(self, None)
+            self._hold_back(False)
+
+    def _written(self, batch: Batch) -> None:
+        """A batch has been written."""
+        raise NotImplementedError
+
+    def _hold_back(self, yes: bool) -> None:
+        """Whether deliveries wait for the closed batches to be written. They do not wait on a full disk, as acks may make room."""
+        if yes and not self.held_back:
+            self.begin_return()
+        elif self.held_back and not yes:
+            self.end_return()
+        self.held_back = yes
+
+    def _go_on_full(self) -> None:
+        """There is no room for the closed batches: deliveries go on, but they alone are no reason to try the write again."""
+        self.held_back = False
+        self.returning -= 1
+        self.broker.pump_later(self)
+
+    def begin_return(self) -> None:
+        """Messages come back piece by piece: until the last one is there nothing is delivered."""
+        self.returning += 1
+
+    def end_return(self) -> None:
+        self.returning -= 1
+        self.mark_dirty()
+
+    # -- deliver ---------------------------------------------------------------------------------------------
+
+    def contain(self, error: Exception) -> None:
+        """Work of this queue has failed: it is out of service until a restart."""
+        self.broker.faults.take_out(self, error)
+
+    def pump(self) -> None:
+        """Deliver while a consumer has credit. A consumer that fails loses its connection; the queue goes on."""
+        if self.late or self.returning:
+            return
+        while True:
+            try:
+                self.deliver_ready()
+                return
+            except Exception as error:
+                c = self._asked()
+                if c is None:
+                    raise
+                self.serving = None
+                c.undo()
+                self.remove_consumer(c)
+                self.broker.faults.consumer_failed(c, error)
+
+    def deliver_ready(self) -> None:
+        """What `pump` does, without the wall around consumers."""
+        raise NotImplementedError
+
+    def _asked(self) -> Consumer | None:
+        """The consumer whose code has just run."""
+        return self.serving
+
+    def turn_away(self, c: Consumer) -> None:
+        """The properties of the next message do not fit into the consumer's frames: that consumer ends, the message waits for another.
+
+        Also in a queue that deletes itself: it stays, since the message is in it.
+        """
+        self.remove_consumer(c)
+        self.serving = c
+        c.turned_away()
+        self.serving = None
+
+    def resume(self, c: Consumer) -> None:
+        """A consumer may have credit again."""
+        self.mark_dirty()
+
+    def get(self, c: Consumer) -> bool:
+        """Deliver one ready message to c, whatever its credit. False if there is none, or none in this turn: then some are `ready`.
+
+        ConnectionError_ 540 if the queue has no such operation.
+        """
+        raise NotImplementedError
+
+    def check(self, steps: Iterator[None]) -> None:
+        """Check a large batch in pieces. Until that is done nothing is delivered."""
+        if not self.checking:
+            self.checking = True
+            self.begin_return()
+            self.broker.jobs.start(self._check_steps(steps), self._checked, self)
+
+    def _check_steps(self, steps: Iterator[None]) -> Iterator[None]:
+        for step in steps:
+            if self.deleted:
+                return
+            yield step
+
+    def _checked(self) -> None:
+        self.checking = False
+        self.end_return()
+
+    # -- consumers -------------------------------------------------------------------------------------------
+
+    def add_consumer(self, c: Consumer) -> None:
+        self.serials += 1
+        c.serial = self.serials
+        active = int(self.single and len(self.consumers) > 0)  # the active one stays, whoever comes
+        insert_consumer(self.consumers, c, active)
+        self.had_consumer = True
+        self.mark_dirty()
+
+    def remove_consumer(self, c: Consumer) -> None:
+        """One that was removed already is fine."""
+        if not c.serial:
+            return
+        del self.consumers[consumer_index(self.consumers, c)]
+        self._gone(c)
+        self.used_ms = self.broker.timers.now_ms
+
+    def _gone(self, c: Consumer) -> None:
+        c.serial, c.idle = 0, False
+
+    def take_consumers(self) -> list[Consumer]:
+        """The queue is deleted: return the consumers that have to hear of it."""
+        consumers, self.consumers = self.consumers, []
+        for c in consumers:
+            c.line = c.before = c.after = None
+            self._gone(c)
+        return consumers
+
+    @property
+    def single_active(self) -> Consumer | None:
+        """With x-single-active-consumer: the consumer that is served, the others wait for its end."""
+        return self.consumers[0] if self.single and self.consumers else None
+
+    # -- deliveries end --------------------------------------------------------------------------------------
+
+    def ack(self, offset, n, c=None):  # type: ignore[no-untyped-def]
+        """n unacked messages were acknowledged, by c if it was a consumer."""
+        raise NotImplementedError
+
+    def reject(self, offset: int, n: int, c: Consumer | None = None) -> None:
+        """n unacked messages were rejected for good (A7)."""
+        raise NotImplementedError
+
+    def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
+        """n unacked messages come back to their original position (A5)."""
+        raise NotImplementedError
+
+    def retry(self, offset: int, n: int, body_bytes: int, how: str = "returned") -> None:
+        """A consumer could not do with n unacked messages: they come back, later if the queue delays them (A15).
+
+        `how`: "failed" by basic.reject, "returned" by basic.nack; `x-delayed-retry-type` may name one of them.
+        """
+        raise NotImplementedError
+
+    # -- operations ------------------------------------------------------------------------------------------
+
+    def purge(self) -> int:
+        """Do all of `purging` at once. Returns how many messages were ready or held."""
+        count, steps = self.purging()
+        for _ in steps:
+            pass
+        return count
+
+    def purging(self) -> tuple[int, Iterator[None]]:
+        """Remove all ready and delayed messages. Returns how many were ready or held, and the steps that settle them.
+
+        ConnectionError_ 540 if the queue has no such operation.
+        """
+        raise NotImplementedError
+
+    def settle_until(self, end: int) -> None:
+        """Settle every ready message below `end` for the group that reads this queue by range; again is harmless.
+
+        ChannelError 406 if nothing in the queue is ever settled.
+        """
+        raise NotImplementedError
+
+    def read_steps(self, offset: int) -> Generator[None, None, tuple[bytes, bytes, Body, int] | None]:
+        """Read (key, props, body, flags) of a message in pieces. None if it is lost to damage."""
+        raise NotImplementedError
+
+    def expire(self) -> None:
+        """Have messages leave that have expired."""
+
+    # -- start and end ---------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Take the queue's state from what is on disk."""
+        raise NotImplementedError
+
+    def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
+        """A journal record of before the start settles these; those that are settled already are passed over."""
+
+    def flag_from(self, offset: int) -> None:
+        """Any message from `offset` on may have been delivered before the start: it is flagged (A9)."""
+
+    def flag_all(self) -> None:
+        """Any message that waits in the order of arrival may have been delivered before the start: it is flagged (A9)."""
+
+    def release_windows(self) -> None:
+        """Give back what was read at the start."""
+
+    def cancel_timers(self) -> None:
+        """The queue is deleted."""

@@ -1,0 +1,72 @@
+"""Delayed retry of a work queue (A15): messages that a consumer could not do with come back later, and wait out of reach until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvitto.broker.queues.delays import Delays
+from kvitto.format.settlement import DROPPED
+
+if TYPE_CHECKING:
+    from kvitto.broker.administration.arguments import QueueSettings
+    from kvitto.broker.queues.work_queue import WorkQueue
+
+RETRIES_PER_TURN = 300
+"""Delayed messages that come back in one turn."""
+RETRIES_PER_PIECE = 150
+EVER_MS = 1 << 62
+
+
+class Retries:
+    def __init__(self, queue: WorkQueue) -> None:
+        self._queue = queue
+        self._delays_of = "all"
+        self.delays = Delays(-1, -1)
+        """The messages that wait."""
+
+    def contain(self, error: Exception) -> None:
+        """A timer of this queue has failed."""
+        self._queue.contain(error)
+
+    def take_settings(self, settings: QueueSettings) -> None:
+        """These hold for messages that fail from now on."""
+        self._delays_of = settings.retry_of
+        self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
+        self.delays.linear = settings.retry_linear
+
+    def delays_those(self, how: str) -> bool:
+        """Whether messages that come back in this way ("failed" or "returned") are delayed."""
+        return self.delays.least_ms >= 0 and self._delays_of in ("all", how)
+
+    def delay(self, offset: int) -> None:
+        """Have one message wait. `wake` has to follow."""
+        queue = self._queue
+        found = queue.backlog.find_outline(offset)
+        if found is None:
+            queue.settle(offset, 1, DROPPED)
+        else:
+            size = found[0].body_bytes(found[1], 1)
+            self.delays.add(queue.broker.timers.now_ms, offset, size, queue.backlog.redeliveries.of(offset, 1))
+
+    def wake(self) -> None:
+        """Set the timer for the first message that is due: not before the next turn, whatever is due already."""
+        if len(self.delays):
+            timers = self._queue.broker.timers
+            timers.after(max(self.delays.next_ms - timers.now_ms, 1), self._due)
+
+    def _due(self) -> None:
+        for offset, size in self.delays.take(self._queue.broker.timers.now_ms, RETRIES_PER_TURN):
+            self._queue.put_back(offset, 1, size)
+        self.wake()
+
+    def end(self) -> Iterator[None]:
+        """Make all delayed messages ready now, in pieces."""
+        while len(self.delays):
+            for offset, size in self.delays.take(EVER_MS, RETRIES_PER_PIECE):
+                self._queue.put_back(offset, 1, size)
+            yield
+
+    def cancel(self) -> None:
+        """The queue is deleted."""
+        self._queue.broker.timers.cancel(self._due)

@@ -1,0 +1,80 @@
+"""Counts the bytes of a queue's ready messages again. They are estimated while no limit depends on them.
+
+Reading a queue by range settles messages that nobody looks at, and to add up their sizes all of them would have to be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING
+
+from kvitto.store.reading import Window
+
+if TYPE_CHECKING:
+    from kvitto.broker.queues.work_queue import WorkQueue
+
+
+def recount(queue: WorkQueue) -> Iterator[None]:
+    """Count the bytes in pieces. Until that is done, no limit in bytes applies.
+
+    What comes and goes meanwhile is counted as ever, so it is known in the end by how much the estimate was wrong.
+    """
+    while queue.estimates and queue.max_bytes >= 0 and not queue.deleted:
+        estimates, estimate, exact = queue.estimates, queue.ready_bytes, 0
+        for size in _sizes(queue):
+            exact += size
+            yield
+            if queue.estimates != estimates or queue.deleted:
+                break
+        else:
+            queue.ready_bytes = max(queue.ready_bytes - estimate + exact, 0)
+            queue.estimates = 0
+            queue.mark_dirty()
+
+
+def _sizes(queue: WorkQueue) -> Iterator[int]:
+    """Yield the bytes of the messages that are ready now: one number before each batch that has to be read."""
+    tail, backlog = queue.tail, queue.backlog
+    window, written, size = Window(outline=True), max(tail.first, backlog.cursor), 0
+    if tail.batch is not None and tail.next > written:
+        size = tail.batch.body_bytes(written - tail.first, tail.next - written)
+    for start, count in chain(backlog.requeued.copy(), [(backlog.cursor, written - backlog.cursor)]):
+        at, end = start, start + count
+        while at < end:
+            if not window.holds(at):
+                yield size
+                size = 0
+                if not queue.log.reader.load(window, at):
+                    break
+            batch = window.batch
+            i = max(at - batch.first, 0)
+            n = min(batch.count - i, end - batch.first - i)
+            if n <= 0:
+                break
+            size += batch.body_bytes(i, n)
+            at = batch.first + i + n
+    yield size
+
+
+def take_below(queue: WorkQueue, end: int) -> None:
+    """Take the bodies of the ready messages below `end` out of `ready_bytes`."""
+    backlog, tail = queue.backlog, queue.tail
+    if end >= tail.next:
+        return
+    if queue.max_bytes < 0:  # nothing hangs on it: an estimate
+        queue.estimates += 1
+        gone = backlog.requeued.count_in(0, end) + max(end - backlog.cursor, 0)
+        queue.ready_bytes -= queue.ready_bytes * gone // max(queue.ready, 1)
+        return
+    below = takewhile(lambda run: run[0] < end, backlog.requeued.after(0))
+    ranges = [(s, min(n, end - s)) for s, n in below]
+    ranges += [(backlog.cursor, end - backlog.cursor)] if end > backlog.cursor else []
+    window = Window()  # the same batch may hold many of them
+    for start, n in ranges:
+        written = min(n, max(tail.unwritten_from - start, 0))
+        queue.ready_bytes -= queue.log.reader.body_bytes(start, written, window)
+        for b in tail.batches:
+            first = max(start + written, b.first)
+            queue.ready_bytes -= b.body_bytes(first - b.first, min(start + n, b.first + b.count) - first)
+    backlog.write_off_lost()

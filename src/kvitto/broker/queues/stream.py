@@ -1,0 +1,384 @@
+"""A stream: a queue whose messages are read by position, and stay (docs/protocol-extensions.md, Streams).
+
+It is written like any queue. Its consumers have a position each and get what is durable, from memory at the tail and from the
+log behind it; acks give them credit and move what is remembered of a consumer with a tag of its own. Messages leave by retention.
+
+Invariants: `cursor` is the first offset that is kept, ready = next - cursor, nothing is ever unacked, requeued or settled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelError, ConnectionError_, StoreFull
+from kvitto.base.limits import SEGMENT_BYTES
+from kvitto.broker import walls
+from kvitto.broker.administration.argument_reader import age_ms
+from kvitto.broker.administration.equivalence import describe
+from kvitto.broker.queues.queue import Declaration, Queue
+from kvitto.broker.queues.ranges import RangeSet
+from kvitto.store.reading import Window
+from kvitto.store.stream import Retention, StreamLog
+from kvitto.wire.tables import Timestamp
+
+if TYPE_CHECKING:
+    from kvitto.broker.administration.arguments import QueueSettings
+    from kvitto.broker.broker import Broker
+    from kvitto.broker.queues.consumer import Consumer
+    from kvitto.broker.vhost import VHost
+    from kvitto.store.batch import Batch
+    from kvitto.store.store import Store
+
+OFFSET = "x-stream-offset"
+TRACKING = "x-stream-automatic-offset-tracking"
+RECENT_BYTES = 4 << 20
+"""Bytes of batches that stay in memory for the consumers at the tail."""
+RECENT_BATCHES = 256
+"""And so many of them at most."""
+WINDOWS_BYTES = 16 << 20
+"""Bytes that stay in memory for the consumers that read behind the tail and wait for credit."""
+SAVE_MS = 500
+"""What consumers have acked is written at most so much later."""
+AGE_CHECK_MS = 1000
+"""The least time between two looks at the age of the oldest segment."""
+
+
+class Place:
+    """Where a consumer is. `tag` is None if nothing of it is remembered, else everything below `acked` is acked, and `beyond` too."""
+
+    __slots__ = ("acked", "beyond", "position", "tag", "window")
+
+    def __init__(self, position: int, tag: str | None) -> None:
+        self.position = position
+        self.tag = tag
+        self.acked = position
+        self.beyond = RangeSet()
+        self.window = Window()
+
+    def skip(self, end: int) -> None:
+        """The offsets up to `end` hold nothing."""
+        if self.tag is not None:
+            self.ack(self.position, end - self.position)
+        self.position = end
+
+    def ack(self, offset: int, n: int) -> None:
+        if offset != self.acked:
+            self.beyond.add(offset, n)
+            return
+        self.acked += n
+        for start, count in self.beyond:
+            if start == self.acked:
+                self.acked += count
+            break
+        self.beyond.remove_below(self.acked)
+
+
+class Stream(Queue):
+    stream = True
+    log: StreamLog
+
+    def __init__(
+        self, broker: Broker, vhost: VHost, log: StreamLog, settings: QueueSettings, declared: Declaration
+    ) -> None:
+        super().__init__(broker, vhost, log, settings, declared)
+        log.on_drop = self._head_gone
+        self._recent: deque[tuple[Batch, int]] = deque()
+        self._recent_bytes = 0
+        self._windows: dict[Window, int] = {}
+        self._awaiting = False
+        self._saving = False
+        self._watching_age = False
+
+    @property
+    def cursor(self) -> int:
+        """The first offset that is kept."""
+        return self.log.first
+
+    @property
+    def ready(self) -> int:
+        """How many messages are kept."""
+        return self.tail.next - self.log.first
+
+    def take_settings(self, settings: QueueSettings) -> None:
+        super().take_settings(settings)
+        self.log.retention = retention(settings)
+        self.log.drop_settled()
+        self._watching_age = False  # it may be due earlier
+
+    # -- consumers -------------------------------------------------------------------------------------------
+
+    def place(self, tag: str, named: bool, arguments: dict[str, Any]) -> Place:
+        """Where a consumer begins; `named`: its tag is its own choice. ChannelError 406 names a wrong argument."""
+        tracking = arguments.get(TRACKING, False)
+        if not isinstance(tracking, bool):
+            raise self._invalid(TRACKING, f"expected a boolean, got {tracking!r}")
+        given = arguments.get(OFFSET)
+        position = self._position(given)
+        if not named or not (tracking or given is None):
+            return Place(position, None)
+        remembered = self.log.offsets.get(tag)
+        return Place(position if remembered is None else max(self.cursor, min(remembered, self.next)), tag)
+
+    def _position(self, given: Any) -> int:
+        if given is None or given == "next":
+            return self.next
+        if given == "first":
+            return self.cursor
+        if given == "last":
+            return max(self.next - 1, self.cursor)
+        time_ms = -1
+        if isinstance(given, str):
+            time_ms = max(self.broker.now_ms - age_ms(given), 0) if age_ms(given) >= 0 else -1
+        elif isinstance(given, datetime):
+            time_ms = int(given.timestamp()) * 1000
+        elif isinstance(given, Timestamp):
+            time_ms = given * 1000
+        elif isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+            return max(self.cursor, given)  # one that is not there yet is waited for, as with RabbitMQ
+        if time_ms < 0:
+            text = f"expected first, last, next, an offset, a timestamp or an interval like 1h, got {given!r}"
+            raise self._invalid(OFFSET, text)
+        return self.log.offset_at(time_ms)
+
+    def _invalid(self, name: str, why: str) -> ChannelError:
+        return ChannelError(PRECONDITION_FAILED, f"invalid arg '{name}' for {self._described}: {why}")
+
+    @property
+    def _described(self) -> str:
+        return describe("queue", self.name, self.vhost.name)
+
+    def add_consumer(self, c: Consumer) -> None:
+        place = c.place
+        assert place is not None
+        if place.tag is not None and self.log.offsets.get(place.tag) is None:
+            self._remember(place)
+        super().add_consumer(c)
+
+    def remove_consumer(self, c: Consumer) -> None:
+        super().remove_consumer(c)
+        if c.place is not None:
+            self._release(c.place.window)
+
+    def ack(self, offset: int, n: int, c: Consumer | None = None) -> None:
+        self.acked += n
+        self._done(offset, n, c)
+
+    def reject(self, offset: int, n: int, c: Consumer | None = None) -> None:
+        """A reject moves the offset that is remembered of the consumer, like an ack."""
+        self._done(offset, n, c)
+
+    def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
+        """The messages stay where they are; a consumer whose offset is remembered gets them again when it comes back."""
+
+    def retry(self, offset: int, n: int, body_bytes: int, how: str = "returned") -> None:
+        """The messages stay where they are: a stream delays nothing."""
+
+    def _done(self, offset: int, n: int, c: Consumer | None) -> None:
+        if c is not None and c.place is not None and c.place.tag is not None and not self.deleted:
+            c.place.ack(offset, n)
+            self._remember(c.place)
+
+    def _remember(self, place: Place) -> None:
+        assert place.tag is not None
+        self.log.offsets.put(place.tag, place.acked)
+        if not self._saving:
+            self._saving = True
+            self.broker.timers.after(SAVE_MS, self._save)
+
+    def _save(self) -> None:
+        self._saving = False
+        if self.deleted:
+            return
+        self.log.offsets.write()
+        if self.log.offsets.changed:  # there was no room
+            self._saving = True
+            self.broker.timers.after(SAVE_MS, self._save)
+
+    # -- deliver ---------------------------------------------------------------------------------------------
+
+    def deliver_ready(self) -> None:
+        """Deliver what is durable to every consumer that has credit."""
+        if self.consumers and self.ready:
+            end = self.log.announced_end
+            for c in list(self.consumers):
+                self._feed(c, end)
+
+    def _feed(self, c: Consumer, end: int) -> None:
+        place = c.place
+        assert place is not None
+        begin = place.position
+        while place.position < end:
+            self.serving = c
+            most = c.credit()
+            self.serving = None
+            if most <= 0:
+                if place.position > begin and place.window.segment is not None:
+                    self._keep(place.window)
+                return
+            batch = self._batch(place)
+            if place.window.waits is not None:
+                waits, place.window.waits = place.window.waits, None
+                self.check(self.log.reader.check_steps(*waits))
+                return
+            if batch is None or batch.first > place.position:
+                place.skip(end if batch is None else min(batch.first, end))
+                continue
+            i = place.position - batch.first
+            self.serving = c
+            k = c.deliver(batch, i, min(most, batch.count - i, end - place.position), 0)
+            self.serving = None
+            if not k:
+                self.turn_away(c)
+                return
+            place.position += k
+            c.unacked += k
+            self.delivered += k
+        if place.window.segment is not None:
+            self._release(place.window)
+
+    def _keep(self, window: Window) -> None:
+        """A consumer that waits for credit is soon to go on in it: it stays, but those unused for longest go."""
+        windows = self._windows
+        windows.pop(window, None)
+        windows[window] = window.chunk.cap
+        over = sum(windows.values()) - WINDOWS_BYTES
+        for oldest, size in list(windows.items()):
+            if over <= 0:
+                return
+            over -= size
+            self._release(oldest)
+
+    def _release(self, window: Window) -> None:
+        self._windows.pop(window, None)
+        window.release()
+
+    def _batch(self, place: Place) -> Batch | None:
+        """The batch with the message at this place, the next one if there is a gap, None if there is none."""
+        at, batch = place.position, place.window.batch
+        if batch.first <= at < batch.first + batch.count:
+            return batch
+        if self._recent and at >= self._recent[0][0].first:
+            recent = self._recent[bisect_right(self._recent, at, key=lambda kept: kept[0].first) - 1][0]
+            if at < recent.first + recent.count:
+                return recent
+        place.window.patient = True
+        found = self.log.reader.load(place.window, at)
+        self.log.reader.lost.clear()  # the alarm has been raised by the store
+        return place.window.batch if found else None
+
+    # -- turn ------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again."""
+        tail = self.tail.batch
+        if self._is_slow():
+            if not self.log.is_writing:
+                self.tail.closed[0].time_ms = self.broker.now_ms
+            self._hold_back(True)
+            try:
+                self._write_closed(0)
+            except StoreFull:
+                self._go_on_full()
+                raise
+            if self.tail.closed and self not in self.broker.pressed:
+                self.mark_dirty()
+        elif tail is not None:
+            # Not when it was begun: whoever asks for what came after a time must not miss what is in this batch.
+            tail.time_ms = self.broker.now_ms
+            self.log.write(tail)
+            self.tail.end()
+            self._written(tail)
+        end = self.log.announced_end
+        positions = [c.place.position for c in self.consumers if c.place is not None]
+        self._drop_recent(positions, end)
+        if tail is not None and end == self.log.next and positions:
+            self.mark_dirty()  # nothing is synced: it may be delivered at once
+        elif end < self.log.next and not self._awaiting and any(p >= end for p in positions):
+            self._awaiting = True
+            self.broker.store.commits.when_announced(walls.guarded(self, self._arrived))
+        self._watch_age()
+
+    def _written(self, batch: Batch) -> None:
+        self._recent.append((batch, batch.size()))
+        self._recent_bytes += batch.size()
+        if self.tail.closed:
+            self.tail.closed[0].time_ms = self.broker.now_ms
+
+    def _arrived(self) -> None:
+        """What was written is durable."""
+        self._awaiting = False
+        self.mark_dirty()
+
+    def _drop_recent(self, positions: list[int], end: int) -> None:
+        """Keep in memory what the consumers at the tail have not read: those wait for a sync, or read what is in memory already."""
+        recent = self._recent
+        if recent:
+            tail = min(end, recent[0][0].first)
+            lowest = min((p for p in positions if p >= tail), default=self.next)
+        while recent:
+            batch, size = recent[0]
+            few = self._recent_bytes <= RECENT_BYTES and len(recent) <= RECENT_BATCHES
+            if few and lowest < batch.first + batch.count:
+                return
+            recent.popleft()
+            self._recent_bytes -= size
+            self.broker.give_batch(batch)
+
+    def _watch_age(self) -> None:
+        if not self._watching_age and (due := self.log.age_due) is not None:
+            self._watching_age = True
+            self.broker.timers.after(max(due - self.broker.now_ms, AGE_CHECK_MS), self._age_due)
+
+    def _age_due(self) -> None:
+        self._watching_age = False
+        if not self.deleted:
+            self.log.drop_settled()
+            self.mark_dirty()
+
+    def _head_gone(self) -> None:
+        """Retention has taken the oldest segment."""
+        self.ready_bytes = sum(part.body_bytes for part in self.log.segments)
+        self.ready_bytes += sum(batch.body.n for batch in self.tail.batches)
+
+    def recover(self) -> None:
+        self.log.recover()
+        self.tail.start_at(self.log.next)
+        self._head_gone()
+
+    def release_windows(self) -> None:
+        self.log.drop_settled()  # what the journal has held back
+
+    # -- what a stream does not do ---------------------------------------------------------------------------
+
+    def get(self, c: Consumer) -> bool:
+        raise ConnectionError_(NOT_IMPLEMENTED, f"basic.get not supported by stream queues {self._described}")
+
+    def purging(self) -> tuple[int, Iterator[None]]:
+        raise ConnectionError_(NOT_IMPLEMENTED, f"queue.purge not supported by stream queues {self._described}")
+
+    def settle_until(self, end: int) -> None:
+        raise ChannelError(PRECONDITION_FAILED, f"{self._described} is a stream: nothing in it is settled")
+
+
+def check_stream(name: str, vhost: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """ChannelError 406 for what a stream cannot be."""
+    thing = describe("queue", name, vhost)
+    for wrong, what in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
+        if wrong:
+            raise ChannelError(PRECONDITION_FAILED, f"invalid property '{what}' for {thing}")
+    if not name:
+        raise ChannelError(PRECONDITION_FAILED, "Cannot declare a server-named queue for type stream: give it a name")
+
+
+def retention(settings: QueueSettings) -> Retention:
+    return Retention(settings.max_length, settings.max_bytes, settings.max_age_ms)
+
+
+def stream_log(store: Store, queue_id: str, settings: QueueSettings) -> StreamLog:
+    return StreamLog(
+        store, queue_id, retention(settings), settings.segment_bytes if settings.segment_bytes > 0 else SEGMENT_BYTES
+    )

@@ -1,0 +1,1 @@
+"""Where a message goes: exchanges, their types and bindings, and the routes that a virtual host remembers."""

@@ -1,0 +1,210 @@
+"""Exchanges: from a routing key (or headers) to the queues that a message goes to.
+
+An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type
+(`index.py`), for routing. `routing.py` walks from exchange to exchange. Nothing here knows about storage or permissions;
+`vhost.py` owns the exchanges, caches what is found, and drops the cache when a binding changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.administration.equivalence import check_arguments, check_field, describe, type_name
+from kvitto.broker.routing.headers import HeadersIndex, identity
+from kvitto.broker.routing.index import Arguments, Dest, Index
+from kvitto.broker.routing.topic import TopicIndex
+from kvitto.wire.properties import Properties
+from kvitto.wire.tables import Value
+
+if TYPE_CHECKING:
+    from kvitto.broker.administration.policies import Policy
+
+ALTERNATE = "alternate-exchange"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """One way from an exchange to a queue or another exchange. Two that differ only in arguments are two."""
+
+    source: Exchange
+    dest: Dest
+    routing_key: str
+    arguments: dict[str, Value]
+
+
+class DirectIndex(Index):
+    """The routing key must be the binding's."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(arguments)
+        self._keys: dict[str, dict[Dest, int]] = {}
+
+    def add(self, routing_key: str, dest: Dest, _arguments: object) -> None:
+        dests = self._keys.setdefault(routing_key, {})
+        dests[dest] = dests.get(dest, 0) + 1
+
+    def remove(self, routing_key: str, dest: Dest, _arguments: object) -> None:
+        dests = self._keys[routing_key]
+        dests[dest] -= 1
+        if not dests[dest]:
+            del dests[dest]
+        if not dests:
+            del self._keys[routing_key]
+
+    def route(self, routing_key: str, _properties: object) -> Collection[Dest]:
+        return self._keys.get(routing_key, ())
+
+
+class FanoutIndex(DirectIndex):
+    """Everybody: a direct exchange that looks at no key."""
+
+    def add(self, _routing_key: str, dest: Dest, arguments: object) -> None:
+        super().add("", dest, arguments)
+
+    def remove(self, _routing_key: str, dest: Dest, arguments: object) -> None:
+        super().remove("", dest, arguments)
+
+    def route(self, _routing_key: str, properties: object) -> Collection[Dest]:
+        return super().route("", properties)
+
+
+TYPES: dict[str, type[Index]] = {
+    "direct": DirectIndex,
+    "fanout": FanoutIndex,
+    "topic": TopicIndex,
+    "headers": HeadersIndex,
+}
+"""All exchange types, by the name that a declaration gives."""
+
+
+class Exchange:
+    """The default exchange is a direct one named "" to which every queue is bound by its name.
+
+    A `type` that is not in TYPES is a KeyError: `check_declare` comes first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        type: str,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, Value] | None = None,
+    ) -> None:
+        self.name = name
+        self.type = type
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments: dict[str, Value] = arguments or {}
+        self.policy: Policy | None = None
+        self.take_policy(None)
+        self.index = TYPES[type](self.arguments)
+        self._bindings: dict[Dest, dict[tuple[str, bytes], Binding]] = {}
+
+    def take_policy(self, policy: Policy | None) -> None:
+        """Have an alternate exchange from a policy, if the arguments name none."""
+        self.policy = policy
+        said = {} if policy is None else policy.definition
+        alternate = self.arguments.get(ALTERNATE, said.get(ALTERNATE))
+        self.alternate: str | None = alternate if isinstance(alternate, str) else None
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.name!r} {self.type}>"
+
+    @property
+    def unused(self) -> bool:
+        """Nothing is bound from here."""
+        return not self._bindings
+
+    def bind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
+        """False if this binding is there already. ChannelError 406 for arguments that the type cannot use."""
+        self.index.check_binding(routing_key, arguments)
+        own = self._bindings.setdefault(dest, {})
+        key = (routing_key, identity(arguments))
+        if key in own:
+            return False
+        own[key] = Binding(self, dest, routing_key, arguments)
+        self.index.add(routing_key, dest, arguments)
+        return True
+
+    @property
+    def steps(self) -> int:
+        return self.index.steps
+
+    def check_steps(self, most: int) -> None:
+        """ChannelError 406 if routing one message may take more than `most` steps."""
+        if self.steps > most:
+            text = (
+                f"routing at exchange '{self.name}' could take more than {most} steps for one message: "
+                "bind fewer headers, or patterns with fewer words behind wildcards"
+            )
+            raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
+
+    def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> Binding | None:
+        """Remove the binding and give it as it was made; None if there is no such binding."""
+        own = self._bindings.get(dest, {})
+        binding = own.pop((routing_key, identity(arguments)), None)
+        if binding is None:
+            return None
+        if not own:
+            del self._bindings[dest]
+        self.index.remove(routing_key, dest, binding.arguments)
+        return binding
+
+    def last_dest(self) -> Dest | None:
+        """The destination that was bound last, None if there is none."""
+        return next(reversed(self._bindings), None)
+
+    def pop(self, dest: Dest) -> Binding:
+        """Remove the last binding to `dest`; there is one."""
+        own = self._bindings[dest]
+        _, binding = own.popitem()
+        if not own:
+            del self._bindings[dest]
+        self.index.remove(binding.routing_key, dest, binding.arguments)
+        return binding
+
+    def leads_to(self, dest: Dest) -> bool:
+        """Whether there is a binding to `dest`."""
+        return dest in self._bindings
+
+    def bindings_to(self, dest: Dest) -> Iterator[Binding]:
+        yield from list(self._bindings.get(dest, {}).values())
+
+    def bindings(self) -> Iterator[Binding]:
+        """In the order of the destinations' first bindings. Bindings may come and go meanwhile."""
+        for own in list(self._bindings.values()):
+            yield from list(own.values())
+
+    def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
+        """The destinations bound to this exchange that match, each once. To be used before the next change."""
+        return self.index.route(routing_key, properties)
+
+
+def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> None:
+    """ChannelError 406 for a type that nobody knows, an alternate exchange that is not a name, or arguments that the type cannot use."""
+    thing = describe("exchange", name, vhost)
+    if type not in TYPES:
+        raise ChannelError(PRECONDITION_FAILED, f"invalid exchange type '{type}'")
+    if ALTERNATE in arguments and not isinstance(arguments[ALTERNATE], str):
+        got = type_name(arguments[ALTERNATE])
+        raise ChannelError(PRECONDITION_FAILED, f"invalid type '{got}' for arg '{ALTERNATE}' in {thing}")
+    TYPES[type].check_exchange(thing, arguments)
+
+
+def check_equivalent(
+    exchange: Exchange, vhost: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: Arguments
+) -> None:
+    """ChannelError 406 unless the exchange could have been declared like this (D1)."""
+    thing = describe("exchange", exchange.name, vhost)
+    check_field(thing, "type", exchange.type, type)
+    check_field(thing, "durable", exchange.durable, durable)
+    check_field(thing, "auto_delete", exchange.auto_delete, auto_delete)
+    check_field(thing, "internal", exchange.internal, internal)
+    check_arguments(thing, (ALTERNATE, *exchange.index.arguments), exchange.arguments, arguments)

@@ -1,0 +1,90 @@
+"""The way from an exchange to queues, through other exchanges, in pieces: it may lead through thousands of them, for a thousand keys.
+
+`walk` is a job (broker/jobs.py) whose result is what it has found; `at_once` is for those who cannot wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.broker.routing.exchange import Exchange
+from kvitto.broker.routing.index import PIECE_STEPS, Dest
+from kvitto.wire.properties import Properties
+
+KEY_STEPS = 12
+"""The cost of asking one exchange for one key, without the steps in its index."""
+
+NOTHING_SAID = Properties()
+"""In place of a message's properties, where only the exchange and the routing key are known. Nobody changes them."""
+
+SEARCH_COST = 10
+"""The cost of looking for a route, without the steps, in units of about a microsecond."""
+
+Lookup = Callable[[str], Exchange | None]
+Walk = Generator[bool, None, "Found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`queues`: each once. `dynamic`: they depend on the message's properties, and cannot be remembered. `cost`: the steps taken."""
+
+    queues: list[Dest]
+    dynamic: bool
+    cost: int
+
+
+def walk(
+    exchange: Exchange, keys: Sequence[str], properties: Properties, lookup: Lookup, steps_max: int | None
+) -> Walk:
+    """The queues that a message reaches.
+
+    Where no key finds anything at an exchange, a destination exchange included, its alternate exchange is asked; one that does not exist
+    is passed over. Each exchange is asked once, so cycles end. ChannelError 406 if it could
+    take more than `steps_max` steps; None stands for no limit.
+    """
+    steps, cost, left = 0, 0, PIECE_STEPS
+    seen, waiting = {exchange}, [exchange]
+    queues: dict[Dest, None] = {}
+    dynamic = False
+    while waiting:
+        current = waiting.pop()
+        index = current.index
+        dynamic = dynamic or index.needs_properties
+        steps += (1 + index.steps) * len(keys)
+        if steps_max is not None and steps > steps_max:
+            text = f"routing from exchange '{exchange.name}' could take more than {steps_max} steps for this message"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
+        found: Collection[Dest] = ()
+        several: dict[Dest, None] = {}
+        slow = index.steps > PIECE_STEPS
+        for key in keys:
+            found = (yield from index.search(key, properties)) if slow else index.route(key, properties)
+            taken = KEY_STEPS + index.cost + len(found)
+            cost += taken
+            left -= taken
+            if len(keys) > 1:
+                several.update(dict.fromkeys(found))
+            if left <= 0:
+                found, left = tuple(found), PIECE_STEPS  # what there was may change now
+                yield True
+        if several:
+            found = several
+        if not found and current.alternate is not None:
+            alternate = lookup(current.alternate)
+            found = () if alternate is None else (alternate,)
+        if len(found) > PIECE_STEPS:
+            found = tuple(found)
+        rest = iter(found)
+        while part := tuple(islice(rest, PIECE_STEPS)):
+            for dest in part:
+                if not isinstance(dest, Exchange):
+                    queues[dest] = None
+                elif dest not in seen:
+                    seen.add(dest)
+                    waiting.append(dest)
+            if len(part) == PIECE_STEPS:
+                yield True
+    return Found([q for q in queues if not q.deleted or q.fault is not None], dynamic, cost)

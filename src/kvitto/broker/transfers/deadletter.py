@@ -1,0 +1,428 @@
+"""Dead-lettering: the x-death headers (X1-X3) and the atomic move (X4).
+
+Messages that die are gathered here, as ranges, and sent on their way by the turn: the queues in turn, so many and so many bytes at a
+time. Those from durable queues become journal records: written, synced, then applied, so that after any crash a message is in its
+source or in its targets. Others are applied at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from kvitto.base.errors import ConnectionError_
+from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.broker import walls
+from kvitto.broker.routing.index import PIECE_STEPS
+from kvitto.broker.transfers.parked import DISK, NOBODY, Obstacle
+from kvitto.broker.transfers.room import Room
+from kvitto.format.entry import DEAD
+from kvitto.format.settlement import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
+from kvitto.store.batch import Stored
+from kvitto.store.record import Append, Record, Settle
+from kvitto.wire import tables
+from kvitto.wire.buf import Buf
+from kvitto.wire.properties import Properties, edit_headers, join, split
+
+if TYPE_CHECKING:
+    from kvitto.broker.broker import Broker, Direct
+    from kvitto.broker.queues.queue import Queue
+    from kvitto.broker.queues.work_queue import WorkQueue
+
+LETTERS_PER_TURN = 50
+"""The dead letters of one turn take about 5 ms. After kill -9, rejects that waited for a later turn are redelivered."""
+STEPS_PER_TURN = 10_000
+"""Of routing, for all letters."""
+SLICE = 25
+"""Letters of one queue before the next queue has its turn."""
+RECORD_BYTES = 4 << 20
+IN_FLIGHT_BYTES = 32 << 20
+"""Letters in records that wait for their sync; with more than that the others wait where they are."""
+REFUSED_PIECE = 500
+ADDRESS_COST, TARGET_COST = 50, 25
+"""The cost of dead-lettering one refused message, in units of about a microsecond."""
+LETTER_MAX = 2 << 30
+"""All copies of one letter are in one record; nobody takes one that would be larger."""
+COPY = 64
+"""What a copy takes in a record beside its bytes, or more."""
+WITHOUT_EXCHANGE = {"rejected": REJECTED, "expired": EXPIRED}
+OUR_HEADERS = (
+    "x-death",
+    *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
+)
+"""Written by the broker alone: what a client puts there is nothing to go by (X3), and goes with the first death."""
+
+
+READING = "its body is being read"
+"""What the steps of a letter yield while they hold a part of a large body in memory."""
+
+Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
+"""Key, properties, body and queues of a dead letter. The queues are None for a cycle without a rejection in it (X3)."""
+
+
+class Letter:
+    """A message that is on its way, and how its queues are found."""
+
+    def __init__(self, offset: int, reason: str, steps: Generator[object, None, Addressed | None]) -> None:
+        self.offset = offset
+        self.reason = reason
+        self.steps = steps
+        self.step: object = None
+        """The value that the latest step has yielded."""
+        self.addressed: Addressed | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its body is too large to be copied. Such a letter is a batch of its own in each queue, and needs a record of its own."""
+        return self.addressed is not None and isinstance(self.addressed[2], Buf)
+
+
+class Parcel:
+    """The moves of one record, with what goes to its queues without one, and whose letters they are."""
+
+    def __init__(self) -> None:
+        self.record = Record()
+        self.direct: list[Direct] = []
+        self.letters: list[tuple[WorkQueue, int, str]] = []
+        self.room = Room()
+        self.size = 0
+
+    def put(
+        self, queue: WorkQueue, offset: int, key: bytes, props: bytes, body: bytes | Buf, targets: list[Queue]
+    ) -> None:
+        appends = [Append(t.log.queue_id, key, props, body, flags=DEAD) for t in targets if t.log.durable]
+        direct = [(t, key, props, body, -1, DEAD) for t in targets if not t.log.durable]
+        # an exception on the way must not leave half a move in the record
+        self.record.appends += appends
+        self.direct += direct
+        self.record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
+        for target in targets:
+            self.room.keep(target, 1, len(body))
+        self.size += weight(key, props, body) * len(targets)
+
+    def apply(self, broker: Broker) -> None:
+        """The record is durable: give the messages to their queues."""
+        self.room.give_back()
+        broker.apply(self.record, self.direct)
+
+
+class DeadLetters(walls.Routine):
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.moves: dict[WorkQueue, deque[tuple[int, int, str]]] = {}
+        """By queue: first offset, count, reason."""
+        self.in_flight = 0
+        self._addressing: dict[WorkQueue, Letter] = {}
+        """Letters that take more than one turn to be read or to be routed."""
+        self._reading: WorkQueue | None = None
+        """The queue whose letter has a part of a large body in memory. It is served first, so that there is at most one such body."""
+        self._letters = 0
+        self._bytes = 0
+        self._steps = 0
+
+    def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
+        line = self.moves.setdefault(queue, deque())
+        if line and line[-1][2] == reason and line[-1][0] + line[-1][1] == offset:
+            first, before, _ = line.pop()
+            offset, count = first, before + count
+        line.append((offset, count, reason))
+        queue.mark_dirty()
+
+    def new_turn(self) -> None:
+        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, STEPS_PER_TURN
+
+    @property
+    def held_up(self) -> bool:
+        """Whether those that wait have to wait for a sync."""
+        return self.in_flight >= IN_FLIGHT_BYTES
+
+    def run(self) -> None:
+        """Send letters on their way: as many as this turn still may, while not too much of them waits for a sync."""
+        parcel = Parcel()
+        while self.moves and self._may_send(parcel):
+            queue = self._reading if self._reading in self.moves else next(iter(self.moves))
+            self._reading = None
+            for _ in range(SLICE):
+                line = self.moves[queue]
+                if queue.deleted or not self._may_send(parcel):
+                    break
+                letter = self._addressing.pop(queue, None) or walls.run(queue, self._next, queue, line)
+                if letter is None:
+                    break
+                done = walls.run(queue, self._advance, letter)
+                if done is False:
+                    self._addressing[queue] = letter
+                    self._reading = queue if letter.step is READING else None
+                if not done:
+                    break
+                alone = letter.is_large
+                if alone and parcel.letters:
+                    self._write(parcel)
+                    parcel = Parcel()
+                self._bytes -= walls.run(queue, self._send, parcel, queue, letter) or 0
+                if parcel.letters and (alone or parcel.size > RECORD_BYTES):
+                    self._write(parcel)
+                    parcel = Parcel()
+            line = self.moves.pop(queue)
+            if queue.deleted:
+                self._addressing.pop(queue, None)
+            elif line or queue in self._addressing:
+                self.moves[queue] = line  # behind the others
+        if parcel.letters:
+            self._write(parcel)
+
+    def _may_send(self, parcel: Parcel) -> bool:
+        left = self._letters > 0 and self._bytes > 0 and self._steps > 0
+        return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
+
+    def _next(self, queue: WorkQueue, line: deque[tuple[int, int, str]]) -> Letter | None:
+        """The first letter of a line that there is something to do for."""
+        while line and self._letters > 0:
+            offset, n, reason = line.popleft()
+            if n > 1:
+                line.appendleft((offset + 1, n - 1, reason))
+            self._letters -= 1
+            if queue.settings.dead_letter_exchange is None:  # a policy gave it, and is gone
+                queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
+                continue
+            return Letter(offset, reason, self.letter_steps(queue, offset, reason))
+        return None
+
+    def _advance(self, letter: Letter) -> bool:
+        """Continue to read the letter and to look for its queues. Returns True when that is done."""
+        while self._steps > 0:
+            try:
+                letter.step = next(letter.steps)
+            except StopIteration as end:
+                letter.addressed = end.value
+                return True
+            self._steps -= PIECE_STEPS
+        return False
+
+    def _send(self, parcel: Parcel, queue: WorkQueue, letter: Letter) -> int:
+        """One letter; return the bytes that it has taken."""
+        offset, reason = letter.offset, letter.reason
+        if letter.addressed is None:  # it cannot be read, or its queue has no dead-letter exchange any more
+            gone = queue.settings.dead_letter_exchange is None
+            queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED) if gone else DROPPED)
+            return 0
+        key, props, body, targets = letter.addressed
+        if targets is None:
+            queue.moved(offset, reason, DROPPED)
+        elif (obstacle := self._obstacle(targets, key, props, body)) is not None:
+            self.broker.parking.park(queue, offset, reason, obstacle)
+        elif queue.log.durable:
+            parcel.put(queue, offset, key, props, body, targets)
+            parcel.letters.append((queue, offset, reason))
+        else:
+            for target in targets:
+                walls.run(target, target.append_bytes, key, props, body, -1, DEAD)
+            queue.moved(offset, reason)
+        return weight(key, props, body) * max(len(targets or ()), 1)
+
+    @staticmethod
+    def _obstacle(targets: list[Queue], key: bytes, props: bytes, body: bytes | Buf) -> Obstacle | None:
+        """What keeps the letter where it is; None: it can go."""
+        if not targets or weight(key, props, body) * len(targets) > LETTER_MAX:
+            return NOBODY
+        # a target that fails when it is asked is an obstacle, too
+        return next(
+            (
+                t
+                for t in targets
+                if t.fault is not None or t.deleted or (t.rejects and walls.run(t, t.is_full, len(body)) is not False)
+            ),
+            None,
+        )
+
+    def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes | Buf) -> Iterator[int]:
+        """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one.
+
+        In pieces; each gives what it has cost, in units of about a microsecond.
+        """
+        if queue.settings.overflow != "reject-publish-dlx" or queue.settings.dead_letter_exchange is None:
+            return
+        steps = self.address_steps(queue, "maxlen", (key, props, 0))
+        cost = ADDRESS_COST
+        while True:
+            try:
+                next(steps)
+                yield REFUSED_PIECE
+            except StopIteration as end:
+                new_key, new_props, targets = end.value
+                break
+        for target in targets or ():
+            if target.fault is None and not target.deleted:
+                walls.run(target, target.append_bytes, new_key, new_props, body, -1, DEAD)
+            cost += TARGET_COST + (0 if isinstance(body, Buf) else len(body) >> 11)
+            if cost >= REFUSED_PIECE:
+                yield cost
+                cost = 0
+        yield cost
+
+    def _write(self, parcel: Parcel) -> None:
+        self.in_flight += parcel.size
+
+        def apply() -> None:
+            self.in_flight -= parcel.size
+            parcel.apply(self.broker)
+            for queue, offset, reason in parcel.letters:
+                if not queue.deleted:
+                    walls.run(queue, queue.moved, offset, reason)
+
+        def full() -> None:
+            self.in_flight -= parcel.size
+            parcel.room.give_back()
+            for queue, offset, reason in parcel.letters:
+                if not queue.deleted:
+                    self.broker.parking.park(queue, offset, reason, DISK)
+
+        self.broker.records.write(parcel.record, apply, full)
+
+    def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
+        """Make a dead letter of the message at this offset.
+
+        Returns None if it cannot be read, or if its queue has no dead-letter exchange any more. It works in pieces, because a batch may
+        have to be checked, a route to be searched for, and a body to be read.
+        """
+        message = yield from queue.read_steps(offset)
+        if message is None:
+            return None
+        key, props, body, flags = message
+        while queue.settings.dead_letter_exchange is not None:  # a policy may have been deleted meanwhile
+            to_key, to_props, targets = yield from self.address_steps(queue, reason, (key, props, flags))
+            if not isinstance(body, Stored):
+                return to_key, to_props, body, targets
+            if not targets:
+                return to_key, to_props, b"", targets
+            steps = body.take()
+            while isinstance(body, Stored):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    body = end.value  # reading took a while, so the letter is routed once more
+                else:
+                    yield READING
+                    if queue.deleted:
+                        return None
+        return None
+
+    def address_steps(
+        self, queue: Queue, reason: str, message: tuple[bytes, bytes, int]
+    ) -> Generator[bool, None, tuple[bytes, bytes, list[Queue] | None]]:
+        """Find the key, the properties and the queues of the dead letter that a message (key, props, flags) becomes."""
+        key, props, flags = message
+        exchange, routing_key = split_key(key)
+        fields, properties = read_properties(props)
+        headers: dict[str, Any] = dict(properties.headers or {})
+        if not flags & DEAD:
+            for name in OUR_HEADERS:
+                headers.pop(name, None)
+        routing_keys = [routing_key, *strings(headers.get("CC"))]
+        deaths = deaths_of(headers)
+        ours = self._note_death(queue, reason, headers, deaths, (exchange, routing_keys, properties.expiration))
+        headers |= ours
+        to_exchange = queue.settings.dead_letter_exchange or ""
+        to_key = queue.settings.dead_letter_routing_key
+        keys = [to_key] if to_key is not None else routing_keys
+        if to_key is not None:
+            headers.pop("CC", None)
+        properties.headers, properties.expiration = (
+            headers,
+            None,
+        )  # routed is what the letter says, not what the message said
+        targets = yield from queue.vhost.target_steps(to_exchange, keys, properties)
+        if reason != "rejected":
+            kept = [t for t in targets if not is_cycle(t.name, deaths)]
+            if targets and not kept:
+                return key, props, None
+            targets = kept
+        fields.pop("expiration", None)
+        edit_headers(fields, ours, () if to_key is None else ("CC",))
+        new_key, new_props = tables.encode_shortstr(to_exchange) + tables.encode_shortstr(keys[0]), join(fields)
+        if len(new_props) > PROPERTIES_MAX:  # no consumer could take it, nor what is behind it
+            targets = []
+        return new_key, new_props, targets
+
+    def _note_death(
+        self,
+        queue: Queue,
+        reason: str,
+        headers: dict[str, Any],
+        deaths: list[dict[str, Any]],
+        published: tuple[str, list[str], str | None],
+    ) -> dict[str, Any]:
+        """Put this death in front of x-death (X2); returns all of OUR_HEADERS. `published`: exchange, routing keys, expiration."""
+        exchange, routing_keys, expiration = published
+        old = next((d for d in deaths if d["queue"] == queue.name and d["reason"] == reason), None)
+        if old is not None:
+            deaths.remove(old)
+            old["count"] += 1
+        else:
+            old = {
+                "count": 1,
+                "reason": reason,
+                "queue": queue.name,
+                "time": tables.Timestamp(self.broker.now_ms // 1000),
+                "exchange": exchange,
+                "routing-keys": routing_keys,
+            }
+            if expiration is not None:
+                old["original-expiration"] = expiration
+        old["count"] = tables.Long(old["count"])
+        deaths.insert(0, old)
+        ours: dict[str, Any] = {"x-death": deaths}
+        for name, value in (("reason", reason), ("queue", queue.name), ("exchange", exchange)):
+            ours[f"x-first-death-{name}"] = headers.get(f"x-first-death-{name}", value)
+            ours[f"x-last-death-{name}"] = value
+        return ours
+
+
+def read_properties(props: bytes) -> tuple[dict[str, bytes], Properties]:
+    """Stored properties, split and decoded; none for what does not parse."""
+    try:
+        return split(props), Properties.decode(props)
+    except ConnectionError_:
+        return {}, Properties()
+
+
+def is_cycle(queue: str, deaths: list[dict[str, Any]]) -> bool:
+    """Whether the message would come back to a queue it has died in, with no rejection since (X3)."""
+    for death in deaths:
+        if death["reason"] == "rejected":
+            return False
+        if death["queue"] == queue:
+            return True
+    return False
+
+
+def deaths_of(headers: dict[str, Any]) -> list[dict[str, Any]]:
+    """The well-formed entries of x-death."""
+    value = headers.get("x-death")
+    if not isinstance(value, list):
+        return []
+    return [
+        d | {"count": tables.Long(d["count"])}
+        for d in value
+        if isinstance(d, dict)
+        and isinstance(d.get("count"), int)
+        and isinstance(d.get("queue"), str)
+        and isinstance(d.get("reason"), str)
+    ]
+
+
+def weight(key: bytes, props: bytes, body: bytes | Buf) -> int:
+    """Bytes that one copy of a letter takes in a record."""
+    return COPY + len(key) + len(props) + len(body)
+
+
+def split_key(key: bytes) -> tuple[str, str]:
+    """Exchange and routing key from their short strings."""
+    exchange, at = tables.read_shortstr(key, 0)
+    return exchange, tables.read_shortstr(key, at)[0]
+
+
+def strings(value: object) -> list[str]:
+    """The strings of a CC or BCC header."""
+    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
