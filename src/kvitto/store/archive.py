@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
-from kvitto.store import paths, segment, settlements
+from kvitto.store import paths, settlements
+from kvitto.store import segment as segfile
 from kvitto.store.inventory import ARCHIVED, UNKNOWN
 
 if TYPE_CHECKING:
@@ -158,50 +159,50 @@ class Archive:
 
     # -- in --------------------------------------------------------------------------------------------------
 
-    def has(self, log_: Log, part: Segment) -> bool:
+    def has(self, log_: Log, segment: Segment) -> bool:
         """Whether the archive has a segment durably. If not, begin to move it, and call `log_.drop_settled` once it has."""
-        if not part.archived and part not in self._coming and not self.held_up:
-            self._coming.add(part)
-            self.store.commits.when_clean(part, partial(self._take_settlements, log_, part))
-        return part.archived
+        if not segment.archived and segment not in self._coming and not self.held_up:
+            self._coming.add(segment)
+            self.store.commits.when_clean(segment, partial(self._take_settlements, log_, segment))
+        return segment.archived
 
-    def _take_settlements(self, log_: Log, part: Segment) -> None:
-        part.linked = True
+    def _take_settlements(self, log_: Log, segment: Segment) -> None:
+        segment.linked = True
         try:
             if not self.store.disk.exists(self.directory):
                 self.store.disk.makedirs(self.directory)
                 self.store.commits.renamed("")
                 self.store.commits.renamed(paths.ARCHIVE)
             self._describe(self.directory)
-            path, name = (paths.settlements(directory, part.base) for directory in (log_.directory, self.directory))
-            self.store.link(log_, path, name, partial(self._take_messages, log_, part))
+            path, name = (paths.settlements(directory, segment.base) for directory in (log_.directory, self.directory))
+            self.store.link(log_, path, name, partial(self._take_messages, log_, segment))
         except StoreFull as error:
-            self._put_off(part, error)
+            self._put_off(segment, error)
 
-    def _take_messages(self, log_: Log, part: Segment) -> None:
+    def _take_messages(self, log_: Log, segment: Segment) -> None:
         try:
-            if not self.store.disk.exists(paths.settlements(self.directory, part.base)):
+            if not self.store.disk.exists(paths.settlements(self.directory, segment.base)):
                 raise StoreFull(f"there is no room for a copy in {self.directory}")
-            path, name = (paths.segment(directory, part.base) for directory in (log_.directory, self.directory))
-            self.store.link(log_, path, name, partial(self._arrived, log_, part))
+            path, name = (paths.segment(directory, segment.base) for directory in (log_.directory, self.directory))
+            self.store.link(log_, path, name, partial(self._arrived, log_, segment))
         except StoreFull as error:
-            self._put_off(part, error)
+            self._put_off(segment, error)
 
-    def _arrived(self, log_: Log, part: Segment) -> None:
-        if not self.store.disk.exists(paths.segment(self.directory, part.base)):
-            self._put_off(part, StoreFull(f"there is no room for a copy in {self.directory}"))
+    def _arrived(self, log_: Log, segment: Segment) -> None:
+        if not self.store.disk.exists(paths.segment(self.directory, segment.base)):
+            self._put_off(segment, StoreFull(f"there is no room for a copy in {self.directory}"))
             return
-        self._coming.discard(part)
-        part.archived = True
-        if all(kept.base != part.base for kept in self.kept):
-            insort(self.kept, Kept(part.base, self._size(part.base)))
-        self._enter(next(kept for kept in self.kept if kept.base == part.base))
+        self._coming.discard(segment)
+        segment.archived = True
+        if all(kept.base != segment.base for kept in self.kept):
+            insort(self.kept, Kept(segment.base, self._size(segment.base)))
+        self._enter(next(kept for kept in self.kept if kept.base == segment.base))
         log_.drop_settled()
         self.trim()
 
-    def _put_off(self, part: Segment, error: StoreFull) -> None:
+    def _put_off(self, segment: Segment, error: StoreFull) -> None:
         """Leave the segment in its queue; a later call begins the move again."""
-        self._coming.discard(part)
+        self._coming.discard(segment)
         if not self.held_up:
             self.held_up = True
             log.warning("%s: segments that are settled stay in the directory of their queue", error)
@@ -247,5 +248,5 @@ class Archive:
         if kept.settled_ms < 0:
             path = paths.settlements(self.directory, kept.base)
             data = self.store.disk.read_file(path) if self.store.disk.exists(path) else b""
-            kept.settled_ms = settlements.newest_ms(data, segment.HEADER) or segment.created_ms(data)
+            kept.settled_ms = settlements.newest_ms(data, segfile.HEADER) or segfile.created_ms(data)
         return kept.settled_ms + self.max_age_ms <= self.store.clock.now_ms()

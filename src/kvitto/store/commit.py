@@ -80,10 +80,10 @@ class Commit:
         if len(self.files) > SMALL_FILES or self.dirs:
             return False
         waiting = 0
-        for _, part, size, _ in self.segments:
-            waiting += size - part.durable + part.ahead
-        for _, part, size in self.acks:
-            waiting += size - part.acks_durable
+        for _, segment, size, _ in self.segments:
+            waiting += size - segment.durable + segment.ahead
+        for _, segment, size in self.acks:
+            waiting += size - segment.acks_durable
         return waiting <= SMALL_BYTES
 
     def run(self) -> None:
@@ -196,14 +196,14 @@ class GroupCommit:
         """Whether a commit that has been synced waits to be announced. Only with replicas one ever does."""
         return bool(self._unannounced)
 
-    def wrote(self, log: Log, part: Segment, size: int = 0) -> None:
+    def wrote(self, log: Log, segment: Segment, size: int = 0) -> None:
         """Note that a segment has new bytes, of which `size` belong to messages."""
-        self._segments[part] = log
+        self._segments[segment] = log
         self.unsynced += size
 
-    def settled(self, log: Log, part: Segment) -> None:
+    def settled(self, log: Log, segment: Segment) -> None:
         """Note that the settlement log of a segment has new bytes. Nobody waits for them: only a commit of everything syncs them (A11)."""
-        self._acks[part] = log
+        self._acks[segment] = log
 
     def wrote_file(self, file: File) -> None:
         """Note that a file that belongs to no queue (journal, definitions, inventory) has new bytes."""
@@ -217,10 +217,10 @@ class GroupCommit:
         """Note that a name was made or removed in `directory`."""
         self._dirs[directory] = None
 
-    def seal_when_synced(self, log: Log, part: Segment) -> None:
+    def seal_when_synced(self, log: Log, segment: Segment) -> None:
         """Give a segment its footer once all batches in it are durable. Nothing more is written to it."""
-        self._seals.append((log, part))
-        self._segments[part] = log
+        self._seals.append((log, segment))
+        self._segments[segment] = log
 
     def unlink_later(self, directory: str, path: str) -> None:
         """Unlink `path` once the names removed from `directory` so far are durably gone."""
@@ -237,18 +237,18 @@ class GroupCommit:
         else:
             file.close()
 
-    def sync_settlements(self, part: Segment) -> None:
+    def sync_settlements(self, segment: Segment) -> None:
         """Have the next commit sync the settlement log of a segment that is about to be removed, and close the log behind that."""
-        if part in self._acks and part.acks is not None:
-            acks, part.acks = part.acks, None
+        if segment in self._acks and segment.acks is not None:
+            acks, segment.acks = segment.acks, None
             self._files[acks] = None
             self.after_a_sync(lambda: self.close(acks))
 
-    def dropped(self, part: Segment) -> None:
+    def dropped(self, segment: Segment) -> None:
         """Leave the files of a segment that is removed out of the next commits."""
-        self._segments.pop(part, None)
-        self._acks.pop(part, None)
-        self._clean.pop(part, None)
+        self._segments.pop(segment, None)
+        self._acks.pop(segment, None)
+        self._clean.pop(segment, None)
 
     def forget(self, log: Log) -> None:
         """Leave out what the next commits were to do in the directory of a queue that is removed."""
@@ -280,9 +280,9 @@ class GroupCommit:
         self.waiting = True
         self._messages_wanted |= messages
 
-    def when_clean(self, part: Segment, callback: Callable[[], None]) -> None:
+    def when_clean(self, segment: Segment, callback: Callable[[], None]) -> None:
         """Call back once all that is in the files of a segment is durable, footer and settlements too."""
-        self._clean[part] = callback
+        self._clean[segment] = callback
 
     # -- the two stages ----------------------------------------------------------------------------------------
 
@@ -293,15 +293,15 @@ class GroupCommit:
         self.waiting = False
         self._files, self._dirs = {}, {}
         if everything or self._messages_wanted:
-            commit.files += [part.file for part in self._segments if part.file is not None]
-            commit.segments = [(log, part, part.size, part.end) for part, log in self._segments.items()]
+            commit.files += [segment.file for segment in self._segments if segment.file is not None]
+            commit.segments = [(log, segment, segment.size, segment.end) for segment, log in self._segments.items()]
             commit.seals, self._seals = self._seals, []
             self._segments = {}
             self._messages_wanted = False
             commit.size, self.unsynced = self.unsynced, 0
         if everything:
-            commit.files += [part.acks for part in self._acks if part.acks is not None]
-            commit.acks = [(log, part, part.acks_size) for part, log in self._acks.items()]
+            commit.files += [segment.acks for segment in self._acks if segment.acks is not None]
+            commit.acks = [(log, segment, segment.acks_size) for segment, log in self._acks.items()]
             self._acks = {}
         commit.unlinks, self._unlinks = self._unlinks, []
         commit.hurried, self._hurried = self._hurried, []
@@ -338,9 +338,11 @@ class GroupCommit:
         """Call back for the segments in whose files all is durable now (`when_clean`)."""
         if not self._clean:
             return
-        for part in [part for part in self._clean if part not in self._segments and part not in self._acks]:
-            if part in self._clean:  # the one before may have dropped it
-                self._clean.pop(part)()
+        for segment in [
+            segment for segment in self._clean if segment not in self._segments and segment not in self._acks
+        ]:
+            if segment in self._clean:  # the one before may have dropped it
+                self._clean.pop(segment)()
 
     def announce(self, commit: Commit) -> None:
         """Announce a commit whose stage one is complete as soon as that is allowed, and not before the commits that ended before it."""

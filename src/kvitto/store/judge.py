@@ -143,25 +143,25 @@ class SegmentEnd:
     """Batches are missing behind the last one that verifies, and they had been written completely."""
 
 
-def segment_end(part: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> SegmentEnd:
+def segment_end(segment: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> SegmentEnd:
     """Count what is in a segment without a valid footer from its batches, and judge what follows the last one.
 
     `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy.
     """
     synced, words, was_complete = known.size if known else 0, "", ending.intact or owed
     try:
-        part.scan(data, was_complete, ending.doubt, synced)
+        segment.scan(data, was_complete, ending.doubt, synced)
     except DamagedSegment as damage:
         words = str(damage)
-    rest = data[part.size :]
-    is_whole = footer_position(rest) == part.size
+    rest = data[segment.size :]
+    is_whole = footer_position(rest) == segment.size
     if is_whole or rest.startswith(FOOTER_MAGIC):
         is_torn = not is_whole and len(rest) < max(footer_length(rest), FOOTER.size)
         if words or (any(rest) and not ending.doubt and not is_torn):
             return SegmentEnd(End.FOOTER, words)
     if not words:
         return SegmentEnd(End.FINE)
-    return SegmentEnd(End.DAMAGED, words, part.size < synced or (was_complete and bool(rest)))
+    return SegmentEnd(End.DAMAGED, words, segment.size < synced or (was_complete and bool(rest)))
 
 
 class Settled(Enum):

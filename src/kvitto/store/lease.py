@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class Lease:
     """Keeps a segment's file open, also when the segment has been unlinked."""
 
-    def __init__(self, store: Store, part: Segment, position: int, size: int) -> None:
+    def __init__(self, store: Store, segment: Segment, position: int, size: int) -> None:
         self._store = store
-        self._part = part
+        self._part = segment
         self._position = position
         self.size = size
         """The bytes of the body."""
-        part.leases += 1
+        segment.leases += 1
 
     def read(self, at: int, n: int) -> bytes:
         """Return n bytes of the body from `at` on."""
@@ -45,10 +45,10 @@ def lease_body(log: Log, offset: int) -> Lease | None:
     i = bisect_right([s.base for s in log.segments], offset) - 1
     if i < 0 or offset >= log.segments[i].end:
         return None
-    part = log.segments[i]
-    file = log.file_of(part)
-    at = part.position_before(offset)
-    while at < part.size:
+    segment = log.segments[i]
+    file = log.file_of(segment)
+    at = segment.position_before(offset)
+    while at < segment.size:
         head = BatchHeader(file.read_at(at, BATCH.size), 0)
         if not head.length or head.first > offset:
             return None
@@ -57,6 +57,6 @@ def lease_body(log: Log, offset: int) -> Lease | None:
             bodies = index + ENTRY.size * head.count + head.meta_len
             entry = file.read_at(index + ENTRY.size * (offset - head.first), ENTRY.size)
             at, size = u32(entry, ENTRY.at["body"]), u32(entry, ENTRY.at["body_len"])
-            return Lease(log.store, part, bodies + at, size)
+            return Lease(log.store, segment, bodies + at, size)
         at += head.length
     return None

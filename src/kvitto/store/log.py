@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.format.layouts import SEGMENT_MAGIC, SETTLEMENTS_MAGIC
-from kvitto.store import paths, segment, settlements
+from kvitto.store import paths, settlements
+from kvitto.store import segment as segfile
 from kvitto.store.archive import Archive
 from kvitto.store.batch import Batch
 from kvitto.store.reading import Reader
@@ -90,7 +91,7 @@ class Log:
             self._slices = None
             raise
         if self.durable:
-            self.store.commits.wrote(self, slices.part, size)
+            self.store.commits.wrote(self, slices.segment, size)
         if slices.done:
             self._slices = None
             self.next = batch.first + batch.count
@@ -115,7 +116,7 @@ class Log:
             # know of a record while the batch of an earlier one is not durable here.
             if (
                 current.size + batch.size() <= min(self.segment_bytes, SEGMENT_BYTES)
-                or current.size == segment.HEADER
+                or current.size == segfile.HEADER
                 or current.durable < current.journal_end
             ):
                 return current
@@ -146,10 +147,12 @@ class Log:
             self.store.commits.renamed(self.directory)
         return fresh
 
-    def write_header(self, part: Segment) -> None:
-        assert part.file is not None
-        part.created_ms = self.store.clock.now_ms()
-        part.file.write_at(0, [segment.header(SEGMENT_MAGIC, self.queue_id, part.base, part.created_ms, part.salt)])
+    def write_header(self, segment: Segment) -> None:
+        assert segment.file is not None
+        segment.created_ms = self.store.clock.now_ms()
+        segment.file.write_at(
+            0, [segfile.header(SEGMENT_MAGIC, self.queue_id, segment.base, segment.created_ms, segment.salt)]
+        )
 
     def fill(self, current: Segment) -> None:
         """No further batch goes into this segment; its footer follows once it is durable."""
@@ -164,22 +167,22 @@ class Log:
     def settle(self, pending: Settlements, mark: int) -> None:
         """Write the settlements of a turn, and the delivered mark, behind the messages."""
         if pending.entries.n:
-            parts = self._touched(pending.lowest, pending.highest)
-            for part in reversed(parts):
+            segments = self._touched(pending.lowest, pending.highest)
+            for segment in reversed(segments):
                 self._scratch.n = 0
-                settled = pending.take(part.base, part.end, self._scratch)
+                settled = pending.take(segment.base, segment.end, self._scratch)
                 if self._scratch.n:
-                    self.append_block(part, self._scratch.view(), max(mark, self.mark))
-                    part.settled += settled
-                if part is not parts[0]:
+                    self.append_block(segment, self._scratch.view(), max(mark, self.mark))
+                    segment.settled += settled
+                if segment is not segments[0]:
                     pending.cut(
-                        part.base
+                        segment.base
                     )  # a full disk may interrupt this loop, and the next call must not write these again
             self.drop_settled()
         elif mark > self.mark and self.segments:
-            parts = self._touched(mark - 1, mark - 1)
-            if parts:
-                self.append_block(parts[-1], memoryview(b""), mark)
+            segments = self._touched(mark - 1, mark - 1)
+            if segments:
+                self.append_block(segments[-1], memoryview(b""), mark)
 
     def _touched(self, lowest: int, highest: int) -> list[Segment]:
         if len(self.segments) == 1:
@@ -187,27 +190,27 @@ class Log:
         bases = [s.base for s in self.segments]
         return self.segments[max(bisect_right(bases, lowest) - 1, 0) : bisect_right(bases, highest)]
 
-    def append_block(self, part: Segment, entries: memoryview, mark: int) -> None:
-        if part.acks is None:
-            path = paths.settlements(self.directory, part.base)
-            part.acks = self.store.disk.open(path, create=True)
+    def append_block(self, segment: Segment, entries: memoryview, mark: int) -> None:
+        if segment.acks is None:
+            path = paths.settlements(self.directory, segment.base)
+            segment.acks = self.store.disk.open(path, create=True)
             if self.durable:
                 self.store.commits.renamed(self.directory)
         now_ms = self.store.clock.now_ms()
         try:
-            if not part.acks_size:
-                head = segment.header(SETTLEMENTS_MAGIC, self.queue_id, part.base, now_ms)
-                part.acks_size = part.acks.write_at(0, [head])
-            block = settlements.block(entries, now_ms, mark, part.acks_durable)
-            part.acks_size += part.acks.write_at(part.acks_size, block)
+            if not segment.acks_size:
+                head = segfile.header(SETTLEMENTS_MAGIC, self.queue_id, segment.base, now_ms)
+                segment.acks_size = segment.acks.write_at(0, [head])
+            block = settlements.block(entries, now_ms, mark, segment.acks_durable)
+            segment.acks_size += segment.acks.write_at(segment.acks_size, block)
         except StoreFull:
-            part.acks.truncate(part.acks_size)  # a start after an end in order would take half a block for damage
+            segment.acks.truncate(segment.acks_size)  # a start after an end in order would take half a block for damage
             raise
-        if mark > self.mark or self.marked is None or part.base > self.marked.base:
-            self.marked = part
+        if mark > self.mark or self.marked is None or segment.base > self.marked.base:
+            self.marked = segment
         self.mark = mark
         if self.durable:
-            self.store.commits.settled(self, part)
+            self.store.commits.settled(self, segment)
 
     def drop_settled(self) -> None:
         """Unlink the segments whose messages are all settled, once the archive has them and the journal does not need them any more.
@@ -217,43 +220,43 @@ class Log:
         current = self.segments[-1] if self.segments else None
         if current and current.done and not current.full and not current.ahead and self._is_due(current):
             self.fill(current)
-        for part in [s for s in self.segments if s.full and s.done]:
-            if self.durable and part.journal >= self.store.journal_needed and not self.leaving:
+        for segment in [s for s in self.segments if s.full and s.done]:
+            if self.durable and segment.journal >= self.store.journal_needed and not self.leaving:
                 self.store.blocked_drops[self] = None
                 continue
             try:
-                if not self.leaving and not self._may_go(part):
+                if not self.leaving and not self._may_go(segment):
                     continue
             except StoreFull:
                 return
-            if self.archive is not None and part.count and not self.archive.has(self, part):
+            if self.archive is not None and segment.count and not self.archive.has(self, segment):
                 continue
             try:
-                self.store.forget_entry(part)
+                self.store.forget_entry(segment)
             except StoreFull:
                 return
-            self.segments.remove(part)
-            self._unlink(part)
+            self.segments.remove(segment)
+            self._unlink(segment)
         if self.leaving and not self.segments:
             self._remove()
 
     def _is_due(self, current: Segment) -> bool:
         """Whether a segment whose messages are all settled is to be sealed, although it is not full."""
-        if current.size > (segment.HEADER if self.store.short else ROLL_WHEN_SETTLED_BYTES):
+        if current.size > (segfile.HEADER if self.store.short else ROLL_WHEN_SETTLED_BYTES):
             return True
         if self.archive is None or not current.count:
             return False
         age = self.store.clock.now_ms() - current.created_ms
         return not 0 <= age < ROLL_WHEN_SETTLED_MS  # less than 0: the clock was set back
 
-    def _may_go(self, part: Segment) -> bool:
+    def _may_go(self, segment: Segment) -> bool:
         """Whether a segment may be unlinked: other files have to say durably which offset is next, and have the delivered mark."""
-        if part is self.segments[-1]:
+        if segment is self.segments[-1]:
             self.store.commits.wrote(self, self.create(self.next))
         if self.durable and not self.segments[-1].durable:
             return False  # this is called again when a sync has made that one durable
-        if part is self.marked:
-            rest = [s for s in self.segments if s is not part and not s.linked]
+        if segment is self.marked:
+            rest = [s for s in self.segments if s is not segment and not s.linked]
             if rest and self.mark > rest[0].base:
                 self.keep_mark(rest)
         return True
@@ -262,16 +265,16 @@ class Log:
         """Write the delivered mark again, into the settlement log of a segment that stays."""
         self.append_block([s for s in rest if s.base < self.mark][-1], memoryview(b""), self.mark)
 
-    def _unlink(self, part: Segment) -> None:
-        acks = part.acks
-        self.store.going(part)
+    def _unlink(self, segment: Segment) -> None:
+        acks = segment.acks
+        self.store.going(segment)
         if not self.durable:
-            self.store.removals.add(part.size, partial(self._remove_transient, part.base, acks is not None))
-        elif part.evidence:
-            self.store.set_aside(self.directory, part.base)
-            self._remove_files(part.base)
+            self.store.removals.add(segment.size, partial(self._remove_transient, segment.base, acks is not None))
+        elif segment.evidence:
+            self.store.set_aside(self.directory, segment.base)
+            self._remove_files(segment.base)
         else:  # the inventory has to forget it first, durably
-            remove = partial(self.store.removals.add, part.size, partial(self._remove_files, part.base))
+            remove = partial(self.store.removals.add, segment.size, partial(self._remove_files, segment.base))
             self.store.commits.after_a_sync(remove)
 
     def _remove_transient(self, base: int, settled: bool) -> None:
@@ -297,9 +300,9 @@ class Log:
             self.store.leaving[self] = None
             self.store.when_defined(self.leave, announced=False)
             return
-        for part in self.segments:
-            part.trim()
-            self.store.dropped(part)
+        for segment in self.segments:
+            segment.trim()
+            self.store.dropped(segment)
         if self.segments and self.durable:
             # The definition has to be durably gone first: a power cut must not bring the queue back empty.
             self.store.when_defined(partial(self._remove_directory, self.segments), announced=False)
@@ -312,12 +315,12 @@ class Log:
         """Move the segments whose messages are all settled to the archive, and unlink all others: the queue is durably deleted."""
         self.leaving = True
         self.store.leaving[self] = None
-        for part in self.segments[:]:
-            if not part.done or not part.count:
-                self.segments.remove(part)
-                self.store.dropped(part)
-            elif not part.full:
-                self.fill(part)
+        for segment in self.segments[:]:
+            if not segment.done or not segment.count:
+                self.segments.remove(segment)
+                self.store.dropped(segment)
+            elif not segment.full:
+                self.fill(segment)
         self.drop_settled()
 
     def _remove(self) -> None:
@@ -330,11 +333,11 @@ class Log:
         if self.store.disk.exists(path):
             self.store.disk.unlink(path)
 
-    def _remove_directory(self, parts: list[Segment]) -> None:
+    def _remove_directory(self, segments: list[Segment]) -> None:
         """Unlink all files of a queue that is gone, the large ones one by one."""
-        for part in parts:
-            if part.size > LARGE_BYTES:
-                self.store.removals.add(part.size, partial(self._remove_messages, part.base))
+        for segment in segments:
+            if segment.size > LARGE_BYTES:
+                self.store.removals.add(segment.size, partial(self._remove_messages, segment.base))
         if self.durable:
             self.store.removals.add(0, partial(self.store.remove_queue, self.directory))
         else:
@@ -342,9 +345,9 @@ class Log:
 
     def trim(self) -> None:
         """Cut off the room that was reserved ahead, before the broker stops in order: a start would take it for damage then."""
-        for part in self.segments:
-            if part.trim():
-                self.store.commits.wrote(self, part)
+        for segment in self.segments:
+            if segment.trim():
+                self.store.commits.wrote(self, segment)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -360,11 +363,11 @@ class Log:
             return self.segments[-1].end if self.segments else 0
         end = 0
         # a sync covers all segments with unsynced bytes, so all before a durable one are durable
-        for part in reversed(self.segments):
-            if part.durable:
-                if part.durable >= part.size:
-                    return end or part.synced_end
-                end = part.synced_end
+        for segment in reversed(self.segments):
+            if segment.durable:
+                if segment.durable >= segment.size:
+                    return end or segment.synced_end
+                end = segment.synced_end
         return end
 
     @property
@@ -380,19 +383,19 @@ class Log:
         if end > self._announced:
             self._announced = end
 
-    def file_of(self, part: Segment) -> File:
+    def file_of(self, segment: Segment) -> File:
         """Return the file of a segment, and open it if that has not happened since the start."""
-        if part.file is None:
-            part.file = self.store.disk.open(paths.segment(self.directory, part.base))
-        return part.file
+        if segment.file is None:
+            segment.file = self.store.disk.open(paths.segment(self.directory, segment.base))
+        return segment.file
 
-    def quarantine(self, part: Segment, why: str) -> None:
+    def quarantine(self, segment: Segment, why: str) -> None:
         """Keep a copy of a damaged segment, and raise the alarm."""
-        self.store.quarantine(self, part, why)
+        self.store.quarantine(self, segment, why)
 
-    def lease_ended(self, part: Segment) -> None:
+    def lease_ended(self, segment: Segment) -> None:
         """Close the file of a segment that has been dropped meanwhile, if nobody else reads from it."""
-        self.store.lease_ended(part)
+        self.store.lease_ended(segment)
 
     # -- start -----------------------------------------------------------------------------------------------
 
@@ -400,5 +403,5 @@ class Log:
         """Read what is on disk, at a start. The time grows with the number of segments, not of messages."""
         return Recovery(self).run()
 
-    def found(self, part: Segment) -> None:
+    def found(self, segment: Segment) -> None:
         """Called for each segment that a start has found, when it has become the last one of `segments`."""

@@ -60,15 +60,15 @@ class Source(Protocol):
 
     segments: list[Segment]
 
-    def file_of(self, part: Segment) -> File:
+    def file_of(self, segment: Segment) -> File:
         """Return the open file of a segment."""
         ...
 
-    def quarantine(self, part: Segment, why: str) -> None:
+    def quarantine(self, segment: Segment, why: str) -> None:
         """Keep a copy of a damaged segment, and raise the alarm."""
         ...
 
-    def lease_ended(self, part: Segment) -> None:
+    def lease_ended(self, segment: Segment) -> None:
         """Note that one reader less needs the segment's file."""
         ...
 
@@ -96,72 +96,72 @@ class Reader:
                     return True
                 offset = window.segment.end
         bases = [s.base for s in self._source.segments]
-        for part in self._source.segments[max(bisect_right(bases, offset) - 1, 0) :]:
-            if offset < part.end and self._load_from(window, part, max(offset, part.base)):
+        for segment in self._source.segments[max(bisect_right(bases, offset) - 1, 0) :]:
+            if offset < segment.end and self._load_from(window, segment, max(offset, segment.base)):
                 return True
             if window.waits is not None:
                 return False
         return False
 
-    def _load_from(self, window: Window, part: Segment, offset: int) -> bool:
-        self._source.file_of(part)
-        position = start = part.position_before(offset)
+    def _load_from(self, window: Window, segment: Segment, offset: int) -> bool:
+        self._source.file_of(segment)
+        position = start = segment.position_before(offset)
         want = CHUNK_BYTES
-        while position < part.size:
-            n = min(want, part.size - position)
-            got = self._read(window, part, position, n)
+        while position < segment.size:
+            n = min(want, segment.size - position)
+            got = self._read(window, segment, position, n)
             if got < n:  # the file has been cut from outside
-                return self._damaged(window, part, position, offset)
+                return self._damaged(window, segment, position, offset)
             at = 0
             while at + BATCH.size <= got:
                 head = BatchHeader(window.chunk.view(0, got), at)
-                if not head.length or position + at + head.length > part.size:
-                    return self._damaged(window, part, position + at, offset)
+                if not head.length or position + at + head.length > segment.size:
+                    return self._damaged(window, segment, position + at, offset)
                 if head.end > offset:
                     if at + head.length > got:
                         if head.length > STREAMED_BYTES:
-                            return self._load_large(window, part, start, position + at, head, offset)
+                            return self._load_large(window, segment, start, position + at, head, offset)
                         break
-                    if head.first > offset and not self._is_whole(part, start, position + at):
-                        return self._damaged(window, part, start, offset)
+                    if head.first > offset and not self._is_whole(segment, start, position + at):
+                        return self._damaged(window, segment, start, offset)
                     return self._open(window, head, at, offset)
                 at += head.length
             else:
                 want = CHUNK_BYTES
                 if at == 0:
-                    return self._damaged(window, part, position, offset)
+                    return self._damaged(window, segment, position, offset)
                 position += at
                 continue
             position += at
             want = max(CHUNK_BYTES, head.length)
-        return not self._is_whole(part, start, part.size) and self._damaged(window, part, start, offset)
+        return not self._is_whole(segment, start, segment.size) and self._damaged(window, segment, start, offset)
 
     def _load_large(
-        self, window: Window, part: Segment, start: int, position: int, head: BatchHeader, offset: int
+        self, window: Window, segment: Segment, start: int, position: int, head: BatchHeader, offset: int
     ) -> bool:
         """Point `window` at some messages of a large batch, or at one large message, whose body is not read into memory."""
-        if head.first > offset and not self._is_whole(part, start, position):
-            return self._damaged(window, part, start, offset)
+        if head.first > offset and not self._is_whole(segment, start, position):
+            return self._damaged(window, segment, start, offset)
         # the header has not been checked: if it says that the offset is in no batch, a checked look has to confirm that
-        if window.outline and head.first <= offset and self._open_part(window, part, position, head, offset):
+        if window.outline and head.first <= offset and self._open_part(window, segment, position, head, offset):
             return True
-        if position not in part.checked and window.patient:
-            window.waits = (part, position, head)
+        if position not in segment.checked and window.patient:
+            window.waits = (segment, position, head)
             return False
-        if position not in part.checked:
-            for _ in self.check_steps(part, position, head):
+        if position not in segment.checked:
+            for _ in self.check_steps(segment, position, head):
                 pass
-        sums = part.checked[position]
-        good = bool(sums) and self._open_part(window, part, position, head, offset, sums)
+        sums = segment.checked[position]
+        good = bool(sums) and self._open_part(window, segment, position, head, offset, sums)
         if not good or head.count == 1 or window.batch.stored is not None:
             # the next look needs another check, because a body that is read from the disk later is not compared with `sums`
-            part.checked.pop(position, None)
-        return good or self._damaged(window, part, position, offset)
+            segment.checked.pop(position, None)
+        return good or self._damaged(window, segment, position, offset)
 
     def _open_part(
         self,
         window: Window,
-        part: Segment,
+        segment: Segment,
         position: int,
         head: BatchHeader,
         offset: int,
@@ -171,14 +171,14 @@ class Reader:
 
         With `sums`, it also returns False if a slice has changed since it was checked.
         """
-        if sums is not None and not self._bytes_of(part, position, sums, position + PREFIX.size, 1):
+        if sums is not None and not self._bytes_of(segment, position, sums, position + PREFIX.size, 1):
             return False  # the first slice, which has the header, has changed
         i = max(offset - head.first, 0)
         n = min(head.count - i, PART_MESSAGES)
         index = position + BATCH.size
         meta = index + ENTRY.size * head.count
         body = meta + head.meta_len
-        data = self._bytes_of(part, position, sums, index + ENTRY.size * i, ENTRY.size * n)
+        data = self._bytes_of(segment, position, sums, index + ENTRY.size * i, ENTRY.size * n)
         if len(data) < ENTRY.size * n:
             return False
         meta_at, body_at = ENTRY.read(data)[:2]
@@ -196,19 +196,19 @@ class Reader:
         stored = None
         ranges = [(index + ENTRY.size * i, ENTRY.size * k), (meta + meta_at, meta_len)]
         if body_len > STREAMED_BYTES:
-            stored = Stored(self._source.file_of(part), body + body_at, body_len)
+            stored = Stored(self._source.file_of(segment), body + body_at, body_len)
         else:
             ranges.append((body + body_at, body_len))
-        found = [self._bytes_of(part, position, sums, at, size) for at, size in ranges]
+        found = [self._bytes_of(segment, position, sums, at, size) for at, size in ranges]
         if any(len(some) < size for some, (_, size) in zip(found, ranges, strict=True)):
             return False
-        self._fill_window(window, part, ranges[0][0], found)
+        self._fill_window(window, segment, ranges[0][0], found)
         window.batch.open_part(window.chunk, head, i, k, stored)
         return True
 
-    def _bytes_of(self, part: Segment, position: int, sums: list[int] | None, start: int, n: int) -> bytes:
+    def _bytes_of(self, segment: Segment, position: int, sums: list[int] | None, start: int, n: int) -> bytes:
         """Read n bytes of the large batch at `position`. Returns fewer at the end of the file, none if a slice does not match `sums`."""
-        file = self._source.file_of(part)
+        file = self._source.file_of(segment)
         if sums is None or not n:
             return file.read_at(start, n)
         first = position + PREFIX.size
@@ -225,14 +225,14 @@ class Reader:
         return bytes(found[start - begin : start - begin + n])
 
     @staticmethod
-    def _fill_window(window: Window, part: Segment, position: int, found: list[bytes]) -> None:
+    def _fill_window(window: Window, segment: Segment, position: int, found: list[bytes]) -> None:
         """Put what was read from `position` on into a window's chunk."""
         size = sum(map(len, found))
         window.batch.count, window.at = 0, size  # the chunk holds nothing behind what is read here
         window.chunk.n = 0
         for some in found:
             window.chunk.add(some)
-        window.segment, window.position, window.length = part, position, size
+        window.segment, window.position, window.length = segment, position, size
 
     def load_steps(self, window: Window, offset: int) -> Generator[None, None, bool]:
         """Like `load`, but a large batch is checked slice by slice."""
@@ -245,45 +245,45 @@ class Reader:
             waits, window.waits = window.waits, None
             yield from self.check_steps(*waits)
 
-    def check_steps(self, part: Segment, position: int, head: BatchHeader) -> Iterator[None]:
-        """Read a large batch, a slice in each step, and note in `part.checked` whether it is unharmed.
+    def check_steps(self, segment: Segment, position: int, head: BatchHeader) -> Iterator[None]:
+        """Read a large batch, a slice in each step, and note in `segment.checked` whether it is unharmed.
 
         The note has the checksum of each slice, with which later reads are compared, and the end of the batch. It is empty for damage.
         """
-        part.leases += 1
+        segment.leases += 1
         sums: list[int] = []
         try:
-            digest, at, end = xxhash.xxh3_64(seed=part.salt), position + PREFIX.size, position + head.length
+            digest, at, end = xxhash.xxh3_64(seed=segment.salt), position + PREFIX.size, position + head.length
             while at < end:
-                data = self._source.file_of(part).read_at(at, min(pieces.SLICE_BYTES, end - at))
+                data = self._source.file_of(segment).read_at(at, min(pieces.SLICE_BYTES, end - at))
                 if not data:
                     break
                 digest.update(data)
                 sums.append(xxhash.xxh3_64_intdigest(data))
                 at += len(data)
                 yield
-            part.checked[position] = [*sums, end] if at == end and digest.intdigest() == head.checksum else []
+            segment.checked[position] = [*sums, end] if at == end and digest.intdigest() == head.checksum else []
         finally:
-            part.leases -= 1
-            self._source.lease_ended(part)
+            segment.leases -= 1
+            self._source.lease_ended(segment)
 
-    def _is_whole(self, part: Segment, start: int, end: int) -> bool:
+    def _is_whole(self, segment: Segment, start: int, end: int) -> bool:
         """Whether the batches between two positions are unharmed. If they are, an offset that none of them holds was never written."""
-        data, at = self._source.file_of(part).read_at(start, end - start), 0
+        data, at = self._source.file_of(segment).read_at(start, end - start), 0
         while at < len(data):
             head = BatchHeader(data, at)
-            if not valid_at(data, at, head, part.salt):
+            if not valid_at(data, at, head, segment.salt):
                 return False
             at += head.length
         return True
 
-    def _read(self, window: Window, part: Segment, position: int, n: int) -> int:
+    def _read(self, window: Window, segment: Segment, position: int, n: int) -> int:
         window.batch.count = window.at = 0  # what the window held is overwritten
         window.chunk.n = 0
         window.chunk.reserve(n)
-        got = self._source.file_of(part).read_into(position, window.chunk.view(0, n))
+        got = self._source.file_of(segment).read_into(position, window.chunk.view(0, n))
         window.chunk.n = got
-        window.segment, window.position, window.length = part, position, got
+        window.segment, window.position, window.length = segment, position, got
         return got
 
     def _open(self, window: Window, head: BatchHeader, at: int, offset: int) -> bool:
@@ -294,22 +294,22 @@ class Reader:
         window.at = at + head.length
         return True
 
-    def _damaged(self, window: Window, part: Segment, position: int, offset: int) -> bool:
+    def _damaged(self, window: Window, segment: Segment, position: int, offset: int) -> bool:
         """Pass over a batch that does not verify to the next one that does. Keep a copy of the segment, and raise the alarm."""
-        data = self._source.file_of(part).read_at(0, part.size)  # a stream may have closed the file
+        data = self._source.file_of(segment).read_at(0, segment.size)  # a stream may have closed the file
         at = position - 1
         while True:
-            at, _ = find_batch(data, at + 1, part.salt)
+            at, _ = find_batch(data, at + 1, segment.salt)
             head = BatchHeader(data, at) if at >= 0 else None
-            if head is None or offset < head.end <= part.end:
+            if head is None or offset < head.end <= segment.end:
                 break
-        until = part.end if head is None else max(head.first, offset)
+        until = segment.end if head is None else max(head.first, offset)
         if until > offset:
             self.lost.append((offset, until - offset))
-            self._source.quarantine(part, f"offsets {offset} to {until - 1} cannot be read")
+            self._source.quarantine(segment, f"offsets {offset} to {until - 1} cannot be read")
         if head is None:
             return False
-        got = self._read(window, part, at, head.length)
+        got = self._read(window, segment, at, head.length)
         return got == head.length and self._open(window, head, 0, until)
 
     def body_bytes(self, start: int, count: int, window: Window | None = None) -> int:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.format.layouts import FILE_HEAD, SETTLEMENTS_MAGIC, bytes_of
 from kvitto.format.settlement import IN_DOUBT
-from kvitto.store import judge, paths, segment, settlements
+from kvitto.store import judge, paths, settlements
+from kvitto.store import segment as segfile
 from kvitto.store.inventory import SEGMENT, Entry
 from kvitto.store.judge import End, Header, SegmentHeader, Settled
 from kvitto.store.segment import Segment
@@ -67,7 +68,7 @@ class Recovery:
             self._segment(base, self._known.get(base))
         self._miss_segments(bases)
         told = self._replay_all(acks)
-        orphans = acks - {part.base for part in log_.segments}
+        orphans = acks - {segment.base for segment in log_.segments}
         for orphan in orphans:
             self._orphan(orphan)
         self._raise_mark(told)
@@ -93,13 +94,13 @@ class Recovery:
     def _replay_all(self, acks: set[int]) -> int:
         """Read the settlement logs of the segments. Returns the end of the offsets that any file mentions."""
         log_ = self.log
-        for part in log_.segments:
-            if part.base in acks:
-                replay = self._replays[part.base] = self._replay(part, self._known.get(part.base))
+        for segment in log_.segments:
+            if segment.base in acks:
+                replay = self._replays[segment.base] = self._replay(segment, self._known.get(segment.base))
                 self._found.doubt = max(self._found.doubt, replay.doubt)
                 if replay.mark > log_.mark:
-                    log_.mark, log_.marked = replay.mark, part
-        ends = [part.end for part in log_.segments]
+                    log_.mark, log_.marked = replay.mark, segment
+        ends = [segment.end for segment in log_.segments]
         told = max([0, log_.mark, *ends, *(replay.highest + 1 for replay in self._replays.values())])
         log_.next = max(log_.next, told)
         return told
@@ -109,11 +110,11 @@ class Recovery:
         log_ = self.log
         if log_.next > told:  # offsets that were never written, or are lost, have to lie below the cursor
             log_.mark, log_.marked = log_.next, None
-        for part in log_.segments:
-            if part.settled and part.end > log_.mark:
+        for segment in log_.segments:
+            if segment.settled and segment.end > log_.mark:
                 # A message is never written if it was delivered and settled at once. First deliveries are in order, so all before it
                 # had been delivered.
-                raised = max([log_.mark] + [start + count for start, count in part.batch_gaps()])
+                raised = max([log_.mark] + [start + count for start, count in segment.batch_gaps()])
                 if raised > log_.mark:
                     log_.mark, log_.marked = raised, None
 
@@ -128,7 +129,7 @@ class Recovery:
         """Write the delivered mark again if no settlement log that stays has it: its segment is gone, or it was derived from gaps."""
         log_ = self.log
         if log_.marked is None and log_.segments and log_.mark > log_.segments[0].base:
-            rest = [part for part in log_.segments if not part.linked]
+            rest = [segment for segment in log_.segments if not segment.linked]
             with suppress(StoreFull):
                 if rest and log_.mark > rest[0].base:
                     log_.keep_mark(rest)
@@ -139,7 +140,7 @@ class Recovery:
         if self.store.ending.doubt:
             found.doubt = log_.next
             self._note_doubt(log_.segments)
-        elif damaged := [part for part in log_.segments if self._lacks_settlements(part)]:
+        elif damaged := [segment for segment in log_.segments if self._lacks_settlements(segment)]:
             found.doubt = max(found.doubt, damaged[-1].end)
             self._note_doubt(damaged)
 
@@ -176,7 +177,7 @@ class Recovery:
         """Judge the header of a settlement log, and rename the file if it names another queue or offset."""
         path = paths.settlements(self.log.directory, base)
         file = self.store.disk.open(path)
-        head, size = file.read_at(0, segment.HEADER), file.size()
+        head, size = file.read_at(0, segfile.HEADER), file.size()
         file.close()
         known = self._known.get(base)
         what, whose = judge.settlements_header(head, size, self.log.queue_id, base, self.store.ending, known)
@@ -187,30 +188,30 @@ class Recovery:
             )
             self.store.alarm(f"{path}: its header says that it is {whose}. The file is now {kept}; {_AGAIN}")
 
-    def _lacks_settlements(self, part: Segment) -> bool:
+    def _lacks_settlements(self, segment: Segment) -> bool:
         """Whether what had been settled may be ready again."""
-        if part.base in self._replays:
-            return self._replays[part.base].damaged
-        return part.base in self._known and self._known[part.base].acks_size > 0
+        if segment.base in self._replays:
+            return self._replays[segment.base].damaged
+        return segment.base in self._known and self._known[segment.base].acks_size > 0
 
     def _enter_found(self) -> None:
         """Enter the segments that the inventory does not know: they were new when the broker ended, or about to be unlinked."""
-        for part in self.log.segments:
-            if part.slot < 0 and part.durable:
-                self.store.enter(self.log, part)
+        for segment in self.log.segments:
+            if segment.slot < 0 and segment.durable:
+                self.store.enter(self.log, segment)
 
-    def _note_doubt(self, parts: list[Segment]) -> None:
+    def _note_doubt(self, segments: list[Segment]) -> None:
         """Write into the settlement logs that any of these messages may have been delivered, so that later starts flag them too.
 
         After a power cut or damage what told of the deliveries may be lost. That goes for messages below the delivered mark as well: in a
         queue with priorities messages that were never delivered lie below it.
         """
-        for part in parts if self.log.flags else ():
-            if not part.done and part.size > segment.HEADER and not part.linked:
+        for segment in segments if self.log.flags else ():
+            if not segment.done and segment.size > segfile.HEADER and not segment.linked:
                 doubt = Settlements()
-                doubt.add(part.end - 1, 1, IN_DOUBT, 0)
+                doubt.add(segment.end - 1, 1, IN_DOUBT, 0)
                 with suppress(StoreFull):
-                    self.log.append_block(part, doubt.entries.view(), self.log.mark)
+                    self.log.append_block(segment, doubt.entries.view(), self.log.mark)
 
     def _tell_next(self) -> None:
         """Make a segment that begins at `next` if the files that tell of used offsets are not to stay (damage, an orphan)."""
@@ -226,11 +227,11 @@ class Recovery:
         """Sync what a killed process has left, since each block that follows says that all before it is durable."""
         if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
             return
-        for part in self.log.segments:
-            if part.file is not None:  # the footer of a sealed segment may not have been synced
-                part.file.sync()
-            if part.acks is not None:
-                part.acks.sync()
+        for segment in self.log.segments:
+            if segment.file is not None:  # the footer of a sealed segment may not have been synced
+                segment.file.sync()
+            if segment.acks is not None:
+                segment.acks.sync()
         self.store.disk.sync_dir(self.log.directory)
 
     def _sync_noted(self) -> None:
@@ -238,55 +239,55 @@ class Recovery:
         if self.store.ending.in_order or not self.store.syncing or not self.log.durable:
             return
         made = False
-        for part in self.log.segments:
-            if part.acks is not None and part.acks_size > part.acks_durable:
-                part.acks.sync()
-                made = made or not part.acks_durable
+        for segment in self.log.segments:
+            if segment.acks is not None and segment.acks_size > segment.acks_durable:
+                segment.acks.sync()
+                made = made or not segment.acks_durable
         if made:
             self.store.disk.sync_dir(self.log.directory)
 
     def _segment(self, base: int, entry: Entry | None) -> None:
-        part, path = Segment(base), paths.segment(self.log.directory, base)
-        part.file = self.store.disk.open(path)
-        size = part.file.size()
-        found = judge.segment_header(part.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
-        part.slot = -1 if entry is None else entry.slot
-        part.salt = found.salt
-        part.created_ms = found.created_ms
-        part.linked = self.log.archive is not None and base in self.log.archive.found
+        segment, path = Segment(base), paths.segment(self.log.directory, base)
+        segment.file = self.store.disk.open(path)
+        size = segment.file.size()
+        found = judge.segment_header(segment.file.read_at, size, self.log.queue_id, base, self.store.ending, entry)
+        segment.slot = -1 if entry is None else entry.slot
+        segment.salt = found.salt
+        segment.created_ms = found.created_ms
+        segment.linked = self.log.archive is not None and base in self.log.archive.found
         if found.what in (Header.FOREIGN, Header.UNREADABLE, Header.NEVER):
-            part.file.close()
+            segment.file.close()
             self.log.next = max(self.log.next, found.end)
-            self._refuse_segment(part, found, entry, bool(size))
+            self._refuse_segment(segment, found, entry, bool(size))
             return
         if found.what is Header.DAMAGED:
             if found.promised:
-                self.log.quarantine(part, "the segment's header is damaged")
-            if not part.evidence:
-                self.log.write_header(part)
-        elif found.what is Header.SALT and not part.linked:
+                self.log.quarantine(segment, "the segment's header is damaged")
+            if not segment.evidence:
+                self.log.write_header(segment)
+        elif found.what is Header.SALT and not segment.linked:
             # without this copy the next damage to the header could cost the segment
             log.warning("%s: the copy of the salt in the header was damaged, and is written again", path)
-            part.file.write_at(FILE_HEAD.at["salt_again"], [bytes_of(part.salt)])
+            segment.file.write_at(FILE_HEAD.at["salt_again"], [bytes_of(segment.salt)])
         bad = paths.quarantine(self.log.directory, base)
         owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
-            self.log.quarantine(part, "damage had been found in it")
-        if not part.read_footer():
-            self._scan(part, owed, entry)
+            self.log.quarantine(segment, "damage had been found in it")
+        if not segment.read_footer():
+            self._scan(segment, owed, entry)
         if self.log.segments:
             last = self.log.segments[-1]
             last.settled += base - last.end
             last.end = base
             if not last.full:
                 self.log.fill(last)
-        self.log.segments.append(part)
-        self.log.journal = max(self.log.journal, part.journal)
-        self.log.found(part)
+        self.log.segments.append(segment)
+        self.log.journal = max(self.log.journal, segment.journal)
+        self.log.found(segment)
 
-    def _refuse_segment(self, part: Segment, found: SegmentHeader, entry: Entry | None, filled: bool) -> None:
+    def _refuse_segment(self, segment: Segment, found: SegmentHeader, entry: Entry | None, filled: bool) -> None:
         """Rename or remove a segment from which nothing is served, and have the inventory forget it."""
-        path, base, end = paths.segment(self.log.directory, part.base), part.base, found.end
+        path, base, end = paths.segment(self.log.directory, segment.base), segment.base, found.end
         if found.what is Header.NEVER:
             self.store.disk.unlink(path)
             return
@@ -300,72 +301,72 @@ class Recovery:
         lost = f"offsets {base} to {end - 1} cannot be read" if end > base else "no message was in it"
         self.store.alarm(f"{path}: {why}, {lost}; the file is now {kept}, the rest of the queue is served")
 
-    def _scan(self, part: Segment, owed: bool, entry: Entry | None) -> None:
-        assert part.file is not None
-        data = part.file.read_at(0, part.file.size())
-        found = judge.segment_end(part, data, self.store.ending, owed, entry)
+    def _scan(self, segment: Segment, owed: bool, entry: Entry | None) -> None:
+        assert segment.file is not None
+        data = segment.file.read_at(0, segment.file.size())
+        found = judge.segment_end(segment, data, self.store.ending, owed, entry)
         if found.words:
-            self.log.quarantine(part, found.words)
+            self.log.quarantine(segment, found.words)
         elif found.what is End.FOOTER:
-            log.warning("%s: its footer was damaged, and is cut off", part.file.path)
-        if len(data) > part.size and not part.evidence:
-            part.file.truncate(part.size)
-        part.durable, part.synced_end = part.size, part.end
-        part.full = part.evidence  # without a copy nothing may be written over its damaged end
-        self.store.commits.wrote(self.log, part)
+            log.warning("%s: its footer was damaged, and is cut off", segment.file.path)
+        if len(data) > segment.size and not segment.evidence:
+            segment.file.truncate(segment.size)
+        segment.durable, segment.synced_end = segment.size, segment.end
+        segment.full = segment.evidence  # without a copy nothing may be written over its damaged end
+        self.store.commits.wrote(self.log, segment)
 
     def _orphan(self, base: int) -> None:
         """Read a settlement log whose segment is gone. Only its offsets and mark matter; it is unlinked once other files have them."""
         replay = settlements.Replay(base, 0)
         path = paths.settlements(self.log.directory, base)
-        replay.run(self.store.disk.read_file(path), segment.HEADER)
+        replay.run(self.store.disk.read_file(path), segfile.HEADER)
         if replay.mark > self.log.mark:
             self.log.mark, self.log.marked = replay.mark, None
         self.log.next = max(self.log.next, replay.mark, replay.highest + 1)
 
-    def _replay(self, part: Segment, entry: Entry | None) -> settlements.Replay:
-        path = paths.settlements(self.log.directory, part.base)
+    def _replay(self, segment: Segment, entry: Entry | None) -> settlements.Replay:
+        path = paths.settlements(self.log.directory, segment.base)
         data = self.store.disk.read_file(path)
-        replay = self._blank(part)
-        replay.run(data, segment.HEADER, self.store.ending.doubt, entry.acks_size if entry else 0)
+        replay = self._blank(segment)
+        replay.run(data, segfile.HEADER, self.store.ending.doubt, entry.acks_size if entry else 0)
         replay.damaged = judge.settlements_are_damaged(replay, len(data), self.store.ending)
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
-        part.acks = self.store.disk.open(path)
-        part.acks_size = part.acks_durable = max(replay.end, segment.HEADER)
-        if self._headers[part.base] is not Settled.FINE:
-            if self._headers[part.base] is Settled.DAMAGED:
+        segment.acks = self.store.disk.open(path)
+        segment.acks_size = segment.acks_durable = max(replay.end, segfile.HEADER)
+        if self._headers[segment.base] is not Settled.FINE:
+            if self._headers[segment.base] is Settled.DAMAGED:
                 log.warning("%s: its header was damaged, and is written again", path)
-            head = segment.header(SETTLEMENTS_MAGIC, self.log.queue_id, part.base, self.store.clock.now_ms())
-            part.acks.write_at(0, [head])
-        if len(data) > part.acks_size:
-            part.acks.truncate(part.acks_size)
-        self.store.commits.settled(self.log, part)
+            head = segfile.header(SETTLEMENTS_MAGIC, self.log.queue_id, segment.base, self.store.clock.now_ms())
+            segment.acks.write_at(0, [head])
+        if len(data) > segment.acks_size:
+            segment.acks.truncate(segment.acks_size)
+        self.store.commits.settled(self.log, segment)
         return replay
 
     @staticmethod
-    def _blank(part: Segment) -> settlements.Replay:
+    def _blank(segment: Segment) -> settlements.Replay:
         """Return a replay in which nothing is settled. Offsets that were never written have no bit, since there may be any number."""
-        gaps = part.batch_gaps() if part.settled else ()
-        return settlements.Replay(part.base, part.end - part.base, gaps)
+        gaps = segment.batch_gaps() if segment.settled else ()
+        return settlements.Replay(segment.base, segment.end - segment.base, gaps)
 
     def _count(self) -> None:
         """Count the unsettled messages. Those below the delivered mark come again, flagged; those above were never delivered."""
         found = self._found
         first = self.log.segments[0].base if self.log.segments else self.log.next
         found.cursor = self.log.mark = max(self.log.mark, first)
-        for part in self.log.segments:
-            replay = self._replays.get(part.base)
-            if replay is None and part.base >= self.log.mark:
-                found.ready += part.end - part.base - part.settled
-                found.ready_bytes += part.body_bytes
+        for segment in self.log.segments:
+            replay = self._replays.get(segment.base)
+            if replay is None and segment.base >= self.log.mark:
+                found.ready += segment.end - segment.base - segment.settled
+                found.ready_bytes += segment.body_bytes
                 continue
-            replay = replay or self._blank(part)
-            part.settled = replay.settled + part.end - part.base - replay.span
+            replay = replay or self._blank(segment)
+            segment.settled = replay.settled + segment.end - segment.base - replay.span
             found.ready += replay.span - replay.settled
             for start, count in replay.unsettled():
                 found.ready_bytes += (
-                    part.body_bytes if count == part.count else self.log.reader.body_bytes(start, count)
+                    segment.body_bytes if count == segment.count else self.log.reader.body_bytes(start, count)
                 )
                 below = min(start + count, self.log.mark) - start
                 if below > 0:

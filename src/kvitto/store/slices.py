@@ -16,12 +16,12 @@ from kvitto.store.segment import Segment
 
 
 class Slices:
-    def __init__(self, part: Segment, batch: Batch) -> None:
-        self.part = part
+    def __init__(self, segment: Segment, batch: Batch) -> None:
+        self.segment = segment
         self.batch = batch
-        self._head = batch.head(part.durable)
-        self._pieces = Pieces(batch.areas(), xxhash.xxh3_64(memoryview(self._head)[PREFIX.size :], part.salt))
-        self._at = part.size + BATCH.size
+        self._head = batch.head(segment.durable)
+        self._pieces = Pieces(batch.areas(), xxhash.xxh3_64(memoryview(self._head)[PREFIX.size :], segment.salt))
+        self._at = segment.size + BATCH.size
 
     @property
     def done(self) -> bool:
@@ -32,26 +32,26 @@ class Slices:
 
         Raises StoreFull; then nothing of the batch is in the file.
         """
-        part = self.part
-        assert part.file is not None
+        segment = self.segment
+        assert segment.file is not None
         now, size = self._pieces.take(most)
         try:
-            part.ahead += part.file.write_at(self._at, now)
+            segment.ahead += segment.file.write_at(self._at, now)
             self._at += size
-            part.reserved = max(part.reserved, self._at)
+            segment.reserved = max(segment.reserved, self._at)
             if self.done:
                 self._head[CHECKSUM] = bytes_of(self._pieces.checksum)
-                size += part.file.write_at(part.size, [bytes(self._head)])
+                size += segment.file.write_at(segment.size, [bytes(self._head)])
         except StoreFull:
             self.undo()
             raise
         if self.done:
-            part.ahead = 0
-            part.written(self.batch, self.batch.size())
+            segment.ahead = 0
+            segment.written(self.batch, self.batch.size())
         return size
 
     def undo(self) -> None:
         """Cut off what has been written. The batch will be written again from its beginning, or never."""
-        assert self.part.file is not None
-        self.part.ahead = self.part.reserved = 0
-        self.part.file.truncate(self.part.size)
+        assert self.segment.file is not None
+        self.segment.ahead = self.segment.reserved = 0
+        self.segment.file.truncate(self.segment.size)

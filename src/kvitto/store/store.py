@@ -279,43 +279,43 @@ class Store:
         if durable:
             self.commits.renamed(paths.QUEUES)
 
-    def dropped(self, part: Segment) -> None:
+    def dropped(self, segment: Segment) -> None:
         """Close the files of a segment that is removed, and leave them out of further syncs."""
         with suppress(StoreFull):  # only the segment of a deleted queue gets here without room, and nobody misses it
-            self.forget_entry(part)
-        self.commits.dropped(part)
-        part.gone = True
-        if not part.leases:
-            self.commits.close(part.file)
-        self.commits.close(part.acks)
+            self.forget_entry(segment)
+        self.commits.dropped(segment)
+        segment.gone = True
+        if not segment.leases:
+            self.commits.close(segment.file)
+        self.commits.close(segment.acks)
 
-    def lease_ended(self, part: Segment) -> None:
+    def lease_ended(self, segment: Segment) -> None:
         """Note that a reader does not need a segment any more. If the segment has been removed, the last reader closes its file."""
-        if part.gone and not part.leases:
-            self.commits.close(part.file)
+        if segment.gone and not segment.leases:
+            self.commits.close(segment.file)
 
-    def going(self, part: Segment) -> None:
+    def going(self, segment: Segment) -> None:
         """Like `dropped`, for a segment whose names stay until a sync has ended: that sync has to cover the settlements."""
-        self.commits.sync_settlements(part)
-        self.dropped(part)
+        self.commits.sync_settlements(segment)
+        self.dropped(segment)
 
-    def forget_entry(self, part: Segment) -> None:
+    def forget_entry(self, segment: Segment) -> None:
         """Free the entry of a segment. Only when that is durable may the segment be unlinked: a start would miss it."""
-        if part.slot >= 0:
-            self.drop_slot(part.slot)
-            part.slot = -1
+        if segment.slot >= 0:
+            self.drop_slot(segment.slot)
+            segment.slot = -1
 
     def drop_slot(self, slot: int) -> None:
         if self.inventory.drop(slot):
             self.commits.wrote_file(self.inventory.file)
 
-    def enter(self, log_: Log, part: Segment) -> bool:
+    def enter(self, log_: Log, segment: Segment) -> bool:
         """Enter how much of a segment is durable. Returns whether the inventory did not name it before."""
         try:
-            if part.slot < 0:
-                part.slot = self.inventory.take()
-            sizes = part.durable, part.acks_durable, part.synced_end
-            return self.inventory.put(part.slot, (SEGMENT, log_.queue_id, part.base), sizes)
+            if segment.slot < 0:
+                segment.slot = self.inventory.take()
+            sizes = segment.durable, segment.acks_durable, segment.synced_end
+            return self.inventory.put(segment.slot, (SEGMENT, log_.queue_id, segment.base), sizes)
         except StoreFull as error:  # the next sync of this segment tries it again
             log.warning("%s", error)
             return False
@@ -392,14 +392,16 @@ class Store:
             self.alarms.append(text)
             log.error(text)
 
-    def quarantine(self, log_: Log, part: Segment, why: str) -> None:
-        """Keep a copy of a damaged segment, and raise an alarm. Without room for a copy the segment itself is kept (`part.evidence`)."""
-        assert part.file is not None
+    def quarantine(self, log_: Log, segment: Segment, why: str) -> None:
+        """Keep a copy of a damaged segment, and raise an alarm. Without room for a copy the segment itself is kept (`segment.evidence`)."""
+        assert segment.file is not None
         log_.damaged = True
-        path = paths.quarantine(log_.directory, part.base)
-        part.evidence = not self.disk.exists(path) and not copy_now(self.disk, part.file, path)
-        where = f"there is no room for a copy, it will be kept as {path}" if part.evidence else f"a copy is in {path}"
-        self.alarm(f"{paths.segment(log_.directory, part.base)}: {why}; {where}, the rest of the queue is served")
+        path = paths.quarantine(log_.directory, segment.base)
+        segment.evidence = not self.disk.exists(path) and not copy_now(self.disk, segment.file, path)
+        where = (
+            f"there is no room for a copy, it will be kept as {path}" if segment.evidence else f"a copy is in {path}"
+        )
+        self.alarm(f"{paths.segment(log_.directory, segment.base)}: {why}; {where}, the rest of the queue is served")
 
     def _keep_orphans(self, said: Defined) -> None:
         """Mark the directories that hold messages of a queue that no line of the definitions tells of: its line may be lost.
@@ -574,12 +576,12 @@ class Store:
                 self.inventory.write_owed()
         if commit.defined or commit.named or commit.compacted:
             self._definitions_synced(commit)
-        for part, log_ in changed.items():
-            if part.durable and part in log_.segments:
-                fresh |= self.enter(log_, part)
+        for segment, log_ in changed.items():
+            if segment.durable and segment in log_.segments:
+                fresh |= self.enter(log_, segment)
         # A footer says that all before it has been synced.
-        for log_, part in commit.seals:
-            self._for_log(log_, partial(self._seal, log_, part))
+        for log_, segment in commit.seals:
+            self._for_log(log_, partial(self._seal, log_, segment))
         # The names that had to go before these are durably gone.
         for directory, path in commit.unlinks:
             self.removals.add(SMALL_FILE, partial(self.unlink, directory, path))
@@ -611,14 +613,14 @@ class Store:
         new = self.syncing and self.journal.durable_to(commit.journal_written)
         changed: dict[Segment, Log] = {}
         grown: dict[Log, None] = {}
-        for log_, part, size in commit.acks:
-            part.acks_durable = size
-            changed[part] = log_
-        for log_, part, size, end in commit.segments:
-            if not part.durable and len(log_.segments) > 1:
+        for log_, segment, size in commit.acks:
+            segment.acks_durable = size
+            changed[segment] = log_
+        for log_, segment, size, end in commit.segments:
+            if not segment.durable and len(log_.segments) > 1:
                 grown[log_] = None
-            part.durable, part.synced_end = size, end
-            changed[part] = log_
+            segment.durable, segment.synced_end = size, end
+            changed[segment] = log_
         return new, changed, grown
 
     def _for_log(self, log_: Log, work: Callable[[], None]) -> None:
@@ -723,14 +725,14 @@ class Store:
             self.commits.forget_file(old)
         self._enter_definitions()
 
-    def _seal(self, log_: Log, part: Segment) -> None:
-        if part not in log_.segments or part.file is None:
+    def _seal(self, log_: Log, segment: Segment) -> None:
+        if segment not in log_.segments or segment.file is None:
             return
         try:
-            part.write_footer()
-            self.commits.wrote(log_, part)
+            segment.write_footer()
+            self.commits.wrote(log_, segment)
         except StoreFull:  # without a footer the next start reads the segment instead
-            log.warning("no room for the footer of %s", part.file.path)
+            log.warning("no room for the footer of %s", segment.file.path)
 
     def journal_retired(self) -> None:
         blocked, self.blocked_drops = self.blocked_drops, {}

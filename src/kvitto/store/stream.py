@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvitto.base.errors import StoreFull
 from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.format.layouts import BATCH
-from kvitto.store import segment
+from kvitto.store import segment as segfile
 from kvitto.store.batch import BatchHeader
 from kvitto.store.log import Log
 from kvitto.store.offsets import Offsets
@@ -89,10 +89,10 @@ class StreamLog(Log):
 
     def _outlived(self) -> bool:
         """Whether retention removes the oldest segment."""
-        keep, parts = self.retention, self.segments
-        if 0 <= keep.max_length <= sum(part.count for part in parts[1:]):
+        keep, segments = self.retention, self.segments
+        if 0 <= keep.max_length <= sum(segment.count for segment in segments[1:]):
             return True
-        if 0 <= keep.max_bytes < sum(part.size for part in parts):
+        if 0 <= keep.max_bytes < sum(segment.size for segment in segments):
             return True
         due = self.age_due
         return due is not None and due <= self.store.clock.now_ms()
@@ -107,18 +107,18 @@ class StreamLog(Log):
             last = self.segments[1].created_ms
         return last + self.retention.max_age_ms
 
-    def _last_time(self, part: Segment) -> int | None:
+    def _last_time(self, segment: Segment) -> int | None:
         """Return when the last batch of a segment was written, None if that cannot be read."""
-        self.file_of(part)
+        self.file_of(segment)
         found = None
-        for head in self._headers(part, part.position_before(part.end - 1)):
+        for head in self._headers(segment, segment.position_before(segment.end - 1)):
             found = head.time_ms
         return found
 
-    def _headers(self, part: Segment, position: int) -> Iterator[BatchHeader]:
+    def _headers(self, segment: Segment, position: int) -> Iterator[BatchHeader]:
         """Yield the headers of the batches from `position` on, where one begins. Damage ends them; a reader of the batch will find it."""
-        file = self.file_of(part)
-        while position < part.size:
+        file = self.file_of(segment)
+        while position < segment.size:
             head = BatchHeader(file.read_at(position, BATCH.size), 0)
             if not head.length:
                 return
@@ -129,32 +129,32 @@ class StreamLog(Log):
 
     def offset_at(self, time_ms: int) -> int:
         """Return the first offset that was written at that time or later, `next` if there is none."""
-        i = bisect_left(self.segments, time_ms, key=lambda part: self._time_at(part, segment.HEADER))
+        i = bisect_left(self.segments, time_ms, key=lambda segment: self._time_at(segment, segfile.HEADER))
         if i:
-            part = self.segments[i - 1]
-            self.file_of(part)
-            positions = part.positions()
-            k = bisect_left(positions, time_ms, key=lambda position: self._time_at(part, position))
-            for head in self._headers(part, positions[k - 1] if k else segment.HEADER):
+            segment = self.segments[i - 1]
+            self.file_of(segment)
+            positions = segment.positions()
+            k = bisect_left(positions, time_ms, key=lambda position: self._time_at(segment, position))
+            for head in self._headers(segment, positions[k - 1] if k else segfile.HEADER):
                 if head.time_ms >= time_ms:
                     return head.first
         return self.segments[i].base if i < len(self.segments) else self.next
 
-    def _time_at(self, part: Segment, position: int) -> int:
-        head = next(self._headers(part, position), None)
+    def _time_at(self, segment: Segment, position: int) -> int:
+        head = next(self._headers(segment, position), None)
         return 0 if head is None else head.time_ms
 
     # -- open files ------------------------------------------------------------------------------------------
 
-    def file_of(self, part: Segment) -> File:
+    def file_of(self, segment: Segment) -> File:
         """Return the file of a segment, and open it if it has been closed since the segment was sealed."""
-        was_closed = part.file is None
-        file = super().file_of(part)
+        was_closed = segment.file is None
+        file = super().file_of(segment)
         if was_closed:
-            self._idle(part)
+            self._idle(segment)
         return file
 
-    def _idle(self, part: Segment) -> None:
+    def _idle(self, segment: Segment) -> None:
         """Note that a segment is only read from now on. Its file is closed when many others have been opened and nobody has a lease."""
         while len(self._open_files) >= OPEN_MAX:
             oldest = next((open_ for open_ in self._open_files if not open_.leases), None)
@@ -163,7 +163,7 @@ class StreamLog(Log):
             self._open_files.remove(oldest)
             file, oldest.file = oldest.file, None
             self.store.commits.close(file)
-        self._open_files.append(part)
+        self._open_files.append(segment)
 
     def fill(self, current: Segment) -> None:
         super().fill(current)
@@ -176,7 +176,7 @@ class StreamLog(Log):
         self.offsets.load()
         return found
 
-    def found(self, part: Segment) -> None:
+    def found(self, segment: Segment) -> None:
         """Let the file of the segment before it be closed, since not all files of a long stream may be open at once."""
         before = self.segments[-2] if len(self.segments) > 1 else None
         if before is not None and before.sealed and not before.settled and before not in self._open_files:
