@@ -26,17 +26,16 @@ ENDS_THE_PROCESS = {
 }  # fmt: skip
 """Files whose failure makes promises doubtful: an exception that was raised in them, or below them, may end the process."""
 PARTS = {"<listcomp>", "<dictcomp>", "<genexpr>"}
-OF_THE_HUB = {
-    "turn", "_serve_crowds", "confirm", "_written", "_part_late", "_look_late", "flush", "unfinished", "after_sync", "_synced",
-    "schedule",
-}  # fmt: skip
+OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync", "schedule"}
+OF_THE_CONFIRMS = {"answer", "_written", "_part_late", "_look_late", "_synced"}
 OF_THE_BROKER = {
     "turn", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "read_clock", "tick", "sync_all",
 }  # fmt: skip
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
+    | {("protocol/confirms.py", name) for name in OF_THE_CONFIRMS | PARTS}
     | {("broker/broker.py", name) for name in OF_THE_BROKER | PARTS}
-    | {("broker/transfers/records.py", "apply"), ("broker/jobs.py", "__len__"), ("broker/queues/reader.py", "__len__")}
+    | {("broker/transfers/records.py", "apply")}
 )
 """Functions in which everybody's work meets; an exception of their own lines is nobody's, and confirms depend on them."""
 STEPS = 40

@@ -17,13 +17,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
-PACKAGES = ("protocol", "protocol/methods", "broker", "store", "wire")
+PACKAGES = ("protocol", "broker", "store", "format", "wire")
+"""The packages of the data plane, with all that is in folders of theirs."""
 WALLS = {"broker/walls.py", "broker/faults.py"}
 """What contains exceptions is not made to raise them."""
 NOT_AT_RUN_TIME = {
     "store/archive.py", "store/disk.py", "store/paths.py", "wire/generate.py", "wire/methods.py", "wire/spec.py",
 }  # fmt: skip
 """Tools, generated code and the disk, which fails in the simulation already."""
+TOOLS = "store/repair/"
 MARK = "__site__"
 
 
@@ -126,6 +128,12 @@ class MarkingLoader(SourceFileLoader):
         super().exec_module(module)
 
 
+def is_marked(path: str) -> bool:
+    """Whether the calls of a module are marked. `path` is below src/kvitto, with slashes."""
+    package = path.partition("/")[0]
+    return package in PACKAGES and path not in WALLS | NOT_AT_RUN_TIME and not path.startswith(TOOLS)
+
+
 class Finder(importlib.abc.MetaPathFinder):
     """Finds the modules of the data plane before anybody else does."""
 
@@ -135,8 +143,7 @@ class Finder(importlib.abc.MetaPathFinder):
         file = SOURCES / (name.replace(".", "/") + ".py")
         inside = file.is_relative_to(SOURCES / "kvitto") and file.exists()
         relative = file.relative_to(SOURCES / "kvitto").as_posix() if inside else ""
-        folder = relative.rpartition("/")[0]
-        if folder not in PACKAGES or relative in WALLS | NOT_AT_RUN_TIME:
+        if not is_marked(relative):
             return None
         return importlib.util.spec_from_file_location(name, file, loader=MarkingLoader(name, str(file)))
 

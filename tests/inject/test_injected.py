@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,9 +10,35 @@ from pathlib import Path
 
 import pytest
 
+from tests.inject import runs, sites
+
 ROOT = Path(__file__).resolve().parents[2]
 EXCEPTIONS = int(os.environ.get("KVITTO_EXCEPTIONS", "250"))
 SEED = int(os.environ.get("KVITTO_SEED", "0")) or int.from_bytes(os.urandom(3), "big")
+
+
+def functions_of(path: str) -> set[str]:
+    """The names of all functions of a module below src/kvitto."""
+    tree = ast.parse((sites.SOURCES / "kvitto" / path).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize(("path", "function"), sorted(runs.SKELETON))
+def test_what_all_turns_have_in_common_is_where_the_harness_says(path: str, function: str) -> None:
+    assert function in runs.PARTS | functions_of(path)
+
+
+@pytest.mark.parametrize("path", sorted(sites.WALLS | sites.NOT_AT_RUN_TIME | runs.ENDS_THE_PROCESS))
+def test_the_modules_that_the_harness_names_are_there(path: str) -> None:
+    assert (sites.SOURCES / "kvitto" / path).is_file()
+
+
+@pytest.mark.parametrize(
+    "path", ["broker/broker.py", "broker/queues/work_queue.py", "broker/transfers/stages.py", "protocol/methods/tx.py"]
+)
+def test_calls_are_marked_in_modules_of_all_folders_of_the_data_plane(path: str) -> None:
+    assert sites.is_marked(path) and (sites.SOURCES / "kvitto" / path).is_file()
+    assert not sites.is_marked("http/api.py") and not sites.is_marked("store/repair/survey.py")
 
 
 @pytest.mark.skipif(os.environ.get("KVITTO_PURE") != "1", reason="the calls of the interpreted form are marked")
