@@ -41,8 +41,8 @@ POLICY_TAGS = {POLICY: ("administrator", "policymaker"), OPERATOR_POLICY: ("admi
 class Operations:
     """The operations of one user in one virtual host. Cheap to make: one lasts as long as a request.
 
-    `user`: None for the broker itself, which may do everything. `owner`: whose the exclusive queues are that are declared or used, a
-    connection. Whatever the user may not do is ChannelError 403.
+    `user`: None for the broker itself, which may do everything. `owner`: the connection that gets the exclusive queues which are
+    declared, and may use those that it has. What the user may not do raises ChannelError 403.
     """
 
     __slots__ = ("owner", "user", "vhost")
