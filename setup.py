@@ -6,6 +6,7 @@ An editable install compiles nothing; in a checkout, `make build` does (see src/
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -69,6 +70,15 @@ def extensions() -> list[Extension]:
     )
 
 
+def refuse_free_threading() -> None:
+    """A build for a Python without the global lock would look as if it could be used."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit(
+            "Kvitto does not support free-threaded Python: its modules rely on the global interpreter lock (docs/releases.md).\n"
+            "Install it with the usual build of the same version."
+        )
+
+
 class BuildOrInterpret(build_ext):
     """Build all extensions, or report why not and leave none behind."""
 
@@ -100,4 +110,6 @@ class BuildOrInterpret(build_ext):
 if __name__ == "__main__":
     # metadata needs no compiler and an editable install no extensions: translate only when something is built
     building = bool({"build_ext", "bdist_wheel", "build", "install"} & set(sys.argv))
+    if building:
+        refuse_free_threading()
     setup(ext_modules=extensions() if building else [], cmdclass={"build_ext": BuildOrInterpret})

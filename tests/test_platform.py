@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 from pathlib import Path
@@ -128,6 +130,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def package(sources: Path, *arguments: str) -> None:
     subprocess.run([sys.executable, "setup.py", "-q", *arguments], cwd=sources, capture_output=True, check=True)
+
+
+def test_a_build_for_a_python_without_the_global_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = runpy.run_path(str(ROOT / "setup.py"), run_name="recipe")
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    with pytest.raises(SystemExit, match="does not support free-threaded Python"):
+        recipe["refuse_free_threading"]()
 
 
 def shipped() -> set[str]:

@@ -32,7 +32,7 @@ class Files:
         self.authority = Authority(place / "ours")
         self.server = self.authority.sign("server", "/CN=localhost", "DNS:localhost,IP:127.0.0.1")
         self.app = self.authority.sign("app", "/O=Acme/OU=Shop, west/CN=app", "DNS:app.example,email:a@example.org")
-        self.old = self.authority.sign("old", "/O=Acme/CN=app", days=-1)
+        self.old = self.authority.sign("old", "/O=Acme/CN=app", days=0)
         self.nobody = self.authority.sign("nobody", "/CN=nobody")
         self.foreign = Authority(place / "theirs", "theirs").sign("foreign", "/O=Acme/OU=Shop, west/CN=app")
 

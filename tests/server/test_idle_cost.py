@@ -208,7 +208,7 @@ def spared(monkeypatch: pytest.MonkeyPatch, unbound: None) -> Iterator[tuple[int
 def test_the_process_looks_for_all_garbage_only_when_it_is_idle(spared: tuple[int, int, int]) -> None:
     """A look at all objects while others wait took 80 ms with ten thousand connections; at 7,700 that are not young any more, 14 ms."""
     young, middle, old = gc.get_threshold()
-    assert young == spared[0] and young * (middle + 1) <= 2500 and old > 1_000_000
+    assert young >= 500 and young * (middle + 1) <= 2500 and old > 1_000_000
 
 
 def test_the_thread_that_syncs_asks_for_the_interpreter_soon(spared: tuple[int, int, int]) -> None:

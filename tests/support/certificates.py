@@ -28,7 +28,10 @@ class Authority:
         self.place = place
         self.cert = place / f"{name}.pem"
         self.key = place / f"{name}-key.pem"
-        self._openssl("req", "-x509", *EC, "-days", "2", "-subj", f"/CN={name}", "-out", self.cert, "-keyout", self.key)
+        # from Python 3.13 on a client refuses an authority that does not say what its key is for
+        usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+        made: list[str | Path] = ["-out", self.cert, "-keyout", self.key]
+        self._openssl("req", "-x509", *EC, "-days", "2", "-subj", f"/CN={name}", *usage, *made)
 
     def sign(self, name: str, subject: str, other_names: str = "", days: int = 2) -> Pair:
         """`subject` in openssl's form, /O=org/CN=name; `other_names` as DNS:localhost,IP:127.0.0.1."""
