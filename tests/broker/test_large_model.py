@@ -15,7 +15,7 @@ from hypothesis.stateful import precondition, rule
 from kvitto.base.errors import ChannelError
 from kvitto.broker.queues import queue
 from kvitto.broker.queues.look import Look, looks
-from kvitto.broker.queues.reader import Reader
+from kvitto.broker.queues.reader import RangeReader
 from kvitto.broker.transfers.bulk import Bulk
 from kvitto.store import pieces, reading
 from kvitto.wire.buf import Buf
@@ -193,7 +193,7 @@ class LargeModel(QueueModel):
         self.turn()
         low = min((m.offset for m in self.messages), default=0)
         taker = Taker(self.q)
-        reader = Reader(self.q, taker, low + start, low + start + end, lambda _: None, None)
+        reader = RangeReader(self.q, taker, low + start, low + start + end, lambda _: None, None)
         for _ in range(5000):
             reader.pump(steps)
             if reader.finished:

@@ -453,7 +453,7 @@ class QueueModel(RuleBasedStateMachine):
     @precondition(lambda self: self.dead_exists)
     @rule()
     def drain_dead(self) -> None:
-        """Room for letters that are parked."""
+        """Reservation for letters that are parked."""
         self.come_to_rest()
         self.rig.drain("dead")
         for m in self.at(DEAD):

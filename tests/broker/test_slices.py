@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvitto.broker.queues.look import Look, looks
-from kvitto.broker.queues.reader import Reader
+from kvitto.broker.queues.reader import RangeReader
 from kvitto.broker.transfers.bulk import Bulk
 from kvitto.broker.transfers.deadletter import READING
 from kvitto.protocol import connection
@@ -233,7 +233,7 @@ def test_a_queue_with_priorities_starts_with_a_large_message_that_it_has_not_sor
     marks = set()
     for seed in range(20):
         again = starts_from(rig.disk.copy().crash(Random(seed)))
-        marks.add(again.queue("q").log.mark)
+        marks.add(again.queue("q").log.delivered_mark)
         again.settle_down()
         assert again.peek("q") in ([], [LARGE])
         again.drain("q")
@@ -253,7 +253,7 @@ def test_what_is_read_by_offset_may_leave_while_it_is_checked() -> None:
     rig.settle_down()
     queue.release_windows()
     taker = Taker(queue)
-    reader = Reader(queue, taker, 0, 2, lambda _: None, None)
+    reader = RangeReader(queue, taker, 0, 2, lambda _: None, None)
     reader.pump(1)
     queue.settle_until(1)
     while not reader.finished:

@@ -10,7 +10,7 @@ from kvitto.base.errors import StoreError
 from kvitto.broker.queues import reader as readers
 from kvitto.broker.queues import waiting
 from kvitto.broker.queues.ranges import RangeSet
-from kvitto.store.reading import Reader
+from kvitto.store.reading import LogReader
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
 from kvitto.wire.properties import edit_headers, join
@@ -41,14 +41,14 @@ def take(wire: Wire, count: int, *, keep: int = 0) -> None:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many steps each turn has taken."""
     taken: list[int] = []
-    real = readers.Reader.pump
+    real = readers.RangeReader.pump
 
-    def pump(self: readers.Reader, left: int) -> int:
+    def pump(self: readers.RangeReader, left: int) -> int:
         rest = real(self, left)
         taken.append(left - rest)
         return rest
 
-    monkeypatch.setattr(readers.Reader, "pump", pump)
+    monkeypatch.setattr(readers.RangeReader, "pump", pump)
     return taken
 
 
@@ -191,11 +191,11 @@ def test_a_queue_whose_files_cannot_be_read_is_out_of_service_and_the_broker_goe
     house = House()
     wire = filled(house, 3)
 
-    def failing(self: Reader, window: object, offset: int) -> bool:
+    def failing(self: LogReader, window: object, offset: int) -> bool:
         raise StoreError("cannot read: input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "load", failing)
+        patch.setattr(LogReader, "load", failing)
         close = ask(wire, m.LogRead("q", "r", 0, 3))
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541 and "queue 'q'" in close.reply_text
     assert isinstance(ask(house.wire(), m.QueueDeclare("other")), m.QueueDeclareOk)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import StoreError
-from kvitto.store.reading import Reader
+from kvitto.store.reading import LogReader
 from kvitto.store.stream import StreamLog
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
@@ -17,16 +17,16 @@ from tests.support.rig import work_queue
 
 def cannot_read(monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
     """From now on, but for so many reads."""
-    left, load = after, Reader.load
+    left, load = after, LogReader.load
 
-    def failing(self: Reader, window: Any, offset: int) -> bool:
+    def failing(self: LogReader, window: Any, offset: int) -> bool:
         nonlocal left
         left -= 1
         if left < 0:
             raise StoreError("cannot read: input/output error")
         return bool(load(self, window, offset))
 
-    monkeypatch.setattr(Reader, "load", failing)
+    monkeypatch.setattr(LogReader, "load", failing)
 
 
 def filled(house: House, count: int, **arguments: Any) -> Wire:

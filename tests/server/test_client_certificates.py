@@ -111,7 +111,7 @@ class Client(Raw):
         return str((self.socket.getpeercert() or {})["serialNumber"])
 
 
-def turned_away(port: int, authority: Path, pair: Pair) -> bool:
+def message_does_not_fit(port: int, authority: Path, pair: Pair) -> bool:
     """Whether the broker ends the handshake; with TLS 1.3 a client knows only when it reads."""
     try:
         with Client(port, authority, pair) as client:
@@ -150,7 +150,7 @@ def test_a_certificate_that_is_not_of_our_authority_or_too_old_ends_the_handshak
 ) -> None:
     """Also where a password would have been right. The log says why."""
     pair = getattr(files, shown)
-    assert turned_away(broker.tls_port, files.authority.cert, pair)
+    assert message_does_not_fit(broker.tls_port, files.authority.cert, pair)
     flaw = "certificate has expired" if shown == "old" else "unable to get local issuer certificate"
     assert wait_until(lambda: f"TLS handshake failed: certificate verify failed: {flaw}" in caplog.text)
 
@@ -266,7 +266,7 @@ def test_files_are_read_again_on_sighup(files: Files, tmp_path: Path) -> None:
             early.channel(1)
         with Client(port, later.cert, app) as client:
             assert b"EXTERNAL" in client.mechanisms()
-        assert turned_away(port, later.cert, files.app)
+        assert message_does_not_fit(port, later.cert, files.app)
         code, _, err = server.stop()
     assert code == 0 and "Traceback" not in err
     assert f"--tls-cert {cert}: this is no certificate in PEM form; the old files stay in use" in err

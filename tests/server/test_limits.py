@@ -59,10 +59,10 @@ def test_connections_past_the_limit_are_told_so() -> None:
     """Limit max_connections: those that are there are served, and one that ends makes room."""
     with broker(max_connections=5) as running:
         inside = [Raw(running.port) for _ in range(5)]
-        with Raw(running.port, login=False) as turned_away:
-            turned_away.send(PROTOCOL_HEADER)
-            turned_away.expect(m.ConnectionStart)
-            close = turned_away.connection_error(506)
+        with Raw(running.port, login=False) as message_does_not_fit:
+            message_does_not_fit.send(PROTOCOL_HEADER)
+            message_does_not_fit.expect(m.ConnectionStart)
+            close = message_does_not_fit.connection_error(506)
             assert close.reply_text == "RESOURCE_ERROR - the limit of 5 connections is reached"
         inside[0].channel(1)
         inside[0].declare()

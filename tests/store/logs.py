@@ -84,7 +84,7 @@ class LogHarness:
     def redeliver(self, offset: int, deliveries: int) -> None:
         pending = Settlements()
         pending.add(offset, 1, REDELIVERED, deliveries)
-        self.log.settle(pending, max(self.log.mark, offset + 1))
+        self.log.settle(pending, max(self.log.delivered_mark, offset + 1))
 
     def sync(self) -> None:
         job = self.store.begin_sync(everything=True)

@@ -168,13 +168,13 @@ def test_doubt_is_remembered() -> None:
     made = LogHarness()
     made.write(b"a", b"b")
     made.rest()
-    assert made.cut(Random(1)).doubt == 2
+    assert made.cut(Random(1)).flagged_below == 2
     made.write(b"c")
     made.rest()
-    assert made.again().doubt == 2
+    assert made.again().flagged_below == 2
     made.rest()
     made.store.shut()
-    assert made.again().doubt == 2
+    assert made.again().flagged_below == 2
 
 
 def test_in_doubt_settles_nothing() -> None:
@@ -182,7 +182,7 @@ def test_in_doubt_settles_nothing() -> None:
     pending = Settlements()
     pending.add(5, 1, IN_DOUBT, 0)
     replay.run(b"".join(bytes(p) for p in block(pending.entries.view(), 1, 0, 0)), 0)
-    assert (replay.settled, replay.doubt, replay.highest) == (0, 6, 5)
+    assert (replay.settled, replay.flagged_below, replay.highest) == (0, 6, 5)
 
 
 def test_a_power_cut_in_the_start_after_one_that_was_killed_is_no_damage() -> None:

@@ -89,16 +89,16 @@ def test_a_power_cut_at_the_very_first_start_leaves_a_directory_that_starts() ->
 def test_an_orderly_end_a_kill_and_a_power_cut_are_told_apart() -> None:
     """A11: the machine's boot id is durable before anything else happens."""
     harness = LogHarness()
-    assert harness.store.ending.in_order and not harness.store.ending.doubt
+    assert harness.store.ending.in_order and not harness.store.ending.power_cut
     harness.again()
-    assert not harness.store.ending.in_order and not harness.store.ending.doubt
+    assert not harness.store.ending.in_order and not harness.store.ending.power_cut
     for seed in range(10):
         harness.cut(Random(seed), hostile=True)
-        assert harness.store.ending.doubt
+        assert harness.store.ending.power_cut
     harness.rest()
     harness.store.shut()
     harness.again()
-    assert harness.store.ending.in_order and not harness.store.ending.doubt
+    assert harness.store.ending.in_order and not harness.store.ending.power_cut
 
 
 def test_what_was_delivered_before_a_power_cut_is_flagged_by_every_start_that_follows() -> None:
@@ -489,7 +489,7 @@ def test_after_a_failed_sync_the_page_cache_is_not_trusted() -> None:
     for path in [path for path in rig.disk.files() if path.endswith(".ack")]:
         rig.disk.open(path).truncate(0)
     rig.kill()
-    assert rig.store.ending.doubt
+    assert rig.store.ending.power_cut
     assert [delivery.redelivered for delivery in rig.take("q")] == [True, True]
 
 

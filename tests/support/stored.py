@@ -42,7 +42,7 @@ def flagged(queue: Queue, offset: int) -> bool:
         return False
     backlog = queue.backlog
     first = offset >= backlog.cursor and not backlog.ranked
-    return offset < backlog.doubt if first else backlog.earlier(offset) > 0
+    return offset < backlog.flagged_below if first else backlog.earlier(offset) > 0
 
 
 def bodies(queue: Queue, held: bool = False) -> Iterator[tuple[int, bytes]]:

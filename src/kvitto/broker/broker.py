@@ -25,7 +25,7 @@ from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.queues import hold
 from kvitto.broker.queues.queue import Queue
-from kvitto.broker.queues.reader import Readers
+from kvitto.broker.queues.reader import RangeReaders
 from kvitto.broker.routing.patterns import Pattern
 from kvitto.broker.timers import Timers
 from kvitto.broker.transfers.deadletter import DeadLetters
@@ -92,7 +92,7 @@ class Broker:
         self.parking = Parking(self)
         self.stages = Stages(self)
         self.archives = Archives(self)
-        self.readers = Readers()
+        self.readers = RangeReaders()
         self.records = Records(self)
         self.dirty: deque[Queue] = deque()
         """Queues that have changed, in that order, until a turn has delivered and written what they have."""
@@ -239,7 +239,7 @@ class Broker:
         for queue in self.queues.values():
             hold.restore(queue)
             brought = queue.next - ends[queue]
-            if brought and (self.store.ending.doubt or queue.log.damaged or self.faults.was_out(queue)):
+            if brought and (self.store.ending.power_cut or queue.log.damaged or self.faults.was_out(queue)):
                 # it may have been delivered before a power cut, damage or a fault took it from the queue (A9)
                 queue.flag_from(ends[queue])
             queue.mark_dirty()

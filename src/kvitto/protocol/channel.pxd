@@ -43,7 +43,7 @@ cdef class Channel:
     @cython.locals(b=Buf, kept=Py_ssize_t, o=Py_ssize_t)
     cpdef make_room(self)
     @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int")
-    cpdef let_go(self, unsigned long long first, unsigned long long last, bint held)
+    cpdef release(self, unsigned long long first, unsigned long long last, bint held)
     @cython.locals(b=Buf, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, first="unsigned long long")
     cdef Py_ssize_t place(self, unsigned long long tag) except? -2
     @cython.locals(o=Py_ssize_t)

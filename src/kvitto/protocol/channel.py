@@ -802,7 +802,7 @@ class Channel:
             o += _ENTRY
         return None, end
 
-    def let_go(self, first, last, held):  # type: ignore[no-untyped-def]
+    def release(self, first, last, held):  # type: ignore[no-untyped-def]
         """Entries from one tag to another that a transaction holds are settled (`held`: the commit does it), or unacked as before."""
         b = self._tags
         o = self.place(first)

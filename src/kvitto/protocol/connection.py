@@ -393,7 +393,7 @@ class Connection:
         def announced() -> None:
             self.output.buf.add(answer)
             if not self.output.dirty:
-                self.output.mark()
+                self.output.mark_dirty()
             self.answering = False
             self.unstall()
 
@@ -699,7 +699,7 @@ class Connection:
             self.sent_bytes += len(piece)
             self.transport.write(piece)
         if not output.dirty:
-            output.mark()
+            output.mark_dirty()
         self.hub.driver.schedule()
         return False
 
@@ -778,7 +778,7 @@ class Connection:
         if self.sent_at_beat in (0, self.sent_bytes) and not output.buf.n and not output.paused:
             output.buf.add(HEARTBEAT)
             if not output.dirty:
-                output.mark()
+                output.mark_dirty()
             self.hub.driver.schedule()
         self.sent_at_beat = self.sent_bytes + output.buf.n
         return True

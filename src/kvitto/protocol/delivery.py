@@ -168,7 +168,7 @@ class ChannelConsumer(Consumer):
     def takes(self, props_len: int) -> bool:
         return bool(props_len <= self.output.properties_max)
 
-    def turned_away(self) -> None:
+    def message_does_not_fit(self) -> None:
         """The connection would end, and the next one too, if it got a frame larger than it has agreed to."""
         text = (
             "%s: consumer %r of queue %r is cancelled: the next message's properties do not fit into frames of %d bytes"
@@ -368,7 +368,7 @@ class GetConsumer(Consumer):
             props_len += 4 + OFFSET_HEADER
         return bool(props_len <= self.channel.output.properties_max)
 
-    def turned_away(self) -> None:
+    def message_does_not_fit(self) -> None:
         self.tag_before = 0  # nothing of this get was written, and the one before it stands
         text = f"the message's properties do not fit into frames of {self.channel.output.frame_max} bytes"
         raise ChannelError(PRECONDITION_FAILED, text)
@@ -427,7 +427,7 @@ class RangeConsumer(Consumer):
     def contain(self, error: Exception) -> None:
         self.channel.contain(error)
 
-    def turned_away(self) -> None:
+    def message_does_not_fit(self) -> None:
         out = self.output
         text = (
             f"the properties of the next message of queue '{self.queue.name}' do not fit into frames of {out.frame_max} bytes:"

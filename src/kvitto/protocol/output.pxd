@@ -10,7 +10,7 @@ cdef class Output:
     cdef public bint paused, full, dirty, streaming
     cdef public object parts
     cdef public Py_ssize_t frame_max, properties_max
-    cpdef mark(self)
+    cpdef mark_dirty(self)
     @cython.locals(n=Py_ssize_t, buf=Buf, q="unsigned char*", o=Py_ssize_t)
     cpdef put_method(self, unsigned int channel, bytes payload)
     @cython.locals(buf=Buf, q="unsigned char*", o=Py_ssize_t)

@@ -44,7 +44,7 @@ class Output:
         self.frame_max = frame_max
         self.properties_max = frame_max - limits.HEADER_BYTES
 
-    def mark(self) -> None:
+    def mark_dirty(self) -> None:
         """Have the end of this turn hand `buf` to the socket."""
         self.dirty = True
         self.hub.outputs.append(self)
@@ -84,7 +84,7 @@ class Output:
         q[o + 7 + n] = 0xCE
         buf.n = o + n + 8
         if not self.dirty:
-            self.mark()
+            self.mark_dirty()
 
     def put_ack(self, channel: int, tag: int, multiple: bool) -> None:
         """The basic.ack frame of a confirm."""
@@ -102,7 +102,7 @@ class Output:
         q[o + 20] = 0xCE
         buf.n = o + 21
         if not self.dirty:
-            self.mark()
+            self.mark_dirty()
 
     def put_delivery(self, channel, tag_p, tag_len, delivery_tag, redelivered, key_p, key, key_len):  # type: ignore[no-untyped-def]
         """The basic.deliver frame; tag is the consumer's tag and key exchange and routing key, as short strings."""
@@ -124,7 +124,7 @@ class Output:
         q[o + 9 + key_len] = 0xCE
         buf.n += size + 8
         if not self.dirty:
-            self.mark()
+            self.mark_dirty()
 
     def put_content(self, channel, props_p, props, props_len, body_p, body, body_len):  # type: ignore[no-untyped-def]
         """Header frame and body frames of one message."""
@@ -160,7 +160,7 @@ class Output:
             at += part
         buf.n = o
         if not self.dirty:
-            self.mark()
+            self.mark_dirty()
 
     def put_content_bytes(self, channel: int, props: bytes, body: bytes | Buf) -> None:
         """`put_content` for callers that have bytes objects, or a large body in a buffer."""
@@ -176,7 +176,7 @@ class Output:
         """`put_content` for a body that goes out in pieces: what is put behind it waits until it is out."""
         head = bytes([FRAME_HEADER]) + channel.to_bytes(2, "big") + (12 + len(props)).to_bytes(4, "big")
         if not self.dirty:
-            self.mark()
+            self.mark_dirty()
         fresh = Buf(0)
         self.buf.add(head + b"\x00\x3c\x00\x00" + body.size.to_bytes(8, "big") + props + bytes([FRAME_END]))
         self.parts += (self.buf, body)  # from here on nothing can fail: a consumer's `undo` knows of one buffer

@@ -362,24 +362,24 @@ class Server(Driver):
         """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
         the thread costs more (adr/0009)."""
         assert self._syncer is not None
-        job = self.store.begin_sync(everything=everything)
-        if (job.files or job.dirs) and not (idle and self._syncer.is_short(job)):
-            self._syncer.submit(job)
+        commit = self.store.begin_sync(everything=everything)
+        if (commit.files or commit.dirs) and not (idle and self._syncer.is_short(commit)):
+            self._syncer.submit(commit)
             return False
-        self._syncer.run(job)
-        self._end_sync(job)
+        self._syncer.run(commit)
+        self._end_sync(commit)
         self.hub.after_sync()
         return True
 
-    def _synced(self, job: Commit) -> None:
-        self.guard(lambda: self._end_sync(job))
+    def _synced(self, commit: Commit) -> None:
+        self.guard(lambda: self._end_sync(commit))
         self.guard(self._do_turn)
 
-    def _end_sync(self, job: Commit) -> None:
-        self.store.end_sync(job)
+    def _end_sync(self, commit: Commit) -> None:
+        self.store.end_sync(commit)
         if self.store.failed is not None:
             raise self.store.failed
-        self.pacing.measured(job.size, job.seconds)
+        self.pacing.measured(commit.size, commit.seconds)
 
     def log_in(self, attempt: Attempt, checked: Callable[[User | None], None]) -> bool:
         def ended(task: asyncio.Task[User | None]) -> None:

@@ -140,7 +140,7 @@ class Archive:
         missed = directory == self.directory and bool(self.kept)  # it is written before the first segment is moved
         if found is None:
             why = "is missing" if missed else ""
-        elif self.store.ending.doubt and not missed and (b"\0" in found or not found.endswith(b"\n")):
+        elif self.store.ending.power_cut and not missed and (b"\0" in found or not found.endswith(b"\n")):
             why = ""  # a power cut may have torn it
         else:
             why = "" if same(found, self.about) else "did not say which queue this is"

@@ -54,12 +54,12 @@ class Ending:
     """How the last owner left the directory.
 
     `in_order`: it had stopped in order. `intact`: that, or since it stopped in order there were only starts that were cut short; the end of
-    a file that is torn is damage then. `doubt`: the machine has been started since, so that unsynced writes may be lost.
+    a file that is torn is damage then. `power_cut`: the machine has been started since, so that unsynced writes may be lost.
     """
 
     in_order: bool
     intact: bool
-    doubt: bool
+    power_cut: bool
 
 
 class Header(Enum):
@@ -102,7 +102,7 @@ def segment_header(
         return SegmentHeader(what, salt, end, created_ms=created_ms(head))
     claimed, synced = claims(read, base)
     # If a power cut before the first sync took the header, nothing in the file had been promised to anybody.
-    promised = (size > HEADER and (synced or not ending.doubt)) or known is not None
+    promised = (size > HEADER and (synced or not ending.power_cut)) or known is not None
     # Zeros are no salt: a peer could have put a batch into a message's body that verifies with them.
     data = read(0, size)
     for found in filter(None, (salt, copy)):
@@ -150,14 +150,14 @@ def segment_end(segment: Segment, data: bytes, ending: Ending, owed: bool, known
     """
     synced, words, was_complete = known.size if known else 0, "", ending.intact or owed
     try:
-        segment.scan(data, was_complete, ending.doubt, synced)
+        segment.scan(data, was_complete, ending.power_cut, synced)
     except DamagedSegment as damage:
         words = str(damage)
     rest = data[segment.size :]
     is_whole = footer_position(rest) == segment.size
     if is_whole or rest.startswith(FOOTER_MAGIC):
         is_torn = not is_whole and len(rest) < max(footer_length(rest), FOOTER.size)
-        if words or (any(rest) and not ending.doubt and not is_torn):
+        if words or (any(rest) and not ending.power_cut and not is_torn):
             return SegmentEnd(End.FOOTER, words)
     if not words:
         return SegmentEnd(End.FINE)
@@ -180,10 +180,10 @@ def settlements_header(
     if whose := foreign(head, SETTLEMENTS_MAGIC, queue_id, base):
         return Settled.FOREIGN, whose
     salt, copy = salts(head)
-    if header_is_valid(head, SETTLEMENTS_MAGIC) and (salt == copy or ending.doubt):
+    if header_is_valid(head, SETTLEMENTS_MAGIC) and (salt == copy or ending.power_cut):
         return Settled.FINE, ""
     synced = known is not None and known.acks_size > 0
-    if (ending.in_order and size) or (size >= HEADER and not ending.doubt) or synced:
+    if (ending.in_order and size) or (size >= HEADER and not ending.power_cut) or synced:
         return Settled.DAMAGED, ""
     return Settled.NEVER, ""
 
@@ -228,7 +228,7 @@ def journal_file(data: bytes, salt: int, ending: Ending, known: Entry | None) ->
             found.records.append((found.end, decoded[1], decoded[0]))
             found.end = decoded[1]
             continue
-        later = _later_record(data, found.end, salt, ending.doubt)
+        later = _later_record(data, found.end, salt, ending.power_cut)
         if later < 0:
             break
         found.holes.append((found.end, later))
@@ -264,7 +264,7 @@ def records_are_missing(last: int, first: int, floor: int, ending: Ending) -> bo
 
     `last`: the last sequence in the files before. `first`: the first one in the next file. `floor`: the highest that a queue has applied.
     """
-    return first > max(last, floor) + 1 and not ending.doubt
+    return first > max(last, floor) + 1 and not ending.power_cut
 
 
 # -- the definitions -------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def offsets(data: bytes, queue_id: str, ending: Ending, known: Entry | None, old
         was_synced = size * number < (known.size if known else 0) or ending.in_order
         if not bad:
             what = Slots.FINE
-        elif (ending.doubt or not was_synced) and (valid or not all(map(any, slots))):
+        elif (ending.power_cut or not was_synced) and (valid or not all(map(any, slots))):
             what = Slots.TORN
         else:
             what = Slots.OLDER if valid else Slots.LOST

@@ -20,7 +20,7 @@ from kvitto.store import paths, settlements
 from kvitto.store import segment as segfile
 from kvitto.store.archive import Archive
 from kvitto.store.batch import Batch
-from kvitto.store.reading import Reader
+from kvitto.store.reading import LogReader
 from kvitto.store.recovery import Recovered, Recovery
 from kvitto.store.segment import Segment
 from kvitto.store.settlements import Settlements
@@ -50,9 +50,9 @@ class Log:
         self.segment_bytes = SEGMENT_BYTES
         self.segments: list[Segment] = []
         self.next = 0
-        self.mark = 0
+        self.delivered_mark = 0
         self.journal = 0
-        self.reader = Reader(self)
+        self.reader = LogReader(self)
         self.damaged = False
         """Damage has been found in one of the segments since the start."""
         self.archive: Archive | None = None
@@ -61,7 +61,7 @@ class Log:
         """The queue is out of service: nothing more is done with its files."""
         self._announced = 0
         self._scratch = Buf(0)
-        self.marked: Segment | None = None
+        self.mark_segment: Segment | None = None
         self._slices: Slices | None = None
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -172,14 +172,14 @@ class Log:
                 self._scratch.n = 0
                 settled = pending.take(segment.base, segment.end, self._scratch)
                 if self._scratch.n:
-                    self.append_block(segment, self._scratch.view(), max(mark, self.mark))
+                    self.append_block(segment, self._scratch.view(), max(mark, self.delivered_mark))
                     segment.settled += settled
                 if segment is not segments[0]:
                     pending.cut(
                         segment.base
                     )  # a full disk may interrupt this loop, and the next call must not write these again
             self.drop_settled()
-        elif mark > self.mark and self.segments:
+        elif mark > self.delivered_mark and self.segments:
             segments = self._touched(mark - 1, mark - 1)
             if segments:
                 self.append_block(segments[-1], memoryview(b""), mark)
@@ -206,9 +206,9 @@ class Log:
         except StoreFull:
             segment.acks.truncate(segment.acks_size)  # a start after an end in order would take half a block for damage
             raise
-        if mark > self.mark or self.marked is None or segment.base > self.marked.base:
-            self.marked = segment
-        self.mark = mark
+        if mark > self.delivered_mark or self.mark_segment is None or segment.base > self.mark_segment.base:
+            self.mark_segment = segment
+        self.delivered_mark = mark
         if self.durable:
             self.store.commits.settled(self, segment)
 
@@ -255,15 +255,15 @@ class Log:
             self.store.commits.wrote(self, self.create(self.next))
         if self.durable and not self.segments[-1].durable:
             return False  # this is called again when a sync has made that one durable
-        if segment is self.marked:
+        if segment is self.mark_segment:
             rest = [s for s in self.segments if s is not segment and not s.linked]
-            if rest and self.mark > rest[0].base:
+            if rest and self.delivered_mark > rest[0].base:
                 self.keep_mark(rest)
         return True
 
     def keep_mark(self, rest: list[Segment]) -> None:
         """Write the delivered mark again, into the settlement log of a segment that stays."""
-        self.append_block([s for s in rest if s.base < self.mark][-1], memoryview(b""), self.mark)
+        self.append_block([s for s in rest if s.base < self.delivered_mark][-1], memoryview(b""), self.delivered_mark)
 
     def _unlink(self, segment: Segment) -> None:
         acks = segment.acks

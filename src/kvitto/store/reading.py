@@ -1,7 +1,7 @@
 """Reads a log back by offset: a window shows one batch, and damage is passed over.
 
-Called once for each batch, by the log's queue, by stages and by readers by range. Offsets that cannot be read are noted in `Reader.lost`,
-a copy of their segment is kept, and the rest is served. A large batch is checked in slices and read in parts.
+Called once for each batch, by the log's queue, by stages and by readers by range. Offsets that cannot be read are noted in
+`LogReader.lost`, a copy of their segment is kept, and the rest is served. A large batch is checked in slices and read in parts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Window:
         self.outline = outline
         """Whether the user of this window needs sizes, priorities and times only. A large batch is not checked for that."""
         self.waits: tuple[Segment, int, BatchHeader] | None = None
-        """The large batch that has to be checked before `load` can find the message that it was asked for (`Reader.check_steps`)."""
+        """The large batch that has to be checked before `load` can find the message that it was asked for (`LogReader.check_steps`)."""
 
     def holds(self, offset: int) -> bool:
         return self.batch.first <= offset < self.batch.first + self.batch.count
@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
 
-class Reader:
+class LogReader:
     """Reads one log. Each window keeps a position; the reader keeps none."""
 
     def __init__(self, source: Source) -> None:

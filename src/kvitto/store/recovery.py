@@ -38,7 +38,7 @@ class Recovered:
         self.ready = 0
         self.ready_bytes = 0
         self.redeliveries: dict[int, int] = {}
-        self.doubt = 0
+        self.flagged_below = 0
 
 
 class Recovery:
@@ -97,11 +97,11 @@ class Recovery:
         for segment in log_.segments:
             if segment.base in acks:
                 replay = self._replays[segment.base] = self._replay(segment, self._known.get(segment.base))
-                self._found.doubt = max(self._found.doubt, replay.doubt)
-                if replay.mark > log_.mark:
-                    log_.mark, log_.marked = replay.mark, segment
+                self._found.flagged_below = max(self._found.flagged_below, replay.flagged_below)
+                if replay.mark > log_.delivered_mark:
+                    log_.delivered_mark, log_.mark_segment = replay.mark, segment
         ends = [segment.end for segment in log_.segments]
-        told = max([0, log_.mark, *ends, *(replay.highest + 1 for replay in self._replays.values())])
+        told = max([0, log_.delivered_mark, *ends, *(replay.highest + 1 for replay in self._replays.values())])
         log_.next = max(log_.next, told)
         return told
 
@@ -109,14 +109,14 @@ class Recovery:
         """Raise the delivered mark above offsets that were settled but never written, and above those that are lost."""
         log_ = self.log
         if log_.next > told:  # offsets that were never written, or are lost, have to lie below the cursor
-            log_.mark, log_.marked = log_.next, None
+            log_.delivered_mark, log_.mark_segment = log_.next, None
         for segment in log_.segments:
-            if segment.settled and segment.end > log_.mark:
+            if segment.settled and segment.end > log_.delivered_mark:
                 # A message is never written if it was delivered and settled at once. First deliveries are in order, so all before it
                 # had been delivered.
-                raised = max([log_.mark] + [start + count for start, count in segment.batch_gaps()])
-                if raised > log_.mark:
-                    log_.mark, log_.marked = raised, None
+                raised = max([log_.delivered_mark] + [start + count for start, count in segment.batch_gaps()])
+                if raised > log_.delivered_mark:
+                    log_.delivered_mark, log_.mark_segment = raised, None
 
     def _end_last(self, told: int) -> None:
         """Let the last segment go on at the end of the offsets that any file mentions."""
@@ -128,21 +128,21 @@ class Recovery:
     def _save_mark(self) -> None:
         """Write the delivered mark again if no settlement log that stays has it: its segment is gone, or it was derived from gaps."""
         log_ = self.log
-        if log_.marked is None and log_.segments and log_.mark > log_.segments[0].base:
+        if log_.mark_segment is None and log_.segments and log_.delivered_mark > log_.segments[0].base:
             rest = [segment for segment in log_.segments if not segment.linked]
             with suppress(StoreFull):
-                if rest and log_.mark > rest[0].base:
+                if rest and log_.delivered_mark > rest[0].base:
                     log_.keep_mark(rest)
 
     def _flag(self) -> None:
         """Flag all messages that may have been delivered before a power cut, or whose settlements may be lost."""
         log_, found = self.log, self._found
-        if self.store.ending.doubt:
-            found.doubt = log_.next
-            self._note_doubt(log_.segments)
+        if self.store.ending.power_cut:
+            found.flagged_below = log_.next
+            self._flag_deliveries(log_.segments)
         elif damaged := [segment for segment in log_.segments if self._lacks_settlements(segment)]:
-            found.doubt = max(found.doubt, damaged[-1].end)
-            self._note_doubt(damaged)
+            found.flagged_below = max(found.flagged_below, damaged[-1].end)
+            self._flag_deliveries(damaged)
 
     def _miss_segments(self, bases: list[int]) -> None:
         """Raise an alarm for each segment that is in the inventory and not in the directory. An empty `.bad` keeps the memory of it."""
@@ -200,7 +200,7 @@ class Recovery:
             if segment.slot < 0 and segment.durable:
                 self.store.enter(self.log, segment)
 
-    def _note_doubt(self, segments: list[Segment]) -> None:
+    def _flag_deliveries(self, segments: list[Segment]) -> None:
         """Write into the settlement logs that any of these messages may have been delivered, so that later starts flag them too.
 
         After a power cut or damage what told of the deliveries may be lost. That goes for messages below the delivered mark as well: in a
@@ -208,10 +208,10 @@ class Recovery:
         """
         for segment in segments if self.log.flags else ():
             if not segment.done and segment.size > segfile.HEADER and not segment.linked:
-                doubt = Settlements()
-                doubt.add(segment.end - 1, 1, IN_DOUBT, 0)
+                flags = Settlements()
+                flags.add(segment.end - 1, 1, IN_DOUBT, 0)
                 with suppress(StoreFull):
-                    self.log.append_block(segment, doubt.entries.view(), self.log.mark)
+                    self.log.append_block(segment, flags.entries.view(), self.log.delivered_mark)
 
     def _tell_next(self) -> None:
         """Make a segment that begins at `next` if the files that tell of used offsets are not to stay (damage, an orphan)."""
@@ -320,15 +320,15 @@ class Recovery:
         replay = settlements.Replay(base, 0)
         path = paths.settlements(self.log.directory, base)
         replay.run(self.store.disk.read_file(path), segfile.HEADER)
-        if replay.mark > self.log.mark:
-            self.log.mark, self.log.marked = replay.mark, None
+        if replay.mark > self.log.delivered_mark:
+            self.log.delivered_mark, self.log.mark_segment = replay.mark, None
         self.log.next = max(self.log.next, replay.mark, replay.highest + 1)
 
     def _replay(self, segment: Segment, entry: Entry | None) -> settlements.Replay:
         path = paths.settlements(self.log.directory, segment.base)
         data = self.store.disk.read_file(path)
         replay = self._blank(segment)
-        replay.run(data, segfile.HEADER, self.store.ending.doubt, entry.acks_size if entry else 0)
+        replay.run(data, segfile.HEADER, self.store.ending.power_cut, entry.acks_size if entry else 0)
         replay.damaged = judge.settlements_are_damaged(replay, len(data), self.store.ending)
         if replay.damaged:
             self.store.alarm(f"{path}: settlements are damaged; messages that were settled come again, flagged")
@@ -354,10 +354,10 @@ class Recovery:
         """Count the unsettled messages. Those below the delivered mark come again, flagged; those above were never delivered."""
         found = self._found
         first = self.log.segments[0].base if self.log.segments else self.log.next
-        found.cursor = self.log.mark = max(self.log.mark, first)
+        found.cursor = self.log.delivered_mark = max(self.log.delivered_mark, first)
         for segment in self.log.segments:
             replay = self._replays.get(segment.base)
-            if replay is None and segment.base >= self.log.mark:
+            if replay is None and segment.base >= self.log.delivered_mark:
                 found.ready += segment.end - segment.base - segment.settled
                 found.ready_bytes += segment.body_bytes
                 continue
@@ -368,7 +368,7 @@ class Recovery:
                 found.ready_bytes += (
                     segment.body_bytes if count == segment.count else self.log.reader.body_bytes(start, count)
                 )
-                below = min(start + count, self.log.mark) - start
+                below = min(start + count, self.log.delivered_mark) - start
                 if below > 0:
                     found.requeued.append((start, below))
             for offset, deliveries in replay.redeliveries.items():

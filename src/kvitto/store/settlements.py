@@ -130,7 +130,7 @@ class Replay:
     """What a settlement log says, applied to a bitmap of the segment's offsets. It has `span` bits: offsets in `gaps` have none.
 
     After `run`: `settled` offsets have their bit set in `bitmap`, `mark` is the highest delivered mark, `redeliveries` counts the
-    further deliveries of unsettled offsets, `doubt` is the end of those that may have been delivered before a power cut,
+    further deliveries of unsettled offsets, `flagged_below` is the end of those that may have been delivered before a power cut,
     `highest` is the largest offset mentioned (-1: none), `end` is where the valid blocks end,
     `damaged` says that something unreadable lies before valid blocks.
     """
@@ -150,7 +150,7 @@ class Replay:
         self.bitmap = bytearray((self.span + 7) // 8)
         self.settled = 0
         self.mark = 0
-        self.doubt = 0
+        self.flagged_below = 0
         self.highest = -1
         self.end = 0
         self.damaged = False
@@ -225,7 +225,7 @@ class Replay:
             outcome, count = settlement.outcome_of(word), settlement.count_of(word)
             self.highest = max(self.highest, offset + count - 1)
             if outcome == IN_DOUBT:
-                self.doubt = max(self.doubt, offset + count)
+                self.flagged_below = max(self.flagged_below, offset + count)
             elif outcome == REDELIVERED:
                 self.redeliveries.update(dict.fromkeys(range(offset, offset + count), deliveries))
             else:

@@ -160,7 +160,7 @@ class Store:
         if fault:
             self.alarm(f"{paths.BOOT}: {fault}. Everything that waits is flagged, as after a power cut")
         if not self.upgrading:
-            for text in self.inventory.load(self.ending.in_order, self.ending.doubt):
+            for text in self.inventory.load(self.ending.in_order, self.ending.power_cut):
                 self.alarm(f"{text}. It is made anew from the files that are there")
         self.definitions = Definitions(disk)
         self.journal = Journal(self)

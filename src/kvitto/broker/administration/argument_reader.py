@@ -22,7 +22,7 @@ class InvalidArgument(ValueError):
         self.why = why
 
 
-class Reader:
+class ArgumentReader:
     """Arguments that are missing, or None, are "not set": -1, None or False."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:

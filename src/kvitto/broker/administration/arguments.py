@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
-from kvitto.broker.administration.argument_reader import NUMBER_MAX, InvalidArgument, Reader, age_ms
+from kvitto.broker.administration.argument_reader import NUMBER_MAX, ArgumentReader, InvalidArgument, age_ms
 from kvitto.broker.administration.inert import REFUSED_OF_QUEUES
 
 MS_MAX = 315_360_000_000
@@ -157,7 +157,7 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
     `lasting`: the queue is durable, and not exclusive.
     """
 
-    read = Reader(arguments)
+    read = ArgumentReader(arguments)
     overflow, on_alarm = read.one_of("x-overflow", OVERFLOWS), read.one_of("x-on-alarm", ON_ALARM)
     kind = read.one_of("x-queue-type", QUEUE_TYPES)
     exchange, routing_key = read.text("x-dead-letter-exchange"), read.text("x-dead-letter-routing-key")
@@ -197,7 +197,7 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
     )
 
 
-def _retry(read: Reader) -> tuple[int, int, bool, str]:
+def _retry(read: ArgumentReader) -> tuple[int, int, bool, str]:
     """Least and most delay of a message that was given back, whether it grows by the same amount each time, and of which messages."""
     least, most = read.number("x-retry-delay-min", 0, MS_MAX), read.number("x-retry-delay-max", 0, MS_MAX)
     if most >= 0 and not 0 <= least <= most:

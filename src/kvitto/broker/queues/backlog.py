@@ -53,7 +53,7 @@ class Backlog:
         self.keeper = keeper
         self.give_batch = give_batch
         self.cursor = 0
-        self.doubt = 0
+        self.flagged_below = 0
         """Messages below this offset may have been delivered before the start: they are flagged."""
         self.ranked = ranked
         """Messages are ordered by priority: each of them is put into `requeued` as soon as it has come."""
@@ -139,7 +139,7 @@ class Backlog:
 
     def earlier(self, offset: int) -> int:
         """How often a message that is in `requeued` was delivered before."""
-        return self.redeliveries.of(offset, 0 if self.ranked and offset >= self.doubt else 1)
+        return self.redeliveries.of(offset, 0 if self.ranked and offset >= self.flagged_below else 1)
 
     def order_by_priority(self, ranks: Ranks) -> None:
         """From now on messages are ordered by priority. `ranks` has all that are ready."""
@@ -279,7 +279,7 @@ class Backlog:
         self.redeliveries = Deliveries(found.redeliveries.items())
         for start, count in found.requeued:
             self.requeued.add(start, count)
-        self.doubt = found.doubt
+        self.flagged_below = found.flagged_below
 
     def take(self, offset: int) -> int | None:
         """Take one message, wherever it is. Returns its number of earlier deliveries, None if it is not in the backlog."""

@@ -68,7 +68,7 @@ class Consumer:
         """Whether so many bytes of properties fit into a frame of the peer."""
         return True
 
-    def turned_away(self) -> None:
+    def message_does_not_fit(self) -> None:
         """It has not taken what is at the head of the queue, and gets nothing more; or ChannelError says so."""
         raise NotImplementedError
 

@@ -74,7 +74,7 @@ def _waiting(queue: WorkQueue, offset: int) -> Generator[None, None, Look | None
     if message is None or offset < queue.backlog.cursor:
         return None
     key, props, body, _ = message
-    return Look(offset, key, props, body, offset < queue.backlog.doubt)
+    return Look(offset, key, props, body, offset < queue.backlog.flagged_below)
 
 
 def _behind_gap(queue: WorkQueue, position: int) -> int:

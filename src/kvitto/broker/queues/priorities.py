@@ -31,9 +31,9 @@ def begin(queue: WorkQueue) -> None:
     ranks = Ranks(backlog.rank_of)
     for start, count in backlog.requeued:
         ranks.put(0, start, count)
-    if backlog.cursor > backlog.doubt:
-        backlog.doubt = backlog.cursor
-        queue.settlements.add(backlog.doubt - 1, 1, IN_DOUBT, 0)
+    if backlog.cursor > backlog.flagged_below:
+        backlog.flagged_below = backlog.cursor
+        queue.settlements.add(backlog.flagged_below - 1, 1, IN_DOUBT, 0)
     if queue.next > backlog.cursor:
         ranks.put(0, backlog.cursor, queue.next - backlog.cursor)
         backlog.cursor = queue.next

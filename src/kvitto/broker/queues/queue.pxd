@@ -37,7 +37,7 @@ cdef class Queue:
     cpdef enforce_limits(self)
     cpdef mark_dirty(self)
     cpdef show(self)
-    cpdef turn(self)
+    cpdef write_early(self)
     @cython.locals(tail=Batch)
     cpdef bint _is_slow(self) except -1
     cpdef _written(self, Batch batch)

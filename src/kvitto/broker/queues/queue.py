@@ -213,7 +213,7 @@ class Queue:
         if self.limited:
             self.enforce_limits()
         if t.index.n + t.meta.n + t.body.n > _TAIL_BYTES and body_len <= _TAIL_BYTES and not self.broker.applying:
-            self.turn()
+            self.write_early()
         return 1
 
     def prioritise(self, props: bytes) -> None:
@@ -349,7 +349,7 @@ class Queue:
         self.shown = True
         self.broker.unmarked[self] = None
 
-    def turn(self) -> None:
+    def write_early(self) -> None:
         """The open batch is large enough for a write of its own."""
         self.pump()
         self.broker.flush(self)
@@ -466,14 +466,14 @@ class Queue:
         """The consumer whose code has just run."""
         return self.serving
 
-    def turn_away(self, c: Consumer) -> None:
+    def end_consumer(self, c: Consumer) -> None:
         """The properties of the next message do not fit into the consumer's frames: that consumer ends, the message waits for another.
 
         Also in a queue that deletes itself: it stays, since the message is in it.
         """
         self.remove_consumer(c)
         self.serving = c
-        c.turned_away()
+        c.message_does_not_fit()
         self.serving = None
 
     def resume(self, c: Consumer) -> None:

@@ -28,11 +28,17 @@ WALK = 1000
 """Offsets that are looked at one by one in a step, where messages wait to be tried again."""
 
 
-class Reader:
+class RangeReader:
     """Delivers the waiting messages in [start, end) in order, as far as they are durable, then calls `done`."""
 
     def __init__(
-        self, queue: Queue, consumer: Consumer, start: int, end: int, done: Callable[[Reader], None], connection: object
+        self,
+        queue: Queue,
+        consumer: Consumer,
+        start: int,
+        end: int,
+        done: Callable[[RangeReader], None],
+        connection: object,
     ) -> None:
         self.connection = connection
         self.queue = queue
@@ -107,7 +113,7 @@ class Reader:
         self.count += k
         if not k:
             self.finished = True
-            self.consumer.turned_away()
+            self.consumer.message_does_not_fit()
         return batch.body_bytes(i, k) // BYTES_PER_STEP + k // 100
 
     def _or_delayed(self, start: int, end: int, delivered: bool) -> tuple[int, int, bool]:
@@ -120,16 +126,16 @@ class Reader:
         return (start, end, delivered) if stop == min(start, self.end) else (stop, stop, False)
 
 
-class Readers(walls.Routine):
+class RangeReaders(walls.Routine):
     """Who reads, by channel, each one range at a time. Those whose peer takes no more for now wait until they are woken."""
 
     def __init__(self) -> None:
-        self.ready: dict[Any, Reader] = {}
+        self.ready: dict[Any, RangeReader] = {}
         """The readers that have work to do, by channel."""
-        self._blocked: dict[Any, dict[Any, Reader]] = {}
+        self._blocked: dict[Any, dict[Any, RangeReader]] = {}
         """By connection."""
 
-    def add(self, channel: object, reader: Reader) -> None:
+    def add(self, channel: object, reader: RangeReader) -> None:
         self.ready[channel] = reader
 
     def remove(self, connection: object, channel: object) -> None:

@@ -232,7 +232,7 @@ class Stream(Queue):
             k = c.deliver(batch, i, min(most, batch.count - i, end - place.position), 0)
             self.serving = None
             if not k:
-                self.turn_away(c)
+                self.end_consumer(c)
                 return
             place.position += k
             c.unacked += k

@@ -67,7 +67,7 @@ class WorkQueue(Queue):
         self.moving = 0
         """Messages on their way to dead-letter queues."""
         self.coming = self.coming_bytes = 0
-        """What the journal brings soon, and has room here (broker/transfers/room.py)."""
+        """What the journal brings soon, and has room here (broker/transfers/reservation.py)."""
         self.settlements = Settlements()
         """What this turn has settled."""
         self.estimates = 0
@@ -221,7 +221,7 @@ class WorkQueue(Queue):
             if n > left:
                 n = left
             self.serving = c
-            if backlog.cursor < backlog.doubt:
+            if backlog.cursor < backlog.flagged_below:
                 k = c.deliver(w, i, 1, 1)
             else:
                 k = c.deliver(w, i, n, 0)
@@ -229,7 +229,7 @@ class WorkQueue(Queue):
             if k:
                 left -= k + (self.took(c, w, i, k) >> 10)
             else:
-                self.turn_away(c)
+                self.end_consumer(c)
         self.broker.allowance = left
 
     def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
@@ -303,7 +303,7 @@ class WorkQueue(Queue):
             if c.takes(len(counted)):
                 props = counted
             elif not c.takes(len(props)):
-                self.turn_away(c)
+                self.end_consumer(c)
                 return True
             c.deliver_again(key, props, body, offset)
             unacked = self.given(c, 1)
@@ -314,7 +314,7 @@ class WorkQueue(Queue):
             taken = c.deliver(found[0], found[1], 1, 0)
             self.serving = None
             if not taken:
-                self.turn_away(c)
+                self.end_consumer(c)
                 return True
             unacked = self.given(c, 1)
         backlog.requeued.pop_first()
@@ -358,12 +358,12 @@ class WorkQueue(Queue):
                     break
                 continue
             self.serving = c
-            taken = c.deliver(w, i, 1, 1 if backlog.cursor < backlog.doubt else 0)
+            taken = c.deliver(w, i, 1, 1 if backlog.cursor < backlog.flagged_below else 0)
             self.serving = None
             if taken:
                 self.took(c, w, i, 1)
             else:
-                self.turn_away(c)
+                self.end_consumer(c)
         return self.delivered > before
 
     # -- consumers -------------------------------------------------------------------------------------------
@@ -605,7 +605,7 @@ class WorkQueue(Queue):
         """Write what is settled, and how far messages below `end` have been delivered: that is on its way to a peer (A9)."""
         cursor = self.backlog.cursor
         mark = min(cursor if self.hold is None else self.hold.mark(cursor), end)
-        if self.settlements.entries.n or (mark > self.log.mark and self.messages > self.tail.next - mark):
+        if self.settlements.entries.n or (mark > self.log.delivered_mark and self.messages > self.tail.next - mark):
             self.log.settle(self.settlements, mark)
             self.settlements.clear()
 
@@ -643,7 +643,7 @@ class WorkQueue(Queue):
         end = self.tail.next
         if end > offset:
             self.settlements.add(offset, end - offset, IN_DOUBT, 0)
-            self.backlog.doubt = end
+            self.backlog.flagged_below = end
 
     def flag_all(self) -> None:
         self.flag_from(self.backlog.cursor)

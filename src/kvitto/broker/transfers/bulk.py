@@ -14,7 +14,7 @@ from kvitto.broker import walls
 from kvitto.broker.jobs import Cost
 from kvitto.broker.routing.index import PIECE_STEPS
 from kvitto.broker.transfers.deadletter import LETTER_MAX, weight
-from kvitto.broker.transfers.room import Room
+from kvitto.broker.transfers.reservation import Reservation
 from kvitto.format.entry import DEAD, EXPIRES
 from kvitto.format.settlement import DEAD_LETTERED
 from kvitto.store import pieces
@@ -45,7 +45,7 @@ class Bulk:
         self.batches: dict[Queue, Batch] = {}
         self._flagged: set[Queue] = set()
         """Queues that get messages with a time to live or dead letters. A run in the journal has no place for these."""
-        self.room = Room()
+        self.room = Reservation()
         self.size = 0
         self.packed = Packed()
         self.record = Record(packed=self.packed)

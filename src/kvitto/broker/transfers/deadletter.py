@@ -16,7 +16,7 @@ from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.broker import walls
 from kvitto.broker.routing.index import PIECE_STEPS
 from kvitto.broker.transfers.parked import DISK, NOBODY, Obstacle
-from kvitto.broker.transfers.room import Room
+from kvitto.broker.transfers.reservation import Reservation
 from kvitto.format.entry import DEAD
 from kvitto.format.settlement import DEAD_LETTERED, DROPPED, EXPIRED, REJECTED
 from kvitto.store.batch import Stored
@@ -85,7 +85,7 @@ class Parcel:
         self.record = Record()
         self.direct: list[Direct] = []
         self.letters: list[tuple[WorkQueue, int, str]] = []
-        self.room = Room()
+        self.room = Reservation()
         self.size = 0
 
     def put(

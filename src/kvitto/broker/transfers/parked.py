@@ -52,7 +52,7 @@ class Kind:
         self.wait_ms = LOOK_MS
         self.due_ms = 0
 
-    def take_stock(self, now_ms: int) -> None:
+    def judge_last_attempt(self, now_ms: int) -> None:
         """Learn from the last attempt."""
         if self.tried:
             if self.out:
@@ -71,7 +71,7 @@ class Parked:
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, Obstacle], Kind] = {}
         self.count = 0
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def __len__(self) -> int:
         return self.count
@@ -146,8 +146,8 @@ class Parking(Service):
             if isinstance(obstacle, str)
             else f"queue {obstacle.name!r} is {'full' if obstacle.fault is None else 'out of service'}"
         )
-        if why not in queue.parked.told:
-            queue.parked.told.add(why)
+        if why not in queue.parked.reported:
+            queue.parked.reported.add(why)
             exchange = queue.settings.dead_letter_exchange
             log.warning("queue %r: dead letters for exchange %r stay: %s", queue.name, exchange, why)
 
@@ -182,7 +182,7 @@ class Parking(Service):
     def _try(self, queue: WorkQueue) -> None:
         now_ms, parked = self.broker.timers.now_ms, queue.parked
         for (reason, obstacle), kind in list(parked.kinds.items()):
-            kind.take_stock(now_ms)
+            kind.judge_last_attempt(now_ms)
             if not kind.offsets:
                 del parked.kinds[reason, obstacle]
             elif obstacle is NOBODY:

@@ -10,7 +10,7 @@ from kvitto.broker import walls
 from kvitto.broker.queues import waiting
 from kvitto.broker.queues.hold import hold as hold_below
 from kvitto.broker.queues.hold import join_group, leave_group, release
-from kvitto.broker.queues.reader import Reader
+from kvitto.broker.queues.reader import RangeReader
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.protocol.delivery import RangeConsumer
 from kvitto.wire.methods import (
@@ -115,13 +115,13 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
     consumer = RangeConsumer(chan, queue, m.consumer_tag)
     chan.reading = True
 
-    def done(reader: Reader) -> None:
+    def done(reader: RangeReader) -> None:
         chan.reading = False
         if queue.fault is not None:
             raise walls.out_of_service(queue)
         conn.send(chan.number, LogReadOk(m.consumer_tag, reader.position, reader.count))
 
-    reader = Reader(queue, consumer, m.start, m.end, done, conn)
+    reader = RangeReader(queue, consumer, m.start, m.end, done, conn)
     conn.hub.broker.readers.add(chan, reader)
 
 

@@ -75,7 +75,7 @@ class ChannelTransaction(Transaction):
         self.clear()
         if self.held:
             self.chan.connection.hub.timeouts.look_again(self.chan, self.held.first)
-        yield from self.held.let_go(self.chan, False)
+        yield from self.held.release(self.chan, False)
 
 
 class Held:
@@ -102,12 +102,12 @@ class Held:
         else:
             self._single.add(first, 1)
 
-    def let_go(self, chan: Channel, settled: bool) -> Iterator[None]:
+    def release(self, chan: Channel, settled: bool) -> Iterator[None]:
         """Forget the ranges in pieces, since their deliveries are settled or unacked again. A second call goes on with what is left."""
         left = LOOKS
         while self:
             first, last, ranges = self._next()
-            chan.let_go(first, last, settled)
+            chan.release(first, last, settled)
             left -= ranges * LOOK + last - first
             if left <= 0:
                 left = LOOKS
@@ -134,7 +134,7 @@ class Held:
 def given_back(chan: Channel, held: Held) -> Iterator[None]:
     """Return what a transaction held to its queues, after its channel has ended."""
     with chan.returning():
-        yield from held.let_go(chan, False)
+        yield from held.release(chan, False)
         yield from chan.requeue_all()
 
 
@@ -161,7 +161,7 @@ class Commit:
         self.held, self.tx.held = self.tx.held, Held()
 
     def settled(self) -> Iterator[None]:
-        yield from self.held.let_go(self.chan, True)
+        yield from self.held.release(self.chan, True)
 
     def undone(self) -> None:
         if self.chan.closing:

@@ -171,7 +171,7 @@ def _header(
         return []
     if what is Header.SALT:  # a power cut may have torn a header that had never been synced
         text = "the copy of the salt in its header is damaged; all else can be read"
-        return [] if ending.doubt else [Finding(part.path, text, 64)]
+        return [] if ending.power_cut else [Finding(part.path, text, 64)]
     if what is Header.DAMAGED:
         text = "the segment's header is damaged; its messages can be read"
         return [Finding(part.path, text, 0)] if verdict.promised else []
@@ -291,7 +291,7 @@ def settle(disk: Disk, part: Part, queue_id: str, ending: Ending, known: Entry |
         return [Finding(path, f"its header says that it is {whose}: what its own had settled comes again, flagged", 16)]
     if what is Settled.DAMAGED:
         found.append(Finding(path, "the settlement log's header is damaged; what it says can be read", 0))
-    replay.run(data, HEADER, ending.doubt, acks_size)
+    replay.run(data, HEADER, ending.power_cut, acks_size)
     if judge.settlements_are_damaged(replay, len(data), ending):
         part.acks_intact = False
         if max(replay.end, HEADER) < acks_size and len(data) <= max(replay.end, HEADER):

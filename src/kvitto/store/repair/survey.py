@@ -160,7 +160,7 @@ class Survey:
         if not self.disk.exists(paths.INVENTORY):
             self.damage(paths.INVENTORY, "it is missing: which files there should be is not known")
             return
-        found = inventory.read(self.disk.read_file(paths.INVENTORY), self.ending.in_order, self.ending.doubt)
+        found = inventory.read(self.disk.read_file(paths.INVENTORY), self.ending.in_order, self.ending.power_cut)
         for text, at in found.damage:
             self.damage(paths.INVENTORY, text, at)
         for entry in found.entries:
@@ -308,7 +308,7 @@ class Survey:
 
     def _alone(self, folder: Folder, path: str, base: int, ending: Ending) -> None:
         replay = Blocks(base, 0)
-        replay.run(self.disk.read_file(path), HEADER, ending.doubt)
+        replay.run(self.disk.read_file(path), HEADER, ending.power_cut)
         folder.next = max(folder.next, replay.highest + 1, replay.mark)
         if folder.archived and self.disk.exists(paths.segment(paths.queue_dir(folder.queue_id, True), base)):
             return  # its settlement log is linked first
@@ -342,7 +342,7 @@ class Survey:
                 return text
         except (ValueError, KeyError, TypeError):
             pass
-        if self.ending.doubt and (b"\0" in text or not text.endswith(b"\n")):
+        if self.ending.power_cut and (b"\0" in text or not text.endswith(b"\n")):
             self.notes.append(f"{path} was cut short; the next start writes it again")
         else:
             self.damage(path, "it does not say which queue this is", 0)
@@ -372,7 +372,7 @@ class Survey:
         folder.stream |= bool(arguments) and tables.decode(bytes.fromhex(arguments)).get("x-queue-type") == "stream"
         if folder.stream and not folder.copies:
             for i, (part, after) in enumerate(pairwise(folder.parts), start=1):
-                if self.ending.doubt and not any(later.synced for later in folder.parts[i:]):
+                if self.ending.power_cut and not any(later.synced for later in folder.parts[i:]):
                     break  # a power cut may have taken an unsynced segment and left a later one
                 if part.end < after.base and part.readable:
                     hole = Hole(part.segment.size, part.segment.size, part.end, after.base)

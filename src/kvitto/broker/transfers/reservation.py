@@ -1,4 +1,4 @@
-"""Room that a journal record has in queues that refuse when they are full.
+"""Reservation that a journal record has in queues that refuse when they are full.
 
 A record is checked against the limits when it is written and applied when it is durable. What it brings counts as if it were there
 already, or whatever else comes in between would find the same room.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvitto.broker.queues.queue import Queue
 
 
-class Room:
+class Reservation:
     def __init__(self) -> None:
         self._kept: dict[WorkQueue, tuple[int, int]] = {}
 
