@@ -99,7 +99,8 @@ def _again(
         command[command.index("-n") + 1] = "0"
     command += ["--last-failed", "--last-failed-no-failures=none"]
     with (CACHE / f"{suite.name}-again.log").open("w") as output:
-        trouble = _watched(command, place, variables, output, suite.suite_timeout)
+        # celery's tests may wait for ever without those that ran before them, on any broker
+        trouble = _watched(command, place, variables, output, min(2 * suite.test_timeout, suite.suite_timeout))
     second = read_report(alone, trouble, None)
     for test in second.passed & outcome.failed.keys():
         outcome.unsteady[test] = outcome.failed.pop(test)
