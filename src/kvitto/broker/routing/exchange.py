@@ -1,8 +1,8 @@
-"""Exchanges: from a routing key (or headers) to the queues that a message goes to.
+"""Exchanges find the queues that a message goes to, from its routing key or its headers.
 
 An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type
 (`index.py`), for routing. `routing.py` walks from exchange to exchange. Nothing here knows about storage or permissions;
-`vhost.py` owns the exchanges, caches what is found, and drops the cache when a binding changes.
+`vhost.py` owns the exchanges, caches the routes, and drops the cache when a binding changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALTERNATE = "alternate-exchange"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding:
-    """One way from an exchange to a queue or another exchange. Two that differ only in arguments are two."""
+    """A binding of a queue or an exchange to an exchange. Bindings that differ only in their arguments are different ones."""
 
     source: Exchange
     dest: Dest
@@ -36,7 +36,7 @@ class Binding:
 
 
 class DirectIndex(Index):
-    """The routing key must be the binding's."""
+    """Finds the bindings whose key is equal to the routing key."""
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(arguments)
@@ -59,7 +59,7 @@ class DirectIndex(Index):
 
 
 class FanoutIndex(DirectIndex):
-    """Everybody: a direct exchange that looks at no key."""
+    """Finds all bindings: a direct exchange that ignores the key."""
 
     def add(self, _routing_key: str, dest: Dest, arguments: object) -> None:
         super().add("", dest, arguments)
@@ -83,7 +83,7 @@ TYPES: dict[str, type[Index]] = {
 class Exchange:
     """The default exchange is a direct one named "" to which every queue is bound by its name.
 
-    A `type` that is not in TYPES is a KeyError: `check_declare` comes first.
+    Raises KeyError for a `type` that is not in TYPES, so `check_declare` must be called before.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Exchange:
         self._bindings: dict[Dest, dict[tuple[str, bytes], Binding]] = {}
 
     def take_policy(self, policy: Policy | None) -> None:
-        """Have an alternate exchange from a policy, if the arguments name none."""
+        """Use the alternate exchange of a policy, unless the arguments name one."""
         self.policy = policy
         said = {} if policy is None else policy.definition
         alternate = self.arguments.get(ALTERNATE, said.get(ALTERNATE))
@@ -119,11 +119,11 @@ class Exchange:
 
     @property
     def unused(self) -> bool:
-        """Nothing is bound from here."""
+        """Whether the exchange has no bindings."""
         return not self._bindings
 
     def bind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
-        """False if this binding is there already. ChannelError 406 for arguments that the type cannot use."""
+        """Add a binding. Returns False if it exists already. Raises ChannelError 406 for arguments that the type cannot use."""
         self.index.check_binding(routing_key, arguments)
         own = self._bindings.setdefault(dest, {})
         key = (routing_key, identity(arguments))
@@ -138,7 +138,7 @@ class Exchange:
         return self.index.steps
 
     def check_steps(self, most: int) -> None:
-        """ChannelError 406 if routing one message may take more than `most` steps."""
+        """Raises ChannelError 406 if routing one message may take more than `most` steps."""
         if self.steps > most:
             text = (
                 f"routing at exchange '{self.name}' could take more than {most} steps for one message: "
@@ -147,7 +147,7 @@ class Exchange:
             raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
     def unbind(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> Binding | None:
-        """Remove the binding and give it as it was made; None if there is no such binding."""
+        """Remove the binding and return it as it was made. Returns None if there is no such binding."""
         own = self._bindings.get(dest, {})
         binding = own.pop((routing_key, identity(arguments)), None)
         if binding is None:
@@ -158,11 +158,11 @@ class Exchange:
         return binding
 
     def last_dest(self) -> Dest | None:
-        """The destination that was bound last, None if there is none."""
+        """Return the destination that was bound last, or None if there is none."""
         return next(reversed(self._bindings), None)
 
     def pop(self, dest: Dest) -> Binding:
-        """Remove the last binding to `dest`; there is one."""
+        """Remove the last binding to `dest`. There must be one."""
         own = self._bindings[dest]
         _, binding = own.popitem()
         if not own:
@@ -178,17 +178,17 @@ class Exchange:
         yield from list(self._bindings.get(dest, {}).values())
 
     def bindings(self) -> Iterator[Binding]:
-        """In the order of the destinations' first bindings. Bindings may come and go meanwhile."""
+        """Yield all bindings, in the order of the destinations' first bindings. Bindings may change meanwhile."""
         for own in list(self._bindings.values()):
             yield from list(own.values())
 
     def route(self, routing_key: str, properties: Properties) -> Collection[Dest]:
-        """The destinations bound to this exchange that match, each once. To be used before the next change."""
+        """Return each matching destination once. The result is valid only until the next change of a binding."""
         return self.index.route(routing_key, properties)
 
 
 def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> None:
-    """ChannelError 406 for a type that nobody knows, an alternate exchange that is not a name, or arguments that the type cannot use."""
+    """Raises ChannelError 406 for an unknown type, an alternate exchange that is not a name, or arguments that the type cannot use."""
     thing = describe("exchange", name, vhost)
     if type not in TYPES:
         raise ChannelError(PRECONDITION_FAILED, f"invalid exchange type '{type}'")
@@ -201,7 +201,7 @@ def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> Non
 def check_equivalent(
     exchange: Exchange, vhost: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: Arguments
 ) -> None:
-    """ChannelError 406 unless the exchange could have been declared like this (D1)."""
+    """Raises ChannelError 406 unless the exchange could have been declared like this (D1)."""
     thing = describe("exchange", exchange.name, vhost)
     check_field(thing, "type", exchange.type, type)
     check_field(thing, "durable", exchange.durable, durable)

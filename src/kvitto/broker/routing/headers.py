@@ -1,8 +1,9 @@
 """Matching of message headers against the arguments of bindings, for headers exchanges.
 
-`x-match` says how: `all` (also without the argument) or `any` of the other arguments must be equal; these two skip
-arguments whose name begins with `x-`, while `all-with-x` and `any-with-x` heed them. An argument without a value
-(void) asks only that the header is there. Without anything to compare, `all` matches and `any` does not.
+With the argument `x-match: all` (the default) all other arguments must be equal to headers of the message, with `any` at
+least one of them. Both ignore arguments whose name begins with `x-`; `all-with-x` and `any-with-x` compare these, too. An
+argument without a value (void) only requires that the header exists. If there is nothing to compare, `all` matches and
+`any` does not.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ MODES = ("all", "any", "all-with-x", "any-with-x")
 
 
 def comparable(value: Value) -> Hashable:
-    """A hashable stand-in: equal where RabbitMQ calls the values equal.
+    """Return a hashable value in place of `value`. Two such values are equal where RabbitMQ treats the originals as equal.
 
-    Numbers are equal by value (1 and 1.0), text equals the same bytes, a time its seconds; True is not 1. NaN equals NaN:
-    a binding that has it among its arguments must be found again.
+    Numbers are equal by value (1 and 1.0), a text equals its bytes, a time equals its seconds, and True is not 1. NaN equals
+    NaN, because a binding that has it among its arguments must be found again.
     """
     match value:
         case bool():
@@ -47,7 +48,7 @@ def comparable(value: Value) -> Hashable:
 
 
 def identity(arguments: Mapping[str, Value]) -> bytes:
-    """Equal for equal arguments: a digest, since there may be a thousand arguments, and a million bindings."""
+    """Return a digest that is equal for equal arguments. A digest is short: a binding may have a thousand arguments."""
     if not arguments:
         return b""
     values = sorted((name, repr(_ordered(comparable(value)))) for name, value in arguments.items())
@@ -55,7 +56,7 @@ def identity(arguments: Mapping[str, Value]) -> bytes:
 
 
 def _ordered(value: Hashable) -> object:
-    """A comparable value as something whose text is equal where the values are."""
+    """Convert a comparable value so that equal values have equal texts."""
     match value:
         case bool():
             return value
@@ -69,7 +70,7 @@ def _ordered(value: Hashable) -> object:
 
 
 class Pattern:
-    """The arguments of a binding, ready to match."""
+    """The arguments of a binding in a form that is fast to match."""
 
     __slots__ = ("any", "dests", "names", "values")
 
@@ -83,14 +84,14 @@ class Pattern:
         self.dests: dict[Dest, int] = {}
 
     def matches(self, headers: Mapping[str, Hashable]) -> bool:
-        """`headers` holds comparable values."""
+        """Whether the headers of a message match. `headers` holds comparable values."""
         wanted = zip(self.names, self.values, strict=True)
         hits = (name in headers and (value is None or headers[name] == value) for name, value in wanted)
         return any(hits) if self.any else all(hits)
 
 
 class HeadersIndex(Index):
-    """Bindings of a headers exchange; those with equal arguments are matched once."""
+    """The bindings of a headers exchange. Bindings with equal arguments share one match."""
 
     needs_properties = True
 
@@ -99,7 +100,7 @@ class HeadersIndex(Index):
         self._patterns: dict[bytes, Pattern] = {}
 
     def check_binding(self, _routing_key: str, arguments: Arguments) -> None:
-        """Refuse (406) a binding whose `x-match` says nothing known; without one it means `all`."""
+        """Raises ChannelError 406 for a binding with an unknown `x-match`. Without the argument, `all` applies."""
         if "x-match" not in arguments:
             return
         mode = arguments["x-match"]
@@ -138,7 +139,7 @@ class HeadersIndex(Index):
                 matched.update(dict.fromkeys(pattern.dests))
             cost += 1 + len(pattern.names)
             left -= 1 + len(pattern.names)
-            if left < 0:  # never where it goes through what may change
+            if left < 0:  # happens only in the copy of the patterns: these may change while the search pauses
                 left = PIECE_STEPS
                 yield True
         self.cost = cost

@@ -1,8 +1,9 @@
-"""The regular expressions that users write: patterns of policies, permissions, filters of lists. Their search takes linear time.
+"""The regular expressions that users write, in policies, permissions and filters of lists. A search takes linear time.
 
-A backtracking engine takes twice as long for each letter of a name where an expression is written badly, or with intent, and
-nobody else is served meanwhile. RE2 has no lookarounds and no backreferences, which cannot be searched in linear time; it is used
-on bytes, as RabbitMQ searches names. What RabbitMQ's users do write, `^(?!amq\\.)`, is searched for in parts: docs/policies.md.
+With a badly written or malicious expression, the time of a backtracking engine doubles with each letter of a name, and the broker
+serves nobody else meanwhile. So RE2 is used. It works on bytes, as RabbitMQ does, and has no lookarounds and no backreferences,
+since these take more than linear time. RabbitMQ's users do write `^(?!amq\\.)`, so a lookahead at the start is split into parts
+that are searched for one by one (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 import re2
 
 PATTERN_MAX = 8192
-"""Bytes: RE2 needs up to 6 ms for the worst expressions of this length."""
+"""The longest pattern, in bytes. RE2 needs up to 6 ms for the worst expressions of this length."""
 MEMORY_MAX = 128 << 10
-"""Bytes of a compiled expression and its search. Where they do not last, the search takes up to 5 ms for a name of 255 bytes."""
+"""Bytes of a compiled expression and its search. If they do not suffice, the search takes up to 5 ms for a name of 255 bytes."""
 
 
 _PROPERTY = re.compile(r"(?<!\\)(?:\\\\)*\\[pP]")
@@ -36,18 +37,18 @@ _OPTIONS, _CASELESS = _options(False), _options(True)
 
 
 class InvalidPattern(ValueError):
-    """An expression that cannot be; the text says why."""
+    """An expression cannot be used. The text says why."""
 
 
 class Pattern:
-    """An expression that is searched for in names. `refused`: why it is never found, "" for one that can be."""
+    """An expression that is searched for in names. `refused` says why it can match nothing, and is "" for a valid expression."""
 
     def __init__(self, text: str, parts: tuple[tuple[Any, bool], ...], refused: str = "") -> None:
         self.text = text
         self.refused = refused
         self._parts = parts
         self.cost: int = 5 + sum(part.programsize for part, _ in parts)
-        """Of a search for it in a name, at worst, in units of about a microsecond."""
+        """The cost of a search in one name, at worst, in units of about a microsecond."""
         self._always = text == ".*"
 
     def __eq__(self, other: object) -> bool:
@@ -66,7 +67,7 @@ class Pattern:
 
 
 def compile_pattern(text: str, caseless: bool = False) -> Pattern:
-    """InvalidPattern."""
+    """Compile an expression. Raises InvalidPattern."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -79,7 +80,7 @@ def compile_pattern(text: str, caseless: bool = False) -> Pattern:
 
 
 def stored_pattern(text: str) -> Pattern:
-    """An expression that was accepted once: if it cannot be any more, it is found in nothing, and says why."""
+    """Compile an expression that was accepted once. If this version cannot use it, it matches nothing, and `refused` says why."""
     try:
         return compile_pattern(text)
     except InvalidPattern as error:
@@ -111,8 +112,8 @@ AHEAD = ("^(?!", "^(?=")
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Expressions, and whether each must be found: `^(?!a)b` is `^(?:a)`, which must not be, and `^b`."""
-    if _PROPERTY.search(text):  # to compile many of them takes seconds
+    """Yield expressions, and whether each must match: `^(?!a)b` becomes `^(?:a)`, which must not match, and `^b`, which must."""
+    if _PROPERTY.search(text):  # compiling many of them takes seconds
         raise InvalidPattern(
             f"{text!r} cannot be a pattern: names are searched as bytes, without the properties of \\p"
         )
@@ -127,7 +128,7 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _end_of_group(text: str) -> int:
-    """Where the parenthesis that the anchor is followed by is closed."""
+    """Return where the parenthesis behind the anchor is closed."""
     depth = 0
     for i, token in _tokens(text):
         depth += (token == "(") - (token == ")")
@@ -146,7 +147,7 @@ def _has_alternatives(text: str) -> bool:
 
 
 def _tokens(text: str) -> Iterator[tuple[int, str]]:
-    """Escapes, and characters outside of classes and of what `\\Q` quotes, with their places."""
+    """Yield escapes and single characters with their positions, without those in classes and in `\\Q` quotes."""
     i = 0
     while i < len(text):
         token = text[i : i + 2] if text[i] == "\\" else text[i]
@@ -160,7 +161,7 @@ def _tokens(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _behind_class(text: str, start: int) -> int:
-    """A ] that is the first character of a class belongs to it."""
+    """Return the position behind a class. A ] that is its first character belongs to it."""
     i = start + 1
     i += text.startswith("^", i)
     i += text.startswith("]", i)

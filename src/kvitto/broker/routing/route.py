@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """`dynamic`: properties decide, so the queues are found per message. `durable`: a durable queue is among them.
+    """`dynamic`: the properties decide, so the queues are found for each message. `durable`: one of the queues is durable.
 
-    `out_of_service`: a queue that belongs to the route and takes nothing, so a publish is not confirmed.
-    `refused`: it has no queues now, since all that it has nack what comes during an alarm.
+    `out_of_service`: a queue of the route that takes no messages, so a publish is not confirmed.
+    `refused`: the route has no queues during an alarm, because each of its queues has x-on-alarm and nacks publishes.
     """
 
     def __init__(self, exchange: str, routing_key: str, queues: list[Queue], dynamic: bool) -> None:
@@ -20,7 +20,7 @@ class Route:
         self.routing_key = routing_key
         self.queues = queues
         self.first: Any = queues[0] if queues else None
-        """The first of the queues. Compiled code knows its type, and need not ask for each message."""
+        """The first of the queues. Compiled code knows its type and need not check it for each message."""
         self.count = len(queues)
         self.dynamic = dynamic
         self.refused = False
@@ -29,12 +29,12 @@ class Route:
 
     @property
     def nacks_on_alarm(self) -> bool:
-        """x-on-alarm: all its queues say nack."""
+        """Whether all its queues say nack in x-on-alarm."""
         return self.count > 0 and not self.dynamic and all(q.settings.nacks_on_alarm for q in self.queues)
 
 
 class Epoch:
-    """Counts the changes of what routes and permissions depend on; who has cached a route compares."""
+    """Counts changes that routes and permissions depend on. Whoever caches a route compares the count to see if it is stale."""
 
     def __init__(self) -> None:
         self.value = 0

@@ -1,9 +1,9 @@
 """Topic patterns in a trie, matched word by word like a state machine.
 
-A pattern is words with dots between; `*` stands for exactly one word, `#` for any number, none included. The empty
-key has no words, "a." has two. Going through a routing key carries the set of all trie nodes that its beginning can
-have led to, so the work is at most words x nodes, whatever patterns a peer thinks up (backtracking over several `#`
-would be exponential). `steps` says how much that can be, the limit `route_steps_max` how much it may be.
+A pattern consists of words with dots between them; `*` stands for exactly one word, `#` for zero or more words. The empty
+key has no words, "a." has two. The search goes through the words of a routing key and keeps the set of all trie nodes that
+the words so far can lead to, so the work is at most words x nodes for any patterns (backtracking over several `#` would be
+exponential). `steps` is the upper bound of that work, and `route_steps_max` limits it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import islice
 from kvitto.broker.routing.index import PIECE_STEPS, Arguments, Dest, Index
 
 WORDS_MAX = 128
-"""In a routing key: a short string with dots between them."""
+"""The most words in a routing key, which is a short string with dots between the words."""
 
 
 class Node:
-    """The patterns that share a beginning. `dests` holds what is bound by exactly this pattern, and how many times.
+    """The patterns that share a prefix. `dests` counts the bindings with exactly this pattern, by destination.
 
-    `steps`: how often one routing key can lead here beside the others that do: never for a beginning without wildcards (there is one
-    for each key), once behind `*`, with every word behind `#`.
+    `steps`: how often the search for one routing key may look at this node beside the one without wildcards. That is 0 for a prefix
+    without wildcards, since each key leads to one such node, 1 behind `*`, and once for every word behind `#`.
     """
 
     __slots__ = ("children", "dests", "hash", "loops", "star", "steps")
@@ -35,7 +35,7 @@ class Node:
         self.dests: dict[Dest, int] = {}
 
     def child(self, word: str) -> Node:
-        """Make the node one pattern word further."""
+        """Add the node for one more word of a pattern."""
         if word == "*":
             made = self.star = Node(steps=WORDS_MAX if self.loops else max(self.steps, 1))
         elif word == "#":
@@ -61,7 +61,7 @@ class Node:
 
 
 class TopicIndex(Index):
-    """Bindings of a topic exchange by pattern."""
+    """The bindings of a topic exchange, by pattern."""
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(arguments)
@@ -78,7 +78,7 @@ class TopicIndex(Index):
         node.dests[dest] = node.dests.get(dest, 0) + 1
 
     def remove(self, pattern: str, dest: Dest, _arguments: object) -> None:
-        """Take back one `add`; nodes that nothing needs any more go too."""
+        """Undo one `add`, and remove nodes that are no longer needed."""
         words = pattern_words(pattern)
         path = [self._root]
         for word in words:
@@ -133,20 +133,20 @@ class TopicIndex(Index):
 
 
 def _parts(states: set[Node]) -> Iterator[Collection[Node]]:
-    """The states, so many at a time."""
+    """Split the states into parts of PIECE_STEPS."""
     rest = iter(states)
     return iter(lambda: tuple(islice(rest, PIECE_STEPS)), ())
 
 
 def split(key: str) -> list[str]:
-    """The words of a routing key; the empty key has none (as in RabbitMQ, where `*` does not match it)."""
+    """Return the words of a routing key. The empty key has none, as with RabbitMQ, where `*` does not match it."""
     return key.split(".") if key else []
 
 
 def pattern_words(pattern: str) -> list[str]:
-    """The words of a pattern in normal form: in a run of wildcards the stars come first, then at most one `#`.
+    """Return the words of a pattern in normal form: in a run of wildcards the stars come first, then at most one `#`.
 
-    The meaning stays the same, and a `#` node never has a `#` behind it.
+    The normal form matches the same keys, and in it no `#` follows another `#`.
     """
     words: list[str] = []
     pending = False
@@ -164,4 +164,4 @@ def pattern_words(pattern: str) -> list[str]:
 def _enter(states: set[Node], node: Node) -> None:
     states.add(node)
     if node.hash is not None:
-        states.add(node.hash)  # `#` may stand for no word at all
+        states.add(node.hash)  # `#` also matches zero words

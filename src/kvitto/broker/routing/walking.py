@@ -1,6 +1,6 @@
-"""The way from an exchange to queues, through other exchanges, in pieces: it may lead through thousands of them, for a thousand keys.
+"""Finds the queues of a message, from exchange to exchange. It works in pieces: there may be thousands of exchanges and keys.
 
-`walk` is a job (broker/jobs.py) whose result is what it has found; `at_once` is for those who cannot wait.
+`walk` is a job (broker/jobs.py) that returns what it has found. Callers that cannot wait run it with `at_once`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ KEY_STEPS = 12
 """The cost of asking one exchange for one key, without the steps in its index."""
 
 NOTHING_SAID = Properties()
-"""In place of a message's properties, where only the exchange and the routing key are known. Nobody changes them."""
+"""Stands for a message's properties where only the exchange and the routing key are known. It must not be changed."""
 
 SEARCH_COST = 10
-"""The cost of looking for a route, without the steps, in units of about a microsecond."""
+"""The cost of a search for a route, without its steps, in units of about a microsecond."""
 
 Lookup = Callable[[str], Exchange | None]
 Walk = Generator[bool, None, "Found"]
@@ -29,7 +29,7 @@ Walk = Generator[bool, None, "Found"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`queues`: each once. `dynamic`: they depend on the message's properties, and cannot be remembered. `cost`: the steps taken."""
+    """`queues` holds each queue once. `dynamic`: they depend on the message's properties and cannot be cached. `cost`: the steps taken."""
 
     queues: list[Dest]
     dynamic: bool
@@ -39,11 +39,11 @@ class Found:
 def walk(
     exchange: Exchange, keys: Sequence[str], properties: Properties, lookup: Lookup, steps_max: int | None
 ) -> Walk:
-    """The queues that a message reaches.
+    """Find the queues that a message reaches.
 
-    Where no key finds anything at an exchange, a destination exchange included, its alternate exchange is asked; one that does not exist
-    is passed over. Each exchange is asked once, so cycles end. ChannelError 406 if it could
-    take more than `steps_max` steps; None stands for no limit.
+    If no key matches at an exchange, its alternate exchange is asked, if that exists. This holds for exchanges on the way, too. Each
+    exchange is asked once, so cycles end. Raises ChannelError 406 if the search could take more than `steps_max` steps; None stands
+    for no limit.
     """
     steps, cost, left = 0, 0, PIECE_STEPS
     seen, waiting = {exchange}, [exchange]
@@ -68,7 +68,7 @@ def walk(
             if len(keys) > 1:
                 several.update(dict.fromkeys(found))
             if left <= 0:
-                found, left = tuple(found), PIECE_STEPS  # what there was may change now
+                found, left = tuple(found), PIECE_STEPS  # a copy, since bindings may change during the pause
                 yield True
         if several:
             found = several
