@@ -1,1 +1,1 @@
-"""What users and operators set: users, permissions, policies, arguments of queues, archives; and who may do what."""
+"""Users, permissions, policies, queue arguments and archives: what users and operators set, and the checks of what they may do."""

@@ -1,4 +1,4 @@
-"""What a message says of itself that the broker acts on, checked before it is taken: over AMQP and over HTTP alike."""
+"""Checks the properties of a message that the broker acts on, before it accepts the message. AMQP and HTTP share these checks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 DIRECT_REPLY_TO = check.DIRECT_REPLY_TO.decode()
 EXPIRATION_DIGITS = 64
-"""Leading zeros are fine."""
+"""The most digits of an expiration. There may be leading zeros."""
 
 
 def admit(properties: Properties, user: User | None, copies_max: int) -> int:
-    """The message's time to live in ms, -1 without one. ChannelError 406 for a message that nobody, or not this user, may publish.
+    """Return the message's time to live in ms, -1 if it has none. Raises ChannelError 406 if this user, or anybody, may not publish it.
 
-    `copies_max`: how many routing keys CC and BCC may have together.
+    `copies_max` is the most routing keys that CC and BCC may have together.
     """
     if user is not None and properties.user_id is not None:
         check_user(properties.user_id, user)
@@ -35,9 +35,9 @@ def admit(properties: Properties, user: User | None, copies_max: int) -> int:
 
 
 def as_consumers_see(props: bytes, headers: Mapping[str, Any], reply_to: str | None = None) -> bytes:
-    """Encoded properties without BCC, and with another address for replies if one is given. `headers`: those of the properties.
+    """Return encoded properties without BCC, and with another reply_to if one is given. `headers` are those of the properties.
 
-    ChannelError 406 if they are too long then.
+    Raises ChannelError 406 if the result is too long.
     """
     if reply_to is None and "BCC" not in headers:
         return props
@@ -52,14 +52,14 @@ def as_consumers_see(props: bytes, headers: Mapping[str, Any], reply_to: str | N
 
 
 def check_user(user_id: str, user: User) -> None:
-    """ChannelError 406 if a message claims to be from somebody else; impersonators may."""
+    """Raises ChannelError 406 if a message claims to be from another user, unless this user has the tag impersonator."""
     if user_id != user.name and "impersonator" not in user.tags:
         text = f"user_id property set to '{user_id}' but authenticated user was '{user.name}'"
         raise ChannelError(PRECONDITION_FAILED, text)
 
 
 def expiration_ms(text: str | None) -> int:
-    """Per-message TTL, -1 without one. ChannelError 406 unless it is the digits of an integer >= 0."""
+    """Return the time to live of a message in ms, -1 if it has none. Raises ChannelError 406 unless `text` is an integer >= 0 in digits."""
     if text is None:
         return -1
     if text.isascii() and text.isdigit() and len(text) <= EXPIRATION_DIGITS and int(text) <= MS_MAX:
@@ -68,7 +68,7 @@ def expiration_ms(text: str | None) -> int:
 
 
 def check_copies(headers: Mapping[str, Any], most: int) -> None:
-    """ChannelError 406 unless CC and BCC are arrays of strings, with at most `most` strings together."""
+    """Raises ChannelError 406 unless CC and BCC are arrays of strings, with at most `most` strings together."""
     count = 0
     for name in ("CC", "BCC"):
         value = headers.get(name, [])
@@ -81,7 +81,7 @@ def check_copies(headers: Mapping[str, Any], most: int) -> None:
 
 
 def check_size(props: bytes) -> None:
-    """ChannelError 406 for properties that no consumer could take, where the broker has not got them in a frame."""
+    """Raises ChannelError 406 for properties that are too long for any consumer. Properties that came in a frame need no such check."""
     if len(props) > limits.PROPERTIES_MAX:
         text = f"the properties take {len(props)} bytes, at most {limits.PROPERTIES_MAX} are possible"
         raise ChannelError(PRECONDITION_FAILED, text)

@@ -1,6 +1,6 @@
-"""The archives of all queues, and of those that are gone: what they are called, and how much they keep (x-archive).
+"""The archives of all queues, deleted ones included: where they are, and how much they keep (x-archive).
 
-Looks every minute whether a bound is exceeded, and whether a small segment has waited long enough.
+`Archives` checks every minute whether a bound is exceeded, and whether a small segment has waited long enough.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LOOK_MS = 60_000
 LOOK_AGAIN_MS = 1000
-"""After a look that has not unlinked all that it should."""
+"""The time until the next check if the last one could not unlink all that it should."""
 STEPS = 200
-"""Syncs after which an end in order gives up: far more than a chain of queues with archives needs."""
+"""The most syncs before a start or a clean stop gives up. A chain of queues with archives needs far fewer."""
 
 log = logging.getLogger("kvitto.broker")
 
@@ -44,7 +44,7 @@ class Archives(Service):
         self._archives: dict[str, Archive] = {}
 
     def add(self, queue: Queue) -> None:
-        """Give a queue its archive."""
+        """Open the archive of a queue and attach it."""
         about = {"vhost": queue.vhost.name, "queue": queue.name, "id": queue.log.queue_id, "arguments": queue.arguments}
         text = json.dumps(about, default=str).encode() + b"\n"
         archive = queue.log.archive = self._open(queue.log.queue_id, text, queue.settings)
@@ -82,7 +82,7 @@ class Archives(Service):
             self.look()
 
     def _of_deleted(self, queue_id: str, directory: str) -> Archive | None:
-        """The archive of a queue that is not defined any more, as its queue.json in `directory` says; None without one."""
+        """Open the archive of a deleted queue from the queue.json in `directory`. Returns None if there is none."""
         disk, path = self.broker.store.disk, paths.about(directory)
         try:
             text = disk.read_file(path) if disk.exists(path) else b""
@@ -93,7 +93,7 @@ class Archives(Service):
         return self._open(queue_id, text, settings)
 
     def finish(self, queue_id: str) -> bool:
-        """A start has found the directory of a queue that was being deleted: go on. False if it has no archive."""
+        """Finish the deletion of a queue whose directory a start has found. Returns False if the queue has no archive."""
         store, directory = self.broker.store, paths.queue_dir(queue_id, True)
         if store.is_orphan(queue_id):
             return False
@@ -114,7 +114,7 @@ class Archives(Service):
     # -- now and then ----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Have small segments leave their queues, try again what had no room, apply the bounds."""
+        """Move small segments out of their queues, retry what had no room, and apply the bounds."""
         leaving = {left.queue_id: left for left in self.broker.store.leaving}
         again = False
         for queue_id, archive in list(self._archives.items()):

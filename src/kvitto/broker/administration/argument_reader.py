@@ -1,4 +1,4 @@
-"""One argument at a time: its value if it has the right type and size, InvalidArgument if not."""
+"""Reads arguments one by one. Returns a value of the right type and size, or raises InvalidArgument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class InvalidArgument(ValueError):
-    """An argument that no queue, or not this queue, can have."""
+    """No queue, or not this queue, can have the argument."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name}: {why}")
@@ -23,7 +23,7 @@ class InvalidArgument(ValueError):
 
 
 class ArgumentReader:
-    """Arguments that are missing, or None, are "not set": -1, None or False."""
+    """Reads arguments of a table. One that is missing or None counts as not set and gives -1, None or False."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = arguments
@@ -50,7 +50,7 @@ class ArgumentReader:
         return value
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> str:
-        """The first of the choices is what it is without the argument."""
+        """Return one of the choices. The first one is the default."""
         value = self.text(name) or choices[0]
         if value not in choices:
             raise InvalidArgument(name, f"{value!r} is none of {', '.join(choices)}")
@@ -71,6 +71,6 @@ class ArgumentReader:
 
 
 def age_ms(text: str) -> int:
-    """An interval as stream arguments have it: `7D`, units Y M D h m s. -1 if it is none."""
+    """Return the ms of an interval like `7D` (units Y M D h m s), as stream arguments have it. Returns -1 if it is malformed."""
     found = re.fullmatch(r"([0-9]{1,9})([YMDhms])", text)
     return int(found[1]) * AGE_UNITS_MS[found[2]] if found else -1

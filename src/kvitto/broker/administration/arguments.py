@@ -1,6 +1,6 @@
-"""Queue arguments: what they mean, what is refused, what policies add, and when two declarations are the same (semantics D1, Q).
+"""Queue arguments: their meaning, what is refused, what policies add, and when two declarations are the same (D1, Q).
 
-A new argument is a line in ARGUMENTS, a field of `QueueSettings` and a line in `read_settings`; what it changes is in the queue.
+To add an argument, add a line to ARGUMENTS, a field to `QueueSettings` and a line to `read_settings`; the queue acts on the field.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from kvitto.broker.administration.inert import REFUSED_OF_QUEUES
 MS_MAX = 315_360_000_000
 """Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `format.entry.TTL_MAX`."""
 RETRY_MAX_MS = 3_600_000
-"""Where only x-retry-delay-min is given."""
+"""The longest delay if only x-retry-delay-min is given."""
 
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 ON_ALARM = ("block", "nack")
 QUEUE_TYPES = ("classic", "quorum", "stream")
 DELAYED_RETRY = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
-"""RabbitMQ 4.3's way to say when a message that was given back comes again."""
+"""RabbitMQ 4.3's arguments for the time at which a returned message is delivered again."""
 DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
 QUORUM_PRIORITY_MAX = 31
-"""A quorum queue has priorities without an argument, as RabbitMQ's 4.3."""
+"""The highest priority in a quorum queue, which needs no argument for priorities, as with RabbitMQ 4.3."""
 ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
 SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
 STREAM_SEGMENT_BYTES_MAX = 3_000_000_000
 
 
 FIRST, SMALLER, SHORTER = "first", "smaller", "shorter"
-"""What counts where a queue and its policy both say something: what the queue says, the smaller number, the shorter interval."""
+"""Which value applies if a queue and its policy both set one: the queue's, the smaller number, or the shorter interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of queues, as declarations and policies have to know it; `read_settings` says what it means.
+    """An argument of queues, as declarations and policies see it. `read_settings` gives it its meaning.
 
-    `policy`: whether a policy can have it, without the `x-`, and what counts then; "" for those that belong to one queue.
+    `policy`: which value applies if a policy sets it, too (without the `x-`); "" if a policy cannot set it.
     `streams`: whether a stream may have it.
     """
 
@@ -49,7 +49,7 @@ class Argument:
 
     @property
     def key(self) -> str:
-        """What policies call it."""
+        """Its name in policies."""
         return self.name.removeprefix("x-")
 
 
@@ -77,24 +77,24 @@ ARGUMENTS = (
 """All but the type (queue_types.py). Two declarations of a queue are the same only if they agree in each of these."""
 EQUIVALENCE_ARGUMENTS = tuple(argument.name for argument in ARGUMENTS)
 NOT_FOR_STREAMS = tuple(argument.name for argument in ARGUMENTS if not argument.streams)
-"""What RabbitMQ refuses for a stream, and what would mean nothing."""
+"""Arguments that RabbitMQ refuses for a stream, or that would have no meaning there."""
 SMALLER_COUNTS = tuple(argument.key for argument in ARGUMENTS if argument.policy == SMALLER)
-"""Settings of a policy that are limits: of several the smallest counts."""
+"""Settings of a policy that are limits. The smallest of several applies."""
 SHORTER_COUNTS = tuple(argument.key for argument in ARGUMENTS if argument.policy == SHORTER)
-"""Settings of a policy that are intervals: the same."""
+"""Settings of a policy that are intervals. The shortest of several applies."""
 QUEUE_POLICY = (
     *SMALLER_COUNTS,
     *SHORTER_COUNTS,
     *(argument.key for argument in ARGUMENTS if argument.policy == FIRST),
 )
-"""What a policy may say of queues: the names of arguments without `x-`."""
+"""The settings that a policy may have for queues: names of arguments without `x-`."""
 RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for name in DELAYED_RETRY))
-"""Who says one of them says when messages come again: none of the others is added from elsewhere."""
+"""Settings of the retry delay. They apply as a group: if a queue or a policy has one of them, no other is added to it from elsewhere."""
 
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """The arguments of a queue that change what it does; -1 and None mean "not set"."""
+    """The arguments of a queue that change its behaviour. -1 and None mean "not set"."""
 
     ttl_ms: int = -1
     expires_ms: int = -1
@@ -107,12 +107,12 @@ class QueueSettings:
     delivery_limit: int = -1
     max_priority: int = -1
     prioritises: bool = False
-    """Messages with a priority come first, up to QUORUM_PRIORITY_MAX, although no argument says so."""
+    """Messages are ordered by priority, up to QUORUM_PRIORITY_MAX, without an argument."""
     retry_min_ms: int = -1
     retry_max_ms: int = -1
     retry_linear: bool = False
     retry_of: str = "all"
-    """Which messages are delayed: "failed", those of basic.reject; "returned", those of basic.nack; or "all"."""
+    """Which messages are delayed: "failed" (by basic.reject), "returned" (by basic.nack) or "all"."""
     single_active_consumer: bool = False
     consumer_timeout_ms: int = -1
     archive: bool = False
@@ -124,12 +124,12 @@ class QueueSettings:
 
     @property
     def dead_letters_to(self) -> tuple[str | None, str | None]:
-        """Exchange and routing key."""
+        """The dead-letter exchange and the routing key."""
         return self.dead_letter_exchange, self.dead_letter_routing_key
 
 
 def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: bool) -> Iterator[tuple[str, str]]:
-    """(argument, why) of those that a queue like this cannot have."""
+    """Yield (argument, reason) for each argument that a queue like this cannot have."""
     if archive and not lasting:
         yield "x-archive", "only a durable queue that is not exclusive has an archive"
     if archive and kind == "stream":
@@ -143,7 +143,7 @@ def _out_of_place(arguments: dict[str, Any], kind: str, archive: bool, lasting: 
 
 
 def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
-    """`read_settings` for a declaration: ChannelError 406 names the wrong argument."""
+    """Call `read_settings` for a declaration. Raises ChannelError 406 that names the wrong argument."""
     try:
         return read_settings(arguments, lasting)
     except InvalidArgument as error:
@@ -152,9 +152,9 @@ def queue_settings(queue: str, vhost: str, arguments: dict[str, Any], lasting: b
 
 
 def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSettings:
-    """Check the known arguments, InvalidArgument. Unknown ones are kept and ignored.
+    """Check the known arguments. Unknown ones are kept and ignored. Raises InvalidArgument.
 
-    `lasting`: the queue is durable, and not exclusive.
+    `lasting`: the queue is durable and not exclusive.
     """
 
     read = ArgumentReader(arguments)
@@ -198,7 +198,7 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
 
 
 def _retry(read: ArgumentReader) -> tuple[int, int, bool, str]:
-    """Least and most delay of a message that was given back, whether it grows by the same amount each time, and of which messages."""
+    """Return the least and the longest delay of a returned message, whether it grows linearly, and which messages are delayed."""
     least, most = read.number("x-retry-delay-min", 0, MS_MAX), read.number("x-retry-delay-max", 0, MS_MAX)
     if most >= 0 and not 0 <= least <= most:
         raise InvalidArgument("x-retry-delay-max", "it needs an x-retry-delay-min that is not larger")
@@ -220,7 +220,10 @@ def _retry(read: ArgumentReader) -> tuple[int, int, bool, str]:
 
 
 def usable(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those that a queue can have: definitions may be of a version that took more. InvalidArgument for an unknown queue type."""
+    """Return the arguments that a queue can have. The version that stored them may have accepted more.
+
+    Raises InvalidArgument for an unknown queue type.
+    """
     arguments = dict(arguments)
     while True:
         try:
@@ -234,15 +237,15 @@ def usable(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def stricter(key: str, one: int, other: int) -> int:
-    """The limit that counts of two: the smaller one, where one below 0 stands for none, and a consumer timeout of 0 too."""
+    """Return the smaller one of two limits. A limit below 0 stands for none, as does a consumer timeout of 0."""
     least = 1 if key == "consumer-timeout" else 0
     return max(one, other) if min(one, other) < least else min(one, other)
 
 
 def with_policy(arguments: dict[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A queue's arguments with what a policy adds: an argument counts before the policy, of two limits the smaller one.
+    """Return a queue's arguments with what a policy adds. An argument overrides the policy, but of two limits the smaller one applies.
 
-    What this queue cannot have is left out; so `read_settings` takes the result, if it takes the parts.
+    Settings that this queue cannot have are left out, so `read_settings` accepts the result if it accepts both parts.
     """
     merged = {name: value for name, value in arguments.items() if value is not None}
     stream = merged.get("x-queue-type") == "stream"

@@ -1,9 +1,9 @@
 """Users, their passwords, and what they may do in which virtual host.
 
-Permissions are RabbitMQ's: per virtual host three regular expressions (configure, write, read) that are searched in
-the name of the resource; an empty one allows nothing, and without an entry the virtual host is closed. Passwords are
-kept as salted scrypt hashes (W7) and appear in no text. A `User` is changed in place, so open connections see what
-changed; `Users.generation` tells them to forget what they remembered.
+Permissions are those of RabbitMQ: for each virtual host three regular expressions (configure, write, read) that are searched
+in the name of the resource. An empty one allows nothing, and a user without an entry cannot open the virtual host. Passwords
+are stored as salted scrypt hashes (W7) and appear in no text. A `User` is changed in place, so open connections see the
+change; `Users.generation` tells them to drop cached permissions.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Define = Callable[[str, tuple[str, ...], dict[str, Any] | None], None]
 """Keeps a definition (kind, key, value); None deletes it."""
 
 COST = 14
-"""log2 of scrypt's n. With LANES it is one of the sets of parameters that OWASP gives as the least that is sound; of those the one with
-the least memory but one, since an attacker makes us spend it: 16 MiB and about 0.25 s per check, once per user and process."""
+"""log2 of scrypt's n. COST and LANES are one of the parameter sets that OWASP names as the minimum. Of these it needs the second least
+memory, because an attacker can make the broker spend it: 16 MiB and about 0.25 s per check, once per user and process."""
 LANES = 5
 LANES_MAX = 16
 PUBLIC_COST = 4
-"""For the first password of guest, which is public: a slow hash would only double the start-up time."""
+"""The cost for the first password of guest. That password is public, so a slow hash would only double the start-up time."""
 COST_MAX = 20
 BLOCK, SALT_BYTES = 8, 16
 
 GUEST = "guest"
 ADMINISTRATOR = "administrator"
 DEFAULT_EXCHANGE = "amq.default"
-"""The name by which permissions know the exchange without a name."""
+"""The name of the default exchange in permissions."""
 
 
 def hash_password(password: str, cost: int = COST) -> str:
-    """`scrypt:cost:lanes:salt:hash`, the last two in hex digits."""
+    """Return `scrypt:cost:lanes:salt:hash`, the last two in hex digits."""
     salt = secrets.token_bytes(SALT_BYTES)
     return f"scrypt:{cost}:{LANES}:{salt.hex()}:{_scrypt(password, salt, cost, LANES).hex()}"
 
@@ -69,7 +69,7 @@ def _bytes(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """The three expressions as they were given, and ready for use."""
+    """The three expressions, as text and compiled."""
 
     configure: str
     write: str
@@ -78,18 +78,19 @@ class Permission:
 
     @classmethod
     def of(cls, configure: str, write: str, read: str, stored: bool = False) -> Permission:
-        """InvalidPattern. One that is stored is there even if an expression cannot be searched for any more; that grants nothing then."""
+        """Compile the expressions. Raises InvalidPattern. A `stored` permission is never refused: an expression that this version
+        cannot use grants nothing."""
         make = stored_pattern if stored else compile_pattern
         return cls(configure, write, read, {"configure": make(configure), "write": make(write), "read": make(read)})
 
     def grants(self, operation: Operation, resource: str) -> bool:
-        """The empty expression grants nothing."""
+        """Whether the expression for this operation matches. An empty one grants nothing."""
         pattern = self.compiled[operation]
         return pattern.text != "" and pattern.found_in(resource)
 
 
 class User:
-    """Somebody who may log in. `password_hash` is "" for one who may not log in by password."""
+    """A user of the broker. `password_hash` is "" for a user who cannot log in by password."""
 
     def __init__(self, name: str, password_hash: str, tags: Iterable[str]) -> None:
         self.name = name
@@ -117,16 +118,16 @@ class User:
         return permission.grants(operation, resource or DEFAULT_EXCHANGE)
 
     def authorise(self, vhost: str, operation: Operation, kind: str, name: str) -> None:
-        """ChannelError 403 unless this user may do this with the resource; `kind` says what it is."""
+        """Raises ChannelError 403 unless this user may do this with the resource; `kind` says what it is."""
         if not self.may(vhost, operation, name):
             text = f"{operation} access to {kind} '{name}' in vhost '{vhost}' refused for user '{self.name}'"
             raise ChannelError(ACCESS_REFUSED, text)
 
 
 class Users:
-    """All users. `define` is called for each change; it makes them durable.
+    """All users. `define` is called for each change and makes it durable.
 
-    ValueError for what cannot be, LookupError for a user that is not there: both with a text for people.
+    Methods raise ValueError for an invalid value and LookupError for an unknown user, both with a text for people.
     """
 
     def __init__(self, define: Define, *, cost: int = COST, loopback_only: Collection[str] = (GUEST,)) -> None:
@@ -147,13 +148,14 @@ class Users:
         return self._users.get(name)
 
     def list(self) -> tuple[User, ...]:
-        """By name."""
+        """All users, sorted by name."""
         return tuple(sorted(self._users.values(), key=lambda user: user.name))
 
     # -- changes ---------------------------------------------------------------------------------------------
 
     def add(self, name: str, password: str | None, tags: Iterable[str] = (), hashed: str = "") -> User:
-        """A new user without permissions; `hashed`: from `hash`, if that has been done elsewhere. Password None: logs in by certificate."""
+        """Add a user without permissions. `hashed` is the result of `hash`, if the caller has it already. A user with password None can
+        log in only by certificate."""
         if not name or len(_bytes(name)) > NAME_MAX:
             raise ValueError(f"a user's name must have 1 to {NAME_MAX} bytes")
         if name in self._users:
@@ -163,14 +165,14 @@ class Users:
         return user
 
     def add_guest(self) -> User:
-        """guest/guest of a new data directory: administrator, everything in "/", only from this machine."""
+        """Add the user guest/guest of a new data directory: an administrator with all permissions in "/", only from this machine."""
         user = User(GUEST, "", (ADMINISTRATOR,))
         self._set_password(user, GUEST, hash_password(GUEST, PUBLIC_COST))
         self.set_permission(GUEST, "/", ".*", ".*", ".*")
         return user
 
     def delete(self, name: str) -> None:
-        """Open connections of the user lose every permission at once; to close them is for the caller."""
+        """Delete a user. Open connections of the user lose every permission at once; the caller closes them."""
         user = self._user(name)
         for vhost in (*user.permissions,):
             self.clear_permission(name, vhost)
@@ -180,11 +182,11 @@ class Users:
         self._define("user", (name,), None)
 
     def set_password(self, name: str, password: str | None, hashed: str = "") -> None:
-        """As `add`."""
+        """Set another password. `password` and `hashed` mean the same as in `add`."""
         self._set_password(self._user(name), password, hashed)
 
     def hash(self, password: str) -> str:
-        """What is kept of a password. Slow, and fit for any thread. ValueError."""
+        """Return the hash to store for a password. This is slow and may run in any thread. Raises ValueError for an unusable password."""
         if not password:
             raise ValueError("the password is empty")
         return hash_password(password, self.cost)
@@ -201,25 +203,25 @@ class Users:
         self._keep(user)
 
     def set_permission(self, name: str, vhost: str, configure: str, write: str, read: str) -> None:
-        """Whether the virtual host exists is for the caller to know."""
+        """Set a user's permission in a virtual host. The caller checks that the virtual host exists."""
         user = self._user(name)
         user.permissions[vhost] = Permission.of(configure, write, read)
         self.generation += 1
         self._define("permission", (vhost, name), {"configure": configure, "write": write, "read": read})
 
     def clear_permission(self, name: str, vhost: str) -> None:
-        """One that is not there is fine."""
+        """Remove a user's permission in a virtual host, if there is one."""
         if self._user(name).permissions.pop(vhost, None) is not None:
             self.generation += 1
             self._define("permission", (vhost, name), None)
 
     def forget_vhost(self, vhost: str) -> None:
-        """The virtual host is gone, and with it all permissions in it."""
+        """Remove all permissions in a virtual host that was deleted."""
         for name in self._users:
             self.clear_permission(name, vhost)
 
     def restore(self, kind: str, key: tuple[str, ...], value: Mapping[str, Any]) -> None:
-        """Take over a definition of kind "user" or "permission" as `define` got it; users come first."""
+        """Take a stored definition of kind "user" or "permission", as `define` got it. Users must come first."""
         self.generation += 1
         if kind == "user":
             self._users[key[0]] = User(key[0], value["password_hash"], value["tags"])
@@ -230,10 +232,10 @@ class Users:
     # -- logging in ------------------------------------------------------------------------------------------
 
     def authenticate(self, name: str, password: str, peer_is_loopback: bool) -> User | None:
-        """The user, if the password is right and the user may come from there (W7).
+        """Return the user if the password is right and the user may log in from that address (W7), else None.
 
-        The first right password of a user costs an scrypt, the next ones a fast keyed hash (its key lives only in
-        this process). A wrong one always costs an scrypt, and so does an unknown name: the time tells nothing.
+        The first right password of a user costs an scrypt, the next ones a fast keyed hash, whose key exists only in
+        this process. A wrong password and an unknown name always cost an scrypt, so the time reveals nothing.
         """
         user = self._users.get(name)
         if user is None or not user.password_hash:
@@ -248,16 +250,16 @@ class Users:
         return self.known(name, peer_is_loopback)
 
     def known(self, name: str, peer_is_loopback: bool) -> User | None:
-        """The user, if there is one who may come from there: who it is has been proved already."""
+        """Return the user if there is one who may log in from that address, else None. The caller has authenticated the name."""
         return self._users.get(name) if peer_is_loopback or name not in self.loopback_only else None
 
     def remembers(self, name: str, password: str) -> bool:
-        """Whether `authenticate` needs no slow hash, since this password has been right before."""
+        """Whether `authenticate` needs no slow hash, because it has accepted this password before."""
         user = self._users.get(name)
         return user is not None and bool(user.proof) and hmac.compare_digest(self._proof(user, password), user.proof)
 
     def _proof(self, user: User, password: str) -> bytes:
-        """Bound to the stored hash too: a new password ends what was proved with the old one."""
+        """Return the fast keyed hash. It depends on the stored hash, too, so a change of password invalidates it."""
         keyed = hashlib.blake2b(_bytes(user.password_hash), key=self._key)
         keyed.update(b"\0" + _bytes(password))
         return keyed.digest()
@@ -275,7 +277,7 @@ class Users:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Attempt:
-    """A login by password from an address; `wanted`: whether somebody still waits for the answer. `check` may run in any thread."""
+    """A login by password from an address. `wanted` says whether somebody still waits for the answer. `check` may run in any thread."""
 
     users: Users
     name: str

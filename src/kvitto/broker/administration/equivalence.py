@@ -1,6 +1,6 @@
-"""Redeclaring: the same properties and arguments are fine, others are refused in RabbitMQ's words (D1).
+"""Checks a repeated declaration: it must have the same properties and arguments (D1).
 
-People and test suites search for these texts, so they are the peer's, letter for letter.
+People and test suites search for the error texts, so these are RabbitMQ's, letter for letter.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvitto.wire.tables import Timestamp, Value
 
 
 def describe(kind: str, name: str, vhost: str) -> str:
-    """`queue 'q' in vhost '/'`, as error texts name a thing."""
+    """Return the name of a thing for error texts, like `queue 'q' in vhost '/'`."""
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
 def check_field(thing: str, field: str, current: str | bool, received: str | bool) -> None:
-    """406 unless a property is the same as before; `thing` comes from `describe`."""
+    """Raises ChannelError 406 unless a property is the same as before. `thing` comes from `describe`."""
     if current != received:
         _refuse(thing, field, f"'{_text(received)}'", f"'{_text(current)}'")
 
@@ -28,7 +28,7 @@ def check_field(thing: str, field: str, current: str | bool, received: str | boo
 def check_arguments(
     thing: str, names: Iterable[str], current: Mapping[str, Value], received: Mapping[str, Value]
 ) -> None:
-    """406 unless each of the named arguments is the same as before, or missing both times."""
+    """Raises ChannelError 406 unless each of the named arguments is the same as before, or missing both times."""
     for name in names:
         there, here = name in current, name in received
         if there != here or (there and not _same(current[name], received[name])):
@@ -36,12 +36,12 @@ def check_arguments(
 
 
 def _same(one: Value, other: Value) -> bool:
-    """Equal and of one kind: with RabbitMQ 10 and 10.0 are two, 10 in 32 bits and in 64 is one."""
+    """Whether two values are equal and of one type. As with RabbitMQ, 10 and 10.0 differ, but integers of 32 and 64 bits do not."""
     return isinstance(one, float) == isinstance(other, float) and comparable(one) == comparable(other)
 
 
 def type_name(value: Value) -> str:
-    """What RabbitMQ calls the type of a table value."""
+    """Return RabbitMQ's name for the type of a table value."""
     match value:
         case None:
             return "void"
@@ -71,7 +71,7 @@ def _refuse(thing: str, field: str, received: str, current: str) -> None:
 
 
 def _argument(name: str, arguments: Mapping[str, Value], both: bool) -> str:
-    """`both`: the other declaration has this argument too."""
+    """Describe an argument. `both` says that the other declaration has it, too."""
     if name not in arguments:
         return "none"
     value = arguments[name]

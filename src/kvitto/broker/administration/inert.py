@@ -1,7 +1,7 @@
 """Arguments that other brokers honour and this one does not.
 
-Without most of them nothing is lost: they are accepted, and the log names each one once. Those that change what a publisher or a
-consumer may rely on are refused.
+Most of them are harmless to ignore: they are accepted, and the log names each one once. Those that a publisher or a consumer may
+rely on are refused.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ POLICY = (
     "ha-promote-on-shutdown",
     "ha-promote-on-failure",
 )
-"""Settings of RabbitMQ's policies that mean nothing on one node, or describe what is done here anyway."""
+"""Settings of RabbitMQ's policies that have no meaning on one node, or describe what Kvitto always does."""
 OPERATOR_POLICY = ("max-in-memory-length", "max-in-memory-bytes", "queue-version", "target-group-size", *POLICY[-6:])
 NAMED_MAX = 1000
-"""Names come from peers: no more of them are kept, nor logged."""
+"""The most names that are remembered and logged. They come from peers, so there must be a limit."""
 
 
 def refuse(thing: str, refused: Mapping[str, str], arguments: Mapping[str, Any]) -> None:
-    """ChannelError 406 for an argument of those in `refused` that asks for something. `thing` comes from `describe`."""
+    """Raises ChannelError 406 if one of the arguments in `refused` is set to a value with an effect. `thing` comes from `describe`."""
     for name, why in refused.items():
         if arguments.get(name):
             raise ChannelError(PRECONDITION_FAILED, f"invalid arg '{name}' for {thing}: {why}")
 
 
 class Notices:
-    """Says of each argument once that it has no effect."""
+    """Logs once for each argument that it has no effect."""
 
     def __init__(self) -> None:
         self._named: set[str] = set()

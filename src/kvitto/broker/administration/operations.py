@@ -1,11 +1,10 @@
-"""What a user does in a virtual host: declare, bind, unbind, delete, purge, publish, set a policy. Each asks first whether the user may.
+"""The operations of a user in a virtual host: declare, bind, unbind, delete, purge, publish, set a policy. Each checks permissions first.
 
-The rules of permission and admission stand here and in `admission.py`, once. AMQP methods (protocol/methods/) and HTTP requests (http/)
-come here, with what they have read from their peers, and answer them; `VHost` does the work and asks nobody. Messages that are published
-on a channel take the compiled way of `Channel.publish`, which shares `may_publish` and `admission.admit` with the one here.
-
-What is done takes effect at once, or is returned as the steps of a job (broker/jobs.py); its definitions are durable later, and who
-answers a peer waits for them (broker/changes.py).
+All rules of permission and admission are here and in `admission.py`. AMQP methods (protocol/methods/) and HTTP requests (http/)
+decode the request, call an operation, and answer; `VHost` does the work without any check. A publish on a channel goes through the
+compiled `Channel.publish`, which shares `may_publish` and `admission.admit` with this module.
+An operation takes effect at once, or returns the steps of a job (broker/jobs.py). Its definitions become durable later, and the
+answer to the peer has to wait for that (broker/changes.py).
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
 
 Kind = Literal["queue", "exchange"]
 OUTSIDER = object()
-"""In place of a connection: who has none cannot use what is exclusive to one (405 RESOURCE_LOCKED)."""
+"""Stands for a caller without a connection. It cannot use exclusive queues (405 RESOURCE_LOCKED)."""
 POLICY_TAGS = {POLICY: ("administrator", "policymaker"), OPERATOR_POLICY: ("administrator",)}
-"""Who may set and delete policies."""
+"""The tags of users who may set and delete policies of each kind."""
 
 
 class Operations:
-    """The operations of one user in one virtual host. Cheap to make: one lasts as long as a request.
+    """The operations of one user in one virtual host. An object is cheap and made for each request.
 
-    `user`: None for the broker itself, which may do everything. `owner`: the connection that gets the exclusive queues which are
-    declared, and may use those that it has. What the user may not do raises ChannelError 403.
+    `user` is None for the broker itself, which may do everything. `owner` is the connection that owns the exclusive queues which are
+    declared, and may use those that it owns. Operations raise ChannelError 403 if the user lacks a permission.
     """
 
     __slots__ = ("owner", "user", "vhost")
@@ -61,7 +60,7 @@ class Operations:
     def declare_queue(
         self, name: str | None, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> tuple[Queue, bool]:
-        """The queue, and whether it is new. Without a name the broker makes one up. ChannelError 405, 406."""
+        """Return the queue, and whether it is new. If the name is empty, the broker generates one. Raises ChannelError 405, 406."""
         generated = name is None
         name = generated_name() if name is None else name
         self.authorise("configure", "queue", name)
@@ -76,7 +75,7 @@ class Operations:
         return queue, not known
 
     def delete_queue(self, name: str, if_unused: bool, if_empty: bool) -> tuple[int, Steps]:
-        """How many messages are ready, and the steps. To delete what is not there is fine. ChannelError 405, 406."""
+        """Return how many messages are ready, and the steps. An unknown queue is no error. Raises ChannelError 405, 406."""
         self.authorise("configure", "queue", name)
         if name not in self.vhost.queues:
             return 0, iter(())
@@ -84,7 +83,7 @@ class Operations:
         return queue.ready, self.vhost.queue_deletion(queue, if_unused, if_empty)
 
     def purge_queue(self, name: str) -> tuple[int, Steps]:
-        """How many messages go, and the steps. ChannelError 404, 405."""
+        """Return how many messages are removed, and the steps. Raises ChannelError 404, 405."""
         self.authorise("read", "queue", name)
         queue = self.vhost.queue(name, self.owner)
         found: tuple[int, Steps] = walls.within(queue, queue.purging)
@@ -95,7 +94,7 @@ class Operations:
     def declare_exchange(
         self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, Any]
     ) -> bool:
-        """Whether the exchange is new. ChannelError 405, 406."""
+        """Declare an exchange. Returns whether it is new. Raises ChannelError 405, 406."""
         refuse_default(name)
         self.authorise("configure", "exchange", name)
         known = name in self.vhost.exchanges
@@ -107,14 +106,14 @@ class Operations:
         return not known
 
     def delete_exchange(self, name: str, if_unused: bool) -> Steps:
-        """To delete what is not there is fine. ChannelError 406."""
+        """Return the steps that delete the exchange. An unknown one is no error. Raises ChannelError 406."""
         self.authorise("configure", "exchange", name)
         return self.vhost.exchange_deletion(name, if_unused)
 
     # -- bindings --------------------------------------------------------------------------------------------
 
     def may_bind(self, source: str, kind: Kind, dest: str) -> None:
-        """Whether the user may bind `dest`, a queue or an exchange, to the exchange `source`, and unbind it."""
+        """Raise ChannelError 403 unless the user may bind `dest`, a queue or an exchange, to the exchange `source`, and unbind it."""
         refuse_default(source)
         if kind == "exchange":
             refuse_default(dest)
@@ -122,12 +121,14 @@ class Operations:
         self.authorise("read", "exchange", source)
 
     def bind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> None:
-        """ChannelError 404, 405, 406."""
+        """Add a binding. Raises ChannelError 404, 405, 406."""
         self.may_bind(source, kind, dest)
         self.vhost.bind(source, self._dest(kind, dest), routing_key, arguments)
 
     def unbind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> None:
-        """What is not there is not bound: fine, as with RabbitMQ. Clients unbind what was deleted automatically. ChannelError 405."""
+        """Remove a binding. A missing queue, exchange or binding is no error, as with RabbitMQ, because clients also unbind what was
+        deleted automatically. Raises ChannelError 405.
+        """
         self.may_bind(source, kind, dest)
         there = self.vhost.queues if kind == "queue" else self.vhost.exchanges
         if dest in there and source in self.vhost.exchanges:
@@ -139,33 +140,33 @@ class Operations:
     # -- messages --------------------------------------------------------------------------------------------
 
     def may_publish(self, exchange: str) -> None:
-        """ChannelError 403 for an internal exchange, too, and 404."""
+        """Raises ChannelError 403 without permission or for an internal exchange, and 404 for an unknown one."""
         self.authorise("write", "exchange", exchange)
         if self.vhost.exchange(exchange).internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{self.vhost.name}'"
             raise ChannelError(ACCESS_REFUSED, text)
 
     def admit(self, properties: Properties) -> int:
-        """As `admission.admit`, for a message that comes without a channel, and so can have no direct reply."""
+        """Call `admission.admit` for a message that comes without a channel. Direct reply-to is refused, as it needs a channel."""
         ttl_ms = admission.admit(properties, self.user, self.vhost.broker.limits.copies_max)
         if properties.reply_to == admission.DIRECT_REPLY_TO:
             raise ChannelError(PRECONDITION_FAILED, "fast reply consumer does not exist")
         return ttl_ms
 
     def publish(self, exchange: str, routing_key: str, properties: Properties, body: bytes) -> Publishing:
-        """A message on its way. ChannelError 404, 406."""
+        """Check a message and return the object that publishes it. Raises ChannelError 404, 406."""
         self.may_publish(exchange)
         return Publishing(self.vhost, exchange, routing_key, properties, body, self.admit(properties))
 
     # -- policies --------------------------------------------------------------------------------------------
 
     def set_policy(self, kind: str, policy: Policy) -> Steps:
-        """Add or replace one. `kind`: POLICY or OPERATOR_POLICY."""
+        """Add or replace a policy. `kind` is POLICY or OPERATOR_POLICY."""
         self._check_policymaker(kind)
         return policing.set_policy(self.vhost, kind, policy)
 
     def clear_policy(self, kind: str, name: str) -> Steps:
-        """Delete one, which is there."""
+        """Delete a policy that exists."""
         self._check_policymaker(kind)
         return policing.clear_policy(self.vhost, kind, name)
 
@@ -195,7 +196,10 @@ class Publishing:
         self.refused: list[Queue] = []
 
     def steps(self) -> Iterator[object]:
-        """Route the message, append it to its queues, and dead-letter it for those that refuse it and say so. ChannelError 404, 406."""
+        """Route the message, append it to its queues, and dead-letter it for full queues with reject-publish-dlx.
+
+        Raises ChannelError 404, 406.
+        """
         vhost, body = self.vhost, self.body
         props = self.props = admission.as_consumers_see(self.properties.encode(), self.headers)
         admission.check_size(props)
@@ -209,11 +213,11 @@ class Publishing:
 
 
 def refuse_default(exchange: str) -> None:
-    """ChannelError 403 for the default exchange, which is not declared and has no other bindings than its own."""
+    """Raises ChannelError 403 for the default exchange. Nobody can declare it or change its bindings."""
     if exchange == "":
         raise ChannelError(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
 def exchange_name(name: str) -> str:
-    """The name of an exchange where the default exchange goes by a name of its own: in paths, as in permissions."""
+    """Return an exchange's name in paths and permissions, where the default exchange has a name of its own."""
     return "" if name == DEFAULT_EXCHANGE else name

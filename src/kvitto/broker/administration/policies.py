@@ -1,8 +1,8 @@
-"""Policies: what holds for all queues and exchanges of a virtual host whose names match, and may change while they live (A8, D2).
+"""Policies: settings for all queues and exchanges of a virtual host whose names match. They may change at any time (A8, D2).
 
-As RabbitMQ's: of the policies that match, the one with the highest priority counts, and of equal ones the first by name. Beside it an
-operator policy may give limits, and say what a queue does that has reached one. `arguments.with_policy` has what they mean for a
-queue; here is which of them applies.
+As with RabbitMQ, the matching policy with the highest priority applies, and among equal priorities the first by name. An operator
+policy may add limits, and say what a queue does at its limit. This module decides which policy applies; `arguments.with_policy`
+merges it with the arguments of a queue.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ EXCHANGE_KINDS = ("all", "exchanges")
 APPLY_TO = (*EXCHANGE_KINDS, "queues", *QUEUE_TYPES.values())
 HONOURED_POLICY = (*QUEUE_POLICY, ALTERNATE)
 OPERATOR_POLICY = (*SMALLER_COUNTS, "overflow", *RETRIES)
-"""What an operator policy may say."""
+"""The settings that an operator policy may have."""
 PRIORITY_MAX = (1 << 31) - 1
 
 
 class InvalidPolicy(ValueError):
-    """A policy that cannot be; the text says what is wrong with it."""
+    """A policy is invalid. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`pattern`: a regular expression that is looked for in names. `definition`: settings, named as the arguments without `x-`."""
+    """`pattern`: a regular expression that is searched for in names. `definition`: settings, named like arguments without `x-`."""
 
     name: str
     pattern: Pattern
@@ -53,7 +53,7 @@ class Policy:
         return self.apply_to in kinds and self.pattern.found_in(name)
 
     def value(self) -> dict[str, Any]:
-        """As the definitions have it."""
+        """Return the policy as the definitions store it."""
         return {
             "pattern": self.pattern.text,
             "apply-to": self.apply_to,
@@ -63,9 +63,9 @@ class Policy:
 
 
 def policy(name: str, value: Mapping[str, Any], operator: bool = False, stored: bool = False) -> Policy:
-    """From the body of a request or the value of a stored definition: pattern, definition, apply-to, priority. InvalidPolicy.
+    """Make a policy from the body of a request or from a stored definition: pattern, definition, apply-to, priority.
 
-    A stored one is there even if its pattern cannot be searched for any more; it fits nothing then.
+    Raises InvalidPolicy. A stored policy is accepted even if this version cannot use its pattern, which then matches nothing.
     """
     pattern, definition = value.get("pattern"), value.get("definition")
     apply_to, priority = value.get("apply-to", "all"), value.get("priority", 0)
@@ -82,7 +82,7 @@ def policy(name: str, value: Mapping[str, Any], operator: bool = False, stored: 
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
         raise InvalidPolicy(f"priority must be an integer up to {PRIORITY_MAX}, not {priority!r}")
     arguments = {"x-" + key: setting for key, setting in definition.items() if key in QUEUE_POLICY}
-    arguments.setdefault("x-dead-letter-exchange", "")  # a queue may have one of its own
+    arguments.setdefault("x-dead-letter-exchange", "")  # a key alone is valid: a queue may have an exchange of its own
     try:
         for key, setting in definition.items():
             _check_setting(key, setting, operator)
@@ -108,7 +108,7 @@ def _check_setting(key: str, value: Any, operator: bool) -> None:
 
 
 def first_that_fits(policies: Iterable[Policy], kinds: Collection[str], name: str) -> Policy | None:
-    """The one that counts for a queue or exchange; `kinds`: the values of apply-to that mean it."""
+    """Return the policy that applies to a queue or exchange. `kinds` are the values of apply-to that include it."""
     fitting = [policy for policy in policies if policy.fits(kinds, name)]
     return min(fitting, key=lambda policy: (-policy.priority, policy.name), default=None)
 
@@ -119,13 +119,13 @@ def queue_kinds(arguments: Mapping[str, Any]) -> Collection[str]:
 
 
 def for_queue(arguments: dict[str, Any], policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
-    """The arguments of a queue as if it had been declared with what its policies add."""
+    """Return the arguments of a queue with what its policies add."""
     effective = in_effect(policy, operator)
     return with_policy(arguments, effective) if effective else arguments
 
 
 def in_effect(policy: Policy | None, operator: Policy | None) -> dict[str, Any]:
-    """What both say together: of two limits the stricter one counts, of all else what the operator's policy says."""
+    """Merge both policies. Of two limits the stricter one applies, of other settings the operator policy's."""
     effective = dict(policy.definition) if policy is not None else {}
     operators = operator.definition if operator is not None else {}
     if any(key in operators for key in RETRIES):

@@ -1,8 +1,8 @@
-"""Setting and deleting a policy, as a job (broker/jobs.py): it may be that of 100,000 queues.
+"""Setting and deleting a policy, as a job (broker/jobs.py), since it may apply to 100,000 queues.
 
-The definition comes with the first piece: from then on what is declared has the new policy, and after a crash everything has it. What is
-there already takes it piece by piece, each queue and exchange at once; two changes that run side by side come to the same end, since
-each looks for the policy that counts now.
+The first piece writes the definition. From then on new queues and exchanges get the new policy, and after a crash all of them do.
+Existing ones get it piece by piece. Two changes that run side by side have the same result in any order, because each looks up the
+policy that applies now.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 SETTINGS = 30
-"""Cost of giving a queue other settings, in units of about a microsecond."""
+"""The cost of giving a queue other settings, in units of about a microsecond."""
 CONSUMER = 2
 
 
 def set_policy(vhost: VHost, kind: str, policy: Policy) -> Steps:
-    """Add or replace one. `kind`: POLICY or OPERATOR_POLICY."""
+    """Add or replace a policy. `kind` is POLICY or OPERATOR_POLICY."""
     found = vhost.policies_by_name(kind)
     before = found.get(policy.name, policy)
     found[policy.name] = policy
@@ -43,7 +43,7 @@ def clear_policy(vhost: VHost, kind: str, name: str) -> Steps:
 
 
 def _apply(vhost: VHost, *changed: Policy) -> Steps:
-    """`changed`: the one that came or went, as it was and as it is. Queues that it does not fit keep what they have."""
+    """Apply a change of one policy. `changed` has its old and its new version. Queues that neither version matches keep their settings."""
     cost, few = Cost(), sum(policy.pattern.cost for policy in changed)
     for queue in list(vhost.queues.values()):
         kinds = policies.queue_kinds(queue.arguments)
@@ -62,7 +62,7 @@ def _apply(vhost: VHost, *changed: Policy) -> Steps:
 
 
 def _search_cost(vhost: VHost) -> int:
-    """Of looking for the policy that counts."""
+    """Return the cost of looking up the policies of one queue."""
     return 1 + sum(p.pattern.cost for found in (vhost.policies, vhost.operator_policies) for p in found.values())
 
 

@@ -1,4 +1,4 @@
-"""The type of a queue: what a declaration without one means, and when two declarations name the same one."""
+"""Queue types: the default of a declaration without a type, and when two declarations name the same type."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ CLASSIC = "classic"
 
 
 def type_of(arguments: Mapping[str, Any]) -> str:
-    """The type that these arguments ask for; `classic` if they do not say."""
+    """Return the type that these arguments name, or `classic` if they name none."""
     return arguments.get(TYPE) or CLASSIC
 
 
 def with_default(arguments: dict[str, Any], default: str, lasting: bool) -> dict[str, Any]:
-    """The arguments of a declaration with its virtual host's default queue type, where they name none.
+    """Return the arguments of a declaration, with the virtual host's default queue type if they name none.
 
-    `lasting`: the queue is durable, neither exclusive nor deleted automatically, and has a name of its own; as with RabbitMQ all
-    others are classic whatever the default is. `classic` is not written into the arguments: no argument means just that.
+    `lasting`: the queue is durable, not exclusive, not deleted automatically, and its name is not generated. As with RabbitMQ, all
+    other queues are classic whatever the default is. `classic` is not written into the arguments, since it is what no argument means.
     """
     if default == CLASSIC or not lasting or arguments.get(TYPE) is not None:
         return arguments

@@ -1,8 +1,8 @@
-"""Deleting queues, exchanges and virtual hosts, as jobs (broker/jobs.py): there may be a million bindings, or 100,000 queues.
+"""Deletes queues, exchanges and virtual hosts, as jobs (broker/jobs.py), since there may be a million bindings or 100,000 queues.
 
-What is being deleted is in `VHost.going` from the first piece on: nothing can be bound to it any more. It can be used until its last
-piece, which takes it out of the virtual host; its definition goes with that, after those of its bindings, so that after a crash there
-is either the thing with some of its bindings or nothing. What has little to be taken away is gone with the first piece, at once.
+From the first piece on, `VHost.going` lists the queue or exchange, and nothing can be bound to it any more. It can still be used until
+the last piece takes it out of the virtual host. That piece also deletes its definition, after those of its bindings: a crash leaves
+either nothing or a whole definition with some of its bindings. A small deletion is done in the first piece, at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 BINDING = 20
-"""The costs of deleting one thing of each kind, in the units of jobs.PIECE; they were measured."""
+"""The measured costs of deleting one object of each kind, in the units of jobs.PIECE."""
 EXCHANGE = 40
 QUEUE = 60
 CONSUMER = 15
@@ -30,7 +30,7 @@ Steps = Iterator[bool]
 
 
 def delete_queue(queue: Queue, cost: Cost) -> Steps:
-    """Take the queue away from everybody, and its messages with it. Those who consume from it hear of it in a job of its own."""
+    """Delete the queue and its messages. A separate job cancels its consumers."""
     vhost = queue.vhost
     if vhost.queues.get(queue.name) is queue and vhost.going.get(queue) is None:
         yield from _run(vhost, queue, _delete_queue(vhost, queue, cost))
@@ -46,7 +46,7 @@ def _delete_queue(vhost: VHost, queue: Queue, cost: Cost) -> Steps:
 
 
 def delete_queues(queues: list[Queue]) -> Steps:
-    """The exclusive queues of a connection that has ended, or those that nobody has used for too long."""
+    """Delete several queues: the exclusive ones of a connection that has ended, or those that were unused for too long."""
     cost = Cost()
     for queue in queues:
         queue.vhost.going.setdefault(queue, None)
@@ -57,12 +57,12 @@ def delete_queues(queues: list[Queue]) -> Steps:
 
 
 def delete_exchange(vhost: VHost, exchange: Exchange, cost: Cost) -> Steps:
-    """Also the exchanges that delete themselves when nothing is bound to them any more, and so on."""
+    """Delete the exchange, and then the auto-delete exchanges that have lost their last binding by that, and so on."""
     yield from _delete_exchanges(vhost, [exchange], [], cost)
 
 
 def _delete_exchanges(vhost: VHost, asked: list[Exchange], unused: list[Exchange], cost: Cost) -> Steps:
-    """`unused` lost their last binding in an earlier piece: those that somebody has bound again since then stay."""
+    """The exchanges in `unused` lost their last binding in an earlier piece. Those with a new binding since then are kept."""
     while asked or unused:
         if unused:
             exchange = unused.pop()
@@ -83,14 +83,14 @@ def _delete_exchange(vhost: VHost, exchange: Exchange, cost: Cost, unused: list[
 
 
 def _run(vhost: VHost, thing: Queue | Exchange, steps: Steps) -> Steps:
-    """Note in `going` how to end this at once."""
+    """Run the steps, and note them in `going` so that a caller who needs the name can finish them at once."""
     vhost.going[thing] = steps
     try:
         yield from steps
     finally:
         vhost.going.pop(thing, None)
     if vhost.is_durable(thing):
-        vhost.broker.defined += 1  # somebody else may have done the last of the steps, to have the name
+        vhost.broker.defined += 1  # the last steps may have been run by a caller that needed the name
 
 
 def unbind_from(vhost: VHost, exchange: Exchange, cost: Cost) -> Steps:
@@ -102,7 +102,7 @@ def unbind_from(vhost: VHost, exchange: Exchange, cost: Cost) -> Steps:
 
 
 def _unbind(vhost: VHost, dest: Queue | Exchange, cost: Cost, unused: list[Exchange]) -> Steps:
-    """Remove every binding to a destination; `unused` gets the exchanges that are to delete themselves now."""
+    """Remove every binding to a destination, and add the auto-delete exchanges that are now unused to `unused`."""
     while (exchange := vhost.last_source(dest)) is not None:
         vhost.drop_binding(exchange, dest)
         if exchange.auto_delete and exchange.unused:
@@ -112,7 +112,7 @@ def _unbind(vhost: VHost, dest: Queue | Exchange, cost: Cost, unused: list[Excha
 
 
 def dismiss(consumers: list[Consumer]) -> Steps:
-    """Tell the consumers of a deleted queue. Who has deleted it, and consumes from it, hears the answer first."""
+    """Cancel the consumers of a deleted queue. This comes after the delete-ok, which a consumer's own connection may wait for."""
     yield True
     cost = Cost()
     for consumer in consumers:
@@ -123,7 +123,7 @@ def dismiss(consumers: list[Consumer]) -> Steps:
 
 
 def clear_vhost(vhost: VHost) -> Steps:
-    """Everything in it, and every binding: the predeclared exchanges have no definition, but bindings of theirs have."""
+    """Delete all queues, exchanges and bindings. Predeclared exchanges have no definitions, but their bindings do."""
     yield from delete_queues(list(vhost.queues.values()))
     cost = Cost()
     exchanges = [x for x in vhost.exchanges.values() if x.name and not x.name.startswith("amq.")]
@@ -134,15 +134,15 @@ def clear_vhost(vhost: VHost) -> Steps:
 
 
 def delete_vhost(broker: Broker, vhost: VHost) -> Steps:
-    """Nobody opens it any more from the first piece on; its name is free after the last one."""
+    """Delete a virtual host. It cannot be opened from the first piece on, and its name is free after the last one."""
     vhost.deleting = True
     yield from clear_vhost(vhost)
     broker.stages.forget_vhost(vhost)
-    yield from clear_vhost(vhost)  # what timers and others have made meanwhile
+    yield from clear_vhost(vhost)  # timers and others may have added something meanwhile
     broker.forget_vhost(vhost)
 
 
 def at_once(steps: Steps) -> None:
-    """Where there is no need, or no time, for pieces."""
+    """Run all steps without a pause."""
     for _ in steps:
         pass
