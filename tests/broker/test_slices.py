@@ -244,6 +244,20 @@ def test_a_queue_with_priorities_starts_with_a_large_message_that_it_has_not_sor
 
 
 @pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("priorities", [{}, {"x_max_priority": 5}])
+def test_only_what_was_delivered_is_written_at_once(priorities: dict[str, Any]) -> None:
+    """A9: a large message that comes behind a delivery is written in slices, in a queue with priorities too."""
+    rig = Rig()
+    queue = rig.declare("q", **priorities)
+    rig.publish("q", b"first")
+    assert queue.get(Taker(queue))
+    put(rig, "q", LARGE)
+    rig.broker.turn(ONE_PIECE)
+    assert queue.log.is_writing and queue.log.next == queue.unwritten_from == 1
+    rig.kill()
+    assert [(d.body, d.redelivered) for d in rig.take("q")] == [(b"first", True)]
+
+
 def test_what_is_read_by_offset_may_leave_while_it_is_checked() -> None:
     """The rest of the range is read; the reader took what it had checked for the next message."""
     rig = Rig()
