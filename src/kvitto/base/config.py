@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.base import limits
-from kvitto.base.limits import MIB, Limits
+from kvitto.base.limits import MIB
 from kvitto.base.process import memory_bytes
 
 
@@ -92,7 +92,7 @@ class Config:
         if self.disk_free_limit < 0 or self.memory_limit < 0:
             raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
         try:
-            limits.check(Limits(**self.limits))  # type: ignore[arg-type]
+            limits.of(self.limits)
         except ValueError as error:
             raise ConfigError(f"[limits]: {error}") from None
         if not self.memory_limit:

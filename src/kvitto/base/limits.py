@@ -4,7 +4,9 @@ Limits that a user may set are values of a broker (`Limits`). The others follow 
 broker is built.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -111,7 +113,8 @@ NOT_ABOVE = (
 class Limits:
     """The limits of one broker that its user may set, in the table [limits] of the configuration (docs/limits.md).
 
-    Code reads each as `broker.limits.NAME` when it needs it. `check` says which values are possible.
+    Code reads each as `broker.limits.NAME` when it needs it. `of` makes them, and says which values
+    are possible.
     """
 
     handshake_s: float = 10.0
@@ -158,13 +161,20 @@ class Limits:
 DEFAULTS = Limits()
 
 
-def check(limits: Limits) -> None:
-    """Raise ValueError for a value that a user must not set."""
-    for name, (least, most) in SETTABLE.items():
-        value = getattr(limits, name)
+def of(values: Mapping[str, Any]) -> Limits:
+    """Return the limits with these values in place of defaults. Raise ValueError for a name or a value that a user must not set."""
+    for name, value in values.items():
+        if name not in SETTABLE:
+            raise ValueError(f"unknown limit {name!r}")
+        whole = not name.endswith("_s")  # in Python bool is an int, but not for people
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ValueError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
+        least, most = SETTABLE[name]
         if not least <= value <= most:
             raise ValueError(f"{name} must be {least} to {most}, not {value}")
+    limits = Limits(**values)
     for small, large in NOT_ABOVE:
-        part, whole = getattr(limits, small), getattr(limits, large)
-        if part > whole:
-            raise ValueError(f"{small} is {part}, more than {large}, {whole}, which it counts in")
+        part, total = getattr(limits, small), getattr(limits, large)
+        if part > total:
+            raise ValueError(f"{small} is {part}, more than {large}, {total}, which it counts in")
+    return limits

@@ -17,7 +17,6 @@ from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
-from kvitto.base.limits import Limits
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.broker import Broker
 from kvitto.protocol.hub import Driver, Hub
@@ -125,7 +124,7 @@ class Server(Driver):
         self._ended = asyncio.Event()
         if self.config.tls_port is not None:
             self._tls = TlsFiles(self.config)
-        self.broker = Broker(self.store, self.clock, Limits(**self.config.limits))  # type: ignore[arg-type]
+        self.broker = Broker(self.store, self.clock, limits.of(self.config.limits))
         self.hub = Hub(self.broker, self, self.config.max_channels)
         try:
             self.store.open()
