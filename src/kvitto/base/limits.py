@@ -1,7 +1,8 @@
 """Named limits: each length from the wire or the disk is checked against one before anything is allocated.
 
 Limits that a user may set are values of a broker (`Limits`). The others follow from the protocol, or from the way the
-broker is built.
+broker is built. A limit that a user may set has a field in `Limits`, a line in `SETTABLE`, the name of its refusals in
+`REFUSALS`, and both its lines in docs/limits.md; the fuzzer makes it small (tests/fuzz/sessions/setting.py).
 """
 
 from collections.abc import Mapping

@@ -572,7 +572,7 @@ class Channel:
         return o if o < self._tags.n and bits.le64(self._tags.p, o + 8) == tag else -1
 
     def settle_tags(self, tag, multiple, kind):  # type: ignore[no-untyped-def]
-        """Settle one delivery, or all up to it, as ACK, REJECT, RETRY or REQUEUE, or hold them (STAGE).
+        """Settle one delivery, or all up to it, as ACK, REJECT, REQUEUE, RETRY or FAILED, or hold them (STAGE).
 
         UNKNOWN: there is no such tag, nothing is done. MORE: there is so much to settle that `settle_rest` must go on. Else SETTLED.
         """

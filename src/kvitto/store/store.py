@@ -1,4 +1,4 @@
-"""The data directory of a broker: how it is opened and left, its two small logs, and what happens behind a sync.
+"""The data directory of a broker: how it is opened and left, its definitions, journal and inventory, and what happens behind a sync.
 
 The store never syncs by itself in the loop. `begin_sync` hands out a `Commit`; whoever drives the store has it synced and gives it back to
 `end_sync`, which is the one place that says what may happen behind a sync, and in which order. Logs, journal and archives write files and

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 ACK = 0
 REJECT = 1
 REQUEUE = 2
+"""It comes back at once: by basic.recover, or since its channel has ended."""
 RETRY = 4
-"""REQUEUE, because the consumer said so: later, if the queue has it (A15)."""
+"""It comes back by basic.nack: later, if the queue delays such messages (A15)."""
 FAILED = 6
-"""RETRY by basic.reject, which says that the message is to blame."""
+"""It comes back by basic.reject, which says that the message is to blame: later, if the queue delays such messages (A15)."""
 
 
 class Consumer:

@@ -1,7 +1,7 @@
 """What the group that reads a queue by range has planned to read: out of reach until it is settled (docs/adr/0017).
 
-Held messages are neither ready nor unacked: they do not expire, are not dropped, and go to no consumer. They lie below the
-queue's cursor. `end` is in the queue's definition, so a restart takes the hold up again.
+Held messages are neither ready nor unacked, though figures add them to the unacked ones: they do not expire, are not dropped, and go
+to no consumer. They lie below the queue's cursor. `end` is in the queue's definition, so a restart takes the hold up again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is ready in a queue with x-max-priority: a RangeSet per priority; the first is the oldest of the highest priority.
 
-Such a queue takes every message out of the order of arrival as soon as it has come (`Queue.admit`), so a waiting message
+Such a queue takes every message out of the order of arrival as soon as it has come (`Backlog.admit`), so a waiting message
 costs memory here, once per run of equal priority.
 """
 

@@ -1,7 +1,7 @@
 """Exchanges find the queues that a message goes to, from its routing key or its headers.
 
 An exchange holds its bindings twice: by destination, for listing and removing, and in the index of its type
-(`index.py`), for routing. `routing.py` walks from exchange to exchange. Nothing here knows about storage or permissions;
+(`index.py`), for routing. `walking.py` walks from exchange to exchange. Nothing here knows about storage or permissions;
 `vhost.py` owns the exchanges, caches the routes, and drops the cache when a binding changes.
 """
 
