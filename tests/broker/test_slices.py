@@ -243,7 +243,6 @@ def test_a_queue_with_priorities_starts_with_a_large_message_that_it_has_not_sor
     assert marks == {0, 1}
 
 
-@pytest.mark.usefixtures("streamed")
 @pytest.mark.parametrize("priorities", [{}, {"x_max_priority": 5}])
 def test_only_what_was_delivered_is_written_at_once(priorities: dict[str, Any]) -> None:
     """A9: a large message that comes behind a delivery is written in slices, in a queue with priorities too."""
@@ -258,6 +257,7 @@ def test_only_what_was_delivered_is_written_at_once(priorities: dict[str, Any]) 
     assert [(d.body, d.redelivered) for d in rig.take("q")] == [(b"first", True)]
 
 
+@pytest.mark.usefixtures("streamed")
 def test_what_is_read_by_offset_may_leave_while_it_is_checked() -> None:
     """The rest of the range is read; the reader took what it had checked for the next message."""
     rig = Rig()
