@@ -1,1 +1,1 @@
-"""What moves messages between queues: dead letters, transactions, stages, copies, and the records of the journal for them."""
+"""Moves of messages between queues: dead letters, transactions, stages and copies, and the journal records for them."""

@@ -1,7 +1,7 @@
-"""The messages that a transaction brings to its queues. They may be very many, so they are gathered, encoded and applied in pieces.
+"""The messages that a transaction adds to its queues. There may be very many, so they are gathered, encoded and applied in pieces.
 
-Each queue gets all of it in one batch, which is made before the record is written: what a queue has of a record must be in its files
-as a whole or not at all, since a batch says which record it applied last. A large one becomes the queue's own, and is not copied.
+Each queue gets its messages in one batch, which is made before the record is written. A queue must have all messages of a record in
+its files or none, because a batch says which record was applied last. A large batch is handed to the queue and not copied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Bulk:
         self._broker = broker
         self.batches: dict[Queue, Batch] = {}
         self._flagged: set[Queue] = set()
-        """Queues that get messages with a time to live or dead letters. A run in the journal has no place for these."""
+        """Queues that get messages with a time to live, or dead letters. A run in the journal cannot store these attributes."""
         self.room = Reservation()
         self.size = 0
         self.packed = Packed()
@@ -52,7 +52,7 @@ class Bulk:
         self.cost = Cost()
 
     def grow(self, size: int) -> None:
-        """Count `size` bytes more. Raises ChannelError 406 if that is too much for one record."""
+        """Count `size` more bytes. Raises ChannelError 406 if that is too much for one record."""
         self.size += size
         most = COPIES_MAX * self._broker.limits.tx_max
         if self.size > most:
@@ -85,7 +85,7 @@ class Bulk:
                 yield
 
     def keep_room(self) -> Iterator[None]:
-        """Have each queue keep room for its batch. Raises ChannelError 406 if a queue has no room for all of its batch."""
+        """Reserve room in each queue for its batch. Raises ChannelError 406 if a queue has no room for all of it."""
         for queue, batch in self.batches.items():
             n, size = batch.count, batch.body.n
             if queue.limited and queue.rejects and queue.refuses(n, size):
@@ -154,9 +154,9 @@ class Bulk:
     # -- apply -----------------------------------------------------------------------------------------------
 
     def apply(self) -> Iterator[None]:
-        """Give each queue its batch, one after the other. The record is durable.
+        """Give each queue its batch, one after the other, once the record is durable.
 
-        A crash in between leaves none of it undone: the journal keeps the record until all of them have it in their files.
+        A crash in between loses nothing: the journal keeps the record until all queues have their batches in the files.
         """
         broker, sequence = self._broker, self.record.sequence
         queues = list(self.batches)

@@ -1,4 +1,4 @@
-"""One message for very many queues, or a large one for several: its copies are made in pieces (broker/jobs.py)."""
+"""Copies a message to very many queues, or a large one to several, in pieces (broker/jobs.py)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kvitto.broker.queues.queue import Queue
 
 COPIES_BYTES = 1 << 20
-"""If all copies of a message together have more bytes than this, they are made one by one."""
+"""If the copies of a message have more bytes than this in total, each copy is a piece of its own."""
 PIECE_COST = 500
-"""The cost of what is appended in one piece, in units of about a microsecond."""
+"""The cost of the appends in one piece, in units of about a microsecond."""
 
 
 def copies(
@@ -45,5 +45,5 @@ def copies(
 
 
 def is_unwritten(queue: Queue) -> bool:
-    """Whether a large copy waits to be written: the next copy is made after that."""
+    """Whether a large copy waits to be written. The next copy is made only after that."""
     return bool(queue.dirty or queue.tail.closed) and not queue.deleted and queue not in queue.broker.unwritten

@@ -1,8 +1,8 @@
 """Dead-lettering: the x-death headers (X1-X3) and the atomic move (X4).
 
-Messages that die are gathered here, as ranges, and sent on their way by the turn: the queues in turn, so many and so many bytes at a
-time. Those from durable queues become journal records: written, synced, then applied, so that after any crash a message is in its
-source or in its targets. Others are applied at once.
+Dead messages are gathered here as ranges. Each turn moves a limited number of messages and bytes, and serves the queues in rotation.
+Messages of durable queues become journal records, which are written, synced and then applied, so that after any crash a message is in
+its source or in its targets. Other messages are moved at once.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     from kvitto.broker.queues.work_queue import WorkQueue
 
 LETTERS_PER_TURN = 50
-"""The dead letters of one turn take about 5 ms. After kill -9, rejects that waited for a later turn are redelivered."""
+"""The most dead letters of one turn, about 5 ms of work. After kill -9, rejects that waited for a later turn are redelivered."""
 STEPS_PER_TURN = 10_000
-"""Of routing, for all letters."""
+"""The most steps of routing in one turn, for all letters together."""
 SLICE = 25
-"""Letters of one queue before the next queue has its turn."""
+"""The most letters of one queue before the next queue is served."""
 RECORD_BYTES = 4 << 20
 IN_FLIGHT_BYTES = 32 << 20
-"""Letters in records that wait for their sync; with more than that the others wait where they are."""
+"""The most bytes of letters in records that wait for their sync. Beyond that the other letters wait in their queues."""
 REFUSED_PIECE = 500
 ADDRESS_COST, TARGET_COST = 50, 25
 """The cost of dead-lettering one refused message, in units of about a microsecond."""
 LETTER_MAX = 2 << 30
-"""All copies of one letter are in one record; nobody takes one that would be larger."""
+"""The most bytes of all copies of one letter, which are in one record. A letter that would need more is not moved."""
 COPY = 64
-"""What a copy takes in a record beside its bytes, or more."""
+"""An upper bound of what a copy takes in a record beside its own bytes."""
 WITHOUT_EXCHANGE = {"rejected": REJECTED, "expired": EXPIRED}
 OUR_HEADERS = (
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
 )
-"""Written by the broker alone: what a client puts there is nothing to go by (X3), and goes with the first death."""
+"""Headers that only the broker writes. Values from a client are not trusted (X3), and the first death replaces them."""
 
 
 READING = "its body is being read"
-"""What the steps of a letter yield while they hold a part of a large body in memory."""
+"""The steps of a letter yield this value while they hold a part of a large body in memory."""
 
 Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
 """Key, properties, body and queues of a dead letter. The queues are None for a cycle without a rejection in it (X3)."""
 
 
 class Letter:
-    """A message that is on its way, and how its queues are found."""
+    """A message that is being dead-lettered, and the steps that find its queues."""
 
     def __init__(self, offset: int, reason: str, steps: Generator[object, None, Addressed | None]) -> None:
         self.offset = offset
@@ -79,7 +79,7 @@ class Letter:
 
 
 class Parcel:
-    """The moves of one record, with what goes to its queues without one, and whose letters they are."""
+    """The moves of one record, the messages for transient queues, which need no record, and the source of each letter."""
 
     def __init__(self) -> None:
         self.record = Record()
@@ -93,7 +93,7 @@ class Parcel:
     ) -> None:
         appends = [Append(t.log.queue_id, key, props, body, flags=DEAD) for t in targets if t.log.durable]
         direct = [(t, key, props, body, -1, DEAD) for t in targets if not t.log.durable]
-        # an exception on the way must not leave half a move in the record
+        # all that may raise comes before this: an exception must not leave half a move in the record
         self.record.appends += appends
         self.direct += direct
         self.record.settles.append(Settle(queue.log.queue_id, offset, 1, DEAD_LETTERED))
@@ -102,7 +102,7 @@ class Parcel:
         self.size += weight(key, props, body) * len(targets)
 
     def apply(self, broker: Broker) -> None:
-        """The record is durable: give the messages to their queues."""
+        """Give the messages to their queues, once the record is durable."""
         self.room.give_back()
         broker.apply(self.record, self.direct)
 
@@ -111,7 +111,7 @@ class DeadLetters(walls.Routine):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.moves: dict[WorkQueue, deque[tuple[int, int, str]]] = {}
-        """By queue: first offset, count, reason."""
+        """By queue, the ranges that wait, as (first offset, count, reason)."""
         self.in_flight = 0
         self._addressing: dict[WorkQueue, Letter] = {}
         """Letters that take more than one turn to be read or to be routed."""
@@ -134,11 +134,11 @@ class DeadLetters(walls.Routine):
 
     @property
     def held_up(self) -> bool:
-        """Whether those that wait have to wait for a sync."""
+        """Whether no letter can be sent before a sync is done."""
         return self.in_flight >= IN_FLIGHT_BYTES
 
     def run(self) -> None:
-        """Send letters on their way: as many as this turn still may, while not too much of them waits for a sync."""
+        """Move letters, within the limits of this turn and of what may wait for a sync."""
         parcel = Parcel()
         while self.moves and self._may_send(parcel):
             queue = self._reading if self._reading in self.moves else next(iter(self.moves))
@@ -168,7 +168,7 @@ class DeadLetters(walls.Routine):
             if queue.deleted:
                 self._addressing.pop(queue, None)
             elif line or queue in self._addressing:
-                self.moves[queue] = line  # behind the others
+                self.moves[queue] = line  # at the end of the rotation
         if parcel.letters:
             self._write(parcel)
 
@@ -177,13 +177,13 @@ class DeadLetters(walls.Routine):
         return left and self.in_flight + parcel.size < IN_FLIGHT_BYTES
 
     def _next(self, queue: WorkQueue, line: deque[tuple[int, int, str]]) -> Letter | None:
-        """The first letter of a line that there is something to do for."""
+        """Return the first letter of a line that is still to be moved."""
         while line and self._letters > 0:
             offset, n, reason = line.popleft()
             if n > 1:
                 line.appendleft((offset + 1, n - 1, reason))
             self._letters -= 1
-            if queue.settings.dead_letter_exchange is None:  # a policy gave it, and is gone
+            if queue.settings.dead_letter_exchange is None:  # it came from a policy that was deleted
                 queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
                 continue
             return Letter(offset, reason, self.letter_steps(queue, offset, reason))
@@ -201,7 +201,7 @@ class DeadLetters(walls.Routine):
         return False
 
     def _send(self, parcel: Parcel, queue: WorkQueue, letter: Letter) -> int:
-        """One letter; return the bytes that it has taken."""
+        """Put one letter into the parcel. Returns its size in bytes."""
         offset, reason = letter.offset, letter.reason
         if letter.addressed is None:  # it cannot be read, or its queue has no dead-letter exchange any more
             gone = queue.settings.dead_letter_exchange is None
@@ -223,10 +223,10 @@ class DeadLetters(walls.Routine):
 
     @staticmethod
     def _obstacle(targets: list[Queue], key: bytes, props: bytes, body: bytes | Buf) -> Obstacle | None:
-        """What keeps the letter where it is; None: it can go."""
+        """Return what prevents the move of the letter, or None if it can be moved."""
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX:
             return NOBODY
-        # a target that fails when it is asked is an obstacle, too
+        # a target that raises an error here is an obstacle, too
         return next(
             (
                 t
@@ -237,9 +237,9 @@ class DeadLetters(walls.Routine):
         )
 
     def refused(self, queue: Queue, key: bytes, props: bytes, body: bytes | Buf) -> Iterator[int]:
-        """A message that the queue did not take goes straight to its dead-letter exchange (reject-publish-dlx), if there is one.
+        """Move a message that the queue refused to its dead-letter exchange (reject-publish-dlx), if it has one.
 
-        In pieces; each gives what it has cost, in units of about a microsecond.
+        Works in pieces. Each yields its cost, in units of about a microsecond.
         """
         if queue.settings.overflow != "reject-publish-dlx" or queue.settings.dead_letter_exchange is None:
             return
@@ -331,7 +331,7 @@ class DeadLetters(walls.Routine):
         properties.headers, properties.expiration = (
             headers,
             None,
-        )  # routed is what the letter says, not what the message said
+        )  # the letter is routed by its own CC and BCC, not by those of the message
         targets = yield from queue.vhost.target_steps(to_exchange, keys, properties)
         if reason != "rejected":
             kept = [t for t in targets if not is_cycle(t.name, deaths)]
@@ -341,7 +341,7 @@ class DeadLetters(walls.Routine):
         fields.pop("expiration", None)
         edit_headers(fields, ours, () if to_key is None else ("CC",))
         new_key, new_props = tables.encode_shortstr(to_exchange) + tables.encode_shortstr(keys[0]), join(fields)
-        if len(new_props) > PROPERTIES_MAX:  # no consumer could take it, nor what is behind it
+        if len(new_props) > PROPERTIES_MAX:  # no consumer could take the letter, and it would block those behind it
             targets = []
         return new_key, new_props, targets
 
@@ -353,7 +353,7 @@ class DeadLetters(walls.Routine):
         deaths: list[dict[str, Any]],
         published: tuple[str, list[str], str | None],
     ) -> dict[str, Any]:
-        """Put this death in front of x-death (X2); returns all of OUR_HEADERS. `published`: exchange, routing keys, expiration."""
+        """Put this death in front of x-death (X2). Returns all of OUR_HEADERS. `published`: exchange, routing keys, expiration."""
         exchange, routing_keys, expiration = published
         old = next((d for d in deaths if d["queue"] == queue.name and d["reason"] == reason), None)
         if old is not None:
@@ -380,7 +380,7 @@ class DeadLetters(walls.Routine):
 
 
 def read_properties(props: bytes) -> tuple[dict[str, bytes], Properties]:
-    """Stored properties, split and decoded; none for what does not parse."""
+    """Return stored properties, split and decoded. Malformed ones count as empty."""
     try:
         return split(props), Properties.decode(props)
     except ConnectionError_:
@@ -388,7 +388,7 @@ def read_properties(props: bytes) -> tuple[dict[str, bytes], Properties]:
 
 
 def is_cycle(queue: str, deaths: list[dict[str, Any]]) -> bool:
-    """Whether the message would come back to a queue it has died in, with no rejection since (X3)."""
+    """Whether the message would return to a queue in which it has died before, without a rejection since then (X3)."""
     for death in deaths:
         if death["reason"] == "rejected":
             return False
@@ -398,7 +398,7 @@ def is_cycle(queue: str, deaths: list[dict[str, Any]]) -> bool:
 
 
 def deaths_of(headers: dict[str, Any]) -> list[dict[str, Any]]:
-    """The well-formed entries of x-death."""
+    """Return the well-formed entries of x-death."""
     value = headers.get("x-death")
     if not isinstance(value, list):
         return []
@@ -413,16 +413,16 @@ def deaths_of(headers: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def weight(key: bytes, props: bytes, body: bytes | Buf) -> int:
-    """Bytes that one copy of a letter takes in a record."""
+    """Return how many bytes one copy of a letter takes in a record."""
     return COPY + len(key) + len(props) + len(body)
 
 
 def split_key(key: bytes) -> tuple[str, str]:
-    """Exchange and routing key from their short strings."""
+    """Return the exchange and the routing key, from both as short strings."""
     exchange, at = tables.read_shortstr(key, 0)
     return exchange, tables.read_shortstr(key, at)[0]
 
 
 def strings(value: object) -> list[str]:
-    """The strings of a CC or BCC header."""
+    """Return the strings of a CC or BCC header."""
     return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []

@@ -1,8 +1,9 @@
-"""Dead letters that nobody takes (X4): they stay in their queue, out of reach, until what keeps them there has changed.
+"""Parked dead letters (X4): no queue can take them, so they stay in their queue, invisible to consumers, until the obstacle is gone.
 
-They cost memory by the run, and no work while nothing changes. Those that no queue is bound for are looked at again when the routing
-is another one, each, for each may have a key of its own. Those whose queue is full wait for room there, those for which the disk had no
-room for a while; then one is tried, and more and more as long as they are taken. All queues share what is tried at a time.
+They cost memory for each run of offsets, and no work while nothing changes. Letters without a target queue are routed again, one by one,
+when the routing has changed, since each may have its own key. Letters for a full queue wait for room there, and letters that did not
+fit on the disk wait for some time. Then one letter is tried, and after each success twice as many. All queues share one limit of
+letters that are tried at a time.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.broker")
 
 LOOK_MS = 1000
-"""How often it is asked whether anything has changed."""
+"""The interval between two checks for changes."""
 WAIT_MAX_MS = 30_000
-"""After attempts in vain it is waited for 1, 2, 4 ... seconds, up to this."""
+"""The longest wait of the exponential back-off: after failed attempts the wait is 1, 2, 4 ... seconds, up to this."""
 GOING_MS, VAIN_MS = 5, 100
-"""From one slice to the next: when letters were taken, and when none of them was."""
+"""The time from one slice to the next: after a slice of which letters were taken, and after one of which none was."""
 SLICE = 100
 
 Obstacle: TypeAlias = "Queue | str"
-"""What keeps a letter: a queue that is full, or one of these."""
+"""The reason why a letter is parked: a queue that is full or out of service, or one of the texts below."""
 NOBODY = "no queue is bound for them"
 CHANGED = "the routing has changed"
-"""NOBODY, until it has been looked at again."""
+"""Replaces NOBODY after a change of the routing, until the letter has been routed again."""
 DISK = "the disk has no room"
 
 
@@ -44,16 +45,16 @@ class Kind:
         self.offsets = RangeSet()
         self.epoch = epoch
         self.rerouted = False
-        """They may go elsewhere now, whether there is room at the obstacle or not."""
+        """Whether the letters have to be routed again, even if there is no room at the obstacle."""
         self.tried = 0
         self.out = RangeSet()
-        """Those of the last attempt that have not come back."""
+        """Offsets of the last attempt that have not been parked again."""
         self.most = 1
         self.wait_ms = LOOK_MS
         self.due_ms = 0
 
     def judge_last_attempt(self, now_ms: int) -> None:
-        """Learn from the last attempt."""
+        """Set the time and the size of the next attempt from the result of the last one."""
         if self.tried:
             if self.out:
                 self.wait_ms = LOOK_MS
@@ -77,11 +78,11 @@ class Parked:
         return self.count
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Runs of offsets as (start, count)."""
+        """Yield runs of offsets as (start, count)."""
         return (run for kind in self.kinds.values() for run in kind.offsets)
 
     def runs(self) -> Iterator[tuple[str, int, int]]:
-        """Runs of offsets as (reason, start, count)."""
+        """Yield runs of offsets as (reason, start, count)."""
         return ((reason, *run) for (reason, _), kind in self.kinds.items() for run in kind.offsets)
 
     def __contains__(self, offset: int) -> bool:
@@ -96,7 +97,7 @@ class Parked:
         self.count += 1
 
     def take(self, kind: Kind, most: int) -> list[tuple[int, int]]:
-        """Up to `most` of the first letters of a kind, as runs."""
+        """Take up to `most` letters from the start of a kind. Returns them as runs."""
         runs = []
         while most and kind.offsets:
             start, n = kind.offsets.first_run()
@@ -109,7 +110,7 @@ class Parked:
         return runs
 
     def reroute(self) -> None:
-        """The queue's dead letters go elsewhere from now on, or nowhere."""
+        """Note that the queue's dead-letter exchange or key has changed, or that it has none any more."""
         for kind in self.kinds.values():
             kind.rerouted, kind.due_ms = True, 0
 
@@ -118,7 +119,7 @@ class Parked:
 
 
 class Parking(Service):
-    """All queues with parked letters, and when these are tried again."""
+    """All queues with parked letters. It decides when these are tried again."""
 
     stopped = "dead letters whose target was missing or full stay in their queues"
 
@@ -135,7 +136,7 @@ class Parking(Service):
         return self._sent > self._back
 
     def park(self, queue: WorkQueue, offset: int, reason: str, obstacle: Obstacle) -> None:
-        """Nobody takes this dead letter for now."""
+        """Park a dead letter that no queue can take now."""
         queue.park(offset, reason, obstacle)
         self._back += 1
         if not self._queues:
@@ -158,19 +159,19 @@ class Parking(Service):
         self.broker.timers.after(ms, self._look)
 
     def _look(self) -> None:
-        """Try a slice of what may be possible now."""
+        """Try a slice of the letters whose obstacle may be gone."""
         if self._sent and self._back >= self._sent:
             self._sent = 0
             self._look_in(VAIN_MS)
             return
         self._sent = self._back = 0
-        if self.broker.dead_letters.moves:  # the last ones still wait
+        if self.broker.dead_letters.moves:  # the last slice still waits to be moved
             self._look_in(LOOK_MS if self.broker.dead_letters.held_up else GOING_MS)
             return
         for queue in list(self._queues):
             del self._queues[queue]
             if len(queue.parked):
-                self._queues[queue] = None  # behind the others
+                self._queues[queue] = None  # at the end of the rotation
                 self._try(queue)
             else:
                 queue.parked.clear()
@@ -203,7 +204,7 @@ class Parking(Service):
 
 
 def may_take(obstacle: Obstacle) -> bool:
-    """Whether it may be gone."""
+    """Whether the obstacle may be gone."""
     if isinstance(obstacle, str):
         return True
     if obstacle.fault is not None:

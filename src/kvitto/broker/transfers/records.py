@@ -1,4 +1,4 @@
-"""Writes records of the journal and applies them. A record changes several queues as a whole: it is written, synced, and then applied.
+"""Writes and applies records of the journal. A record changes several queues atomically: it is written, synced, and then applied.
 
 Records keep their order. A large record is written in slices, one in each piece of a job, and the records behind it wait for its end.
 """
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 Waiting = tuple[Record, Callable[[], object], Callable[[], None]]
 
 APPLIED_PER_TURN = 150
-"""How many messages of journal records one turn gives to their queues. Transactions are applied in pieces, other records at once.
+"""How many messages of journal records one turn applies. Transactions are applied in pieces, other records at once.
 
-More than dead letters that one turn sends: else more and more of them would be in memory, and looked at for garbage at once.
+This is more than the dead letters that one turn sends. Otherwise ever more records would wait in memory, and make each run of the
+garbage collector longer.
 """
 APPLIED_PIECE = 40
 """A piece of a transaction counts as this many messages."""
@@ -34,20 +35,20 @@ class Records:
         self._broker = broker
         self._stopped = False
         self._held = 0
-        """How many records wait until what they settle is durable."""
+        """How many records wait until the messages that they settle are durable."""
         self._unwritten: deque[Waiting] = deque()
         """A large record that is being written in slices, and the records behind it."""
         self.due: deque[tuple[int, Callable[[], object]]] = deque()
         """The announced records that have not been applied yet, in order, each as (number of messages, function that applies it).
 
-        The function returns something true while there is more to be done for the record.
+        The function returns a true value while the record is not applied to its end.
         """
 
     def write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
-        """Write an atomic record and call `done` in a turn once it is announced; `done` applies it. Without room: `full`, and it never was.
+        """Write an atomic record. Once it is announced, a turn calls `done`, which applies it. On a full disk drop it and call `full`.
 
-        What a record settles must be durable before the record is: a replay finds messages by their offsets, and those that a
-        power cut took give theirs to others. Records stay in order.
+        The messages that a record settles must be durable before the record: a replay finds them by their offsets, and after a power
+        cut the offset of a lost message is given to another one. Records stay in order.
         """
         if self._held or not self._settles_durable(record):
             self._held += 1
@@ -61,7 +62,7 @@ class Records:
             self._write(record, done, full)
         elif self._broker.unwritten:
             full()
-        else:  # the sync had begun before the messages were written
+        else:  # the sync that has ended had begun before the messages were written
             self.write(record, done, full)
 
     def _settles_durable(self, record: Record) -> bool:
@@ -70,7 +71,7 @@ class Records:
 
     def _write(self, record: Record, done: Callable[[], object], full: Callable[[], None]) -> None:
         if record.large and self._stopped:
-            return  # the message stays where it is: a record of which only a part is in the file looks like damage
+            return  # nothing is written, so the message stays where it is: a part of a record would look like damage
         if self._unwritten or record.large:
             self._unwritten.append((record, done, full))
             if len(self._unwritten) == 1:
@@ -98,13 +99,13 @@ class Records:
             self._unwritten.popleft()
 
     def _wrote(self, record: Record, done: Callable[[], object]) -> None:
-        """A record is in the file."""
+        """Wait for the announcement of a record that is in the file."""
         count = len(record.appends) + sum(run.batch.count for run in record.runs)
         if record.packed is not None:
             count += record.packed.messages
-            record.packed = None  # its memory is not needed any more
-        # Applied when it is announced, and not before: what it moves may be delivered at once. If the record were lost with this machine
-        # then, the move would be made again elsewhere, and the message delivered as if for the first time (A9).
+            record.packed = None  # frees the memory
+        # The record is applied when it is announced, and not before, because the messages that it moves may be delivered at once. If the
+        # record were then lost with this machine, another one would repeat the move and deliver them as if for the first time (A9).
         self._broker.store.commits.when_announced(lambda: self.due.append((count, done)), messages=False)
 
     def apply(self, most: int) -> None:
@@ -112,7 +113,7 @@ class Records:
         left = APPLIED_PER_TURN if most < sys.maxsize else most
         while self.due and left > 0:
             count, apply = self.due[0]
-            # a record that is not applied to its end goes on in the next turn, and those behind it wait
+            # a record that is not applied to its end is continued in the next turn, and those behind it wait
             if walls.essential("what the journal has for the queues", apply):
                 left -= APPLIED_PIECE
                 continue
@@ -120,7 +121,7 @@ class Records:
             left -= count
 
     def stop(self) -> None:
-        """The end in order: nobody has been told of a record that is not complete, and no large one is begun any more."""
+        """Drop a large record that is not complete, for a clean stop. No peer has been told of it."""
         self._stopped = True
         self._unwritten.clear()
         self._broker.store.journal.stop_writing()

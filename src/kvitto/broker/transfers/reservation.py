@@ -1,7 +1,7 @@
-"""Reservation that a journal record has in queues that refuse when they are full.
+"""Reserves room for a journal record in queues that refuse messages when they are full.
 
-A record is checked against the limits when it is written and applied when it is durable. What it brings counts as if it were there
-already, or whatever else comes in between would find the same room.
+A record is checked against the limits when it is written, and applied when it is durable. In between its messages count as if they were
+in the queue, because otherwise other messages could take the same room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Reservation:
         self._kept: dict[WorkQueue, tuple[int, int]] = {}
 
     def keep(self, queue: Queue, count: int, size: int) -> None:
-        """`count` messages with bodies of `size` bytes will come to the queue."""
+        """Reserve room in a queue for `count` messages with bodies of `size` bytes."""
         if isinstance(queue, WorkQueue) and queue.limited and queue.rejects:
             n, total = self._kept.get(queue, (0, 0))
             self._kept[queue] = (n + count, total + size)
@@ -27,7 +27,7 @@ class Reservation:
             queue.coming_bytes += size
 
     def release(self, queue: Queue, count: int, size: int) -> None:
-        """Give back the room of `count` messages that will not come."""
+        """Release the room of `count` messages that will not come."""
         if isinstance(queue, WorkQueue) and queue in self._kept:
             n, total = self._kept[queue]
             self._kept[queue] = (n - count, total - size)
@@ -35,13 +35,13 @@ class Reservation:
             queue.coming_bytes -= size
 
     def give_back_to(self, queue: Queue) -> None:
-        """Give back the room that was kept in this queue: its messages come now."""
+        """Release the room in this queue, because its messages come now."""
         if isinstance(queue, WorkQueue):
             count, size = self._kept.pop(queue, (0, 0))
             queue.coming -= count
             queue.coming_bytes -= size
 
     def give_back(self) -> None:
-        """Give back all room: the messages come now, or never."""
+        """Release all room, because the messages come now, or never will."""
         for queue in list(self._kept):
             self.give_back_to(queue)

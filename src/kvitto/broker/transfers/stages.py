@@ -1,8 +1,8 @@
-"""Stages: what many publishers put aside, and one commit that publishes it (docs/protocol-extensions.md, class `stage`).
+"""Stages: messages that many publishers put aside until one commit publishes them (docs/protocol-extensions.md, class `stage`).
 
-A stage is a queue that nobody sees. The commit is one line of the definitions: the writer's batch, and the stages that count. Once that
-line is durable their messages move to their queues, in order, by journal records: each appends some of them and settles them in their
-stage, so that after any crash a message is in its stage or in its queues.
+A stage is a hidden queue. The commit is one line of the definitions, with the writer's batch and the committed stages. Once that line is
+durable, journal records move the messages to their queues, in order: each record appends some of them and settles them in their stage,
+so that after any crash a message is in its stage or in its queues.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 NONE = (1 << 64) - 1
-"""In place of a batch: none was committed."""
+"""The batch number that means that no batch was committed."""
 STAGES_MAX = 10_000
-"""Stages of one writer that are not committed."""
+"""The most uncommitted stages of one writer."""
 WRITERS_MAX = 100_000
-"""Writers of all vhosts."""
+"""The most writers in all virtual hosts together."""
 FORGOTTEN_MS = 24 * 3_600_000
-"""A stage without a publish for so long is dropped."""
+"""A stage without a publish for this many ms is dropped."""
 LOOK_MS = 600_000
 FULL_MS = 100
-"""After so long a queue that was full is asked again."""
+"""The time after which a queue that was full is tried again."""
 MOVED_PER_TURN = 100
 SLICES_PER_TURN = 4
-"""How many slices of a large message are checked or read in one turn."""
+"""The most slices of a large message that are checked or read in one turn."""
 LAST = object()
-"""Stages that may end in one turn."""
+"""The most stages that may end in one turn."""
 MESSAGES_MAX = 20_000
-"""Messages of one record."""
+"""The most messages in one record."""
 
 log = logging.getLogger("kvitto.broker")
 
 Name = tuple[str, str]
-"""Vhost and writer."""
+"""The virtual host and the writer."""
 Key = tuple[str, str, int, str]
-"""Vhost, writer, batch, task."""
+"""The virtual host, the writer, the batch and the task."""
 
 
 def name_of(key: Key) -> str:
@@ -64,7 +64,7 @@ def name_of(key: Key) -> str:
 
 
 class Stage:
-    """`closed`: nothing more can be put into it."""
+    """The messages of one task. `closed`: no more can be added."""
 
     def __init__(self, key: Key, queue: WorkQueue, now_ms: int) -> None:
         self.key = key
@@ -87,13 +87,13 @@ class Stage:
 
     @property
     def whole(self) -> bool:
-        """All that was put into it is durable."""
+        """Whether all its messages are durable."""
         return self.queue.log.synced_end == self.queue.next
 
 
 @dataclass
 class Commit:
-    """One that waits until its stages are whole."""
+    """A commit that waits until all messages of its stages are durable."""
 
     batch: int
     stages: list[Stage]
@@ -101,7 +101,9 @@ class Commit:
 
 
 class Writer:
-    """`last` is durable, `written` may not be yet. `moving`: committed, not in their queues yet. `busy`: a record is on its way."""
+    """`last` is the last batch whose commit is durable; that of `written` may not be durable yet. `moving`: committed stages with messages
+    that are not in their queues yet. `busy`: a record is being written or applied.
+    """
 
     def __init__(self, name: Name, last: int = NONE) -> None:
         self.name = name
@@ -117,7 +119,7 @@ class Writer:
 
     @property
     def idle(self) -> bool:
-        """There is nothing to remember."""
+        """Whether nothing of the writer has to be kept."""
         return self.written == NONE and not (self.open or self.waiting or self.moving)
 
     def has(self, batch: int) -> bool:
@@ -134,7 +136,7 @@ class Stages(Service):
         self.broker = broker
         self.writers: dict[Name, Writer] = {}
         self.due: dict[Name, None] = {}
-        """Writers that may have something to move."""
+        """Writers that may have messages to move."""
         self._looking = False
 
     @property
@@ -144,7 +146,7 @@ class Stages(Service):
     # -- what a peer asks for --------------------------------------------------------------------------------
 
     def open(self, vhost: VHost, name: str, batch: int, task: str) -> Stage:
-        """A new, empty stage; one of that name that is there already goes. If the batch was committed it is closed. ChannelError 406."""
+        """Open an empty stage, which replaces one of the same name. It is closed if the batch was committed. Raises ChannelError 406."""
         self._check(name, batch)
         if not task or "\n" in task:
             raise ChannelError(PRECONDITION_FAILED, "a task needs a name without newlines")
@@ -165,13 +167,13 @@ class Stages(Service):
         return stage
 
     def last(self, vhost: VHost, name: str) -> int:
-        """The last batch whose commit is durable, NONE if there is none."""
+        """Return the last batch whose commit is durable, or NONE."""
         found = self.writers.get((vhost.name, name))
         return found.last if found else NONE
 
     def commit(self, vhost: VHost, name: str, batch: int, tasks: list[str], done: Callable[[bool], None]) -> None:
-        """Publish these stages and drop the writer's others up to this batch; `done` says whether it was the first time, once that
-        is durable. ChannelError 404, 406.
+        """Publish these stages, and drop the writer's other stages up to this batch. Once that is durable, `done` is called with whether
+        this commit was the first one of the batch. Raises ChannelError 404, 406.
         """
         self._check(name, batch)
         writer = self._writer(vhost, name)
@@ -198,7 +200,7 @@ class Stages(Service):
         self._advance(writer)
 
     def forget(self, vhost: VHost, name: str) -> None:
-        """Drop what was not committed, and the memory of what was. ChannelError 406 while a commit waits."""
+        """Drop a writer's uncommitted stages and the number of its last batch. Raises ChannelError 406 while a commit waits."""
         writer = self.writers.get((vhost.name, name))
         if writer is None:
             return
@@ -211,7 +213,7 @@ class Stages(Service):
         self._define(writer)
 
     def forget_vhost(self, vhost: VHost) -> None:
-        """It is being deleted, with all that is in it."""
+        """Drop all writers of a virtual host that is being deleted."""
         for writer in [w for w in self.writers.values() if w.name[0] == vhost.name]:
             for stage in (*writer.open.values(), *writer.moving, *(s for c in writer.waiting for s in c.stages)):
                 self._drop(stage)
@@ -226,13 +228,17 @@ class Stages(Service):
         if not name:
             raise ChannelError(PRECONDITION_FAILED, "a writer needs a name")
         if batch == NONE:
-            raise ChannelError(PRECONDITION_FAILED, f"there is no batch {NONE}: it stands for none")
+            raise ChannelError(
+                PRECONDITION_FAILED, f"batch {NONE} is not valid: the number means that there is no batch"
+            )
 
     def _writer(self, vhost: VHost, name: str) -> Writer:
         found = self.writers.get((vhost.name, name))
         if found is None:
             if len(self.writers) >= WRITERS_MAX:
-                text = f"there are {WRITERS_MAX} writers: have those forgotten that will not come back (stage.forget)"
+                text = (
+                    f"there are {WRITERS_MAX} writers, the limit: call stage.forget for those that are no longer used"
+                )
                 raise ChannelError(PRECONDITION_FAILED, text, limit="stages")
             found = self.writers[vhost.name, name] = Writer((vhost.name, name))
         return found
@@ -244,7 +250,7 @@ class Stages(Service):
         return stage
 
     def _closed(self, vhost: VHost, key: Key) -> Stage:
-        """For a task that is late: its publishes are refused."""
+        """Return a closed stage for a task that is late. Its publishes are refused."""
         stage = self._stage_of(vhost, key, secrets.token_hex(16))
         stage.closed = stage.queue.deleted = True
         return stage
@@ -255,7 +261,7 @@ class Stages(Service):
         return Stage(key, queue, self.broker.timers.now_ms)
 
     def _drop(self, stage: Stage) -> None:
-        """The caller takes it out of where it is listed."""
+        """Delete the queue of a stage. The caller removes it from its lists."""
         stage.closed = True
         queue = stage.queue
         if queue.deleted:
@@ -267,10 +273,10 @@ class Stages(Service):
         queue.log.delete()
 
     def _advance(self, writer: Writer) -> None:
-        """Write the commits whose stages are whole, in order."""
+        """Write the commits whose stages are durable, in order."""
         while writer.waiting and self.writers.get(writer.name) is writer:
             if any(stage.queue.fault is not None for stage in writer.waiting[0].stages):
-                return  # it will never be whole; nothing of it is committed
+                return  # it will never be durable, and nothing of it is committed
             if not all(stage.whole for stage in writer.waiting[0].stages):
                 self._advance_later(writer)
                 return
@@ -313,7 +319,7 @@ class Stages(Service):
         self._make(vhost, writer, key, queue_id)
 
     def restore_writer(self, name: Name, value: dict[str, Any]) -> None:
-        """After all stages: those that are moving are no longer open. One that is not there has moved."""
+        """Restore a writer, after all stages. Stages that are moving are no longer open. A missing one has been moved to its end."""
         writer = self.writers.setdefault(name, Writer(name))
         writer.last = writer.written = value["batch"]
         by_id = {stage.queue.log.queue_id: key for key, stage in writer.open.items()}
@@ -327,7 +333,7 @@ class Stages(Service):
             self.due[name] = None
 
     def started(self) -> None:
-        """Stages whose commit was durable before their own lines were gone."""
+        """Drop stages whose commit was durable before their own definitions were deleted."""
         for writer in self.writers.values():
             for key in [key for key in writer.open if writer.has(key[0])]:
                 self._drop(writer.open.pop(key))
@@ -336,7 +342,7 @@ class Stages(Service):
     # -- moving ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Send a record on its way for each writer that has none."""
+        """Write a record for each writer that has none under way."""
         due, self.due = self.due, {}
         for name in due:
             writer = self.writers.get(name)
@@ -369,7 +375,7 @@ class Stages(Service):
 
     @staticmethod
     def _is_read(stage: Stage) -> bool:
-        """Read the next message of a stage, some slices in each turn if it is large. Returns True if it can be moved now."""
+        """Continue to read the next message of a stage, which takes several turns if it is large. Returns True if it can be moved now."""
         if stage.reading is None:
             stage.reading = read_next(stage)
         for _ in range(SLICES_PER_TURN):
@@ -379,7 +385,7 @@ class Stages(Service):
         return False
 
     def _gather(self, stage: Stage, parcel: Parcel) -> tuple[int, bool]:
-        """Put what comes next in a stage into the parcel: (where that ends, whether a full queue is in the way)."""
+        """Put the next messages of a stage into the parcel. Returns the offset behind them, and whether a full queue is in the way."""
         vhost, at, taken = stage.queue.vhost, 0, 0
         settles = parcel.record.settles
         runs: dict[Queue, Batch] = {}
@@ -389,7 +395,7 @@ class Stages(Service):
             n = batch.same_key(i, min(most, MESSAGES_MAX - taken))
             if batch.stored is not None:
                 if settles or stage.body is None or stage.body[0] != offset:
-                    return at, not settles  # a large message has a record of its own, and is read first
+                    return at, not settles  # a large message has a record of its own and must be read before
                 key, props, _, flags = batch.parts(i)
                 message = (key, props, stage.body[1], flags)
                 put = self._put_large if n else self._put_special
@@ -414,7 +420,7 @@ class Stages(Service):
         return at, False
 
     def _next(self, stage: Stage, at: int) -> tuple[Batch, int, int] | None:
-        """(batch, offset, how many): the first messages from `at` on that have not moved."""
+        """Return (batch, offset, count) of the first messages from `at` on that have not moved."""
         queue, window = stage.queue, stage.window
         if queue.deleted:
             return None
@@ -423,12 +429,12 @@ class Stages(Service):
             batch = window.batch
             if not batch.first <= offset < batch.first + batch.count:
                 if not queue.log.reader.load(window, offset):
-                    window.waits = None  # a large batch is checked when its turn comes
+                    window.waits = None  # a large batch is checked later, when its messages are moved
                     return None
                 batch = window.batch
             if offset >= batch.first:
                 return batch, offset, min(end, batch.first + batch.count) - offset
-            # what lies between was lost to damage; the store has said so
+            # the messages in between were lost to damage, and the store has raised the alarm
             offset, end = self.unmoved(queue, batch.first)
         return None
 
@@ -440,7 +446,7 @@ class Stages(Service):
         return max(queue.cursor, at), queue.log.synced_end
 
     def _put_run(self, parcel: Parcel, vhost: VHost, batch: Batch, i: int, n: int, runs: dict[Queue, Batch]) -> int:
-        """Messages with one key: how many of them were taken. 0: a queue is full, or others must go first."""
+        """Put messages with one key into the parcel. Returns how many: 0 if a queue is full, or if others must be moved first."""
         message = batch.message(i)
         key, props, body, _ = message
         try:
@@ -532,10 +538,15 @@ class Stages(Service):
 
     @staticmethod
     def _takers(queues: list[Queue], body_len: int, size: int) -> list[Queue] | None:
-        """Those of the queues that can take it, None if one of them is full for now. What can never be goes with a line in the log."""
+        """Return the queues that can take the message, or None if one of them is full for now.
+
+        A queue that can never take it is left out, and this is logged.
+        """
         if size * len(queues) > LETTER_MAX:
             log.warning(
-                "a committed message for %d queues is dropped: its copies are over %d bytes", len(queues), LETTER_MAX
+                "a committed message for %d queues is dropped: its copies have more than %d bytes",
+                len(queues),
+                LETTER_MAX,
             )
             return []
         takers = []
@@ -595,7 +606,7 @@ class Stages(Service):
 
 
 def read_next(stage: Stage) -> Iterator[object]:
-    """Read the next message of a stage if it is large: first its batch is checked, then its body is read."""
+    """Read the next message of a stage, if it is large: check its batch, then read its body."""
     queue, window = stage.queue, stage.window
     offset, end = Stages.unmoved(queue, 0)
     if queue.deleted or offset >= end:
@@ -612,7 +623,7 @@ def read_next(stage: Stage) -> Iterator[object]:
 
 
 def fitting(batch: Batch, i: int, n: int, room: int) -> tuple[int, int]:
-    """How many of the n messages from i on fit into so many bytes, at least one, and the bytes of those."""
+    """Return how many of the n messages from i on fit into `room` bytes, at least one, and their size."""
     size = batch.run_bytes(i, n)
     while n > 1 and size > room:
         n = max(1, min(n - 1, n * room // size))

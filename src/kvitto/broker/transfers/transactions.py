@@ -1,10 +1,9 @@
-"""Transactions (T1-T6): what a channel publishes and settles is held until its commit, and is then done as a whole.
+"""Transactions (T1-T6): the publishes and settlements of a channel are held until its commit, and then done as a whole.
 
-One journal record makes all of it durable, before it is applied. Publishes to one durable queue alone need none: they are one batch
-of that queue, all of it or nothing; like any publish they may be delivered before they are durable, and wait for room on a full disk.
-
-`protocol/methods/tx.py` has one `Transaction` for each channel that has asked for them. It knows the delivery tags, which nothing here
-does, and answers the peer: `Client` is what a commit wants of it.
+One journal record makes all of them durable before they are applied. Publishes to only one durable queue need no record, because they
+are one batch of that queue, which is atomic. Like any publish they may be delivered before they are durable, and wait if the disk is full.
+`protocol/methods/tx.py` has one `Transaction` for each channel in tx mode. It maps delivery tags and answers the peer; `Client` is the
+interface that a commit needs of it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 Delivered = tuple[Consumer, int, int, int, int]
-"""Deliveries of one consumer: the consumer, their first offset, how many they are, the bytes of their bodies, and the slot of the
-consumer in its channel."""
+"""Deliveries of one consumer: (consumer, first offset, count, bytes of their bodies, slot of the consumer in its channel)."""
 Settlement = tuple[int, Consumer, int, int, int, int]
 """How deliveries are settled (broker/queues/consumer.py), or MOVE, and `Delivered`."""
 
@@ -40,9 +38,9 @@ OFTEN = "commit more often"
 PUBLISH, SETTLE, FINISH, RETURN = 4, 4, 5, 10
 """The cost of each operation in a commit, in units of about a microsecond."""
 FEW = 100
-"""Queues."""
+"""A commit that publishes to this many queues or more is never applied at once without a record."""
 FREED, FREED_SHIFT = 300, 14
-"""How many objects are freed in one piece. Each 16 KiB count as one object more."""
+"""How many objects are freed in one piece. Each 16 KiB of memory count as one more object."""
 ATTEMPTS = 10
 LAST = "that was all"
 MOVE = 5
@@ -50,22 +48,22 @@ MOVE = 5
 
 
 class Client(Protocol):
-    """What one commit wants of the channel that has asked for it. All but `closing` is called at most once, if nothing else is said."""
+    """What a commit needs of its channel. Each method but `closing` is called at most once, unless its text says otherwise."""
 
     @property
     def closing(self) -> bool:
-        """Whether the channel has ended: a commit that has not begun then is none."""
+        """Whether the channel has ended. A commit that has not begun by then is dropped."""
         ...
 
     def begun(self) -> None:
-        """The commit goes on from now on, whatever becomes of the channel: what it settles is in its hands until `settled` or `undone`."""
+        """From now on the commit goes on even if the channel ends, and owns the deliveries that it settles until `settled` or `undone`."""
 
     def settled(self) -> Iterator[None]:
-        """Forget the deliveries that the commit settles, in pieces: it is durable."""
+        """Forget the deliveries that the commit settles, in pieces, now that it is durable."""
         ...
 
     def has_settled(self, consumer: Consumer, slot: int, n: int) -> None:
-        """`n` deliveries of a consumer are settled. Called for each run of deliveries."""
+        """Note that `n` deliveries of a consumer are settled. Called for each run of deliveries."""
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf, mandatory: bool) -> None:
         """Handle a message that no queue takes. Called for each of them, before `done`."""
@@ -74,22 +72,22 @@ class Client(Protocol):
         """Call `done` once what these queues have been given is durable, or `lost` with a queue that goes out of service before."""
 
     def done(self) -> None:
-        """All of it is durable and applied."""
+        """Called when all of it is durable and applied."""
 
     def undone(self) -> None:
-        """The disk is full: none of it is committed."""
+        """Called if the disk is full: nothing is committed."""
 
     def lost(self, queue: Queue) -> None:
-        """A queue has gone out of service before it had written what was published."""
+        """Called if a queue has gone out of service before it had written the published messages."""
 
     def contain(self, error: Exception) -> None:
-        """Work for this commit has failed unexpectedly (broker/walls.py)."""
+        """Called if work for this commit has failed unexpectedly (broker/walls.py)."""
 
 
 class Transaction:
-    """What is published and settled until the commit.
+    """The publishes and settlements that are held until the commit.
 
-    The protocol's transaction derives from this. It says whose memory it is, and finds the deliveries by their tags.
+    The protocol's transaction derives from this. It counts the memory for its owner, and finds deliveries by their tags.
     """
 
     def __init__(self, vhost: VHost) -> None:
@@ -97,17 +95,17 @@ class Transaction:
         self.publishes: list[tuple[Route, bytes, bool, bytes, bytes | Buf, int]] = []
         self.settles: list[Settlement] = []
         self.acks = 0
-        """The deliveries whose settlement waits for the commit."""
+        """The number of deliveries whose settlement waits for the commit."""
         self.size = 0
-        """Bytes of memory that are counted for it."""
+        """The bytes of memory that are counted for this transaction."""
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int) -> None:
-        """Hold a message. ChannelError 406 if that is too much (W8)."""
+        """Hold a message. Raises ChannelError 406 if that is too much (W8)."""
         self._count(limits.STAGED_BYTES + len(key) + len(props) + len(body))
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
     def _count(self, size: int) -> None:
-        """Count so many bytes more."""
+        """Count `size` more bytes."""
         most = self.vhost.broker.limits.tx_max
         if self.size + size > most:
             text = f"a transaction may hold {most} bytes at most: {OFTEN}"
@@ -116,7 +114,7 @@ class Transaction:
         self.hold(size)
 
     def settle(self, kind: int, deliveries: list[Delivered]) -> None:
-        """Hold the settlement of deliveries. ChannelError 406 if that is too much (W8)."""
+        """Hold the settlement of deliveries. Raises ChannelError 406 if that is too much (W8)."""
         size = count = 0
         for consumer, offset, n, body_bytes, slot in deliveries:
             size += limits.STAGED_BYTES * (n if kind == REJECT and moves(consumer.queue) else 1)
@@ -126,11 +124,11 @@ class Transaction:
         self._count(size)
 
     def hold(self, size: int) -> None:
-        """Count so many bytes of memory more, or fewer, for whoever has them. ChannelError 406 if that holds too much (W8)."""
+        """Count so many bytes of memory more, or fewer, for whoever has them. Raises ChannelError 406 if that holds too much (W8)."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Forget what it holds: the memory counts no more."""
+        """Drop all that it holds, and no longer count the memory."""
         held: list[list[Any]] = [self.publishes, self.settles]
         self.publishes, self.settles, self.acks = [], [], 0
         size, self.size = self.size, 0
@@ -138,11 +136,10 @@ class Transaction:
         free(self.vhost.broker, *held)
 
     def commit(self, client: Client) -> Iterator[None]:
-        """Make all of it durable, then apply it, and tell `client`. What goes to one queue alone needs no journal: one batch is all or
-        nothing.
+        """Make all of it durable, then apply it, and tell `client`. Messages for only one queue need no journal: one batch is atomic.
 
-        In pieces, until the record is there to be written; nothing is applied if the channel ends before. ChannelError 406 if a queue
-        refuses; then nothing is applied either (T5).
+        The record is prepared in pieces, and nothing is applied if the channel ends before it is complete. Raises ChannelError 406 if a
+        queue refuses its messages; then nothing is applied either (T5).
         """
         for _ in range(ATTEMPTS):
             plan = Plan(self, client)
@@ -159,7 +156,7 @@ class Transaction:
             if not plan.bulk.changed:
                 self._commit(plan, client)
                 return
-            # a queue has been deleted meanwhile: a dead letter for it must find another one, or stay
+            # a queue has been deleted meanwhile: its dead letters must be routed again
             plan.bulk.room.give_back()
             yield
             if client.closing:
@@ -179,7 +176,7 @@ class Transaction:
 
         def applied() -> Iterator[None]:
             try:
-                yield from finished()  # the journal keeps the record until its messages have been applied, too
+                yield from finished()  # may come first, because the journal keeps the record until its messages have been applied, too
             except Exception as error:  # noqa: BLE001 - the end of this channel; what was committed comes to its queues
                 client.contain(error)
             yield from bulk.apply()
@@ -213,7 +210,7 @@ class Transaction:
 
 
 class Plan:
-    """What a commit will do to its queues. It is made in pieces: there may be a million messages, and dead letters have to be read."""
+    """What a commit will do to its queues. It is made in pieces, since there may be a million messages, and dead letters must be read."""
 
     def __init__(self, tx: Transaction, client: Client) -> None:
         self.vhost = tx.vhost
@@ -231,7 +228,7 @@ class Plan:
         self.alone = False
 
     def steps(self) -> Iterator[object]:
-        """Keep room in the queues. Raises ChannelError 406 if the transaction is too large, or a queue has no room for all of it (T5)."""
+        """Make the plan and reserve room. Raises ChannelError 406 if the transaction is too large, or a queue has no room for it (T5)."""
         bulk = self.bulk
         yield from self._route()
         yield from bulk.keep_room()
@@ -240,13 +237,13 @@ class Plan:
         self.durable = [queue for queue in islice(bulk.batches, FEW) if queue.log.durable]
         few = len(bulk.batches) < FEW and len(self.durable) == 1
         small = bulk.size <= TAIL_BYTES and not bulk.packed.operations
-        # A batch without a record is delivered at once. Messages that this commit gives back have to be delivered before it.
+        # A batch without a record is delivered at once, but messages that this commit returns must be delivered before it.
         self.alone = few and small and not self.returning and not self.vhost.broker.full
         if not self.alone:
             yield from bulk.encode()
 
     def _route(self) -> Iterator[object]:
-        """Routing happens at commit (T3): a queue may have gone or come since the publish."""
+        """Route the messages at the commit (T3), since queues may have been deleted or declared since the publish."""
         bulk, vhost = self.bulk, self.vhost
         for published, key, mandatory, props, body, ttl_ms in self.publishes:
             if published.dynamic:
@@ -266,7 +263,7 @@ class Plan:
                 yield None
 
     def check_in_service(self) -> None:
-        """ChannelError 541 if a queue is out of service that takes part: nothing is applied then."""
+        """Raises ChannelError 541 if one of the queues is out of service. Nothing is applied then."""
         for queue in chain(self.bulk.batches, self.sources):
             if queue.fault is not None:
                 raise walls.out_of_service(queue)
