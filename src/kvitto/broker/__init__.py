@@ -1,1 +1,1 @@
-"""Virtual hosts, exchanges, queues: what a message may expect; no bytes of the protocol but the stored ones."""
+"""The broker without protocols and sockets: virtual hosts, exchanges, queues and the moves of messages between them."""

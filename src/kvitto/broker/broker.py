@@ -1,6 +1,6 @@
-"""The broker without its sockets: virtual hosts, the turn, and what a start takes from disk.
+"""The broker without its sockets: virtual hosts, the turn, and the start from disk.
 
-Sans-IO: the server calls `turn` after it has fed connections, drives the store's syncs, and calls `tick` before it when a timer is due.
+It does no network I/O: the server feeds connections and then calls `turn`, before that `tick` if a timer is due, and drives the syncs.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from kvitto.wire.properties import edit_headers, join, split
 log = logging.getLogger("kvitto.broker")
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
-"""A message for a queue: key, props, body, time to live in ms (-1: none of its own), flags."""
+"""A message for a queue: key, props, body, time to live in ms (-1: none), flags."""
 Targets = dict[Queue, int]
-"""By queue, the offset up to which somebody waits for its messages to be in the files."""
+"""By queue, the offset below which messages must be in the files."""
 ALLOWANCE = 20_000
-"""What all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for a message, and one for each KiB of it."""
+"""The most that all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for each message and each KiB of it."""
 QUEUE_COST = 25
-"""Of writing what one queue has, without the bytes of its messages, in units of about a microsecond."""
+"""The cost of one write of a queue, without the bytes of its messages, in units of about a microsecond."""
 SLICE_COST = 1200
 """The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
 BEHIND_BYTES = 64 << 20
-"""Bytes of messages that wait to be written while publishers are still read from."""
+"""If more bytes of messages than this wait to be written, publishers are not read from."""
 POOL_MAX = 64
 POOL_LARGE = 4
 """Batches in the pool that keep their large buffers; the others give them back."""
@@ -69,7 +69,7 @@ class Broker:
     clock_is_read = False
     """Whether input has read the clock since the last turn. The next turn does not read it again then."""
     behind = False
-    """So much waits to be written that publishers have to wait, too."""
+    """Whether more than BEHIND_BYTES wait to be written, so that publishers have to wait."""
     left = 0
     """The part of its allowance that the last turn has not used."""
 
@@ -79,7 +79,7 @@ class Broker:
         self.clock = clock
         self.now_ms = clock.now_ms()
         self.set_back_ms = self.now_ms
-        """What the wall clock said when it was last set back, or at the start: what was stored in its future was stored before that."""
+        """The wall clock when it was last set back, or at the start. A batch with a later time was stored before that moment."""
         self.vhosts: dict[str, VHost] = {}
         self.queues: dict[str, Queue] = {}
         self.users: Users
@@ -95,42 +95,42 @@ class Broker:
         self.readers = RangeReaders()
         self.records = Records(self)
         self.dirty: deque[Queue] = deque()
-        """Queues that have changed, in that order, until a turn has delivered and written what they have."""
+        """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
         self.written = 0
-        """How many of them turns have written: what was changed when `changes` was n is in the files once n are written."""
+        """How many of them turns have written. A change made when `changes` was n is in the files once `written` is n."""
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
-        """Records of the journal that have been applied, by the number of `changes` that have to be written before they count as such."""
+        """Records of the journal that were applied in memory, each with the value that `written` must reach for them to be in the files."""
         self._noted = 0
         """The last record that has been put into `_applied`."""
         self._applied_to_slow: deque[tuple[Targets, int]] = deque()
         """Applied records that still wait until slow queues have written their batches."""
         self.turns = 0
         self.allowance = ALLOWANCE
-        """What deliveries of this turn may still cost."""
+        """The rest of what deliveries may cost in this turn."""
         self.late: deque[Queue] = deque()
         """Queues that go on delivering in the next turn."""
         self.unwritten: dict[Queue, None] = {}
         self.pressed: dict[Queue, None] = {}
         """Queues whose large batches wait until the disk has caught up. Each of them is also in `slow`."""
         self.slow: dict[Queue, None] = {}
-        """Queues with batches that take several turns to be written: what came to them since is in no file yet, although they
-        count as `written`."""
+        """Queues with batches that take several turns to be written. They count as `written`, although newer messages of theirs are
+        in no file yet."""
         self.unmarked: dict[Queue, None] = {}
-        """Queues that may have delivered since they were written: what tells so is not in their files yet."""
+        """Queues that may have delivered since they were written. Their files do not have the delivered mark for that yet (A9)."""
         self.full = False
         self.gone = Counts()
         self.churn = Churn()
         self.refused = dict.fromkeys(limits.REFUSALS, 0)
         self.max_queues: int | None = None
         self.file_room: Callable[[], int] = lambda: limits.FILES_PER_QUEUE
-        """How many more files may be open, those of new queues counted as open."""
+        """Returns how many more files may be open. Files of new queues count as open."""
         self.applying = False
         self.defined = (
             0  # how many times definitions have changed, for whoever has to wait for them (broker/changes.py)
         )
         self.cluster_name = ""
-        """As people have called it; "" for the name of the node."""
+        """The name that an operator has set, "" for the name of the node."""
         self.inert: dict[tuple[Any, ...], str] = {}
         """Why a stored policy or permission has no effect, by kind and key."""
         self.on_full: Callable[[bool], None] = lambda full: None
@@ -140,7 +140,7 @@ class Broker:
     # -- start -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take everything from the data directory; a new one gets vhost "/" and guest."""
+        """Read the data directory. A new one gets the virtual host "/" and the user guest."""
         definitions = self.store.load_definitions()
         self._defining = False
         self.users = Users(self._define_user)
@@ -168,7 +168,7 @@ class Broker:
         """Raise an alarm for a pattern that was stored by an older version and cannot be searched for any more."""
         for pattern in patterns:
             if pattern.refused:
-                text = f"{what} has no effect until it is put anew or deleted: {pattern.refused}"
+                text = f"{what} has no effect until it is set again or deleted: {pattern.refused}"
                 self.inert[(kind, *key)] = text
                 log.error(text)
 
@@ -186,14 +186,16 @@ class Broker:
             self.faults.restore(key)
         elif kind != INITIALISED:
             vhost = self.vhosts.get(key[0])
-            if vhost is None and kind == "queue":  # without it the messages would be taken for leftovers
+            if (
+                vhost is None and kind == "queue"
+            ):  # if this were passed over, its messages would be deleted as leftovers
                 vhost = self.vhosts[key[0]] = VHost(self, key[0])
             if vhost is None or not self._restore_in(vhost, kind, key, value):
                 log.error("definition of %s %r is passed over: what it belongs to is not defined", kind, key)
 
     @staticmethod
     def _restore_in(vhost: VHost, kind: str, key: tuple[Any, ...], value: dict[str, Any]) -> bool:
-        """False if what it belongs to is missing."""
+        """Restore a definition in a virtual host. Returns False if what it belongs to is missing."""
         if kind == "binding":
             dest = vhost.exchanges.get(key[3]) if key[2] == "exchange" else vhost.queues.get(key[3])
             if dest is None or key[1] not in vhost.exchanges:
@@ -218,13 +220,13 @@ class Broker:
         return True
 
     def _drop_orphans(self) -> None:
-        """Directories of queues whose deletion was durable before their files were gone."""
+        """Remove the directories of queues whose deletion was durable before their files were removed."""
         for name in self.store.disk.listdir(paths.QUEUES):
             if name not in self.queues and not self.archives.finish(name):
                 self.store.drop_orphan(name)
 
     def _replay(self) -> None:
-        """Apply what the journal has and the queues have not, durably: an old record must not meet new messages."""
+        """Apply the journal's records that the queues do not have yet, and sync, so that an old record never meets new messages."""
         floor = max([q.log.journal for q in self.queues.values()], default=0)
         ends = {queue: queue.next for queue in self.queues.values()}
         replayed, self.replaying = False, True
@@ -240,7 +242,7 @@ class Broker:
             hold.restore(queue)
             brought = queue.next - ends[queue]
             if brought and (self.store.ending.power_cut or queue.log.damaged or self.faults.was_out(queue)):
-                # it may have been delivered before a power cut, damage or a fault took it from the queue (A9)
+                # the message may have been delivered before a power cut, damage or a fault removed it from the queue (A9)
                 queue.flag_from(ends[queue])
             queue.mark_dirty()
         self.turn()
@@ -248,7 +250,7 @@ class Broker:
             if self.unwritten:
                 raise StoreFull("there is no room to apply what the journal holds: free some space and start again")
             self.sync_all()
-            for _ in range(STEPS):  # the journal's files go, in steps of which each is durable before the next
+            for _ in range(STEPS):  # the journal's files are removed in steps; each must be durable before the next
                 if self.store.commits.waiting:
                     self.sync_all()
         for queue in self.queues.values():
@@ -290,16 +292,16 @@ class Broker:
 
     @property
     def restoring(self) -> bool:
-        """What is made now was there before: no limit can refuse it."""
+        """Whether definitions are being restored. These objects existed before, so no limit may refuse them."""
         return not self._defining
 
     @staticmethod
     def pack(arguments: dict[str, Any]) -> str:
-        """Arguments as text that gives back every type: the hex digits of the AMQP table."""
+        """Encode arguments as text that keeps every type: the hex digits of the AMQP table."""
         return tables.encode(arguments).hex() if arguments else ""
 
     def add_vhost(self, name: str, settings: VHostSettings | None = None) -> VHost:
-        """One that is there takes the settings that are given."""
+        """Add a virtual host, or give an existing one the new settings."""
         found = self.vhosts.get(name)
         if found is None:
             found = self.vhosts[name] = VHost(self, name, settings)
@@ -311,11 +313,11 @@ class Broker:
         return found
 
     def delete_vhost(self, name: str) -> None:
-        """`removal.delete_vhost`, at once."""
+        """Run `removal.delete_vhost` without a pause."""
         removal.at_once(removal.delete_vhost(self, self.vhosts[name]))
 
     def forget_vhost(self, vhost: VHost) -> None:
-        """There is nothing in it any more."""
+        """Remove a virtual host that is empty."""
         del self.vhosts[vhost.name]
         self.users.forget_vhost(vhost.name)
         self.undefine("vhost", (vhost.name,))
@@ -326,12 +328,12 @@ class Broker:
     # -- limits ----------------------------------------------------------------------------------------------
 
     def count_refusal(self, error: ProtocolError) -> None:
-        """For the places that tell a peer of a mistake: was it a limit that it met?"""
+        """Count an error that was caused by a limit. Called wherever a peer is told of an error."""
         if error.limit:
             self.refused[error.limit] += 1
 
     def check_queues(self, name: str, vhost: str) -> None:
-        """ChannelError 406 if there may be no queue more."""
+        """Raises ChannelError 406 if no other queue may be declared."""
         text = f"cannot declare queue '{name}' in vhost '{vhost}': "
         if self.max_queues is not None and len(self.queues) >= self.max_queues:
             text += f"the limit of {self.max_queues} queues is reached (--max-queues)"
@@ -344,7 +346,7 @@ class Broker:
     # -- turn ------------------------------------------------------------------------------------------------
 
     def read_clock(self) -> None:
-        """For whoever takes input, once for all that has come: a message's time to live begins now, not with the last turn."""
+        """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn."""
         now_ms = self.clock.now_ms()
         if now_ms < self.now_ms:
             self.set_back_ms = now_ms
@@ -353,12 +355,12 @@ class Broker:
 
     @property
     def listed(self) -> list[Queue]:
-        """The queues that anybody sees: stages are none."""
+        """All queues but stages, which no client sees."""
         return [queue for vhost in self.vhosts.values() for queue in vhost.queues.values()]
 
     @property
     def idle(self) -> bool:
-        """Nothing has changed since the last turn."""
+        """Whether nothing has changed since the last turn."""
         return not (
             self.dirty
             or self.late
@@ -383,11 +385,11 @@ class Broker:
 
     @property
     def changes(self) -> int:
-        """How many queues have changed until now, each time counted that it was to be looked at."""
+        """How many times a queue was put into `dirty` since the start."""
         return self.written + len(self.dirty)
 
     def turn(self, most: int = sys.maxsize) -> None:
-        """Deliver, write and settle what has changed. What would cost more than `most`, in units of about a microsecond, is left `dirty`.
+        """Deliver, write and settle what has changed. Work beyond a cost of `most`, in units of about a microsecond, is left `dirty`.
 
         Raises StoreError if the disk fails for good.
         """
@@ -420,7 +422,7 @@ class Broker:
         if self.unmarked:
             self.write_marks()
         if self.dead_letters.moves and not self.dead_letters.held_up:
-            self.timers.after(0, nothing)  # there is another turn soon
+            self.timers.after(0, nothing)  # asks for another turn soon
         if self.slow:
             for queue in [queue for queue in self.slow if queue.deleted]:
                 del self.slow[queue]
@@ -431,7 +433,7 @@ class Broker:
         self.left, self.allowance = self.allowance, ALLOWANCE
 
     def _write_dirty(self, most: int) -> int:
-        """Deliver and write what the queues have that are dirty now; returns what is left of the cost."""
+        """Deliver and write the messages of the queues that are dirty now. Returns what is left of the cost."""
         for _ in range(len(self.dirty)):
             if most <= 0:
                 break
@@ -454,7 +456,7 @@ class Broker:
         return most
 
     def _note_applied(self) -> None:
-        """Tell the journal which of its records have been applied by what is in files now."""
+        """Note in the journal up to which record the files of the queues have everything."""
         applied = -1
         late = self._applied_to_slow
         while self._applied and self._applied[0][0] <= self.written:
@@ -477,7 +479,7 @@ class Broker:
         return all(queue.deleted or queue.unwritten_from >= end for queue, end in targets.items())
 
     def pump_later(self, queue: Queue) -> None:
-        """The allowance of this turn is used up: it goes on delivering in the next one, after those that were late before."""
+        """Let a queue go on delivering in the next turn, behind those that are late already. This turn's allowance is used up."""
         if not queue.late:
             queue.late = True
             self.late.append(queue)
@@ -491,7 +493,7 @@ class Broker:
             walls.run(queue, queue.pump)
 
     def flush(self, queue: Queue) -> bool:
-        """Write a queue's turn; a full disk leaves it to a later one (False)."""
+        """Write what this turn has brought to a queue. Returns False if the disk is full; a later turn tries again."""
         if queue.deleted:
             return True
         try:
@@ -505,7 +507,7 @@ class Broker:
         return True
 
     def write_marks(self) -> None:
-        """Output goes to a socket: a kill must not find deliveries in it that no file knows of (A9)."""
+        """Write delivered marks. Called before output goes to a socket, so that after a kill the files know of all deliveries sent (A9)."""
         if not self.unmarked:
             return
         unmarked, self.unmarked = self.unmarked, {}
@@ -529,11 +531,11 @@ class Broker:
             self.jobs.resume()
 
     def retry_writes(self) -> None:
-        """Try again what a full disk refused."""
+        """Try again the writes that a full disk has refused."""
         self.press(False)
         for queue in list(self.unwritten):
             if self.flush(queue):
-                self.unwritten.pop(queue, None)  # a queue out of service waits no more
+                self.unwritten.pop(queue, None)  # a queue out of service is never written
         try:
             self.store.write_definitions()
         except StoreFull:
@@ -544,7 +546,7 @@ class Broker:
             self.on_full(False)
 
     def make_room(self, short: bool) -> None:
-        """While there is little room: no queue has any ahead, and what is settled goes at once, however little it is."""
+        """While the disk is nearly full, release preallocated space, and drop settled segments at once, however small they are."""
         self.store.make_room(short)
         for queue in list(self.queues.values()) if short else ():
             if queue.fault is None:
@@ -552,13 +554,13 @@ class Broker:
                 walls.run(queue, queue.log.drop_settled)
 
     def finish(self) -> None:
-        """Write and sync everything: the end in order. StoreError if that cannot be."""
+        """Write and sync everything, for a clean stop. Raises StoreError if that fails."""
         if self.full:
             self.retry_writes()
         self.records.stop()
         self.press(False)
         self.turn()
-        # a sync may seal segments, bring them to an archive or retire the journal, which writes again
+        # after a sync the store may seal segments, archive them or remove files of the journal, which writes again
         for _ in range(STEPS):
             self.store.finish_work()
             for queue in self.queues.values():
@@ -571,12 +573,12 @@ class Broker:
             raise StoreFull("the disk is full, and what came last could not be written")
 
     def sync_all(self) -> None:
-        """Where there is no loop yet, or none any more."""
+        """Sync everything and run a turn. Only for a start or a clean stop, when no loop runs."""
         self.sync_files()
         self.turn()
 
     def sync_files(self) -> None:
-        """The same without a turn: in the middle of a start there is nothing to be delivered or moved."""
+        """Sync without turns. In the middle of a start nothing may be delivered or moved."""
         job = self.store.begin_sync(everything=True)
         job.run()
         self.store.end_sync(job)
@@ -595,7 +597,7 @@ class Broker:
     # -- journal ---------------------------------------------------------------------------------------------
 
     def apply(self, record: Record, direct: Sequence[Direct] = (), recovering: bool = False) -> None:
-        """Append a record's messages, and those that need none, to their queues: what goes to one queue is in one batch."""
+        """Append the messages of a record, and those that need no record, to their queues: one batch for each queue."""
         queues = self._queues_of(record, direct)
         self.applying = True
         try:
@@ -639,7 +641,7 @@ class Broker:
     # -- rare ------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """What is due; the turn is the caller's."""
+        """Run the timers that are due. The caller then runs a turn."""
         self.read_clock()
         walls.run(self.timers, self.timers.run)
 
@@ -660,23 +662,23 @@ class Broker:
             self.timers.after(left, self.expire_unused, queue)
 
     def _delete_expired(self) -> None:
-        """All that have expired at one moment: behind the timers that say so."""
+        """Delete together all queues that have expired at one moment. This runs after all of their timers."""
         expired, self._expired = self._expired, []
         self.jobs.start(removal.delete_queues([q for q in expired if not q.deleted and not q.consumers]))
 
     @staticmethod
     def with_delivery_count(props: bytes, count: int) -> bytes:
-        """Stored properties with x-delivery-count among the headers (A8)."""
+        """Return stored properties with the header x-delivery-count (A8)."""
         try:
             fields = split(props)
             edit_headers(fields, {"x-delivery-count": tables.Long(count)})
-        except ConnectionError_:  # not even ours may be sure to parse what a peer sent
+        except ConnectionError_:  # a peer's properties are stored as they came, and may be malformed
             return props
         return join(fields)
 
 
 INITIALISED = "initialised"
-"""The definition that says: this directory has got its first vhost and guest. What is deleted afterwards stays deleted."""
+"""The definition that says that this directory has got its first vhost and guest, so that a deleted one is not added again."""
 CLUSTER_NAME = "cluster_name"
 ORDER = [
     INITIALISED,
@@ -696,9 +698,9 @@ ORDER = [
 
 
 def nothing() -> None:
-    """For a timer that only asks for a turn."""
+    """The callback of a timer that only asks for a turn."""
 
 
 def unpack(text: str) -> dict[str, Any]:
-    """The opposite of `Broker.pack`."""
+    """Decode the text that `Broker.pack` returns."""
     return tables.decode(bytes.fromhex(text)) if text else {}

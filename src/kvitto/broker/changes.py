@@ -1,10 +1,9 @@
-"""Whether an answer has to wait for the disk, because what it is the answer to has changed definitions (D2).
+"""Says whether an answer has to wait for the disk, because the request has changed definitions (D2).
 
-`Broker.defined` counts the changes of definitions. Whoever answers a peer looks at it before and after the work: `Connection._method`
-does so for every AMQP method, and a `Changes` for what an HTTP request changes (`Api.change`) and for a job of several turns (`each`).
-What changes otherwise has nobody who waits for it: timers, a turn, a connection that has been lost.
-tests/protocol/test_durable_answers.py and tests/http/test_durable_answers.py show for every method and every route that no answer
-goes out too early.
+`Broker.defined` counts changes of definitions. The code that answers a peer compares it before and after the work: `Connection._method`
+for every AMQP method, a `Changes` for an HTTP request (`Api.change`) and for a job of several turns (`each`). Nobody waits for other
+changes, which come from timers, turns and lost connections.
+tests/protocol/test_durable_answers.py and tests/http/test_durable_answers.py check every method and every route.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """Notes whether definitions change while it is open, on behalf of somebody who is waiting for the answer.
+    """Notes whether definitions change while it is open, for an answer that may have to wait.
 
-    It may be opened again and again, but not within itself. Within another one, both have what changes.
+    It may be opened several times, but not within itself. A change within two nested ones is noted in both.
     """
 
     __slots__ = ("_before", "_broker", "made")
@@ -30,7 +29,7 @@ class Changes:
         self._broker = broker
         self._before = 0
         self.made = False
-        """Whether something has changed: the answer waits until all definitions made so far are durable (`Store.when_defined`)."""
+        """Whether a definition has changed. Then the answer waits until all definitions so far are durable (`Store.when_defined`)."""
 
     def __enter__(self) -> Changes:
         self._before = self._broker.defined
@@ -42,7 +41,7 @@ class Changes:
         self.made = self.made or self._broker.defined != self._before
 
     def each(self, steps: Iterator[object]) -> Iterator[object]:
-        """The steps of a job (broker/jobs.py), with this open during each of them."""
+        """Yield from the steps of a job (broker/jobs.py), and keep this object open during each step."""
         broker = self._broker
         before = broker.defined
         for step in steps:
@@ -53,7 +52,7 @@ class Changes:
 
 
 class Unanswered(Changes):
-    """For changes within the work of somebody whose answer does not tell of them, and so must not wait: nobody notes them."""
+    """Hides changes from the request that makes them, because its answer does not depend on them and so must not wait."""
 
     __slots__ = ()
 

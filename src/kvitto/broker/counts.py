@@ -1,4 +1,4 @@
-"""What deleted queues had counted: sums over all queues must never go down."""
+"""The counts of deleted queues, which are kept because sums over all queues must never decrease."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Churn:
-    """Of queues, since the start: how often one was declared, made and deleted."""
+    """How many queues were declared, created and deleted since the start."""
 
     def __init__(self) -> None:
         self.declared = 0
@@ -18,7 +18,7 @@ class Churn:
 
 
 class Counts:
-    """Messages, since the start."""
+    """Counts of messages since the start."""
 
     def __init__(self) -> None:
         self.published = 0

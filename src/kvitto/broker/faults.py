@@ -1,7 +1,7 @@
-"""Queues that are out of service: an unexpected exception in the work of a queue leaves its state in memory doubtful.
+"""Takes queues out of service: after an unexpected exception in the work of a queue, its state in memory may be wrong.
 
-Nothing is done with such a queue any more: no delivery, no write, no settlement. All that it has on disk stays as it is, and the next
-start reads it from there. Its definition "fault" tells that start that any of its messages may have been delivered (A9).
+Such a queue delivers, writes and settles nothing. Its files stay as they are, and the next start reads them. The definition "fault"
+tells that start that any of its messages may have been delivered (A9).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Faults:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.fresh: list[Queue] = []
-        """Out of service since the last look of the confirms: what was published to them in this turn is not stored."""
+        """Queues that went out of service since `Confirms` last checked. Messages published to them in this turn are not stored."""
         self.failed: list[tuple[Consumer, Exception]] = []
         """Consumers that could not take a delivery. Their connections end in `end_failed`."""
         self._restored: dict[str, tuple[Any, ...]] = {}
         broker.store.on_fault = self._log_failed
 
     def take_out(self, queue: Queue, error: Exception) -> None:
-        """Work of this queue has failed. Raises the error if it is no matter of one queue."""
+        """Take a queue out of service after an error. Raises the error again if it concerns more than one queue."""
         if isinstance(error, PromiseError):
             raise error
         if queue.fault is not None:
             return
         queue.fault = f"{type(error).__name__}: {error}"
-        # whoever still holds the queue finds it deleted: nothing is written, settled or delivered any more
+        # other objects may still refer to the queue: to them it is deleted, so they write, settle and deliver nothing
         queue.deleted = True
         trace = None if isinstance(error, StoreError) else error
         thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
@@ -70,21 +70,21 @@ class Faults:
             consumer.active = False
 
     def _log_failed(self, log_: Log, error: Exception) -> None:
-        """What the store does for a queue has failed, behind a sync."""
+        """Handle an error in the store's work for a queue after a sync."""
         queue = self._broker.queues.get(log_.queue_id)
         if queue is not None:
             self.take_out(queue, error)
         elif isinstance(error, PromiseError):
             raise error
-        else:  # of a queue that is deleted: a start finishes that
+        else:  # the queue is deleted: the next start finishes that
             log.error("%s: internal error", log_.directory, exc_info=error)
 
     def consumer_failed(self, consumer: Consumer, error: Exception) -> None:
-        """A consumer could not take a delivery: the queue goes on without it, and its connection ends when the queue is done."""
+        """Handle an error of a consumer in a delivery. The queue goes on without it, and its connection is ended later (`end_failed`)."""
         self.failed.append((consumer, error))
 
     def end_failed(self) -> None:
-        """End the connections of those consumers."""
+        """End the connections of the consumers in `failed`."""
         while self.failed:
             consumer, error = self.failed.pop()
             consumer.contain(error)
@@ -92,7 +92,7 @@ class Faults:
     # -- start -----------------------------------------------------------------------------------------------
 
     def restore(self, key: tuple[Any, ...]) -> None:
-        """The broker ended with this queue out of service."""
+        """Take a stored definition: the broker ended with this queue out of service."""
         self._restored[key[1]] = key
 
     def was_out(self, queue: Queue) -> bool:
@@ -100,18 +100,18 @@ class Faults:
         return queue.log.queue_id in self._restored
 
     def recovered(self, queue: Queue) -> None:
-        """Its messages are read from disk: any of them may have been delivered."""
+        """Flag all messages of a queue that a start has read from disk, since any of them may have been delivered."""
         if self.was_out(queue):
             queue.flag_all()
             queue.mark_dirty()
 
     def started(self) -> None:
-        """That is durable: the queues are in service again."""
+        """Delete the definitions "fault", now that the flags of the messages are durable: the queues are in service again."""
         for key in self._restored.values():
             self._broker.undefine(FAULT, key)
         self._restored.clear()
 
     @property
     def restored(self) -> bool:
-        """Whether there is anything to bring back."""
+        """Whether there are queues to put into service again."""
         return bool(self._restored)

@@ -1,8 +1,8 @@
-"""Work that is too long for one turn: it is cut into pieces, and a few pieces run in each turn.
+"""Runs work that is too long for one turn. It is cut into pieces, and a few pieces run in each turn.
 
-A job is an iterator. Each step of it does a piece of work that takes at most about half a millisecond of CPU, so that a turn
-stays below 5 ms whatever a peer has asked for. The layers below the server have no clock to measure that with: whoever writes a
-job counts its steps. Between two pieces everything else goes on: the job has to look again at what it left off with.
+A job is an iterator. Each step does one piece, which takes at most about half a millisecond of CPU, so that a turn stays below
+5 ms whatever a peer has asked for. The layers below the server have no clock to measure that, so a job adds up the estimated
+cost of its steps (`Cost`). Anything may change between two pieces, so a job must check its state again after each.
 
 The server calls `run` once per turn, by way of `Hub.turn`.
 """
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from kvitto.broker import walls
 
 PIECES_PER_TURN = 4
-"""Pieces of all jobs that run in one turn: about 2 ms."""
+"""The most pieces that run in one turn, of all jobs together. They take about 2 ms."""
 PIECE = 500
 """The cost of one piece, in units of about a microsecond."""
 
 
 class Cost:
-    """What a job has done of its present piece, in the units of PIECE. The job says what each of its steps costs."""
+    """Adds up the cost of a job's current piece, in the units of PIECE. The job says what each of its steps costs."""
 
     def __init__(self) -> None:
         self._left = PIECE
@@ -36,7 +36,7 @@ class Cost:
 
 
 def nothing() -> None:
-    """The end of a job that nobody waits for."""
+    """The `done` of a job that nobody waits for."""
 
 
 class Jobs(walls.Routine):
@@ -44,7 +44,7 @@ class Jobs(walls.Routine):
 
     def __init__(self) -> None:
         self.waiting: deque[_Job] = deque()
-        """The jobs that have not ended and can go on."""
+        """The unfinished jobs that can go on."""
         self._parked: list[_Job] = []
         """The jobs that cannot go on before the disk has caught up."""
 
@@ -69,7 +69,7 @@ class Jobs(walls.Routine):
                 (self._parked if job.parked else self.waiting).append(job)
 
     def resume(self) -> None:
-        """Let the jobs go on that have waited for the disk."""
+        """Continue the jobs that have waited for the disk."""
         self.waiting += self._parked
         self._parked = []
 

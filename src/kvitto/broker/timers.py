@@ -1,9 +1,8 @@
-"""Things to be done after a while: expiring messages and queues, retries. The server asks when to call `run`.
+"""Calls functions after a delay: for expiry of messages and queues, retries and others. The server asks when to call `run`.
 
-Time is that of the monotonic clock: a wall clock that is set delays nothing and makes nothing early.
-
-There is one timer for a callback and its arguments: whoever sets it again moves it. The heap holds nothing but numbers, so what is
-cancelled is forgotten at once, whenever it would have been due; its number goes when it comes up, or when most numbers are dead.
+Timers use the monotonic clock, so a change of the wall clock does not affect them.
+There is one timer for each callback with its arguments, and setting it again moves it. The heap holds only numbers, so a cancelled
+callback is released at once. Its dead number is removed when it comes up, or when most numbers in the heap are dead.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from kvitto.broker import walls
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 DEAD_MAX = 64
-"""Dead numbers that are not worth a sweep."""
+"""The number of dead numbers up to which they are not swept out."""
 
 
 RUN_MAX = 500
-"""Calls in one `run`; what is due beyond them waits for the next one, between which others are served."""
+"""The most calls in one `run`. Further timers wait for the next `run`, so that connections are served between the two."""
 
 
 class Timers(walls.Routine):
     def __init__(self, now_ms: int = 0) -> None:
         self.now_ms = now_ms
-        """The monotonic clock, as the broker has read it last."""
+        """The monotonic clock when the broker last read it."""
         self._heap: list[tuple[int, int]] = []
         self._numbers: dict[Call, int] = {}
         self._calls: dict[int, Call] = {}
@@ -38,7 +37,7 @@ class Timers(walls.Routine):
         return len(self._calls)
 
     def after(self, delay_ms: int, callback: Callable[..., None], *args: Any) -> None:
-        """Call it so many milliseconds from now, and not when it was to be called before."""
+        """Set the timer of this callback, or move it: the call is due `delay_ms` milliseconds from now."""
         self.cancel(callback, *args)
         number = next(self._order)
         self._numbers[callback, args] = number
@@ -46,7 +45,7 @@ class Timers(walls.Routine):
         heapq.heappush(self._heap, (self.now_ms + delay_ms, number))
 
     def cancel(self, callback: Callable[..., None], *args: Any) -> None:
-        """A timer that is not set is fine."""
+        """Cancel a timer, if it is set."""
         number = self._numbers.pop((callback, args), None)
         if number is not None:
             del self._calls[number]
@@ -62,7 +61,7 @@ class Timers(walls.Routine):
         return heap[0][0] if heap else None
 
     def run(self) -> None:
-        """Call what is due, RUN_MAX at most. What a callback raises hits the owner of that timer only (broker/walls.py)."""
+        """Call what is due, at most RUN_MAX callbacks. If one raises, only the owner of that timer is affected (broker/walls.py)."""
         for _ in range(RUN_MAX):
             due = self.next_ms
             if due is None or due > self.now_ms:

@@ -1,7 +1,7 @@
 """A virtual host: its exchanges, queues and bindings, and the route cache.
 
-Declaring, binding and deleting go through here, whoever asks (AMQP, HTTP, start-up). What is durable is put into the
-definitions; the caller waits for the sync before it answers (D2).
+AMQP, HTTP and the start all declare, bind and delete through `VHost`. It adds durable objects to the definitions; the caller
+waits for the sync before it answers (D2).
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ PREDECLARED = (
     ("amq.topic", "topic"),
 )
 POLICY, OPERATOR_POLICY = "policy", "operator_policy"
-"""As definitions name them."""
+"""The kinds of these objects in the definitions."""
 FORGET_AT_ONCE = 1000
-"""Routes; more of them are forgotten in pieces."""
+"""The most routes that are freed at once. More of them are freed in pieces."""
 RouteSteps = Generator[bool, None, Route]
 NOTHING: dict[Exchange, None] = {}
 FINISH_PIECES = 4
-"""Of a deletion that somebody waits for who wants the name again."""
+"""The most pieces of a deletion that run at once because its name is to be used again."""
 ROUTES_MAX = 200_000
-"""Routes that are remembered, and queues in them, together."""
+"""The most cached routes, where each queue in a route counts as one more."""
 
 
 def route_to(exchange: str, routing_key: str, found: list[Queue], dynamic: bool) -> Route:
-    """The route to the queues that were found. Those that are out of service take nothing, and the route knows of one."""
+    """Return the route to these queues. It leaves out queues that are out of service, and names one of them in `out_of_service`."""
     fault = next((queue for queue in found if queue.fault is not None), None)
     route = Route(exchange, routing_key, found if fault is None else [q for q in found if q.fault is None], dynamic)
     route.out_of_service = fault
@@ -70,7 +70,7 @@ def route_to(exchange: str, routing_key: str, found: list[Queue], dynamic: bool)
 
 
 def empty(routes: dict[bytes, Route]) -> Iterator[None]:
-    """Give back the memory of what nobody asks for any more."""
+    """Free routes that are no longer used, in pieces."""
     while routes:
         for _ in range(min(FORGET_AT_ONCE, len(routes))):
             routes.popitem()
@@ -78,7 +78,7 @@ def empty(routes: dict[bytes, Route]) -> Iterator[None]:
 
 
 def generated_name() -> str:
-    """Of a queue that is declared without one."""
+    """Return the name of a queue that is declared without one."""
     return "amq.gen-" + secrets.token_urlsafe(16)
 
 
@@ -95,14 +95,14 @@ class VHost:
         self._routes: dict[bytes, Route] = {}
         self._remembered = 0
         self.search_cost = 0
-        """Steps of the last search for a route."""
+        """The number of steps that the last search for a route took."""
         self.bindings = 0
-        """How many there are, without those of the default exchange."""
+        """The number of bindings, without those of the default exchange."""
         self.deleting = False
         self.going: dict[Queue | Exchange, Steps | None] = {}
-        """What is being deleted, and the steps that do it; None: they have not begun."""
+        """Queues and exchanges that are being deleted, with the steps that do it, or None if these have not begun."""
         self._sources: dict[Queue | Exchange, dict[Exchange, None]] = {}
-        """By destination: the exchanges that have a binding to it, without the default exchange."""
+        """By destination, the exchanges with a binding to it, without the default exchange."""
 
     @property
     def default_queue_type(self) -> str:
@@ -117,11 +117,11 @@ class VHost:
     # -- policies --------------------------------------------------------------------------------------------
 
     def set_policy(self, kind: str, policy: Policy) -> None:
-        """`policing.set_policy`, at once."""
+        """Run `policing.set_policy` without a pause."""
         removal.at_once(policing.set_policy(self, kind, policy))
 
     def restore_policy(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        """At the start, before there are queues."""
+        """Take a policy from the definitions at the start, before there are queues."""
         try:
             found = policies.policy(name, value, kind == OPERATOR_POLICY, stored=True)
         except policies.InvalidPolicy as error:
@@ -132,35 +132,35 @@ class VHost:
         self.broker.find_inert(kind, (self.name, name), what, (found.pattern,))
 
     def clear_policy(self, kind: str, name: str) -> None:
-        """`policing.clear_policy`, at once."""
+        """Run `policing.clear_policy` without a pause."""
         removal.at_once(policing.clear_policy(self, kind, name))
 
     def policies_by_name(self, kind: str) -> dict[str, Policy]:
         return self.policies if kind == POLICY else self.operator_policies
 
     def policies_of(self, name: str, arguments: dict[str, Any]) -> tuple[Policy | None, Policy | None]:
-        """Of a queue: the policy and the operator policy that count."""
+        """Return the policy and the operator policy that apply to a queue."""
         kinds = policies.queue_kinds(arguments)
         of_users = policies.first_that_fits(self.policies.values(), kinds, name)
         return of_users, policies.first_that_fits(self.operator_policies.values(), kinds, name)
 
     def policy_of_exchange(self, name: str) -> Policy | None:
-        if name == "":  # nothing is unroutable there but what has no queue
+        if name == "":  # no policy applies to the default exchange
             return None
         return policies.first_that_fits(self.policies.values(), policies.EXCHANGE_KINDS, name)
 
     # -- routing ---------------------------------------------------------------------------------------------
 
     def route(self, key: bytes) -> Route:
-        """The route of an exchange and routing key, given as their short strings. ChannelError 404."""
+        """Return the route of an exchange and a routing key. `key` is both as short strings. Raises ChannelError 404."""
         return self._routes.get(key) or at_once(self.route_steps(key))
 
     def remembered(self, key: bytes) -> Route | None:
-        """The route, if it was found since anything has changed."""
+        """Return the route if it is cached, else None."""
         return self._routes.get(key)
 
     def route_steps(self, key: bytes) -> RouteSteps:
-        """`route`, in pieces."""
+        """Do the work of `route` in pieces."""
         name, routing_key = split_key(key)
         epoch = self.epoch.value
         found = yield from walk(
@@ -186,11 +186,11 @@ class VHost:
             self.broker.jobs.start(empty(routes), owner=self)
 
     def route_message(self, name: str, routing_key: str, properties: Properties) -> Route:
-        """The route of one message whose properties matter: to an exchange on the way (`Route.dynamic`), or for their CC or BCC."""
+        """Return the route of one message whose properties matter, for an exchange on the way (`Route.dynamic`) or for CC or BCC."""
         return at_once(self.message_route_steps(name, routing_key, properties))
 
     def message_route_steps(self, name: str, routing_key: str, properties: Properties) -> RouteSteps:
-        """`route_message`, in pieces."""
+        """Do the work of `route_message` in pieces."""
         headers = properties.headers or {}
         keys = (routing_key, *strings(headers.get("CC")), *strings(headers.get("BCC")))
         found = yield from walk(
@@ -200,7 +200,7 @@ class VHost:
         return route_to(name, routing_key, found.queues, True)
 
     def target_steps(self, name: str, keys: list[str], properties: Properties) -> Generator[bool, None, list[Queue]]:
-        """Where a dead letter goes, whatever that takes; nowhere if the exchange does not exist."""
+        """Find the queues of a dead letter, without a limit of steps. There are none if the exchange does not exist."""
         exchange = self.exchanges.get(name)
         if exchange is None:
             return []
@@ -209,7 +209,7 @@ class VHost:
         return found.queues
 
     def changed(self) -> None:
-        """A binding, queue or exchange is not what it was: forget every route."""
+        """Drop all cached routes, because a binding, queue or exchange has changed."""
         if self._routes:
             self._forget_routes()
         self.epoch.value += 1
@@ -253,11 +253,11 @@ class VHost:
         return made
 
     def delete_exchange(self, name: str, if_unused: bool = False) -> None:
-        """`exchange_deletion`, at once."""
+        """Run `exchange_deletion` without a pause."""
         removal.at_once(self.exchange_deletion(name, if_unused))
 
     def exchange_deletion(self, name: str, if_unused: bool = False) -> Steps:
-        """The steps that delete an exchange. Deleting what is not there is fine; a predeclared one is refused: ChannelError 403, 406."""
+        """Return the steps that delete an exchange. An unknown one is no error. Raises ChannelError 403 for a predeclared one, and 406."""
         if name == "" or name.startswith("amq."):
             raise ChannelError(ACCESS_REFUSED, f"operation not permitted on {self._default_or(name)}")
         found = self.exchanges.get(name)
@@ -308,7 +308,7 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, text, limit="bindings")
 
     def unbind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
-        """A binding that is not there is fine."""
+        """Remove a binding, if there is one."""
         exchange = self.exchange(source)
         gone = exchange.unbind(dest, routing_key, arguments)
         if gone is not None:
@@ -318,13 +318,13 @@ class VHost:
             self._auto_delete(exchange)
 
     def bindings_to(self, dest: Queue | Exchange) -> Iterator[Binding]:
-        """Those of the default exchange come first, the others in the order of their exchanges' first bindings to it."""
+        """Yield the bindings to a destination: first that of the default exchange, then by exchange, in the order of its first binding."""
         yield from self.exchanges[""].bindings_to(dest)
         for exchange in list(self._sources.get(dest, ())):
             yield from exchange.bindings_to(dest)
 
     def _unbound(self, exchange: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> None:
-        """A binding is gone: forget its definition, and, if it was the last between the two, that one leads to the other."""
+        """Note that a binding was removed: delete its definition, and update `_sources` if it was the last one between the two."""
         sources = self._sources.get(dest)
         if sources is not None and not exchange.leads_to(dest):
             sources.pop(exchange, None)
@@ -335,7 +335,7 @@ class VHost:
 
     @staticmethod
     def is_durable(thing: Queue | Exchange) -> bool:
-        """Whether it has a definition."""
+        """Whether the queue or exchange has a definition."""
         return thing.durable if isinstance(thing, Exchange) else thing.log.durable
 
     def _binding_key(self, source: Exchange, dest: Any, routing_key: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
@@ -343,11 +343,11 @@ class VHost:
         return (self.name, source.name, kind, dest.name, routing_key, self.broker.pack(arguments))
 
     def last_source(self, dest: Queue | Exchange) -> Exchange | None:
-        """The exchange that was bound to `dest` last, None if there is none but the default exchange."""
+        """Return the exchange to which `dest` was bound last, or None if there is none but the default exchange."""
         return next(reversed(self._sources.get(dest, NOTHING)), None)
 
     def drop_binding(self, exchange: Exchange, dest: Queue | Exchange) -> None:
-        """Remove the last binding between the two; there is one."""
+        """Remove the last binding between the two. There must be one."""
         binding = exchange.pop(dest)
         if exchange.name:
             self.bindings -= 1
@@ -359,13 +359,13 @@ class VHost:
             self.broker.jobs.start(removal.delete_exchange(self, exchange, Cost()), owner=self)
 
     def contain(self, error: Exception) -> None:
-        """A job of this virtual host has failed. What the disk has refused is no matter of one virtual host: StoreError is raised again."""
+        """Log that a job of this virtual host has failed. A StoreError concerns more than one virtual host and is raised again."""
         if isinstance(error, StoreError):
             raise error
         log.error("vhost %r: internal error, what was being deleted is there in part", self.name, exc_info=error)
 
     def remove(self, thing: Queue | Exchange) -> None:
-        """Nothing is bound to it any more: it goes."""
+        """Remove a queue or exchange that has no bindings any more."""
         if isinstance(thing, Exchange):
             del self.exchanges[thing.name]
             if thing.durable:
@@ -375,7 +375,7 @@ class VHost:
         self.changed()
 
     def _finish_going(self, thing: Queue | Exchange, kind: str) -> None:
-        """Somebody wants its name: end its deletion now. ChannelError 405 if that takes long."""
+        """Finish a deletion now, because the name is to be used again. Raises ChannelError 405 if that takes long."""
         steps = self.going[thing]
         if steps is None:
             assert not isinstance(thing, Exchange)
@@ -390,7 +390,7 @@ class VHost:
     # -- queues ----------------------------------------------------------------------------------------------
 
     def queue(self, name: str, owner: object | None = None) -> Queue:
-        """The queue as `owner` (a connection) may use it. ChannelError 404, 405."""
+        """Return a queue that `owner` (a connection) may use. Raises ChannelError 404, 405."""
         found = self.queues.get(name)
         if found is None:
             raise ChannelError(NOT_FOUND, f"no {describe('queue', name, self.name)}")
@@ -418,7 +418,7 @@ class VHost:
         *,
         generated: bool = False,
     ) -> Queue:
-        """`generated`: the name is one of `generated_name`, which nobody else may give."""
+        """Declare a queue. `generated`: the name comes from `generated_name`; clients may not choose such a name."""
         self.broker.churn.declared += 1
         lasting = durable and not (exclusive or auto_delete or generated)
         arguments = with_default(arguments, self.default_queue_type, lasting)
@@ -446,14 +446,14 @@ class VHost:
         return made
 
     def define_queue(self, queue: Queue) -> None:
-        """Write down what a start makes this queue of, if it is durable."""
+        """Write the definition of the queue, if it is durable."""
         if queue.log.durable:
             self.broker.define("queue", (self.name, queue.name), queue.definition())
 
     def make_queue(
         self, name: str, queue_id: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> Queue:
-        """A queue with these properties, without a definition: for `declare_queue` and for start-up."""
+        """Make a queue without writing its definition, for `declare_queue` and for a start."""
         counting = arguments
         if not self.broker.restoring:
             queue_settings(name, self.name, arguments, durable and not exclusive)
@@ -493,24 +493,24 @@ class VHost:
         check_arguments(thing, EQUIVALENCE_ARGUMENTS, found.arguments, arguments)
 
     def delete_queue(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> int:
-        """`queue_deletion`, at once; return how many messages were ready."""
+        """Run `queue_deletion` without a pause. Returns how many messages were ready."""
         steps = self.queue_deletion(queue, if_unused, if_empty)
         count = queue.ready
         removal.at_once(steps)
         return count
 
     def queue_deletion(self, queue: Queue, if_unused: bool = False, if_empty: bool = False) -> Steps:
-        """The steps that remove the queue and its messages. ChannelError 406."""
+        """Return the steps that remove the queue and its messages. Raises ChannelError 406."""
         thing = describe("queue", queue.name, self.name)
         if if_unused and queue.consumers:
             raise ChannelError(PRECONDITION_FAILED, f"{thing} in use")
-        if if_empty and queue.messages > queue.unacked:  # what consumers hold does not count, as with RabbitMQ
+        if if_empty and queue.messages > queue.unacked:  # unacked messages do not count, as with RabbitMQ
             raise ChannelError(PRECONDITION_FAILED, f"{thing} not empty")
         return removal.delete_queue(queue, Cost())
 
     def _remove_queue(self, queue: Queue) -> None:
         if queue.archived and queue.fault is None:
-            self.broker.flush(queue)  # what is settled is to be in its archive
+            self.broker.flush(queue)  # settled messages must be in its archive
         queue.deleted = True
         del self.queues[queue.name]
         del self.broker.queues[queue.log.queue_id]
@@ -536,6 +536,6 @@ class VHost:
         self.broker.jobs.start(removal.dismiss(consumers), owner=self)
 
     def consumer_left(self, queue: Queue) -> None:
-        """An auto-delete queue goes with its last consumer."""
+        """Delete an auto-delete queue whose last consumer has left."""
         if queue.auto_delete and queue.had_consumer and not queue.consumers and not queue.deleted:
             self.broker.jobs.start(removal.delete_queue(queue, Cost()), owner=self)

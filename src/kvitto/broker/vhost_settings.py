@@ -1,4 +1,4 @@
-"""What a virtual host is described by: its description, its tags, and the type of a queue that is declared without one."""
+"""The settings of a virtual host: its description, its tags, and its default queue type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VHostSettings:
     tracing: bool = False
 
     def value(self) -> dict[str, Any]:
-        """As the definitions hold them: a virtual host that is described by nothing has an empty object."""
+        """Return the settings as the definitions store them. Without any settings that is an empty object."""
         if self == VHostSettings():
             return {}
         return {
@@ -31,7 +31,7 @@ class VHostSettings:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> VHostSettings:
-        """The opposite of `value`."""
+        """Make settings from what `value` returned."""
         return cls(
             value.get("description", ""),
             tuple(value.get("tags", ())),

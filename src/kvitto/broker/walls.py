@@ -1,7 +1,7 @@
-"""Walls between the work of one owner and all others: an unexpected exception ends what its owner has, and nothing else.
+"""Isolates failures: an unexpected exception ends the work of its owner, and of nobody else.
 
-An owner is a connection, a channel or a queue, or a service of the broker; its method `contain` takes it out of the way, or raises
-what may not be contained: a failed sync, the journal and the definitions. docs/adr/0015 says what may go on, and why that is safe.
+An owner is a connection, a channel, a queue or a service of the broker. Its method `contain` ends it, or raises the error again if it
+must end the process: a failed sync, or an error in the journal or the definitions. docs/adr/0015 says why going on is safe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(owner: Any, action: Callable[..., Any], *args: Any) -> Any:
 
 
 def guarded(owner: Any, action: Callable[[], Any]) -> Callable[[], None]:
-    """`action` for somebody else to call later, who must not suffer from what it raises."""
+    """Return a function that calls `action` on behalf of `owner`, so that an exception does not reach the later caller."""
 
     def call() -> None:
         run(owner, action)
@@ -42,7 +42,7 @@ def guarded(owner: Any, action: Callable[[], Any]) -> Callable[[], None]:
 
 
 def owner_of(callback: Callable[..., Any], args: tuple[Any, ...]) -> object:
-    """Whose work a timer's callback is: that of the object whose method it is, or of its first argument."""
+    """Return the owner of a timer's callback: the object whose method it is, or else its first argument."""
     for candidate in (getattr(callback, "__self__", None), *args):
         if hasattr(candidate, "contain"):
             return candidate
@@ -62,7 +62,7 @@ def within(queue: Queue, action: Callable[..., Any], *args: Any) -> Any:
 
 
 def steps_within(queue: Queue, steps: Generator[object, None, T]) -> Generator[object, None, T]:
-    """As `within`, for work that is done in pieces."""
+    """Do the same as `within` for work that is done in pieces."""
     try:
         return (yield from steps)
     except Exception as error:
@@ -79,7 +79,7 @@ def _judge(queue: Queue, error: Exception) -> None:
 
 
 def forget_consumer(queue: Queue) -> bool:
-    """Whether it was a consumer's code that raised: then it is not the queue that has failed."""
+    """Return whether a consumer's code has raised. Then the consumer has failed, and not the queue."""
     consumer, queue.serving = queue.serving, None
     if consumer is not None:
         consumer.undo()
@@ -87,7 +87,7 @@ def forget_consumer(queue: Queue) -> bool:
 
 
 def out_of_service(queue: Queue) -> ChannelError:
-    """What a peer is told that wants something of a queue whose work has failed."""
+    """Return the error for a peer that uses a queue which is out of service."""
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
     return ChannelError(
         INTERNAL_ERROR, f"{thing} is out of service after an internal error until the broker is restarted"
@@ -95,7 +95,7 @@ def out_of_service(queue: Queue) -> ChannelError:
 
 
 def essential(what: str, action: Callable[..., Any], *args: Any) -> Any:
-    """Call what promises depend on: if it fails in an unexpected way, PromiseError says that the process cannot go on."""
+    """Call an action that promises depend on. If it fails unexpectedly, PromiseError says that the process cannot go on."""
     try:
         return action(*args)
     except (StoreFull, PromiseError):
@@ -105,26 +105,26 @@ def essential(what: str, action: Callable[..., Any], *args: Any) -> Any:
 
 
 class Routine:
-    """Work that comes again with every turn: an unexpected exception is told, and the next turn goes on where it can."""
+    """Work that is repeated in every turn. An unexpected exception is logged, and the next turn tries again."""
 
     def contain(self, error: Exception) -> None:
-        """Say so in the log. StoreError is raised again."""
+        """Log the error. StoreError is raised again."""
         if isinstance(error, StoreError):
             raise error
         log.error("internal error in %s", type(self).__name__.lower(), exc_info=error)
 
 
 class Service:
-    """A part of the broker that works for all queues or channels: after an unexpected exception it does no more until a restart."""
+    """A part of the broker that works for all queues or channels. After an unexpected exception it stops until a restart."""
 
     stopped = ""
-    """What is not done any more, as a sentence for people."""
+    """What the broker no longer does after a failure, as a clause of a sentence for people."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def contain(self, error: Exception) -> None:
-        """Say so in the log and among the alarms. What the disk has refused is no matter of one service: StoreError is raised again."""
+        """Log the error and raise an alarm. StoreError concerns more than one service and is raised again."""
         if isinstance(error, StoreError):
             raise error
         log.error("internal error", exc_info=error)
