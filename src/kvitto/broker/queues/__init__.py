@@ -1,1 +1,1 @@
-"""Queues: what waits in them, who gets it, and what else may happen to it. `Queue` is the interface of all of them."""
+"""Queues: the messages that wait, their consumers, and expiry, limits and retries. `Queue` is the interface of all kinds."""

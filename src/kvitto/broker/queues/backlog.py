@@ -1,10 +1,9 @@
-"""What waits in a work queue: which messages are ready, in which order, and where each of them can be read.
+"""The messages that wait in a work queue: which are ready, in which order, and where each can be read.
 
-Invariants: every offset below `cursor` is settled, unacked, moving, parked, delayed, held or in `requeued`; every one from `cursor` on
-is ready; an offset that is never written lies below the cursor. So ready = next - cursor + requeued, and no message costs memory
-while it waits in the order of arrival.
-
-Nothing here delivers or writes. `WorkQueue` owns the backlog and is its `Keeper`: it settles what was lost to damage.
+Invariants: every offset below `cursor` is settled, unacked, moving, parked, delayed, held or in `requeued`. Every offset from `cursor`
+on is ready. An offset that is never written is below the cursor. So ready = next - cursor + requeued, and a message that waits in the
+order of arrival costs no memory.
+`WorkQueue` owns the backlog, delivers and writes. It is the backlog's `Keeper`, which settles messages that are lost to damage.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class Keeper(Protocol):
     """What a backlog needs of its queue."""
 
     checking: bool
-    """A large batch is being checked in pieces, and nothing is delivered."""
+    """Whether a large batch is being checked in pieces. Nothing is delivered meanwhile."""
 
     def settle(self, offset: int, n: int, outcome: int, deliveries: int = 0) -> None:
-        """Settle messages that have left the backlog, since they are lost to damage."""
+        """Settle messages that have left the backlog because they are lost to damage."""
         ...
 
     def lose_held(self, start: int, count: int) -> None:
-        """Settle those of these messages that are held, since they are lost to damage."""
+        """Settle the held messages among these, because they are lost to damage."""
         ...
 
     def check(self, steps: Iterator[None]) -> None:
@@ -54,12 +53,12 @@ class Backlog:
         self.give_batch = give_batch
         self.cursor = 0
         self.flagged_below = 0
-        """Messages below this offset may have been delivered before the start: they are flagged."""
+        """Messages below this offset are flagged as redelivered, since they may have been delivered before the start."""
         self.ranked = ranked
-        """Messages are ordered by priority: each of them is put into `requeued` as soon as it has come."""
+        """Whether messages are ordered by priority. Each is then put into `requeued` as soon as it has come."""
         self.priority_max = priority_max
         self.requeued: RangeSet = Ranks(self.rank_of) if ranked else RangeSet()
-        """What comes before the cursor: messages that came back, or all that are ready in a queue with priorities."""
+        """Ready messages below the cursor: those that came back, or all ready messages of a queue with priorities."""
         self.redeliveries = Deliveries()
         self.front: Batch | None = None
         """The batch at the cursor, if it is neither closed nor open in the tail."""
@@ -67,7 +66,7 @@ class Backlog:
         self._ahead.patient = True
 
     def ready(self):  # type: ignore[no-untyped-def]
-        """How many messages a consumer could have now."""
+        """The number of messages that can be delivered now."""
         return self.tail.next - self.cursor + self.requeued.count
 
     def any_ready(self):  # type: ignore[no-untyped-def]
@@ -77,7 +76,7 @@ class Backlog:
     # -- in order of arrival ---------------------------------------------------------------------------------
 
     def window(self):  # type: ignore[no-untyped-def]
-        """The batch that holds the message at the cursor; None if what was there is lost, or has to be checked first."""
+        """Return the batch with the message at the cursor, or None if that message is lost or its batch must be checked first."""
         f = self.front
         if f is not None and f.first <= self.cursor and self.cursor < f.first + f.count:
             return f
@@ -87,7 +86,7 @@ class Backlog:
         return self.load_front()
 
     def load_front(self) -> Batch | None:
-        """`window`, where the batch is not at hand."""
+        """Do the work of `window` if the batch is not the current one."""
         self.release_front()
         closed = self.tail.closed_at(self.cursor)
         if closed is not None:
@@ -96,7 +95,7 @@ class Backlog:
         return self.front
 
     def _load_at_cursor(self, window: Window) -> Batch | None:
-        """The batch in the files that holds the message at the cursor; None if what was there is lost, or has to be checked first."""
+        """Read the batch with the message at the cursor. Returns None if that message is lost or its batch must be checked first."""
         found = self.log.reader.load(window, self.cursor)
         self.write_off_lost()
         if window.waits is not None:
@@ -108,20 +107,20 @@ class Backlog:
         return window.batch if found else None
 
     def _check(self, window: Window) -> None:
-        """Have the large batch checked that the window waits for."""
+        """Start the check of the large batch that the window waits for."""
         waits, window.waits = window.waits, None
         if waits is not None:
             self.keeper.check(self.log.reader.check_steps(*waits))
 
     def keep_front(self, batch: Batch, wanted: bool) -> None:
-        """A batch has been written. It stays in memory if it is the next to be delivered, and is `wanted`."""
+        """Keep a batch that was written in memory, if it is the next one to be delivered and is `wanted`."""
         if wanted and self.front is None and batch.first <= self.cursor < batch.first + batch.count:
             self.front = batch
         else:
             self.give_batch(batch)
 
     def skip_to(self, end: int) -> None:
-        """What lies between the cursor and `end` has left the backlog."""
+        """Move the cursor to `end`, because the messages in between have left the backlog."""
         self.cursor = end
         self.release_front()
 
@@ -133,23 +132,23 @@ class Backlog:
         return taken
 
     def forget_unreadable(self, offset: int) -> None:
-        """A message that came back is lost to damage."""
+        """Remove a message that came back and is lost to damage."""
         if self.requeued.discard(offset):
             self.keeper.settle(offset, 1, DROPPED)
 
     def earlier(self, offset: int) -> int:
-        """How often a message that is in `requeued` was delivered before."""
+        """Return how often a message in `requeued` was delivered before."""
         return self.redeliveries.of(offset, 0 if self.ranked and offset >= self.flagged_below else 1)
 
     def order_by_priority(self, ranks: Ranks) -> None:
-        """From now on messages are ordered by priority. `ranks` has all that are ready."""
+        """Order messages by priority from now on. `ranks` has all ready messages."""
         self.ranked = True
         self.requeued = ranks
 
     def admit(self) -> None:
-        """With x-max-priority: sort what has arrived by priority. Then nothing is left from the cursor on.
+        """Sort new messages by priority, in a queue with x-max-priority. Then no message is left from the cursor on.
 
-        A large batch is not checked for that, but when its messages are read.
+        This does not check a large batch; that is done when its messages are read.
         """
         most, ranks = self.priority_max, self.requeued
         assert isinstance(ranks, Ranks)
@@ -167,14 +166,14 @@ class Backlog:
                 self.cursor = w.first + count
 
     def rank_of(self, offset: int) -> int:
-        """The priority of a message that is stored, 0 if it cannot be read any more."""
+        """Return the priority of a stored message, 0 if it cannot be read."""
         found = self.find_outline(offset)
         return 0 if found is None else min(found[0].priority_of(found[1]), self.priority_max)
 
     # -- find ------------------------------------------------------------------------------------------------
 
     def head(self) -> tuple[Batch, int] | None:
-        """Where the first ready message is. None if it was lost to damage, and there is another first one; or if it is checked first."""
+        """Find the first ready message. Returns None if it was lost to damage, so that another one is first, or must be checked first."""
         if self.ranked:
             self.admit()
         if self.requeued.count:
@@ -187,14 +186,14 @@ class Backlog:
         return None if w is None else (w, self.cursor - w.first)
 
     def in_memory(self, offset: int) -> tuple[Batch, int] | None:
-        """Where the message is: (batch, index in it); None if it has to be read."""
+        """Return (batch, index) of a message in memory, or None if it must be read."""
         for b in (self.tail.batch, self.front, self._behind.batch, *self.tail.closed):
             if b is not None and b.first <= offset < b.first + b.count:
                 return b, offset - b.first
         return None
 
     def find(self, offset: int, patient: bool) -> tuple[Batch, int] | None:
-        """Where any message is that is still stored; None if it is lost to damage, or, for a `patient` caller, has to be checked first."""
+        """Find any stored message. Returns None if it is lost to damage, or if a `patient` caller has to wait for a check of its batch."""
         found = self.in_memory(offset)
         if found is None:
             self._behind.patient = patient
@@ -202,7 +201,7 @@ class Backlog:
         return found
 
     def find_outline(self, offset: int) -> tuple[Batch, int] | None:
-        """`find` for callers that do not need the body: a large batch is not checked."""
+        """Do the work of `find` for callers that do not need the body. A large batch is not checked."""
         return self.in_memory(offset) or self._load_behind(self.outline, offset)
 
     def _load_behind(self, window: Window, offset: int) -> tuple[Batch, int] | None:
@@ -234,7 +233,7 @@ class Backlog:
     # -- damage ----------------------------------------------------------------------------------------------
 
     def write_off_lost(self) -> None:
-        """Damage was stepped over: those messages are out of the queue. The store has raised the alarm."""
+        """Remove messages that were lost to damage from the queue. The store has raised the alarm."""
         lost = self.log.reader.lost
         if not lost:
             return
@@ -243,7 +242,7 @@ class Backlog:
                 self.keeper.settle(offset, n, DROPPED)
             self.keeper.lose_held(start, count)
             n = start + count - self.cursor
-            if start <= self.cursor and n > 0:  # what lies further ahead is found again when the cursor comes there
+            if start <= self.cursor and n > 0:  # damage further ahead is found again when the cursor gets there
                 self.keeper.settle(self.cursor, n, DROPPED)
                 self.cursor += n
         lost.clear()
@@ -251,13 +250,13 @@ class Backlog:
     # -- memory and start ------------------------------------------------------------------------------------
 
     def release_front(self) -> None:
-        """Give back the batch at the cursor."""
+        """Release the batch at the cursor."""
         if self.front is not None and self.front is not self._ahead.batch:
             self.give_batch(self.front)
         self.front = None
 
     def release_unused(self) -> None:
-        """After a write: give back what nobody reads any more."""
+        """Release batches that are no longer read. Called after a write."""
         if self._ahead.segment is not None and not self.any_ready():
             self.release_front()
             self._ahead.release()
@@ -267,14 +266,14 @@ class Backlog:
             self.outline.release()
 
     def release(self) -> None:
-        """Give back all that was read, as after a start."""
+        """Release all batches that were read."""
         self.release_front()
         self._ahead.release()
         self._behind.release()
         self.outline.release()
 
     def recover(self, found: Recovered) -> None:
-        """Take what a start has found in the files."""
+        """Take the state that a start has found in the files."""
         self.cursor = found.cursor
         self.redeliveries = Deliveries(found.redeliveries.items())
         for start, count in found.requeued:

@@ -1,7 +1,7 @@
-"""What a queue delivers to. The protocol's consumers derive from this; the queue knows no more of them.
+"""The interface of consumers that a queue delivers to. The protocol's consumers derive from it.
 
-`deliver` encodes messages of a batch for the peer; both methods are called once per run of messages and are virtual calls in
-the compiled form. ACK and the constants below it say how a consumer settles what it was given.
+`deliver` encodes messages of a batch for the peer. `credit` and `deliver` are called once per run of messages, and are virtual
+calls in the compiled form. ACK and the constants below it say how a consumer settles its deliveries.
 """
 
 from __future__ import annotations
@@ -39,52 +39,52 @@ class Consumer:
         self.delivered = 0
         self.active = True
         self.counted = True
-        """Whether what it holds counts towards a prefetch."""
+        """Whether its unacked deliveries count towards a prefetch."""
         self.timeout_ms: int = arguments.get("x-consumer-timeout", -1)
-        """How long it may hold a delivery, 0 for as long as it likes; -1: what its queue says."""
+        """How long it may hold a delivery. 0 stands for no limit, and -1 for the limit of its queue."""
         self.place: Place | None = None
         self.lent = False
-        """What it was given last will be settled by whoever sends it, although it is not to be acknowledged."""
+        """Whether its last delivery, which needs no ack, is settled by the code that sends it, and not by the queue."""
         self.serial = 0
-        """Which one of its queue's consumers it is, in the order in which they came."""
+        """Its number in the order in which the queue's consumers were added."""
         self.idle = False
-        """It had no credit when its turn came: `Queue.resume` says that it may have some."""
+        """Whether it had no credit when its turn came. `Queue.resume` ends that."""
         self.line: Line | None = None
         self.before: Consumer | None = None
         self.after: Consumer | None = None
 
     def credit(self) -> int:
-        """How many messages may be delivered now."""
+        """Return how many messages may be delivered now."""
         raise NotImplementedError
 
     def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:
-        """Deliver up to n messages from index i on; return how many: 0 only if the peer does not take the first one's properties."""
+        """Deliver up to n messages from index i on. Returns how many: 0 only if the first one's properties do not fit the peer's frames."""
         raise NotImplementedError
 
     def deliver_again(self, key: bytes, props: bytes, body: Body, offset: int) -> None:
-        """Deliver one message with properties that the queue has changed; always redelivered."""
+        """Deliver one message with properties that the queue has changed. It is always flagged as redelivered."""
         raise NotImplementedError
 
     def takes(self, props_len: int) -> bool:
-        """Whether so many bytes of properties fit into a frame of the peer."""
+        """Whether `props_len` bytes of properties fit into a frame of the peer."""
         return True
 
     def message_does_not_fit(self) -> None:
-        """It has not taken what is at the head of the queue, and gets nothing more; or ChannelError says so."""
+        """Called if the first message of the queue does not fit into its frames. Ends the consumer, or raises ChannelError."""
         raise NotImplementedError
 
     def waits_no_more(self) -> None:
-        """It is cancelled: it has no place among those that wait for room."""
+        """Leave the consumers that wait for room, after a cancel."""
 
     def settings_changed(self) -> None:
-        """Policies have given the queue other settings."""
+        """Called when policies have given the queue other settings."""
 
     def undo(self) -> None:
-        """A call of `deliver` or `deliver_again` has raised: forget what it had encoded and noted."""
+        """Undo what `deliver` or `deliver_again` had encoded and noted before it raised an exception."""
 
     def contain(self, error: Exception) -> None:
-        """It could not take a delivery: end what it belongs to."""
+        """End the owner of the consumer, after an error in a delivery."""
         raise error
 
     def queue_gone(self) -> None:
-        """The queue was deleted: the consumer is cancelled by the broker."""
+        """Cancel the consumer, because the queue was deleted."""

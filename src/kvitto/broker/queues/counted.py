@@ -6,4 +6,4 @@ from __future__ import annotations
 class Counted:
     def __init__(self) -> None:
         self.count = 0
-        """How many offsets the set has."""
+        """The number of offsets in the set."""

@@ -1,6 +1,6 @@
-"""Messages that came back and are due again later (A15): out of reach until then, and nothing behind them waits.
+"""Messages that came back and are due again later (A15). No consumer gets them until then, and other messages do not wait for them.
 
-In memory only, some 150 bytes each: after a restart they are due at once.
+They are kept only in memory, with some 150 bytes each, so after a restart they are due at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from kvitto.broker.queues.ranges import RangeSet
 
 JITTER = 0.1
-"""Of the delay, at most, on top of it: those that failed together do not all come back together."""
+"""At most this part of a delay is added to it, so that messages that failed together do not all come back together."""
 DOUBLINGS_MAX = 40
 FREED_PER_PIECE = 2000
 
@@ -22,17 +22,17 @@ class Delays:
         self.least_ms = least_ms
         self.most_ms = most_ms
         self.linear = False
-        """Each delay is `least_ms` longer than the one before, without jitter: RabbitMQ's x-delayed-retry-*."""
+        """Whether each delay is `least_ms` longer than the one before, without jitter, as with RabbitMQ's x-delayed-retry-*."""
         self.bytes = 0
         self._heap: list[tuple[int, int, int]] = []
-        """When each is due, its offset and its size."""
+        """For each message (time when it is due, offset, size)."""
         self.offsets = RangeSet()
 
     def __len__(self) -> int:
         return self.offsets.count
 
     def __iter__(self) -> Iterator[int]:
-        """Their offsets, in order."""
+        """Yield the offsets in order."""
         return (o for start, count in self.offsets for o in range(start, start + count))
 
     def __contains__(self, offset: int) -> bool:
@@ -40,11 +40,11 @@ class Delays:
 
     @property
     def lowest(self) -> int:
-        """The lowest of their offsets; there is one."""
+        """The lowest offset. There must be one."""
         return self.offsets.lowest()
 
     def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
-        """A message of `size` bytes failed after so many deliveries."""
+        """Delay a message of `size` bytes that has failed after `deliveries` deliveries."""
         if self.linear:
             delay = min(self.least_ms * deliveries, self.most_ms)
         else:
@@ -56,7 +56,7 @@ class Delays:
 
     @property
     def next_ms(self) -> int:
-        """When the first of them is due; there is one."""
+        """The time when the first message is due. There must be one."""
         return self._heap[0][0]
 
     def take(self, now_ms: int, most: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""What the group that reads a queue by range has planned to read: out of reach until it is settled (docs/adr/0017).
+"""The hold of a group that reads a queue by range: messages that it has planned to read, and that are not settled (docs/adr/0017).
 
 Held messages are neither ready nor unacked, though figures add them to the unacked ones: they do not expire, are not dropped, and go
-to no consumer. They lie below the queue's cursor. `end` is in the queue's definition, so a restart takes the hold up again.
+to no consumer. They are below the queue's cursor. `end` is in the queue's definition, so a restart restores the hold.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.broker")
 
 RANKED_PER_PIECE = 100
-"""How many messages of a queue with priorities are given back in one piece. Each one is read for its priority."""
+"""How many messages of a queue with priorities are released in one piece. Each one is read for its priority."""
 HOLD_MS = 86_400_000
-"""A group that has gone may come back for what it has planned: the messages are held for it so long."""
+"""How long messages stay held for a group that has left, in ms, since it may come back."""
 
 
 class Hold:
-    """`fresh`: nobody had them; `again`: they had been delivered before, or are sorted by priority."""
+    """`fresh`: messages that were never delivered. `again`: those that were delivered before, or are sorted by priority."""
 
     def __init__(self, queue: WorkQueue, end: int = 0) -> None:
         self.queue = queue
@@ -51,7 +51,7 @@ class Hold:
         return min(runs.lowest() for runs in (self.fresh, self.again) if runs.count)
 
     def mark(self, cursor: int) -> int:
-        """The delivered mark of a queue with that cursor: in front of what nobody had, if that goes up to the cursor."""
+        """Return the delivered mark of a queue with that cursor. If fresh messages reach up to the cursor, it is in front of them."""
         if self.fresh.count and self.fresh.lowest() + self.fresh.count == cursor:
             return self.fresh.lowest()
         return cursor
@@ -75,7 +75,7 @@ class Hold:
         queue.mark_dirty()
 
     def settle_below(self, end: int, outcome: int = RANGE_SETTLED) -> int:
-        """Settle what is held below `end`; return how many messages that were."""
+        """Settle the held messages below `end`. Returns how many there were."""
         total, gone = self.count, 0
         for runs, deliveries in ((self.fresh, 0), (self.again, 0 if self.queue.backlog.ranked else 1)):
             for start, n in runs.remove_below(end):
@@ -85,13 +85,13 @@ class Hold:
         return gone
 
     def lose(self, start: int, count: int) -> None:
-        """These cannot be read any more: the disk is damaged."""
+        """Remove messages that cannot be read because of damage on the disk."""
         for runs in (self.fresh, self.again):
             for offset, n in runs.remove(start, count):
                 self.queue.settle(offset, n, DROPPED)
 
     def give_back(self) -> None:
-        """Return some of the held messages to their places, flagged as redelivered, since the group may have read them."""
+        """Return some of the held messages to their positions, flagged as redelivered, since the group may have read them."""
         queue, window = self.queue, Window()
         runs = self.again if self.again.count else self.fresh
         for start, n in self._first(runs):
@@ -106,7 +106,7 @@ class Hold:
             queue.ready_bytes += size
 
     def _first(self, runs: RangeSet) -> list[tuple[int, int]]:
-        """Take as many of the held messages as one piece may give back."""
+        """Take as many of the held messages as one piece may release."""
         ranked = self.queue.backlog.ranked
         left = RANKED_PER_PIECE if ranked else waiting.OFFSETS_PER_PIECE
         few = ranked or self.queue.max_bytes >= 0
@@ -120,9 +120,9 @@ class Hold:
 
 
 def hold(queue: WorkQueue, end: int, holder: object) -> Iterator[None]:
-    """Hold what waits below `end`, in pieces, and write that down: the answer to whoever asked waits for the definitions.
+    """Hold the messages that wait below `end`, in pieces, and note `end` in the definition. The answer waits until that is durable.
 
-    It ends early when `holder`, who asked, is gone: from then on what is not held yet is for whoever comes next.
+    It ends early if `holder`, the channel that asked for it, has left. The messages that are not held yet then stay as they are.
     """
     end = min(end, queue.log.announced_end)
     before = 0 if queue.hold is None else queue.hold.end
@@ -142,7 +142,7 @@ def _take(queue: WorkQueue, end: int) -> None:
 
 
 def restore(queue: Queue) -> None:
-    """At the start, when the journal has settled what it had to and nothing has expired yet."""
+    """Restore the hold at a start. This must come after the journal was replayed and before messages expire."""
     if queue.hold is not None:
         queue.hold.take(min(queue.hold.end, queue.next))
         drop_if_empty(queue)
@@ -150,15 +150,15 @@ def restore(queue: Queue) -> None:
 
 
 def drop_if_empty(queue: Queue) -> None:
-    """Nothing is held any more. The number in the definition may stay: below it nothing waits."""
+    """Drop the hold if it is empty. The number in the definition may stay, because no message waits below it."""
     if queue.hold is not None and not queue.hold.count:
         queue.hold = None
 
 
 def release(queue: Queue) -> Iterator[None]:
-    """Nobody reads this queue by range any more: consumers may have what was held. In pieces, and nothing is delivered before the last.
+    """Release the held messages to consumers, in pieces. Nothing is delivered before the last piece is done.
 
-    A crash meanwhile leaves all that is not settled held, for whoever comes first after the start to have it released again.
+    After a crash in between, all held messages that are not settled are held again, until the first consumer has them released.
     """
     queue.broker.timers.cancel(_lapse, queue)
     held = queue.hold
@@ -179,7 +179,7 @@ def release(queue: Queue) -> Iterator[None]:
 
 
 def join_group(queue: Queue, group: str, holder: object) -> None:
-    """Who reads this queue by range; it finds what was held before it came."""
+    """Add a holder of the group that reads this queue by range. It takes over what the group held before."""
     queue.broker.timers.cancel(_lapse, queue)
     queue.group = group
     if holder not in queue.group_holders:
@@ -187,7 +187,7 @@ def join_group(queue: Queue, group: str, holder: object) -> None:
 
 
 def leave_group(queue: Queue, holder: object) -> None:
-    """A holder is gone; with the last one ordinary consumers may come again, and what is held waits for the group."""
+    """Remove a holder. After the last one, ordinary consumers are possible again, and held messages wait for the group."""
     queue.group_holders = [h for h in queue.group_holders if h is not holder]
     if not queue.group_holders:
         queue.group = None
@@ -201,12 +201,12 @@ def wait_for_group(queue: Queue) -> None:
 
 
 def forget(queue: Queue) -> None:
-    """The queue is deleted."""
+    """Drop the hold of a queue that is deleted."""
     queue.broker.timers.cancel(_lapse, queue)
     queue.hold = None
 
 
 def _lapse(queue: Queue) -> None:
     if queue.group is None and not queue.deleted:
-        log.info("queue %r: nobody has come back to read what was held for a group", queue.name)
+        log.info("queue %r: the group has not come back, its held messages are released", queue.name)
         queue.broker.jobs.start(release(queue), owner=queue)

@@ -1,4 +1,4 @@
-"""What a queue needs of its broker. `Broker` has more, and a queue uses none of it: how queues and turns meet can be read here."""
+"""The interface through which a queue uses its broker. A queue uses nothing else of `Broker`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """The broker of a queue: the turn that it is in, and the lists from which the next turn takes its work."""
+    """The broker as a queue sees it: the current turn, and the lists of work for the next turn."""
 
     now_ms: int
-    """The wall clock, as the last read of input or the last turn has seen it."""
+    """The wall clock when input was last read, or at the last turn."""
     set_back_ms: int
     turns: int
     """The number of the current turn."""
     allowance: int
-    """What deliveries of this turn may still cost, in units of 0.1 us. Queues take from it."""
+    """The rest of what deliveries may cost in this turn, in units of 0.1 us. Queues subtract from it."""
     applying: bool
-    """A record of the journal is being applied: it must not be cut in two by a write."""
+    """Whether a record of the journal is being applied. A write must not split it."""
     replaying: bool
     full: bool
-    """The disk is full."""
+    """Whether the disk is full."""
     dirty: deque[Queue]
-    """Queues that the next turn looks at."""
+    """Queues that the next turn handles."""
     unmarked: dict[Queue, None]
     """Queues that may have delivered since they were written."""
     unwritten: dict[Queue, None]
@@ -39,7 +39,7 @@ class Turns(Protocol):
     slow: dict[Queue, None]
     """Queues with batches that take several turns to be written."""
     pressed: dict[Queue, None]
-    """Those of them that wait until the disk has caught up."""
+    """The queues of `slow` that wait until the disk has caught up."""
 
     store: Store
     timers: Timers
@@ -56,7 +56,7 @@ class Turns(Protocol):
         ...
 
     def flush(self, queue: Queue) -> bool:
-        """Write what the queue has now. False if the disk is full."""
+        """Write the queue's messages now. Returns False if the disk is full."""
         ...
 
     def pump_later(self, queue: Queue) -> None:
@@ -64,9 +64,9 @@ class Turns(Protocol):
         ...
 
     def expire_unused(self, queue: Queue) -> None:
-        """Look when the queue itself expires (x-expires)."""
+        """Set the timer for the expiry of the queue itself (x-expires)."""
         ...
 
     def with_delivery_count(self, props: bytes, count: int) -> bytes:
-        """Stored properties with x-delivery-count among the headers (A8)."""
+        """Return stored properties with the header x-delivery-count (A8)."""
         ...

@@ -1,7 +1,7 @@
-"""How messages leave a work queue without a consumer: they expire, give way to a limit, or have failed too often.
+"""Removes messages from a work queue without a consumer: they have expired, exceed a limit, or were delivered too often.
 
-These are rare events, and plain Python. Only the first ready message is ever looked at, as with RabbitMQ and LavinMQ. So many messages
-may leave in one turn, and no more: whoever asks finds that the next turn goes on.
+These events are rare, so the code is plain Python. It looks only at the first ready message, as RabbitMQ and LavinMQ do. The number of
+messages that leave in one turn is limited, and the next turn continues.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
     from kvitto.broker.queues.work_queue import WorkQueue
 
 AFTER_DELIVERY = ("rejected", "delivery_limit")
-"""Reasons to dead-letter that only a message can have that has been delivered."""
+"""Reasons for dead-lettering that require a delivery before."""
 LEAVING_PER_TURN = 10_000
 """Messages, and KiB of their bodies, that may leave a queue in one turn because they have expired or failed too often."""
 AGAIN_LEAVES = 15
-"""The cost of a message that had come back: as much as this many messages that leave side by side."""
+"""The cost of a message that had come back, compared with a message that leaves in a run."""
 
 
 class Leaving:
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
         self._left = 0
-        """What may still leave in the turn `_turn`."""
+        """The rest of what may leave in the turn `_turn`."""
         self._turn = -1
         self._timer_ms = -1
-        """When the timer is due that has the queue looked at; -1 if there is none."""
+        """The time when the timer of this queue is due, -1 if it is not set."""
 
     def contain(self, error: Exception) -> None:
-        """A timer of this queue has failed."""
+        """Called if a timer of this queue has failed."""
         self._queue.contain(error)
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Have messages leave that have expired; wake up when the first of the others does."""
+        """Remove expired messages, and set the timer for the next one that expires."""
         queue = self._queue
         while queue.backlog.any_ready():
             found = queue.backlog.head()
@@ -60,7 +60,7 @@ class Leaving:
         return found is not None and 0 <= found[0].expires_at(found[1]) <= self._queue.clock_of(found[0])
 
     def leave_expired(self) -> bool:
-        """The first ready message has expired: it leaves with those right behind it that have, too. False if that has to wait for the
+        """Remove the first ready message, which has expired, and expired ones right behind it. Returns False if that must wait for the
         next turn.
         """
         if not self._may_leave():
@@ -83,7 +83,7 @@ class Leaving:
         return found is not None and 0 <= found[0].expires_at(found[1]) <= self._queue.clock_of(found[0])
 
     def _wake_in(self, ms: int) -> None:
-        """Have the turn so many milliseconds from now look at the queue."""
+        """Set the timer so that a turn handles the queue in `ms` milliseconds."""
         timers = self._queue.broker.timers
         at = timers.now_ms + ms
         if self._timer_ms < 0 or at < self._timer_ms:
@@ -95,7 +95,7 @@ class Leaving:
         self._queue.mark_dirty()
 
     def cancel(self) -> None:
-        """The queue is deleted."""
+        """Cancel the timer, because the queue is deleted."""
         self._queue.broker.timers.cancel(self._due)
 
     # -- limits ----------------------------------------------------------------------------------------------
@@ -105,13 +105,13 @@ class Leaving:
         queue = self._queue
         many = queue.over(-LEAVING_PER_TURN, -(LEAVING_PER_TURN << 10))  # a policy has made the limit smaller
         while queue.backlog.any_ready() and queue.over(0, 0) and not queue.checking:
-            # a consumer may take what is behind an expired head, in the next turn: only then is it known how many are too many
+            # in the next turn a consumer may take messages behind an expired head, so the excess is known only then
             if (many or self._head_has_expired()) and not self._may_leave():
                 return
             self._leave("maxlen", DROPPED)
 
     def leave_undelivered(self) -> bool:
-        """The first ready message has been delivered too often. False if it has to wait for the next turn."""
+        """Remove the first ready message, which was delivered too often. Returns False if that must wait for the next turn."""
         if not self._may_leave():
             return False
         self._leave("delivery_limit", DROPPED)
@@ -120,7 +120,7 @@ class Leaving:
     # -- leave -----------------------------------------------------------------------------------------------
 
     def _may_leave(self) -> bool:
-        """Whether messages may still leave in this turn; if not, the next one goes on."""
+        """Whether messages may still leave in this turn. If not, the next turn continues."""
         turns = self._queue.broker.turns
         if self._turn != turns:
             self._turn, self._left = turns, LEAVING_PER_TURN
@@ -129,7 +129,7 @@ class Leaving:
         return self._left > 0
 
     def _leave(self, reason: str, outcome: int, most: int = 1) -> None:
-        """The first ready message, and up to `most` with those right behind it, are dead-lettered or dropped."""
+        """Dead-letter or drop up to `most` messages: the first ready one and those right behind it."""
         queue, backlog = self._queue, self._queue.backlog
         found = backlog.head()
         if found is None:

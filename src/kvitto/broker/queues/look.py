@@ -1,4 +1,4 @@
-"""Looking at the messages that are ready in a queue, without delivering them: nothing is counted, flagged or moved."""
+"""Reads the ready messages of a queue without delivering them. Nothing is counted, flagged or moved."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Look:
 
 
 def looks(queue: WorkQueue, most: int) -> Iterator[Look | None]:
-    """Yield up to `most` messages in the order in which they would be delivered. What has expired is left out.
+    """Yield up to `most` messages in the order of delivery, without expired ones.
 
-    None is yielded between two pieces of work, and for what is left out. The queue may change meanwhile: what has left it is left out.
+    None is yielded between two pieces of work, and in place of a message that is left out. The queue may change meanwhile; messages
+    that have left it are left out.
     """
     try:
         yield from _looks(queue, most)
@@ -78,6 +79,6 @@ def _waiting(queue: WorkQueue, offset: int) -> Generator[None, None, Look | None
 
 
 def _behind_gap(queue: WorkQueue, position: int) -> int:
-    """The next offset behind one that was never written, or was lost to damage."""
+    """Return the next offset behind one that was never written or was lost to damage."""
     found = int(queue.backlog.outline.batch.first)
     return found if found > position else max(queue.tail.first, position + 1)

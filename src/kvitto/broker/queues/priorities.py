@@ -1,6 +1,6 @@
-"""Priorities without an argument: a quorum queue has them, as with RabbitMQ 4.3, from the first message on that has one.
+"""Priorities without an argument: a quorum queue has them from its first message with a priority on, as with RabbitMQ 4.3.
 
-Until then it is a queue like any other, whose messages cost no memory; afterwards it is one with x-max-priority, for good.
+Until then it is a queue without priorities, whose messages cost no memory. From then on it is like one with x-max-priority, for good.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from kvitto.broker.queues.work_queue import WorkQueue
 
 PRIORITISED = "prioritised"
-"""What the definition of such a queue says, so that a start knows it."""
+"""The key in the definition of such a queue that tells a start of it."""
 
 
 RETURN_COST = 50
-"""The cost of sorting in a message that comes back, in units of 0.1 us."""
+"""The cost of inserting a message that comes back by its priority, in units of 0.1 us."""
 
 
 def begin(queue: WorkQueue) -> None:
-    """A message with a priority comes: those that wait have none, and go on in the order of arrival.
+    """Begin with priorities, at the first message that has one. The messages that wait have none, and stay in the order of arrival.
 
-    What was delivered before counts as delivered once where nothing else is known: a queue with priorities notes every delivery,
-    one without them does not. That is kept as damage and power cuts keep it.
+    A queue with priorities notes every delivery, and one without does not. So messages that were delivered before count as delivered
+    once, unless more is known. That is stored in the way in which it is stored after damage and power cuts.
     """
     backlog = queue.backlog
     ranks = Ranks(backlog.rank_of)
@@ -42,7 +42,7 @@ def begin(queue: WorkQueue) -> None:
 
 
 def resume(queue: WorkQueue, ranks: Ranks | None = None) -> None:
-    """From now on the queue orders what it has by priority; at the start, before it has anything."""
+    """Order the queue's messages by priority from now on. At a start this is called before the queue has any messages."""
     queue.backlog.order_by_priority(Ranks(queue.backlog.rank_of) if ranks is None else ranks)
     queue.return_cost = RETURN_COST
     queue.prioritises = False

@@ -1,6 +1,6 @@
-"""Emptying a queue: from the first piece on nobody can reach its messages, and they are settled in pieces (broker/jobs.py).
+"""Purges a queue: from the first piece on no consumer can get its messages, and they are settled in pieces (broker/jobs.py).
 
-A crash meanwhile brings back what had not been settled, flagged; the answer to whoever asked has not gone out then.
+After a crash in between, messages that were not settled come back, flagged. The answer to the purge was not sent then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECE = 1000
 
 
 def settled(queue: WorkQueue, taken: list[tuple[Iterable[tuple[int, int]], int]]) -> Iterator[None]:
-    """Settle runs of messages that nobody can reach any more, and drop their delivery counts."""
+    """Settle runs of messages that were taken out of the backlog, and drop their delivery counts."""
     left = PIECE
     for runs, deliveries in taken:
         for start, count in runs:

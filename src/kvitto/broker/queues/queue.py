@@ -1,10 +1,10 @@
 """What all queues have in common, whether their messages are consumed (`WorkQueue`) or read (`Stream`).
 
-A queue takes messages at its end, writes them once per turn in `flush`, and has a list of consumers. What a message is for, who gets it
-and when it leaves is the business of the two kinds. The data plane (`append`) is compiled and costs nothing per message but the copy.
+A queue appends messages, writes them once per turn in `flush`, and has a list of consumers. The two kinds decide which consumer gets a
+message and when it leaves. The data plane (`append`) is compiled, and its only cost per message is the copy.
 
-Invariants: the messages from `tail.first` on are in memory only, in the open batch; while closed batches wait to be written nothing is
-delivered. A queue does not touch the disk but in `flush`, and in reads of what it has written.
+Invariants: the messages from `tail.first` on are only in memory, in the open batch. While closed batches wait to be written, nothing is
+delivered. A queue writes to the disk only in `flush`, and reads only what it has written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ADOPTED = 128 << 10
 """A batch with at least this many bytes is adopted as the open batch instead of being copied."""
 
 NONE = RangeSet()
-"""No messages: nothing is ever added to it."""
+"""An empty set, which must not be changed."""
 
 _TAIL_BYTES = TAIL_BYTES  # C variables when compiled
 _HAS_PRIORITY = 8  # in the first byte of the property flags
@@ -44,7 +44,7 @@ _HAS_PRIORITY = 8  # in the first byte of the property flags
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a client has declared. An exclusive queue belongs to a connection, and does not outlive it."""
+    """The declared properties and arguments. An exclusive queue belongs to a connection and is deleted with it."""
 
     name: str
     arguments: dict[str, Any]
@@ -55,7 +55,7 @@ class Declaration:
 
 class Queue:
     stream = False
-    """Whether messages are read by position, and stay."""
+    """Whether messages are read by position and stay in the queue."""
 
     def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         self.broker = broker
@@ -73,18 +73,18 @@ class Queue:
         self.archived = settings.archive
         self.deleted = False
         self.fault: str | None = None
-        """Why it is out of service (broker/faults.py); it counts as deleted then."""
+        """The reason why the queue is out of service (broker/faults.py). It then counts as deleted."""
 
         self.consumers: list[Consumer] = []
         self.serials = 0
         self.single = settings.single_active_consumer
         self.had_consumer = False
         self.serving: Consumer | None = None
-        """The consumer whose code runs: what it raises is its own."""
+        """The consumer whose code is running, and which is to blame if that raises an exception."""
         self.group: str | None = None
         self.group_holders: list[object] = []
         self.hold: Hold | None = None
-        """What is held for the group that reads this queue by range. A stream holds nothing."""
+        """The messages that are held for the group that reads this queue by range. A stream holds none."""
         self.used_ms = broker.timers.now_ms
 
         self.tail = Tail()
@@ -92,28 +92,28 @@ class Queue:
         """The bytes of the bodies of the ready messages, or an estimate (broker/queues/sizes.py)."""
         self.unacked = 0
         self.may_expire = False
-        """Some message may have a time to live."""
+        """Whether a message may have a time to live."""
         self.prioritises = settings.prioritises
-        """The first message with a priority gives the queue priorities (broker/queues/priorities.py)."""
+        """Whether the first message with a priority gives the queue priorities (broker/queues/priorities.py)."""
         self.ttl_ms = -1
         self.limited = self.rejects = False
-        """There is a limit of messages or bytes; a message that would exceed it is refused."""
+        """Whether there is a limit of messages or bytes, and whether a message that would exceed it is refused."""
         self.consumer_timeout_ms = -1
         self.return_cost = 0
         """The cost of one message that comes back, in units of 0.1 us."""
 
         self.dirty = False
-        """The next turn looks at this queue."""
+        """Whether the next turn handles this queue."""
         self.late = False
-        """The next turn goes on delivering."""
+        """Whether the next turn continues to deliver."""
         self.shown = False
-        """Something was delivered that no file tells of yet (A9)."""
+        """Whether there are deliveries whose delivered mark is not in the files yet (A9)."""
         self.returning = 0
-        """Reasons why nothing is delivered for now; each of them ends with `end_return`."""
+        """The number of reasons why nothing is delivered for now. Each of them ends with `end_return`."""
         self.held_back = False
-        """One of them: closed batches are being written."""
+        """Whether one of them is that closed batches are being written."""
         self.checking = False
-        """Another one: a large batch is being checked in pieces."""
+        """Whether one of them is that a large batch is being checked in pieces."""
 
         self.published = self.delivered = self.redelivered = self.acked = 0
         self._set(settings)
@@ -125,7 +125,7 @@ class Queue:
         self.may_expire = self.may_expire or settings.ttl_ms >= 0
 
     def take_settings(self, settings: QueueSettings) -> None:
-        """Policies have changed: messages that wait keep their time to live, limits hold for all of them from the next turn on."""
+        """Take the settings of changed policies. Messages that wait keep their time to live. New limits apply from the next turn on."""
         self._set(settings)
         for c in self.consumers:
             c.settings_changed()
@@ -134,27 +134,27 @@ class Queue:
         self.mark_dirty()
 
     def definition(self) -> dict[str, Any]:
-        """What a start needs to make this queue again, but for its properties on the wire that are its key."""
+        """What a start needs to restore this queue, without what is in the key of the definition."""
         return {"id": self.log.queue_id, "auto_delete": self.auto_delete, "arguments": self.arguments}
 
     def restore(self, definition: dict[str, Any]) -> None:
-        """Take what `definition` gave before the start, beyond what the constructor has taken."""
+        """Restore from a stored `definition` what the constructor has not taken."""
 
     # -- counts ----------------------------------------------------------------------------------------------
 
     @property
     def next(self) -> int:
-        """The offset of the next message that comes."""
+        """The offset that the next message gets."""
         return self.tail.next
 
     @property
     def ready(self) -> int:
-        """How many messages a consumer could have now."""
+        """The number of messages that can be delivered now."""
         raise NotImplementedError
 
     @property
     def cursor(self) -> int:
-        """The offset from which on every message is ready and nobody has had it yet."""
+        """The offset from which on every message is ready and was never delivered."""
         raise NotImplementedError
 
     @property
@@ -164,7 +164,7 @@ class Queue:
 
     @property
     def delayed(self) -> RangeSet:
-        """Messages that wait to be tried again."""
+        """Messages that wait for a delayed retry."""
         return NONE
 
     @property
@@ -174,7 +174,7 @@ class Queue:
 
     @property
     def dead_lettering(self) -> int:
-        """Messages on their way to dead-letter queues, or waiting for one to take them."""
+        """The number of messages that are being dead-lettered, or parked until a queue can take them."""
         return 0
 
     @property
@@ -190,7 +190,7 @@ class Queue:
     # -- append ----------------------------------------------------------------------------------------------
 
     def append(self, key_p, key, key_len, props_p, props, props_len, body_p, body, body_len, ttl_ms, flags):  # type: ignore[no-untyped-def]
-        """Add a message at the end; 0 if the queue refuses it (x-overflow), else 1. ttl_ms < 0: none of its own."""
+        """Append a message. Returns 0 if the queue refuses it (x-overflow), else 1. ttl_ms < 0: it has no time to live of its own."""
         if self.limited and self.rejects and self.is_full(body_len):
             return 0
         if self.prioritises and props_len > 2 and props_p[props] & _HAS_PRIORITY:
@@ -217,17 +217,17 @@ class Queue:
         return 1
 
     def prioritise(self, props: bytes) -> None:
-        """A message comes that has a priority among its properties."""
+        """Called before a message with a priority in its properties is appended."""
 
     def append_bytes(self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int) -> int:
-        """`append` for callers that have bytes objects, or a large body in a buffer."""
+        """Do the work of `append` for callers that have bytes objects, or a large body in a buffer."""
         if isinstance(body, Buf):
             return self.append_whole(key, props, body, ttl_ms, flags)
         whole = body
         return self.append(key, 0, len(key), props, 0, len(props), whole, 0, len(whole), ttl_ms, flags)  # type: ignore[no-any-return]
 
     def append_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> int:
-        """`append` for a large body, which is not copied: nobody may change it any more."""
+        """Append a message with a large body, which is not copied and must not be changed any more."""
         if self.limited and self.rejects and self.is_full(body.n):
             return 0
         if self.prioritises and len(props) > 2 and props[0] & _HAS_PRIORITY:
@@ -262,7 +262,7 @@ class Queue:
             self.append(b.meta.p, m, key_len, b.meta.p, m + key_len, props_len, b.body.p, body, body_len, ttl_ms, flags)
 
     def adopt_run(self, b):  # type: ignore[no-untyped-def]
-        """`append_run` where no batch is open: a large batch becomes the open one, and its messages are not copied."""
+        """Do the work of `append_run` if no batch is open. A large batch becomes the open one, so its messages are not copied."""
         for k in range(b.count):
             e = entry.SIZE * k
             if self.prioritises:
@@ -309,7 +309,9 @@ class Queue:
         self._journaled(sequence, self.append_run, batch)
 
     def _journaled(self, sequence: int, append: Callable[..., Any], *what: object) -> None:
-        """Limits that refuse were asked before the record was written. Those that drop are for the end of a replay."""
+        """Append without checking limits: those that refuse were checked before the record was written, and during a replay those that
+        drop apply only at its end.
+        """
         rejects, self.rejects = self.rejects, False
         limited, self.limited = self.limited, self.limited and not rejects and not self.broker.replaying
         append(*what)
@@ -318,9 +320,9 @@ class Queue:
             self.tail.batch.journal = sequence
 
     def clock_of(self, b):  # type: ignore[no-untyped-def]
-        """The time to compare with when the messages of a batch expire.
+        """Return the time from which the times to live of a batch's messages count.
 
-        A batch from the future was written before the wall clock was set back: its messages live from that moment on.
+        A batch with a time in the future was written before the wall clock was set back. Its messages count from that moment.
         """
         now_ms = self.broker.now_ms
         return now_ms if b.time_ms <= now_ms else now_ms + b.time_ms - self.broker.set_back_ms
@@ -345,17 +347,17 @@ class Queue:
             self.broker.dirty.append(self)
 
     def show(self) -> None:
-        """Something has been delivered: that is to be in the files before it is on its way to a peer (A9)."""
+        """Note a delivery. Its delivered mark must be in the files before it is sent to the peer (A9)."""
         self.shown = True
         self.broker.unmarked[self] = None
 
     def write_early(self) -> None:
-        """The open batch is large enough for a write of its own."""
+        """Write the open batch before the end of the turn, because it is large enough for a write of its own."""
         self.pump()
         self.broker.flush(self)
 
     def flush(self) -> None:
-        """Write what this turn has brought. Raises StoreFull or StoreError; then nothing is forgotten, and it may be called again.
+        """Write the messages and settlements of this turn. Raises StoreFull or StoreError. Then nothing is lost, and a repeat is possible.
 
         A large batch is written in slices, one in each call. The queue stays dirty until the whole batch is in the file.
         """
@@ -378,7 +380,7 @@ class Queue:
         self.tail.close()
 
     def _is_slow(self) -> bool:
-        """Whether what is to be written takes more than one step. The open batch is closed then."""
+        """Return whether the write takes more than one step. The open batch is closed then."""
         tail = self.tail.batch
         if not self.tail.closed and (tail is None or tail.size() <= pieces.WHOLE_BYTES):
             return False
@@ -386,8 +388,8 @@ class Queue:
         return True
 
     def _write_closed(self, delivered: int) -> None:
-        """Write a slice of the first large batch, and the batches before it. Messages below the offset `delivered` are on their way to
-        a peer, or may be: they must not be in memory alone (A9).
+        """Write a slice of the first large batch, and the batches before it. Messages below the offset `delivered` may be on their way to
+        a peer, so they must not be only in memory (A9).
         """
         closed = self.tail.closed
         left = pieces.SLICE_BYTES
@@ -410,7 +412,7 @@ class Queue:
             self._hold_back(False)
 
     def _written(self, batch: Batch) -> None:
-        """A batch has been written."""
+        """Called when a batch has been written."""
         raise NotImplementedError
 
     def _hold_back(self, yes: bool) -> None:
@@ -422,13 +424,13 @@ class Queue:
         self.held_back = yes
 
     def _go_on_full(self) -> None:
-        """There is no room for the closed batches: deliveries go on, but they alone are no reason to try the write again."""
+        """Continue deliveries although the disk has no room for the closed batches. A delivery alone does not retry the write."""
         self.held_back = False
         self.returning -= 1
         self.broker.pump_later(self)
 
     def begin_return(self) -> None:
-        """Messages come back piece by piece: until the last one is there nothing is delivered."""
+        """Stop deliveries while messages come back in pieces, until the last one is back."""
         self.returning += 1
 
     def end_return(self) -> None:
@@ -438,7 +440,7 @@ class Queue:
     # -- deliver ---------------------------------------------------------------------------------------------
 
     def contain(self, error: Exception) -> None:
-        """Work of this queue has failed: it is out of service until a restart."""
+        """Take the queue out of service until a restart, because its work has failed."""
         self.broker.faults.take_out(self, error)
 
     def pump(self) -> None:
@@ -459,7 +461,7 @@ class Queue:
                 self.broker.faults.consumer_failed(c, error)
 
     def deliver_ready(self) -> None:
-        """What `pump` does, without the wall around consumers."""
+        """Do the work of `pump`. An exception of a consumer reaches the caller."""
         raise NotImplementedError
 
     def _asked(self) -> Consumer | None:
@@ -467,9 +469,9 @@ class Queue:
         return self.serving
 
     def end_consumer(self, c: Consumer) -> None:
-        """The properties of the next message do not fit into the consumer's frames: that consumer ends, the message waits for another.
+        """End a consumer because the properties of the next message do not fit into its frames. The message waits for another consumer.
 
-        Also in a queue that deletes itself: it stays, since the message is in it.
+        An auto-delete queue is not deleted by this, because the message is in it.
         """
         self.remove_consumer(c)
         self.serving = c
@@ -481,9 +483,9 @@ class Queue:
         self.mark_dirty()
 
     def get(self, c: Consumer) -> bool:
-        """Deliver one ready message to c, whatever its credit. False if there is none, or none in this turn: then some are `ready`.
+        """Deliver one ready message to c, whatever its credit. Returns False if there is none, or, if some are `ready`, none in this turn.
 
-        ConnectionError_ 540 if the queue has no such operation.
+        Raises ConnectionError_ 540 if the queue has no such operation.
         """
         raise NotImplementedError
 
@@ -509,13 +511,15 @@ class Queue:
     def add_consumer(self, c: Consumer) -> None:
         self.serials += 1
         c.serial = self.serials
-        active = int(self.single and len(self.consumers) > 0)  # the active one stays, whoever comes
+        active = int(
+            self.single and len(self.consumers) > 0
+        )  # the active consumer stays, even if one with a higher priority comes
         insert_consumer(self.consumers, c, active)
         self.had_consumer = True
         self.mark_dirty()
 
     def remove_consumer(self, c: Consumer) -> None:
-        """One that was removed already is fine."""
+        """Remove a consumer, unless it was removed already."""
         if not c.serial:
             return
         del self.consumers[consumer_index(self.consumers, c)]
@@ -526,7 +530,7 @@ class Queue:
         c.serial, c.idle = 0, False
 
     def take_consumers(self) -> list[Consumer]:
-        """The queue is deleted: return the consumers that have to hear of it."""
+        """Remove and return all consumers of a queue that is deleted. The caller cancels them."""
         consumers, self.consumers = self.consumers, []
         for c in consumers:
             c.line = c.before = c.after = None
@@ -535,25 +539,25 @@ class Queue:
 
     @property
     def single_active(self) -> Consumer | None:
-        """With x-single-active-consumer: the consumer that is served, the others wait for its end."""
+        """The active consumer, with x-single-active-consumer. The others wait until it ends."""
         return self.consumers[0] if self.single and self.consumers else None
 
     # -- deliveries end --------------------------------------------------------------------------------------
 
     def ack(self, offset, n, c=None):  # type: ignore[no-untyped-def]
-        """n unacked messages were acknowledged, by c if it was a consumer."""
+        """Settle n unacked messages that were acknowledged, by `c` if it was a consumer."""
         raise NotImplementedError
 
     def reject(self, offset: int, n: int, c: Consumer | None = None) -> None:
-        """n unacked messages were rejected for good (A7)."""
+        """Settle n unacked messages that were rejected for good (A7)."""
         raise NotImplementedError
 
     def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
-        """n unacked messages come back to their original position (A5)."""
+        """Return n unacked messages to their original positions (A5)."""
         raise NotImplementedError
 
     def retry(self, offset: int, n: int, body_bytes: int, how: str = "returned") -> None:
-        """A consumer could not do with n unacked messages: they come back, later if the queue delays them (A15).
+        """Return n unacked messages that a consumer has failed to process. They come back later if the queue delays them (A15).
 
         `how`: "failed" by basic.reject, "returned" by basic.nack; `x-delayed-retry-type` may name one of them.
         """
@@ -571,14 +575,14 @@ class Queue:
     def purging(self) -> tuple[int, Iterator[None]]:
         """Remove all ready and delayed messages. Returns how many were ready or held, and the steps that settle them.
 
-        ConnectionError_ 540 if the queue has no such operation.
+        Raises ConnectionError_ 540 if the queue has no such operation.
         """
         raise NotImplementedError
 
     def settle_until(self, end: int) -> None:
-        """Settle every ready message below `end` for the group that reads this queue by range; again is harmless.
+        """Settle every ready message below `end` for the group that reads this queue by range. Repeating the call is harmless.
 
-        ChannelError 406 if nothing in the queue is ever settled.
+        Raises ChannelError 406 if nothing in the queue is ever settled.
         """
         raise NotImplementedError
 
@@ -596,16 +600,16 @@ class Queue:
         raise NotImplementedError
 
     def settle_recovered(self, offset: int, count: int, outcome: int) -> None:
-        """A journal record of before the start settles these; those that are settled already are passed over."""
+        """Settle messages for a journal record that is replayed. Those that are settled already are ignored."""
 
     def flag_from(self, offset: int) -> None:
-        """Any message from `offset` on may have been delivered before the start: it is flagged (A9)."""
+        """Flag the messages from `offset` on, since they may have been delivered before the start (A9)."""
 
     def flag_all(self) -> None:
-        """Any message that waits in the order of arrival may have been delivered before the start: it is flagged (A9)."""
+        """Flag all messages that wait in the order of arrival, since they may have been delivered before the start (A9)."""
 
     def release_windows(self) -> None:
-        """Give back what was read at the start."""
+        """Release the batches that were read at the start."""
 
     def cancel_timers(self) -> None:
-        """The queue is deleted."""
+        """Cancel all timers, because the queue is deleted."""

@@ -28,7 +28,7 @@ class RangeSet(Counted):
 
     @property
     def chunks(self) -> int:
-        """The number of chunks: looking at all of the set costs so much."""
+        """The number of chunks, which is the cost of going through the whole set."""
         return len(self._chunks)
 
     def __contains__(self, offset: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is ready in a queue with x-max-priority: a RangeSet per priority; the first is the oldest of the highest priority.
+"""The ready messages of a queue with x-max-priority: one RangeSet per priority. The first is the oldest one of the highest priority.
 
 Such a queue takes every message out of the order of arrival as soon as it has come (`Backlog.admit`), so a waiting message
 costs memory here, once per run of equal priority.
@@ -51,7 +51,7 @@ class Ranks(RangeSet):
             self.put(self._rank_of(offset), offset, 1)
 
     def put(self, rank: int, start: int, count: int) -> None:
-        """As `add`, for offsets whose priority is known."""
+        """Do the same as `add` for offsets whose priority is known."""
         level = self._levels.get(rank)
         if level is None:
             level = self._levels[rank] = RangeSet()

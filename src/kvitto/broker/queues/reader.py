@@ -1,6 +1,6 @@
-"""Reading a queue by offset without consuming it: what one log.read still has to deliver, and whose turn it is.
+"""Reads queues by offset without consuming them: one reader for each log.read, and the rotation of all readers.
 
-What is settled is stepped over by the run. All readers share the steps of a turn, so a queue full of holes holds nobody up.
+A reader skips settled messages by the run. All readers share the steps of a turn, so a queue with many gaps delays nobody else.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from kvitto.store.batch import Batch
 
 STEPS = 400
-"""Of all readers in one turn; a step is a run of messages, or BYTES_PER_STEP of them, and takes about 5 us."""
+"""The steps of all readers in one turn. A step is a run of messages, or BYTES_PER_STEP of one, and takes about 5 us."""
 BYTES_PER_STEP = 8 << 10
 LOAD_STEPS = 200
-"""To read a batch from the log."""
+"""The steps for reading a batch from the log."""
 SLICE_STEPS = 50
 """The steps for checking one slice of a large batch."""
 WALK = 1000
-"""Offsets that are looked at one by one in a step, where messages wait to be tried again."""
+"""Offsets that one step checks one by one, where messages wait for a delayed retry."""
 
 
 class RangeReader:
@@ -48,7 +48,7 @@ class RangeReader:
         self.count = 0
         self.done = done
         self.blocked = False
-        """The peer's buffer is full."""
+        """Whether the peer's buffer is full."""
         self.finished = False
         self._window = Window()
         self._loading: Generator[None, None, bool] | None = None
@@ -89,7 +89,7 @@ class RangeReader:
                 self.position = self.end
                 return steps
             batch = self._window.batch
-            if batch.first > self.position:  # what was there is lost
+            if batch.first > self.position:  # the messages before it are lost
                 self.position = batch.first
                 return steps
             if batch.first + batch.count <= self.position:  # the message for which it was checked has left meanwhile
@@ -117,7 +117,7 @@ class RangeReader:
         return batch.body_bytes(i, k) // BYTES_PER_STEP + k // 100
 
     def _or_delayed(self, start: int, end: int, delivered: bool) -> tuple[int, int, bool]:
-        """The run that was found, or a message before it that waits to be tried again."""
+        """Return the run that was found, or a message before it that waits for a delayed retry."""
         delayed = self.queue.delayed
         stop = min(start, self.end, self.position + WALK)
         for offset in range(self.position, stop):
@@ -127,30 +127,30 @@ class RangeReader:
 
 
 class RangeReaders(walls.Routine):
-    """Who reads, by channel, each one range at a time. Those whose peer takes no more for now wait until they are woken."""
+    """All readers, one for each channel that reads. A reader whose peer's buffer is full waits until `wake`."""
 
     def __init__(self) -> None:
         self.ready: dict[Any, RangeReader] = {}
         """The readers that have work to do, by channel."""
         self._blocked: dict[Any, dict[Any, RangeReader]] = {}
-        """By connection."""
+        """The readers that wait for their peers, by connection and channel."""
 
     def add(self, channel: object, reader: RangeReader) -> None:
         self.ready[channel] = reader
 
     def remove(self, connection: object, channel: object) -> None:
-        """A channel of that connection is closed; one that does not read is fine."""
+        """Remove the reader of a channel that is closed, if there is one."""
         self.ready.pop(channel, None)
         blocked = self._blocked.get(connection, {})
         if blocked.pop(channel, None) is not None and not blocked:
             del self._blocked[connection]
 
     def wake(self, connection: object) -> None:
-        """Its peer takes more again."""
+        """Continue the readers of a connection whose peer takes more again."""
         self.ready.update(self._blocked.pop(connection, {}))
 
     def pump(self) -> None:
-        """One turn: those that had none in the last one come first."""
+        """Serve the readers for one turn. Those that were not served in the last one come first."""
         steps = STEPS
         for channel, reader in list(self.ready.items()):
             if steps <= 0:

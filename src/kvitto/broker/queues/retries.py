@@ -1,4 +1,4 @@
-"""Delayed retry of a work queue (A15): messages that a consumer could not do with come back later, and wait out of reach until then."""
+"""Delayed retry of a work queue (A15): messages that a consumer has returned wait for a while before they are ready again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Retries:
         self._queue.contain(error)
 
     def take_settings(self, settings: QueueSettings) -> None:
-        """These hold for messages that fail from now on."""
+        """Take new settings, which apply to messages that fail from now on."""
         self._delays_of = settings.retry_of
         self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
         self.delays.linear = settings.retry_linear
@@ -40,7 +40,7 @@ class Retries:
         return self.delays.least_ms >= 0 and self._delays_of in ("all", how)
 
     def delay(self, offset: int) -> None:
-        """Have one message wait. `wake` has to follow."""
+        """Delay one message. The caller must call `wake` afterwards."""
         queue = self._queue
         found = queue.backlog.find_outline(offset)
         if found is None:

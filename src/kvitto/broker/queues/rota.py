@@ -1,7 +1,7 @@
-"""Whose turn it is among the consumers of a queue (A12): those of the highest priority that may have credit, one after the other.
+"""The rotation of a queue's consumers (A12): those of the highest priority that may have credit are served one after the other.
 
-A consumer that has no credit when its turn comes leaves the rota, and comes back with `Queue.resume` when it may have some again.
-So neither consumers that wait for acks nor priorities make a delivery slower, however many there are.
+A consumer that has no credit when its turn comes leaves the rota, and `Queue.resume` adds it again when it may have some. So a
+delivery takes the same time however many consumers wait for acks, and however many priorities there are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Line:
 class Rota:
     def __init__(self) -> None:
         self.lines: list[Line] = []
-        """None of them empty, the highest priority first."""
+        """One line for each priority, the highest first. No line is empty."""
         self.burst = 0
         self.asking: Consumer | None = None
-        """The consumer whose credit is being looked at: what it raises is its own."""
+        """The consumer whose credit is being asked for, and which is to blame if that raises an exception."""
 
     def put(self, c: Consumer) -> None:
-        """It is served after all others of its priority."""
+        """Add a consumer behind all others of its priority."""
         c.idle = False
         line = self._line(c.priority)
         c.line = line
@@ -49,7 +49,7 @@ class Rota:
         return self.lines[at]
 
     def drop(self, c: Consumer) -> None:
-        """It gets nothing more. One that is not in the rota is fine."""
+        """Remove a consumer, if it is in the rota."""
         line = c.line
         if line is None:
             return

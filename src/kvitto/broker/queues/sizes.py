@@ -1,6 +1,6 @@
 """Counts the bytes of a queue's ready messages again. They are estimated while no limit depends on them.
 
-Reading a queue by range settles messages that nobody looks at, and to add up their sizes all of them would have to be read again.
+Reading a queue by range settles messages without looking at them. Their sizes would be known only if all of them were read again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def recount(queue: WorkQueue) -> Iterator[None]:
     """Count the bytes in pieces. Until that is done, no limit in bytes applies.
 
-    What comes and goes meanwhile is counted as ever, so it is known in the end by how much the estimate was wrong.
+    Messages that come and leave meanwhile are counted as usual, so the difference to the estimate is known at the end.
     """
     while queue.estimates and queue.max_bytes >= 0 and not queue.deleted:
         estimates, estimate, exact = queue.estimates, queue.ready_bytes, 0
@@ -62,7 +62,7 @@ def take_below(queue: WorkQueue, end: int) -> None:
     backlog, tail = queue.backlog, queue.tail
     if end >= tail.next:
         return
-    if queue.max_bytes < 0:  # nothing hangs on it: an estimate
+    if queue.max_bytes < 0:  # no limit depends on it, so an estimate is enough
         queue.estimates += 1
         gone = backlog.requeued.count_in(0, end) + max(end - backlog.cursor, 0)
         queue.ready_bytes -= queue.ready_bytes * gone // max(queue.ready, 1)

@@ -1,7 +1,7 @@
-"""A stream: a queue whose messages are read by position, and stay (docs/protocol-extensions.md, Streams).
+"""A stream: a queue whose messages are read by position and stay (docs/protocol-extensions.md, Streams).
 
-It is written like any queue. Its consumers have a position each and get what is durable, from memory at the tail and from the
-log behind it; acks give them credit and move what is remembered of a consumer with a tag of its own. Messages leave by retention.
+It is written like any queue. Each consumer has its own position and gets durable messages, from memory at the tail and else from the
+log. Acks give it credit, and advance the stored offset of a consumer with a tag of its own. Messages leave by retention.
 
 Invariants: `cursor` is the first offset that is kept, ready = next - cursor, nothing is ever unacked, requeued or settled.
 """
@@ -38,17 +38,17 @@ TRACKING = "x-stream-automatic-offset-tracking"
 RECENT_BYTES = 4 << 20
 """Bytes of batches that stay in memory for the consumers at the tail."""
 RECENT_BATCHES = 256
-"""And so many of them at most."""
+"""The most such batches."""
 WINDOWS_BYTES = 16 << 20
 """Bytes that stay in memory for the consumers that read behind the tail and wait for credit."""
 SAVE_MS = 500
-"""What consumers have acked is written at most so much later."""
+"""The longest time after which the acked offsets of consumers are written."""
 AGE_CHECK_MS = 1000
 """The least time between two looks at the age of the oldest segment."""
 
 
 class Place:
-    """Where a consumer is. `tag` is None if nothing of it is remembered, else everything below `acked` is acked, and `beyond` too."""
+    """The position of a consumer. `tag` is None if no offset of it is stored. Otherwise all below `acked` is acked, and `beyond`, too."""
 
     __slots__ = ("acked", "beyond", "position", "tag", "window")
 
@@ -112,7 +112,7 @@ class Stream(Queue):
     # -- consumers -------------------------------------------------------------------------------------------
 
     def place(self, tag: str, named: bool, arguments: dict[str, Any]) -> Place:
-        """Where a consumer begins; `named`: its tag is its own choice. ChannelError 406 names a wrong argument."""
+        """Return where a consumer begins. `named`: the client has chosen its tag. Raises ChannelError 406 that names a wrong argument."""
         tracking = arguments.get(TRACKING, False)
         if not isinstance(tracking, bool):
             raise self._invalid(TRACKING, f"expected a boolean, got {tracking!r}")
@@ -138,7 +138,7 @@ class Stream(Queue):
         elif isinstance(given, Timestamp):
             time_ms = given * 1000
         elif isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-            return max(self.cursor, given)  # one that is not there yet is waited for, as with RabbitMQ
+            return max(self.cursor, given)  # an offset in the future is waited for, as with RabbitMQ
         if time_ms < 0:
             text = f"expected first, last, next, an offset, a timestamp or an interval like 1h, got {given!r}"
             raise self._invalid(OFFSET, text)
@@ -168,7 +168,7 @@ class Stream(Queue):
         self._done(offset, n, c)
 
     def reject(self, offset: int, n: int, c: Consumer | None = None) -> None:
-        """A reject moves the offset that is remembered of the consumer, like an ack."""
+        """Advance the stored offset of the consumer, like an ack."""
         self._done(offset, n, c)
 
     def requeue(self, offset: int, n: int, body_bytes: int, later: bool = False) -> None:
@@ -194,7 +194,7 @@ class Stream(Queue):
         if self.deleted:
             return
         self.log.offsets.write()
-        if self.log.offsets.changed:  # there was no room
+        if self.log.offsets.changed:  # the disk had no room
             self._saving = True
             self.broker.timers.after(SAVE_MS, self._save)
 
@@ -241,7 +241,7 @@ class Stream(Queue):
             self._release(place.window)
 
     def _keep(self, window: Window) -> None:
-        """A consumer that waits for credit is soon to go on in it: it stays, but those unused for longest go."""
+        """Keep the window of a consumer that waits for credit in memory, and drop the windows that were unused for longest."""
         windows = self._windows
         windows.pop(window, None)
         windows[window] = window.chunk.cap
@@ -287,7 +287,7 @@ class Stream(Queue):
             if self.tail.closed and self not in self.broker.pressed:
                 self.mark_dirty()
         elif tail is not None:
-            # Not when it was begun: whoever asks for what came after a time must not miss what is in this batch.
+            # The time of the write, not that of the first message: a consumer that starts from a time must not miss messages of this batch.
             tail.time_ms = self.broker.now_ms
             self.log.write(tail)
             self.tail.end()
@@ -296,7 +296,7 @@ class Stream(Queue):
         positions = [c.place.position for c in self.consumers if c.place is not None]
         self._drop_recent(positions, end)
         if tail is not None and end == self.log.next and positions:
-            self.mark_dirty()  # nothing is synced: it may be delivered at once
+            self.mark_dirty()  # no sync has to come first, so these messages may be delivered at once
         elif end < self.log.next and not self._awaiting and any(p >= end for p in positions):
             self._awaiting = True
             self.broker.store.commits.when_announced(walls.guarded(self, self._arrived))
@@ -309,12 +309,12 @@ class Stream(Queue):
             self.tail.closed[0].time_ms = self.broker.now_ms
 
     def _arrived(self) -> None:
-        """What was written is durable."""
+        """Deliver messages that have become durable."""
         self._awaiting = False
         self.mark_dirty()
 
     def _drop_recent(self, positions: list[int], end: int) -> None:
-        """Keep in memory what the consumers at the tail have not read: those wait for a sync, or read what is in memory already."""
+        """Drop recent batches, except those that the consumers at the tail have still to read."""
         recent = self._recent
         if recent:
             tail = min(end, recent[0][0].first)
@@ -365,7 +365,7 @@ class Stream(Queue):
 
 
 def check_stream(name: str, vhost: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """ChannelError 406 for what a stream cannot be."""
+    """Raises ChannelError 406 for what a stream cannot be."""
     thing = describe("queue", name, vhost)
     for wrong, what in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
         if wrong:

@@ -1,7 +1,7 @@
 """The end of a queue: its messages that are not in the files yet, in memory and in order.
 
 New messages go into one open batch. A batch that is too large for one write is closed and waits, with those that were closed after
-it, until all of it is in the file. Nothing here writes: `Queue` does, and says so.
+it, until all of it is in the file. `Queue` writes the batches and then calls the methods here.
 
 Invariants: `first` is the offset of the first message of the open batch, or `next` if there is none; the closed batches end there.
 """
@@ -27,7 +27,7 @@ class Tail:
         """Batches that wait to be written before the open one. The first of them may be in the file in part."""
 
     def start_at(self, offset: int) -> None:
-        """Nothing is in memory, and the next message has this offset."""
+        """Begin with an empty tail. The next message gets this offset."""
         self.next = self.first = offset
 
     def open(self, batch: Batch) -> None:
@@ -37,13 +37,13 @@ class Tail:
         self.settled = 0
 
     def close(self) -> None:
-        """Have the open batch wait behind those that are closed."""
+        """Put the open batch behind the closed ones."""
         if self.batch is not None:
             self.closed.append(self.batch)
             self.end()
 
     def end(self) -> None:
-        """The open batch is in the file, or somebody else's."""
+        """Forget the open batch, because it is in the file or has another owner."""
         self.batch = None
         self.first = self.next
         self.settled = 0

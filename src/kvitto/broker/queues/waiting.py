@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RUNS_PER_PIECE = 200
 OFFSETS_PER_PIECE = 30_000
-"""What takes about half a millisecond (broker/jobs.py)."""
+"""The offsets that take about half a millisecond (broker/jobs.py)."""
 CHUNK_COST = 8
 """The cost of counting one chunk of a RangeSet, in units of about a microsecond."""
 
@@ -42,7 +42,7 @@ def run_from(queue: Queue, offset: int) -> tuple[int, int, bool] | None:
 def next_from(queue: Queue, offset: int) -> int:
     """The lowest offset from `offset` on that waits; the end of what is durable if none does."""
     if queue.delayed.count:
-        return offset  # they are in no order, and nobody who plans a batch meets any
+        return offset  # delayed messages are not sorted by offset, and no reader plans a batch over them
     found = run_from(queue, offset)
     return queue.log.announced_end if found is None else min(found[0], queue.log.announced_end)
 

@@ -1,9 +1,9 @@
-"""A work queue: each message goes to one consumer, and stays until it is settled. docs/ARCHITECTURE.md, "A queue", has the picture.
+"""A work queue: each message goes to one consumer, and stays until it is settled. docs/ARCHITECTURE.md, "A queue", has a diagram.
 
-Here is who gets what waits (`pump`, `get`) and how it ends (`settle`). What waits is in `Backlog`; what happens rarely, for reasons
-other than a consumer, is in `Leaving` (limits, expiry, dead letters) and `Retries` (delays). The data plane is compiled.
+This class delivers (`pump`, `get`) and settles (`settle`). `Backlog` has the messages that wait. `Leaving` (limits, expiry, dead
+letters) and `Retries` (delays) handle rare events that no consumer causes. The data plane is compiled.
 
-Invariants: what is neither in the backlog nor settled is counted as unacked, held, moving, parked or delayed.
+Invariant: a message that is neither in the backlog nor settled is counted as unacked, held, moving, parked or delayed.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class WorkQueue(Queue):
         self.retries = Retries(self)
         self.parked = Parked()
         self.moving = 0
-        """Messages on their way to dead-letter queues."""
+        """The number of messages that are being dead-lettered."""
         self.coming = self.coming_bytes = 0
-        """What the journal brings soon, and has room here (broker/transfers/reservation.py)."""
+        """Messages, and bytes, for which the journal has reserved room here (broker/transfers/reservation.py)."""
         self.settlements = Settlements()
-        """What this turn has settled."""
+        """The settlements of this turn."""
         self.estimates = 0
         """How many times `ready_bytes` was estimated since it was last exact (broker/queues/sizes.py)."""
         self.rota: Rota | None = None
-        """Where there are several consumers and all of them are served."""
+        """The rotation of the consumers, None if at most one of them is served."""
         self.burst = 0
         self._apply(settings)
 
@@ -161,12 +161,12 @@ class WorkQueue(Queue):
         return self.over(more, more_bytes)
 
     def _pump_early(self) -> None:
-        """Before the turn; see `Broker.unmarked`."""
+        """Deliver before the turn. `Broker.unmarked` says what that needs."""
         self.broker.unmarked[self] = None
         self.pump()
 
     def over(self, more: int, more_bytes: int) -> bool:
-        """Whether a limit is exceeded by so many messages and bytes more, or fewer, than there are."""
+        """Whether a limit would be exceeded with `more` messages and `more_bytes` bytes in addition. Both may be negative."""
         delays = self.retries.delays
         return (0 <= self.max_length < self.backlog.ready() + len(delays) + self.coming + more) or (
             not self.estimates
@@ -331,7 +331,7 @@ class WorkQueue(Queue):
         return True
 
     def get(self, c: Consumer) -> bool:
-        """Deliver one ready message to c, after consumers took what they can and what is too much has left."""
+        """Deliver one ready message to c, after consumers have taken what they can and the limits were applied."""
         self.used_ms = self.broker.timers.now_ms
         self.broker.unmarked[self] = None
         if self.consumers:
@@ -391,7 +391,7 @@ class WorkQueue(Queue):
         super()._gone(c)
 
     def take_consumers(self) -> list[Consumer]:
-        self.rota = None  # as a whole: that is cheaper than to drop one after the other
+        self.rota = None  # cheaper than dropping one consumer after the other
         return super().take_consumers()
 
     def resume(self, c: Consumer) -> None:
@@ -405,7 +405,7 @@ class WorkQueue(Queue):
     # -- settle ----------------------------------------------------------------------------------------------
 
     def settle(self, offset, n, outcome, deliveries=0):  # type: ignore[no-untyped-def]
-        """n messages from `offset` on are out of the queue. `deliveries`: as docs/formats.md has it for a settlement."""
+        """Settle n messages from `offset` on. `deliveries` is the field of a settlement in docs/formats.md."""
         if self.deleted:
             return
         self.settlements.add(offset, n, outcome, deliveries)
@@ -425,7 +425,7 @@ class WorkQueue(Queue):
         self.settle(offset, n, _ACKED)
 
     def reject(self, offset: int, n: int, c: Consumer | None = None) -> None:
-        """n unacked messages were rejected for good: dead-lettered, or dropped (A7)."""
+        """Dead-letter or drop n unacked messages that were rejected for good (A7)."""
         self.unacked -= n
         if self.deleted:
             return
@@ -465,7 +465,7 @@ class WorkQueue(Queue):
             self.put_back(offset, n, body_bytes)
 
     def put_back(self, offset: int, n: int, body_bytes: int) -> None:
-        """n messages are ready again."""
+        """Make n messages ready again."""
         self.backlog.requeued.add(offset, n)
         self.ready_bytes += body_bytes
         self.mark_dirty()
@@ -473,7 +473,7 @@ class WorkQueue(Queue):
     # -- dead letters ----------------------------------------------------------------------------------------
 
     def dead_letter(self, offset: int, n: int, reason: str, outcome: int, deliveries: int = 0) -> None:
-        """Move n messages that are out of reach of consumers to the dead-letter exchange, or settle them with `outcome`."""
+        """Move n messages that have left the backlog to the dead-letter exchange, or settle them with `outcome`."""
         if self.settings.dead_letter_exchange is None:
             self.settle(offset, n, outcome, deliveries)
             return
@@ -484,19 +484,19 @@ class WorkQueue(Queue):
         self.broker.dead_letters.add(self, offset, n, reason)
 
     def moved(self, offset: int, reason: str, outcome: int = DEAD_LETTERED) -> None:
-        """The dead-letter move of `offset` is done (or it was a cycle, and the message is dropped)."""
+        """Settle a message whose dead-letter move is done, or which is dropped because of a cycle."""
         self.moving -= 1
         self.settle(offset, 1, outcome, self.backlog.redeliveries.of(offset, int(reason in AFTER_DELIVERY)))
 
     def park(self, offset: int, reason: str, obstacle: Obstacle) -> None:
-        """The dead-letter target is missing or full: the message stays, out of reach (X4)."""
+        """Park a message whose dead-letter target is missing or full (X4)."""
         self.moving -= 1
         self.parked.add(offset, reason, obstacle, self.vhost.epoch.value)
 
     # -- operations ------------------------------------------------------------------------------------------
 
     def read(self, offset: int) -> tuple[bytes, bytes, bytes, int] | None:
-        """(key, props, body, flags) of any message that is still stored; None if it is lost to damage: then settle it."""
+        """Return (key, props, body, flags) of any stored message, or None if it is lost to damage. The caller then settles it."""
         found = self.backlog.find(offset, False)
         return found[0].message(found[1]) if found else None
 
@@ -547,7 +547,7 @@ class WorkQueue(Queue):
             self.ready_bytes = self.estimates = 0
 
     def lose_held(self, start: int, count: int) -> None:
-        """Held messages are lost to damage."""
+        """Drop held messages that are lost to damage."""
         if self.hold is not None:
             self.hold.lose(start, count)
 
@@ -562,7 +562,7 @@ class WorkQueue(Queue):
             if self.limited:
                 self.enforce_limits()
         if self.backlog.ranked:
-            self.backlog.admit()  # while it is in memory
+            self.backlog.admit()  # before the write, while the messages are in memory
         if self._is_slow():
             self._hold_back(True)
             try:
@@ -580,7 +580,7 @@ class WorkQueue(Queue):
             self._write_open(self.tail.batch)
         self._write_settlements(self.tail.next)
         if not self.backlog.any_ready():
-            self.ready_bytes = self.estimates = 0  # what was lost to damage is in it still
+            self.ready_bytes = self.estimates = 0  # it still counted messages that were lost to damage
         self.backlog.release_unused()
 
     def _write_open(self, batch: Batch) -> None:
@@ -598,11 +598,11 @@ class WorkQueue(Queue):
         self._written(batch)
 
     def _written(self, batch: Batch) -> None:
-        """A batch has been written. It stays in memory if it is the next to be delivered and there is a consumer."""
+        """Called when a batch has been written. It stays in memory if it is the next one to be delivered and there is a consumer."""
         self.backlog.keep_front(batch, len(self.consumers) > 0)
 
     def _write_settlements(self, end: int) -> None:
-        """Write what is settled, and how far messages below `end` have been delivered: that is on its way to a peer (A9)."""
+        """Write settlements, and the delivered mark for messages below `end`, whose deliveries are on their way to a peer (A9)."""
         cursor = self.backlog.cursor
         mark = min(cursor if self.hold is None else self.hold.mark(cursor), end)
         if self.settlements.entries.n or (mark > self.log.delivered_mark and self.messages > self.tail.next - mark):
@@ -610,7 +610,7 @@ class WorkQueue(Queue):
             self.settlements.clear()
 
     def _settle_written(self) -> None:
-        """Not all is written, yet; what is settled of the messages before it is, and makes room where there is none (D4)."""
+        """Write the settlements of messages that are in the files, although newer messages are not. On a full disk that makes room (D4)."""
         later = self.settlements.split(self.tail.unwritten_from)
         try:
             self._write_settlements(self.tail.unwritten_from)
@@ -625,7 +625,7 @@ class WorkQueue(Queue):
         self.backlog.recover(found)
         self.ready_bytes = found.ready_bytes
         if found.ready:
-            self.may_expire = True  # not yet: the journal may know better where they are
+            self.may_expire = True  # checked later, because the journal may still settle or move messages
 
     def release_windows(self) -> None:
         self.backlog.release()
