@@ -16,7 +16,7 @@ log = logging.getLogger("kvitto.amqp")
 
 
 def no_room(free: int) -> str:
-    """Why publishers are blocked when a write was refused with so many bytes free."""
+    """Return the reason for blocking publishers after a write was refused with `free` bytes free."""
     return (
         f"low on disk: no room for messages with {free / MIB:.1f} MiB free, {ROOM_KEPT // MIB} MiB are kept free for acks"
         " and definitions; make room, or consume, purge or delete queues"
@@ -31,11 +31,11 @@ class Alarms:
 
     @property
     def blocked(self) -> str | None:
-        """Why publishers wait, as connection.blocked says it."""
+        """The reason that connection.blocked gives, or None if publishers are not blocked."""
         return "; ".join(self.reasons.values())[:SHORTSTR_MAX] or None
 
     def block(self, reason: str | None, alarm: str = "disk") -> None:
-        """Publishers wait (D4) while an alarm has a reason (ASCII); those that can take it are told."""
+        """Set or clear the reason of an alarm (ASCII). Publishers are blocked (D4) while any alarm has one, and told if they support it."""
         if (reason is None) == (alarm not in self.reasons):
             return
         before = self.blocked

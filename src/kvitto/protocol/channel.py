@@ -1,9 +1,8 @@
-"""One channel: what it publishes, which deliveries it has not settled, and its confirm numbers.
+"""One channel: its publishes, its unacked deliveries, and its confirm numbers.
 
 The data plane of a channel (`publish`, `remember`, `settle_tags`) is compiled. Unacked deliveries are 24-byte entries in `_tags`
 (offset u64, tag u64, body length u32, slot u32), tags ascending; a tag without an entry needed no ack. The slot says which
-consumer, 0 = settled, and its highest bit that a transaction holds the entry. Nothing here knows of methods: `protocol/methods/`
-calls it.
+consumer, 0 = settled, and its highest bit that a transaction holds the entry. `protocol/methods/` decodes methods and calls this.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvitto.amqp")
 
 STAGE = 3
-"""In place of how deliveries are settled (broker/queues/consumer.py): a transaction holds them, and they go to `Channel.held`."""
+"""A kind of settlement beside those of broker/queues/consumer.py: a transaction holds the deliveries, and they go to `Channel.held`."""
 UNKNOWN, SETTLED, MORE = 0, 1, 2
 PIECE = 5000
-"""What settling may cost in one piece, in units of 0.1 us."""
+"""The most that settling may cost in one piece, in units of 0.1 us."""
 RUN_MAX = 256
 """Deliveries that are settled by one call of their queue."""
 SCANNED = 500 * 24
@@ -59,9 +58,9 @@ LOOKED_AT = 300 * SCANNED
 """Bytes of entries that are looked at in one piece."""
 
 MANY = 200
-"""Queues; a message for more of them goes to them in pieces."""
+"""The number of queues above which a message is appended in pieces."""
 DIRTY_COST = 5
-"""Of giving a queue something to be written, for the connection that does: the writing has a budget of its own."""
+"""The cost of a first message for a queue in a turn, for its connection. The write itself has a budget of its own."""
 SPECIAL_COST, DECODE_COST = 4, 10
 """The cost of a message whose properties are read, and of decoding them if they matter."""
 ENTRY = 24
@@ -100,7 +99,7 @@ class Channel:
         self.unacked_max = self.connection.hub.broker.limits.unacked_max
         self.capped = False
         self.got = 0
-        """Of the unacked ones, those that basic.get took: they do not count towards the prefetch (A10)."""
+        """The unacked deliveries of basic.get, which do not count towards the prefetch (A10)."""
         self.crowd: Crowd | None = None
         self.getters: dict[Queue, GetConsumer] = {}
         self.next_tag = 1
@@ -125,11 +124,11 @@ class Channel:
         self.stage: Stage | None = None
         self.route: Route | None = None
         self.appending = -1
-        """Which of the route's queues takes a message: what is raised then is that queue's."""
+        """The index of the route's queue that is taking a message, and is to blame if that raises an exception."""
         self.settling = 0
-        """The slot whose queue takes a settlement."""
+        """The slot whose queue is taking a settlement, and is to blame if that raises an exception."""
         self.used: list[Route] = []
-        """The routes of what has been published and not confirmed, but for the last one."""
+        """The routes of unconfirmed publishes, without the last route."""
         self.plain = -1
         """A body of up to this many bytes is appended to all queues of the route in one step, unless its properties need a look."""
         self.dirtied = 0
@@ -148,7 +147,7 @@ class Channel:
     # -- publish ---------------------------------------------------------------------------------------------
 
     def publish(self, p, key, key_len, options, props_p, props, props_len, body_p, body, body_len):  # type: ignore[no-untyped-def]
-        """A whole message: key = exchange and routing key as short strings, options = mandatory | immediate << 1."""
+        """Publish a complete message. key: exchange and routing key as short strings. options: mandatory | immediate << 1."""
         route = self.route
         if (
             route is None
@@ -216,7 +215,7 @@ class Channel:
         return 0
 
     def publish_large(self, key: bytes, options: int, props: bytes, body: Buf) -> None:
-        """`publish` for a body that is not to be copied: nobody may change it any more."""
+        """Do the work of `publish` for a body that is not copied and must not be changed any more."""
         if self.find_route(key) is None:
             self.publish_later(key, options, props, body)
             return
@@ -225,7 +224,7 @@ class Channel:
         self.take_turns(self.publish_special(key, options, props, body, inside, self.tx))
 
     def publish_later(self, key: bytes, options: int, props: bytes, body: bytes | Buf) -> None:
-        """A message whose route is long: finding it, which has begun, takes several turns."""
+        """Publish a message when the search for its route, which has begun, is done. That takes several turns."""
         searching, self.searching = self.searching, None
         assert searching is not None
         tx = self.tx
@@ -241,7 +240,7 @@ class Channel:
         self.take_turns(steps())
 
     def several(self, count, body_len):  # type: ignore[no-untyped-def]
-        """A message for several queues: what its copies cost now, and what writing queues will that have nothing to be written yet."""
+        """Count the cost of a message for several queues: its copies, and the writes of queues that had nothing to write yet."""
         broker = self.connection.hub.broker
         dirty = len(broker.dirty)
         self.connection.spend((count >> 3) + (count * body_len >> 11) + DIRTY_COST * max(dirty - self.dirtied, 0))
@@ -254,14 +253,14 @@ class Channel:
             return
 
     def _count(self) -> None:
-        """One message more has been published."""
+        """Count a published message."""
         if self.confirm:
             self.sequence += 1
             if not self.touched:
                 self.touch()
 
     def _uncount(self) -> None:
-        """A message that is not published yet when this turn ends: nothing can confirm it."""
+        """Take back the count of a message that is not published yet at the end of this turn, so that nothing confirms it."""
         if self.confirm:
             self.sequence -= 1
 
@@ -279,9 +278,9 @@ class Channel:
         return found
 
     def find_route(self, key: bytes) -> Route | None:
-        """The route for a key that is not the last one, and whether this user may publish there (W5).
+        """Return the route for a key that is not the last one, and check that this user may publish there (W5).
 
-        None if that takes more than one turn: then it is being searched for.
+        Returns None if the search takes more than one turn. It is then under way.
         """
         try:
             route = self.vhost.remembered(key)
@@ -298,7 +297,7 @@ class Channel:
         return self._take_route(key, route)
 
     def _take_route(self, key: bytes, route: Route) -> Route:
-        """Publish there from now on, if this user may."""
+        """Use this route for further publishes, if the user has the permission."""
         self.may_publish(route.exchange)
         if self.stage is not None and (route.count or route.dynamic):
             route = Route(route.exchange, route.routing_key, [self.open_stage().queue], route.dynamic)
@@ -324,27 +323,27 @@ class Channel:
         try:
             route = self.find_route(key)
             return route is not None and route.refused
-        except ProtocolError:  # it is said when the whole message has come
+        except ProtocolError:  # raised again when the message is complete
             return False
 
     def put_aside_in(self, stage: Stage) -> None:
-        """From now on nothing that is published here goes to its queues: all waits for the stage's commit."""
+        """Put all further publishes into the stage, where they wait for its commit."""
         self.stage = stage
         self.forget_route()
 
     def forget_route(self) -> None:
-        """What it depends on has changed."""
+        """Drop the cached route, because something that it depends on has changed."""
         self._generation = -1
 
     def open_stage(self) -> Stage:
-        """ChannelError 406 if it is no longer there to be published into."""
+        """Return the stage. Raises ChannelError 406 if it is closed."""
         assert self.stage is not None
         if self.stage.closed:
             raise ChannelError(PRECONDITION_FAILED, f"the {self.stage.name} was committed or dropped: open another")
         return self.stage
 
     def may_publish(self, exchange: str) -> None:
-        """ChannelError 403 for an internal exchange or one that the user may not write to."""
+        """Raises ChannelError 403 for an internal exchange or one that the user may not write to."""
         if self._allowed.get(exchange) == self._epoch.value:
             return
         self.connection.operations.may_publish(exchange)
@@ -353,10 +352,10 @@ class Channel:
     def publish_special(
         self, key: bytes, options: int, props: bytes, body: bytes | Buf, inside: int, tx: Transaction | None
     ) -> Iterator[bool]:
-        """A message that needs a look: its properties matter or route it, it has no queue or very many, or a transaction holds it.
+        """Publish a message that needs more checks: its properties matter, it has no queue or very many, or a transaction holds it.
 
-        In pieces, since it may have a long way to go. What has come so far is in `sequence` but for the time between two pieces.
-        `tx`: the transaction in which it was published. The channel may have ended since then, and that one with it.
+        This works in pieces, since routing may take long. The message is counted in `sequence`, except between two pieces.
+        `tx` is the transaction in which it was published. The channel, and with it the transaction, may have ended since then.
         """
         assert self.route is not None
         route, ttl_ms, published = self.route, -1, props
@@ -399,7 +398,7 @@ class Channel:
     def enqueue(
         self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int
     ) -> Iterator[bool]:
-        """Give the message to its queues, or back (C4, D4)."""
+        """Append the message to its queues, or return it to the publisher (C4, D4)."""
         if route.refused:
             yield from self.refused([], key, props, body)
             return
@@ -430,7 +429,7 @@ class Channel:
             yield from self.refused(refused, key, props, body)
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf) -> None:
-        """basic.return 312, unless the channel has ended since the message came."""
+        """Send basic.return 312, unless the channel has ended since the message came."""
         if self.closing:
             return
         method = BasicReturn(312, "NO_ROUTE", route.exchange, route.routing_key)
@@ -469,16 +468,16 @@ class Channel:
         return walls.out_of_service(queue)
 
     def contain(self, error: Exception) -> None:
-        """Work for this channel has failed outside of its connection's input."""
+        """Handle an error in work for this channel outside of its connection's input."""
         self.connection.contain_in(self, error)
 
     def touch(self) -> None:
-        """Have the end of this turn look at this channel's confirms."""
+        """Have the confirms of this channel handled at the end of this turn."""
         self.touched = True
         self.connection.hub.confirms.touched.append(self)
 
     def confirm_to(self, sequence: int) -> None:
-        """Every publish up to `sequence` that was not refused is safe (C2): one cumulative ack."""
+        """Confirm every publish up to `sequence` that was not refused (C2), with one cumulative ack."""
         if self.closing or sequence <= self.confirmed:
             return
         last, count = sequence, sequence - self.confirmed
@@ -494,7 +493,7 @@ class Channel:
     # -- deliveries ------------------------------------------------------------------------------------------
 
     def remember(self, offset, body_len, slot):  # type: ignore[no-untyped-def]
-        """Note an unacked delivery; its tag is returned."""
+        """Note an unacked delivery and return its tag."""
         b = self._tags
         if b.n == self._head:
             b.n = 0
@@ -516,7 +515,7 @@ class Channel:
         return tag
 
     def forget_since(self, tag):  # type: ignore[no-untyped-def]
-        """The deliveries from this tag on were never sent."""
+        """Forget the deliveries from this tag on, which were never sent."""
         b = self._tags
         while b.n > self._head and bits.le64(b.p, b.n - _ENTRY + 8) >= tag:
             b.n -= _ENTRY
@@ -524,7 +523,7 @@ class Channel:
         self.next_tag = tag
 
     def make_room(self):  # type: ignore[no-untyped-def]
-        """Forget settled entries if they are most of all; a delivery that is never settled must not keep all that come later."""
+        """Remove settled entries if they are the majority. Otherwise one delivery that is never settled would keep all later entries."""
         b = self._tags
         if (b.n - self._head) // _ENTRY > 2 * self.unacked:
             kept = 0
@@ -543,7 +542,7 @@ class Channel:
         return self.remember(offset, body_len, slot)  # type: ignore[no-any-return]
 
     def place(self, tag):  # type: ignore[no-untyped-def]
-        """Where the first entry is that has this tag or a higher one; the end of all if there is none."""
+        """Return the position of the first entry with this tag or a higher one, or the end of all entries."""
         b = self._tags
         low = self._head // _ENTRY
         high = b.n // _ENTRY - 1
@@ -567,7 +566,7 @@ class Channel:
         return low * _ENTRY
 
     def find(self, tag):  # type: ignore[no-untyped-def]
-        """Where the entry of a tag is, -1 if there is none."""
+        """Return the position of the entry with this tag, or -1."""
         o = self.place(tag)
         return o if o < self._tags.n and bits.le64(self._tags.p, o + 8) == tag else -1
 
@@ -646,12 +645,12 @@ class Channel:
             raise self.blame(error) or error from error
 
     def settle_from(self, tag, until, kind):  # type: ignore[no-untyped-def]
-        """As `settle_piece`, from a tag on."""
+        """Do the same as `settle_piece`, from a tag on."""
         return self.settle_piece(self.place(tag), until, kind)
 
     @contextmanager
     def returning(self) -> Iterator[None]:
-        """While messages come back piece by piece their queues deliver nothing: what is newer must not overtake them (A5)."""
+        """Return messages in pieces. Their queues deliver nothing meanwhile, because newer messages must not overtake them (A5)."""
         queues = {c.queue for c in self.slots if c is not None}
         for queue in queues:
             queue.begin_return()
@@ -662,7 +661,7 @@ class Channel:
                 queue.end_return()
 
     def finish(self, slot, offset, n, body_bytes, kind):  # type: ignore[no-untyped-def]
-        """n deliveries of one consumer with offsets in a row are settled. Returns what that costs, in units of 0.1 us."""
+        """Settle n deliveries of one consumer with consecutive offsets. Returns the cost, in units of 0.1 us."""
         c = self.slots[slot - 1]
         if kind == _STAGE:
             self.held.append((c, offset, n, body_bytes, slot))
@@ -691,7 +690,7 @@ class Channel:
         return cost
 
     def settled(self, c, slot, n):  # type: ignore[no-untyped-def]
-        """A consumer has n unacked deliveries less: it may get others, and so may those that wait for room in the channel."""
+        """Note that a consumer has n fewer unacked deliveries. It, and consumers that wait for room in the channel, may get more."""
         self.unacked -= n
         c.unacked -= n
         if not c.counted:
@@ -704,7 +703,7 @@ class Channel:
             self.free_slot(slot)
 
     def room(self):  # type: ignore[no-untyped-def]
-        """How many deliveries more its limits allow."""
+        """Return how many more deliveries the limits of the channel allow."""
         left = self.unacked_max - self.unacked
         if self.prefetch_all and self.prefetch_all - self.unacked + self.got < left:
             left = self.prefetch_all - self.unacked + self.got
@@ -714,7 +713,7 @@ class Channel:
         return bool(self.room() > 0)
 
     def wait_for_room(self, c: ChannelConsumer) -> None:
-        """A consumer could have more but for the limits of the channel."""
+        """Let a consumer wait until the limits of the channel allow more deliveries."""
         if self.unacked >= self.unacked_max and not self.capped:
             self.cap(c)
         if self.crowd is None:
@@ -722,20 +721,20 @@ class Channel:
         self.crowd.join(c)
 
     def cap(self, c: Consumer) -> None:
-        """There are too many unacked messages: a consumer waits until some are settled. Told once for a channel."""
+        """Let a consumer wait because the channel has too many unacked messages. This is logged once for a channel."""
         self.capped = True
         self.connection.hub.broker.refused["unacked"] += 1
         text = "%s: consumer %r of queue %r waits: channel %d has %d unacked messages, the limit"
         log.warning(text, self.connection.peer, c.tag, c.queue.name, self.number, self.unacked)
 
     def limit_all(self, prefetch: int) -> None:
-        """basic.qos for the whole channel."""
+        """Set the prefetch of the whole channel (basic.qos)."""
         self.prefetch_all = prefetch
         if self.crowd is not None and self.crowd.first is not None:
             self.connection.hub.serve_later(self.connection, self.crowd)
 
     def wake(self) -> None:
-        """All of its consumers may have credit again."""
+        """Resume all consumers of the channel, since they may have credit again."""
         for c in self.consumers.values():
             c.queue.resume(c)
 
@@ -747,7 +746,7 @@ class Channel:
         return consumer
 
     def slot_of(self, c: Consumer) -> int:
-        """A number for a consumer that fits an entry; freed when it is gone and all its deliveries are settled."""
+        """Return a number for a consumer that fits into an entry. It is free again when the consumer and all its deliveries are gone."""
         self.watch(c)
         if self._free:
             slot = self._free.pop()
@@ -819,7 +818,7 @@ class Channel:
         return bits.le64(self._tags.p, self._head + 8) if self._head < self._tags.n else 0
 
     def requeue_all(self) -> Iterator[None]:
-        """Everything unacked goes back to its queue (A6, A13), in pieces."""
+        """Return all unacked messages to their queues (A6, A13), in pieces."""
         if self.settle_tags(0, True, REQUEUE) == MORE:
             yield
             yield from self.settle_rest(REQUEUE)
@@ -844,7 +843,7 @@ class Content:
         self.props: bytes | None = None
         self.size = 0
         self.held = 0
-        """Memory that it is counted with."""
+        """The bytes of memory that are counted for it."""
         self.seen = -1
         """Bytes of the body that had come when somebody looked, and since when that has not changed."""
         self.since_ms = 0

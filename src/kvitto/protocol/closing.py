@@ -1,7 +1,7 @@
-"""The end of a channel: its consumers go, a transaction is rolled back, and what is unacked goes back to its queues (A6).
+"""Ends a channel: removes its consumers, rolls back its transaction, and returns unacked messages to their queues (A6).
 
-That may be very much, so it is done in pieces. Meanwhile the queues deliver nothing: what comes back is older than what waits,
-and would otherwise be overtaken by it. When one step fails, the others are still done.
+There may be very many messages, so it works in pieces. The queues deliver nothing meanwhile, because the messages that come back
+are older than those that wait and must not be overtaken. If one step fails, the others are still done.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def steps(c: Channel) -> Iterator[None]:
             walls.run(consumer.queue, consumer.queue.vhost.consumer_left, consumer.queue)
             if not number % CONSUMERS_PER_PIECE:
                 yield
-    c.tx = c.crowd = None  # they lead back to the channel, and would wait for the garbage collector
+    c.tx = c.crowd = None  # they refer to the channel, and this cycle would wait for the garbage collector
 
 
 def give_back(c: Channel) -> Iterator[None]:
-    """Everything unacked goes back. A queue that does not take its messages is out of service, and the others have theirs."""
+    """Return all unacked messages. A queue that fails is taken out of service, and the other queues still get theirs."""
     while True:
         try:
             if c.tx is not None:

@@ -1,8 +1,8 @@
 """Publisher confirms: which channel has published what, and when that may be acknowledged (C2, C3, C4).
 
 A message goes through three stages: it is in memory, it is in the files once its queue has been written, and it may be announced
-once the sync behind that is done. Here channels wait for the second and the third. Confirms of one channel stay in order.
-The hub calls `note_published` before a turn of the broker, and `answer` behind it and behind each sync.
+once the sync after that is done. Channels wait here for the second and the third stage. Confirms of one channel stay in order.
+The hub calls `note_published` before a turn of the broker, and `answer` after it and after each sync.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvitto.protocol.channel import Channel
 
 Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
-"""Queues that are to be written, whom to call once that is durable, and whom if one of them goes out of service before."""
+"""(queues to be written, callback once that is durable, callback if one of them goes out of service before)."""
 
 
 class Published:
@@ -49,7 +49,7 @@ class Confirms:
         self.answered = 0
         """Messages that have been acknowledged to their publishers."""
         self._durable: dict[Channel, int] = {}
-        """What a sync has covered: by channel, the number of its last message."""
+        """By channel, the number of its last message that a sync has covered."""
         self._published: deque[Published] = deque()
         """What has been published, by the number of `Broker.changes` that have to be written before it is in the files."""
         self._unwritten: list[Waiting] = []
@@ -65,7 +65,7 @@ class Confirms:
         self._unwritten.append((queues, done, lost))
 
     def note_published(self) -> None:
-        """What has been published until now is in the files once all the queues are written that are dirty now."""
+        """Note what has been published. It is in the files once all queues that are dirty now have been written."""
         if not self.touched and not self._unwritten:
             return
         published = Published(self.broker.changes, self._unwritten)
@@ -146,7 +146,7 @@ class Confirms:
             self.broker.store.commits.when_announced(item[1][1])
 
     def _refuse_lost(self) -> None:
-        """Queues have gone out of service with what they had not written: who waits for a confirm of that gets none."""
+        """Refuse to confirm messages that queues had not written when they went out of service."""
         lost, self.broker.faults.fresh = self.broker.faults.fresh, []
         self.note_published()
         refused: dict[Channel, Queue] = {}

@@ -1,10 +1,9 @@
-"""One AMQP connection: bytes in, frames told apart, bytes out.
+"""One AMQP connection: it parses frames, handles or dispatches them, and encodes the output. The server feeds it through `receive`.
 
-`receive` gets everything that has arrived. Whole publishes and acks, the data plane, are handled in place by the compiled
-`scan`; a message whose frames are not all there yet is put together in `Channel.content`; every other method becomes an object
-and goes to `protocol/methods/`. A peer's mistake is raised anywhere as ChannelError or ConnectionError_ and becomes a Close in `fail`.
-
-States: header -> start -> tune -> open -> running -> closing (our Close is out) -> closed.
+The compiled `scan` handles complete publishes and acks, the data plane, in place. A message with missing frames is assembled in
+`Channel.content`. Every other method becomes an object and goes to `protocol/methods/`. Code anywhere raises a peer's mistake as
+ChannelError or ConnectionError_, and `fail` turns it into a Close.
+States: header -> start -> tune -> open -> running -> closing (Close was sent) -> closed.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ log = logging.getLogger("kvitto.amqp")
 
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 KEPT_BYTES = 4 << 20
-"""What a buffer of a connection may keep for its next use; one that is quiet gives it back."""
+"""The most bytes that a buffer of a connection keeps for its next use. A quiet connection releases them."""
 UNCOPIED = BUFFER_BYTES
 """A body with more bytes than this is not copied: the queue gets the buffer that it is in."""
 READ_BUDGET = 2000
@@ -71,9 +70,9 @@ METHOD_COST = 20
 PIECES_PER_TURN = 4
 """Pieces of large bodies that one socket gets in one turn: about 1 MiB."""
 PARTS_MAX = 16
-"""Large bodies, and what comes between them, that wait for a peer: it asks with basic.get for more than it reads, and is not read from."""
+"""The most large bodies, with the frames between them, that wait for a peer. Beyond that its input, such as basic.get, is not read."""
 INPUT_PAUSE = 8 << 20
-"""Answers that a peer does not read: with more bytes than this waiting it is not read from either."""
+"""If more bytes of output than this wait for a peer, its input is not read."""
 
 _PUBLISH = 0x003C0028  # C variables when compiled
 _ACK = 0x003C0050
@@ -131,12 +130,12 @@ class Connection:
         self.rest = b""
         self.stalled = self.answering = self.choked = False
         self.yielded = False
-        """Its budget is used up: the rest of its input is handled in the next turn."""
+        """Whether its budget is used up, so that the rest of its input is handled in the next turn."""
         self.budget = 0
         self.publisher = False
         self.blocked = hub.alarms.blocked is not None
         self.held_back = False
-        """It has published while publishers were blocked: whatever else it waits for, its input goes on when they no longer are."""
+        """Whether it has published while publishers were blocked. Its input does not continue before they are unblocked."""
         self.failed = False
         self._last: Channel | None = None
         self._last_number = -1
@@ -220,7 +219,7 @@ class Connection:
         return _READ_BUDGET - self.budget
 
     def _choke(self) -> None:
-        """There are many answers on their way: take no more input if the socket does not take them."""
+        """Stop reading input if the socket does not take the output that waits."""
         if not self.output.paused:
             self.flush()
         if self.output.paused and not self.choked:
@@ -500,7 +499,7 @@ class Connection:
             self._publish_whole(c)
 
     def _hold(self, content: Content) -> None:
-        """A body takes more memory: count it. ConnectionError_ 506 if this connection, its user or all together hold too much."""
+        """A body takes more memory: count it. Raises ConnectionError_ 506 if this connection, its user or all together hold too much."""
         holding, size = self.hub.holding, content.body.cap
         too_much = holding.add(self, size - content.held)
         content.held = size
@@ -518,7 +517,7 @@ class Connection:
         return content
 
     def look_for_progress(self) -> None:
-        """Called now and then: end the connection if a message that it has begun does not go on, for its memory would never be free."""
+        """End the connection if a message that it has begun makes no progress, because its memory would never be free."""
         now_ms = self.hub.broker.timers.now_ms
         for c in self.channels.values():
             content = c.content
@@ -553,7 +552,7 @@ class Connection:
     # -- mistakes --------------------------------------------------------------------------------------------
 
     def contain(self, error: Exception) -> None:
-        """Work for this connection has failed, wherever it was done: it ends, and its peer is told why as far as that is its matter."""
+        """End the connection after an error in any work for it. The peer is told the reason, but no details of an internal error."""
         if isinstance(error, StoreError):
             raise error
         if isinstance(error, ProtocolError):
@@ -614,7 +613,7 @@ class Connection:
         self.hub.driver.schedule()
 
     def close_channel(self, c: Channel) -> Iterator[None]:
-        """Nothing more comes and goes on a channel. Returns the steps that give back what it holds (`closing.steps`)."""
+        """Stop all input and output of a channel. Returns the steps that release what it holds (`closing.steps`)."""
         c.closing = True
         if c.content is not None:
             self._take_content(c)
@@ -643,7 +642,7 @@ class Connection:
             leave_group(queue, self)
 
     def finish(self) -> None:
-        """Nothing more is said: send what is left and end the socket."""
+        """Send the output that is left and close the socket."""
         if self.state != CLOSED:
             self.state = CLOSED
             self.output.abandon_bodies()
@@ -651,7 +650,7 @@ class Connection:
             self.transport.close()
 
     def lost(self) -> None:
-        """The socket is gone."""
+        """Called when the socket is closed."""
         if self.state < CLOSING:
             self.release()
             if self.state == RUNNING:
@@ -741,7 +740,7 @@ class Connection:
             self.transport.resume()
 
     def set_blocked(self, blocked: bool) -> None:
-        """Whether publishers wait (D4). Who publishes first notices: that message is the last one that is taken."""
+        """Set whether publishers are blocked (D4). A connection is blocked at its next publish, and that message is still accepted."""
         self.blocked = blocked
         for channel in self.channels.values():
             channel.forget_route()
@@ -784,7 +783,7 @@ class Connection:
         return True
 
     def give_back(self) -> None:
-        """Called now and then: where nothing has come or gone since, no large buffers are kept."""
+        """Release large buffers if there was no input or output since the last call. Called at intervals."""
         if self.received_bytes + self.sent_bytes == self._looked_at and not self.output.buf.n:
             self.output.buf.clear(1 << 16)
         self._looked_at = self.received_bytes + self.sent_bytes

@@ -1,7 +1,7 @@
-"""Consumers that wait for room that they share: under a channel's global prefetch, or in a connection's output buffer.
+"""Consumers that wait for a shared limit: a channel's global prefetch, or the space in a connection's output buffer.
 
-Who has waited longest is served first, so that one queue with many messages does not starve the others (A10). When there is room
-again, the hub has them served at the begin of the next turn, no more of them than there is room for.
+The consumer that has waited longest is served first, so that one queue with many messages does not starve the others (A10). When
+there is room again, the hub serves them at the start of the next turn, as far as there is room.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Crowd:
         self.serving: ChannelConsumer | None = None
         """The consumer that is being served. Others of its queue wait meanwhile, even if they come before it in the queue's rota."""
         self.due = False
-        """The hub knows that there is room."""
+        """Whether the hub knows that there is room."""
         self._broker = broker
         self._has_room = has_room
         self._waiting: OrderedDict[ChannelConsumer, int] = OrderedDict()
         """How much each had been delivered when it began to wait."""
 
     def join(self, c: ChannelConsumer) -> None:
-        """It has to wait. If it was its turn and it has got something, it is behind the others now."""
+        """Add a consumer that has to wait. If it was being served and has got a message, it moves behind the others."""
         waiting = self._waiting
         if c not in waiting:
             waiting[c] = c.delivered
@@ -43,7 +43,7 @@ class Crowd:
         self.first = next(iter(waiting))
 
     def leave(self, c: ChannelConsumer) -> None:
-        """It is cancelled, or has been served."""
+        """Remove a consumer that is cancelled or has been served."""
         self._waiting.pop(c, None)
         self.first = next(iter(self._waiting), None)
 
@@ -52,7 +52,7 @@ class Crowd:
         self.first = None
 
     def serve(self) -> bool:
-        """Deliver to those who have waited longest, while there is room. False if the broker has no time for all of them in this turn."""
+        """Deliver to the longest waiting consumers while there is room. Returns False if this turn has no time for all of them."""
         while self.first is not None and self._has_room():
             if self._broker.allowance <= 0:
                 return False

@@ -1,4 +1,4 @@
-"""Consumers of a channel: they put a queue's messages into frames. A queue asks for their `credit` and then calls `deliver`.
+"""Consumers of a channel, which encode a queue's messages as frames. A queue asks for their `credit` and then calls `deliver`.
 
 `ChannelConsumer` serves basic.consume, `StreamConsumer` the same on a stream, `OffsetConsumer` a consumer that wants to know the offsets of
 a queue, `GetConsumer` basic.get, and `RangeConsumer` Kvitto's log.read. The loops of `deliver` are compiled, and copy each message from its
@@ -169,7 +169,7 @@ class ChannelConsumer(Consumer):
         return bool(props_len <= self.output.properties_max)
 
     def message_does_not_fit(self) -> None:
-        """The connection would end, and the next one too, if it got a frame larger than it has agreed to."""
+        """Cancel the consumer. A frame larger than the negotiated maximum would end this connection, and the next one, too."""
         text = (
             "%s: consumer %r of queue %r is cancelled: the next message's properties do not fit into frames of %d bytes"
         )
@@ -183,7 +183,7 @@ class ChannelConsumer(Consumer):
             self.channel.connection.hub.timeouts.look_again(self.channel, 0)
 
     def queue_gone(self):  # type: ignore[no-untyped-def]
-        """basic.cancel to a client that can take it (A14)."""
+        """Send basic.cancel, if the client supports it (A14)."""
         self.active = False
         self.channel.forget_consumer(self.tag)
         self.waits_no_more()
@@ -278,7 +278,7 @@ class StreamConsumer(ChannelConsumer):
         return True
 
     def edited(self, props: bytes, offset: int) -> None:
-        """The same for a message that came with such a header: it was read from another stream."""
+        """Set the header in a message that already has one, because it was read from another stream."""
         fields = split(props)
         edit_headers(fields, {}, ("x-stream-offset",))
         props = join(fields)
@@ -286,7 +286,7 @@ class StreamConsumer(ChannelConsumer):
 
 
 class OffsetConsumer(StreamConsumer):
-    """The same for a queue that is consumed. A message waits until it is durable: before, its offset may become another's."""
+    """Delivers from a work queue with offsets. A message waits until it is durable, since after a crash its offset may be reused."""
 
     def __init__(
         self, channel: Channel, queue: WorkQueue, tag: str, exclusive: bool, priority: int, arguments: dict[str, Any]

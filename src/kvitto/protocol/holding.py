@@ -1,7 +1,7 @@
-"""Memory that peers take up with what they have not ended: bodies that are not complete, and transactions.
+"""Counts the memory of unfinished work of peers: incomplete bodies, and transactions.
 
-It is limited for each user before it is limited for all of them, so that nobody can use up what another one needs. Where all
-together have reached the limit nevertheless, the connection that holds most gives way, not the one that comes next.
+There is a limit for each user and a higher one for all together, so that no user can take the memory of the others. If the limit for
+all is reached nevertheless, the connection that holds most is closed, and not the one that asks for more.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ WRITE_COST = 3000
 INPUT_COST = 3000
 """What a turn may spend on input that was left over, in the same units."""
 ROUNDS = 3
-"""A turn delivers so many times more to connections whose sockets have just taken a full output.
+"""How many more times a turn delivers to connections whose sockets have just taken a full output.
 
 A turn takes half a MiB of input from each publisher. As deliveries the same messages often have more bytes, so a consumer with one
 output of half a MiB in each turn would fall behind a single publisher.
@@ -59,7 +59,7 @@ class Hub:
         self.broker = broker
         self.driver = Driver() if driver is None else driver
         self.max_channels = max_channels
-        """Of one connection."""
+        """The most channels of one connection."""
         self.connections: dict[Connection, None] = {}
         self.outputs: list[Output] = []
         self.timeouts = Timeouts(broker)
@@ -74,7 +74,7 @@ class Hub:
         self.connections_closed = 0
         self.channels_made = 0
         self.channels = 0
-        """Open ones, of all connections."""
+        """The number of open channels of all connections."""
         self.holding = Holding(broker, self.connections)
         broker.on_full = self._full
 
@@ -151,7 +151,7 @@ class Hub:
                 self._crowds.append((owner, crowd))
 
     def after_sync(self) -> None:
-        """Answer who has waited; a whole turn only if that has moved anything."""
+        """Send the answers that waited for the sync. Run a whole turn only if that has changed anything."""
         if self.broker.idle:
             self.confirms.answer()
             self.flush()

@@ -1,4 +1,4 @@
-"""A body that is too large to be copied for a peer that may not read it: it is encoded in pieces, as its socket takes them.
+"""Large bodies: they are not copied into the output, since the peer may not read it, but encoded in pieces as the socket takes them.
 
 The bytes come from the segment, which a lease keeps open whatever happens to the message meanwhile. Until the message is written,
 which is done in the turn that delivers it unless the disk is full, they come from the batch in memory.
@@ -90,7 +90,7 @@ class LargeBody(Streamed):
                 self._body = memoryview(b"")
 
     def keep(self) -> None:
-        """What the bytes were given from is about to be used again."""
+        """Copy the bytes, because the memory that they come from is about to be reused."""
         if self._lease is None:
             self._body = memoryview(bytes(self._body))
 
@@ -98,7 +98,7 @@ class LargeBody(Streamed):
         return super()._next(n) if self._lease is None else self._read(self._lease, n)
 
     def _read(self, lease: Lease, n: int) -> bytes:
-        """The next n bytes. ConnectionError_ 541 if they cannot be read: the peer waits for the rest of a body that does not come."""
+        """Return the next n bytes. Raises ConnectionError_ 541 if they cannot be read, because the peer waits for the rest of the body."""
         try:
             data = lease.read(self._at, n)
             if len(data) == n:

@@ -20,7 +20,7 @@ REPLIES_MAX = 8 << 20
 class Replies:
     def __init__(self) -> None:
         self.unroutable = 0
-        """Messages for which there was no queue, and no channel that waits."""
+        """The number of messages without a queue or a channel that waits for them."""
         self._repliers: dict[str, Channel] = {}
         self._addresses: dict[Channel, str] = {}
 

@@ -1,3 +1,3 @@
-"""A connection's states in their order: closing = our Close is out, closed = nothing more is said."""
+"""The states of a connection in their order. CLOSING: Close was sent. CLOSED: nothing more is sent."""
 
 HEADER, START, TUNE, OPEN, RUNNING, CLOSING, CLOSED = range(7)

@@ -1,9 +1,9 @@
 """Consumer timeout (x-consumer-timeout, A16): a channel that holds a delivery of such a queue for too long is closed.
 
-No delivery has a time. Delivery tags go up, so the next tag that a channel had at some moment tells what had been delivered by then:
-all channels with about the same timeout are looked at every twentieth of it, and what was unacked so many looks ago and still is, is
-late. Looks are counted, not hours: a clock that is set, or a machine that slept, makes nobody late. Timeouts that differ by less than
-a thirtieth are looked at together, as the longest of them: each consumer may have one of its own.
+Deliveries have no timestamps. Delivery tags ascend, so the next tag of a channel at some moment tells what was delivered before. All
+channels with a similar timeout are checked 20 times (LOOKS) in its length, and a delivery that is still unacked after that many checks
+is late. Checks are counted instead of time, so a change of the clock or a sleep of the machine makes no delivery late. Timeouts that
+differ by less than a thirtieth are checked together, as the longest of them, since each consumer may have its own.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def release(queue: Queue) -> Iterator[None]:
 
 
 def join_group(queue: Queue, group: str, holder: object) -> None:
-    """Add a holder of the group that reads this queue by range. It takes over what the group held before."""
+    """Add a holder of the group that reads this queue by range. It finds the messages that the group held before."""
     queue.broker.timers.cancel(_lapse, queue)
     queue.group = group
     if holder not in queue.group_holders:

@@ -85,7 +85,7 @@ def consume(conn: Connection, chan: Channel, m: BasicConsume) -> None:
 
 
 def _check_arguments(conn: Connection, queue: Queue, m: BasicConsume) -> None:
-    """ChannelError 406 for what no consumer of this queue can ask for; the log names what is without effect."""
+    """Raises ChannelError 406 for what no consumer of this queue can ask for; the log names what is without effect."""
     if not m.arguments:
         return
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
@@ -138,7 +138,7 @@ def _offset_consumer(chan: Channel, queue: WorkQueue, m: BasicConsume, tag: str,
 
 
 def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) -> StreamConsumer:
-    """What RabbitMQ wants of a stream's consumers; `exclusive` means nothing."""
+    """Make a stream's consumer after RabbitMQ's checks. `exclusive` has no effect."""
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
     if "x-priority" in m.arguments:
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority' for {thing}: a stream has no priorities")
@@ -157,7 +157,7 @@ def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) ->
 def _check_exclusive(conn: Connection, queue: Queue, exclusive: bool) -> None:
     _check_group(conn.hub.broker, queue)
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
-    # who is exclusive is alone, and has no place where the others are to wait for the end of the active one
+    # an exclusive consumer must be the only one, while with a single active consumer others wait for its end
     if any(c.exclusive for c in queue.consumers[:1]) or (exclusive and (queue.consumers or queue.single)):
         raise ChannelError(ACCESS_REFUSED, f"{thing} in exclusive use")
 
@@ -213,7 +213,7 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
 
 
 def _getter(conn: Connection, chan: Channel, queue: Queue, no_ack: bool) -> GetConsumer:
-    """One of a channel holds all that it has got from a queue and not acknowledged."""
+    """Return the channel's GetConsumer for a queue. One of them holds all unacked messages that basic.get took from the queue."""
     if no_ack:
         return GetConsumer(chan, queue, no_ack, conn.wants_offsets)
     if queue not in chan.getters:
@@ -222,7 +222,7 @@ def _getter(conn: Connection, chan: Channel, queue: Queue, no_ack: bool) -> GetC
 
 
 def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> Iterator[None]:
-    """Answer. Where very many messages in front have expired, some of them leave in each turn, and the answer waits."""
+    """Answer basic.get. If very many messages in front have expired, they leave over several turns, and the answer waits."""
     while not chan.closing and conn.state == RUNNING:
         if queue.fault is not None:
             raise walls.out_of_service(queue)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 WOKEN_PER_US = 8
-"""So many consumers are woken in a microsecond."""
+"""How many consumers are woken in a microsecond."""
 
 
 def open_(conn: Connection, number: int, chan: Channel | None) -> None:
@@ -77,7 +77,7 @@ def confirm_select(conn: Connection, chan: Channel, method: ConfirmSelect) -> No
 
 
 def access_request(conn: Connection, chan: Channel, _method: AccessRequest) -> None:
-    """Gone from 0-9-1 but old clients ask."""
+    """Answer access.request, which AMQP 0-9-1 no longer has but old clients send."""
     conn.send(chan.number, AccessRequestOk(1))
 
 

@@ -26,7 +26,7 @@ def close(conn: Connection, _method: ConnectionClose) -> None:
 
 
 def update_secret(conn: Connection, _method: ConnectionUpdateSecret) -> None:
-    """Secrets that expire come from outside authorities; a password of ours does not, so any new one is good news."""
+    """Accept any new secret. Kvitto's passwords do not expire, so it needs none."""
     conn.send(0, ConnectionUpdateSecretOk())
 
 

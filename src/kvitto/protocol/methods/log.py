@@ -45,14 +45,14 @@ def _queue(conn: Connection, name: str) -> Queue:
 def _position(queue: Queue) -> tuple[str, int, int, int]:
     """(incarnation, first, next, settled): first unsettled offset, end of what is durable, offset below which all is settled.
 
-    No offset from `announced_end` on is told: after a crash it may be another message's, and a reader would settle that unread.
+    No offset from `announced_end` on is sent: after a crash it may belong to another message, which a reader would settle unread.
     """
     first = waiting.lowest(queue)
     return queue.log.queue_id, first, queue.log.announced_end, first
 
 
 def _work_queue(conn: Connection, name: str, why: str) -> WorkQueue:
-    """ChannelError 406 if it is a stream, with the reason."""
+    """Raises ChannelError 406 if it is a stream, with the reason."""
     queue = _queue(conn, name)
     if not isinstance(queue, WorkQueue):
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a stream: {why}"

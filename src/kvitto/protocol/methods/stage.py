@@ -1,4 +1,4 @@
-"""Kvitto's class `stage`: publishes are put aside, and one commit publishes them (docs/protocol-extensions.md)."""
+"""Kvitto's class `stage`: publishes are put aside until one commit publishes them (docs/protocol-extensions.md)."""
 
 from __future__ import annotations
 
