@@ -35,12 +35,13 @@ def recount(queue: WorkQueue) -> Iterator[None]:
 
 def _sizes(queue: WorkQueue) -> Iterator[int]:
     """Yield the bytes of the messages that are ready now: one number before each batch that has to be read."""
-    tail, backlog = queue.tail, queue.backlog
-    window, written, size = Window(outline=True), max(tail.first, backlog.cursor), 0
-    if tail.batch is not None and tail.next > written:
-        size = tail.batch.body_bytes(written - tail.first, tail.next - written)
-    for start, count in chain(backlog.requeued.copy(), [(backlog.cursor, written - backlog.cursor)]):
-        at, end = start, start + count
+    backlog, written = queue.backlog, queue.tail.unwritten_from
+    rest = (backlog.cursor, queue.next - backlog.cursor)
+    # what is in memory comes first, since it may leave before it is ever written
+    size = sum(_in_memory(queue, start, start + count) for start, count in (*backlog.requeued.after(written), rest))
+    window = Window(outline=True)
+    for start, count in chain(backlog.requeued.copy(), [rest]):
+        at, end = start, min(start + count, written)
         while at < end:
             if not window.holds(at):
                 yield size
@@ -55,6 +56,15 @@ def _sizes(queue: WorkQueue) -> Iterator[int]:
             size += batch.body_bytes(i, n)
             at = batch.first + i + n
     yield size
+
+
+def _in_memory(queue: WorkQueue, start: int, end: int) -> int:
+    """Add up the bytes of the messages start..end-1 that are not in the files yet."""
+    size = 0
+    for b in queue.tail.batches:
+        first = max(start, b.first)
+        size += b.body_bytes(first - b.first, min(end, b.first + b.count) - first)
+    return size
 
 
 def take_below(queue: WorkQueue, end: int) -> None:
@@ -74,7 +84,5 @@ def take_below(queue: WorkQueue, end: int) -> None:
     for start, n in ranges:
         written = min(n, max(tail.unwritten_from - start, 0))
         queue.ready_bytes -= queue.log.reader.body_bytes(start, written, window)
-        for b in tail.batches:
-            first = max(start + written, b.first)
-            queue.ready_bytes -= b.body_bytes(first - b.first, min(start + n, b.first + b.count) - first)
+        queue.ready_bytes -= _in_memory(queue, start + written, start + n)
     backlog.write_off_lost()
