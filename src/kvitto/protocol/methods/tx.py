@@ -84,7 +84,7 @@ class Held:
     def __init__(self) -> None:
         self._single = RangeSet()
         self._first = self._last = 0
-        """Add the tags that a settlement with `multiple` has named."""
+        """The first and the last tag that a settlement with `multiple` has named."""
 
     def __bool__(self) -> bool:
         return bool(self._last or self._single.count)
