@@ -156,6 +156,39 @@ def test_a_delivery_limit_holds_over_a_restart() -> None:
     assert rig.peek("dead") == [b"poison"]
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_damaged_batch_costs_also_what_the_delivery_limit_would_have_moved(damaged: bool) -> None:
+    """D3, A8: the move comes after the start, and the only copy of the dead letter is in the batch. An alarm names its offset."""
+    rig = Rig()
+    rig.declare("dead")
+    queue = rig.declare("q", x_delivery_limit=1, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    for batch in range(2):
+        rig.publish("q", b"poison %d" % batch)
+        rig.publish("q", b"waits %d" % batch)
+        rig.turn()
+    rig.settle_down()
+    taker = Taker(queue)
+    while queue.get(taker):
+        pass
+    for offset in (0, 2):
+        queue.requeue(offset, 1, 8)
+        assert queue.get(taker)
+    assert [delivery.offset for delivery in taker.got] == [0, 1, 2, 3, 0, 2]
+    rig.settle_down()
+    rig.broker.finish()
+    rig.store.shut()
+    if damaged:
+        flip_body(rig, "q", b"waits 0")
+    rig.kill()
+    assert [(delivery.body, delivery.redelivered) for delivery in rig.take("q")] == [
+        (b"waits %d" % batch, True) for batch in range(damaged, 2)
+    ]
+    rig.settle_down()
+    assert rig.peek("dead") == [b"poison %d" % batch for batch in range(damaged, 2)]
+    assert bool(rig.store.alarms) == damaged
+    assert any("offsets 0 to 1 cannot be read" in alarm for alarm in rig.store.alarms) == damaged
+
+
 def test_a_restart_expires_after_the_journal_and_keeps_the_rest_in_order() -> None:
     rig = Rig()
     rig.declare("q")
@@ -432,6 +465,41 @@ def test_what_a_damaged_settlement_log_had_settled_is_flagged() -> None:
         rig.restart()
         seen = {delivery.body: delivery.redelivered for delivery in rig.take("q")}
         assert seen.keys() >= {b"0", b"1"} and seen[b"0"] and seen[b"1"], "and the start after that knows it too"
+
+
+@pytest.mark.parametrize("lost", ["a bit", "the log", "the log and its segment"])
+def test_when_the_delivered_mark_is_lost_messages_of_later_segments_are_flagged(
+    lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A9, D3: only the messages of the segment whose settlement log was damaged were flagged, and the mark goes for all."""
+    monkeypatch.setattr(log, "SEGMENT_BYTES", 900)
+    rig = Rig()
+    rig.declare("q")
+    for i in range(4):
+        rig.publish("q", b"%d" % i + bytes(300))
+        rig.turn()
+    rig.settle_down()
+    queue = rig.queue("q")
+    assert len(rig.take("q")) == 4
+    queue.ack(0, 1)  # the mark is written in the same block, and not in the last segment
+    rig.settle_down()
+    rig.broker.finish()
+    rig.store.shut()
+    (path,) = (path for path in rig.disk.files() if path.endswith(".ack"))
+    segments = sorted(p for p in rig.disk.files() if p.endswith(".log") and p.startswith("queues"))
+    assert len(segments) > 1 and path.removesuffix(".ack") == segments[0].removesuffix(".log")
+    if lost == "a bit":
+        rig.disk.flip(path, len(rig.disk.files()[path]) - 1)
+    else:
+        rig.disk.unlink(path)
+    if lost.endswith("segment"):
+        rig.disk.unlink(segments[0])
+    rig.kill()
+    assert rig.store.alarms
+    for _ in range(2):
+        seen = [(delivery.body[:1], delivery.redelivered) for delivery in rig.take("q")]
+        assert seen[-2:] == [(b"2", True), (b"3", True)] and all(again for _, again in seen)
+        rig.restart()
 
 
 def test_a_redelivery_whose_message_is_lost_does_not_keep_the_broker_from_starting() -> None:

@@ -135,14 +135,10 @@ class Recovery:
                     log_.keep_mark(rest)
 
     def _flag(self) -> None:
-        """Flag all messages that may have been delivered before a power cut, or whose settlements may be lost."""
-        log_, found = self.log, self._found
-        if self.store.ending.power_cut:
-            found.flagged_below = log_.next
-            self._flag_deliveries(log_.segments)
-        elif damaged := [segment for segment in log_.segments if self._lacks_settlements(segment)]:
-            found.flagged_below = max(found.flagged_below, damaged[-1].end)
-            self._flag_deliveries(damaged)
+        """Flag all messages if the last delivered mark may be lost: any of them may have been delivered, or settled."""
+        if self.store.ending.power_cut or self._lacks_settlements():
+            self._found.flagged_below = self.log.next
+            self._flag_deliveries()
 
     def _miss_segments(self, bases: list[int]) -> None:
         """Raise an alarm for each segment that is in the inventory and not in the directory. An empty `.bad` keeps the memory of it."""
@@ -188,11 +184,11 @@ class Recovery:
             )
             self.store.alarm(f"{path}: its header says that it is {whose}. The file is now {kept}; {_AGAIN}")
 
-    def _lacks_settlements(self, segment: Segment) -> bool:
-        """Whether what had been settled may be ready again."""
-        if segment.base in self._replays:
-            return self._replays[segment.base].damaged
-        return segment.base in self._known and self._known[segment.base].acks_size > 0
+    def _lacks_settlements(self) -> bool:
+        """Whether a settlement log is damaged or missing. Any of them may have had the mark, which goes for all segments."""
+        return any(replay.damaged for replay in self._replays.values()) or any(
+            entry.acks_size and base not in self._replays for base, entry in self._known.items()
+        )
 
     def _enter_found(self) -> None:
         """Enter the segments that the inventory does not know: they were new when the broker ended, or about to be unlinked."""
@@ -200,13 +196,13 @@ class Recovery:
             if segment.slot < 0 and segment.durable:
                 self.store.enter(self.log, segment)
 
-    def _flag_deliveries(self, segments: list[Segment]) -> None:
+    def _flag_deliveries(self) -> None:
         """Write into the settlement logs that any of these messages may have been delivered, so that later starts flag them too.
 
         After a power cut or damage what told of the deliveries may be lost. That goes for messages below the delivered mark as well: in a
         queue with priorities messages that were never delivered lie below it.
         """
-        for segment in segments if self.log.flags else ():
+        for segment in self.log.segments if self.log.flags else ():
             if not segment.done and segment.size > segfile.HEADER and not segment.linked:
                 flags = Settlements()
                 flags.add(segment.end - 1, 1, IN_DOUBT, 0)
@@ -317,9 +313,10 @@ class Recovery:
 
     def _orphan(self, base: int) -> None:
         """Read a settlement log whose segment is gone. Only its offsets and mark matter; it is unlinked once other files have them."""
-        replay = settlements.Replay(base, 0)
-        path = paths.settlements(self.log.directory, base)
-        replay.run(self.store.disk.read_file(path), segfile.HEADER)
+        replay = self._replays[base] = settlements.Replay(base, 0)
+        data, known = self.store.disk.read_file(paths.settlements(self.log.directory, base)), self._known.get(base)
+        replay.run(data, segfile.HEADER, self.store.ending.power_cut, known.acks_size if known else 0)
+        replay.damaged = judge.settlements_are_damaged(replay, len(data), self.store.ending)
         if replay.mark > self.log.delivered_mark:
             self.log.delivered_mark, self.log.mark_segment = replay.mark, None
         self.log.next = max(self.log.next, replay.mark, replay.highest + 1)

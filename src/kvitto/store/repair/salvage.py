@@ -163,10 +163,12 @@ class Salvage:
             end = self._rewrite(folder, part, last)
         acks = paths.settlements(part.directory, part.base)
         untold = self._untold(folder, part)
-        if part.acks is not None and part.acks.good and part.acks_intact and not untold:
+        # a lost block may have had the delivered mark, which goes for all segments of a queue
+        flagged = not all(each.acks_intact for each in ([part] if folder.archived else folder.parts))
+        if untold or flagged:
+            self._settlements(folder, part, untold, flagged)
+        elif part.acks is not None and part.acks.good:
             self._copy(acks, [(0, HEADER), *part.acks.good])
-        elif untold or not part.acks_intact:
-            self._settlements(folder, part, untold)
         return end
 
     @staticmethod
@@ -176,8 +178,8 @@ class Salvage:
             return []
         return (part.acks or part.blank()).unsettled()
 
-    def _settlements(self, folder: Folder, part: Part, untold: list[tuple[int, int]]) -> None:
-        """Write the readable blocks, and another one that flags the messages of which a lost block may have told."""
+    def _settlements(self, folder: Folder, part: Part, untold: list[tuple[int, int]], flagged: bool) -> None:
+        """Write the readable blocks, and another one. It settles `untold`, and with `flagged` the messages that are left are flagged."""
         path = paths.settlements(part.directory, part.base)
         head = segment.header(SETTLEMENTS_MAGIC, folder.queue_id, part.base, self.clock.now_ms())
         file = self.target.open(path, create=True)
@@ -189,7 +191,7 @@ class Salvage:
         more = Settlements()
         for start, count in untold:
             more.add(start, count, RANGE_SETTLED, 0)
-        if not part.acks_intact and part.end > part.base:
+        if flagged and part.end > part.base:
             more.add(part.end - 1, 1, IN_DOUBT, 0)
         if more.entries.n:
             mark = part.acks.mark if part.acks is not None else 0
