@@ -127,7 +127,7 @@ class Flips:
         missing = {name: [b for b, _ in messages if b not in bodies[name]] for name, messages in self.before.items()}
         for name in set(found) - {hit, target}:
             assert found[name] == self.before[name], f"{name}: {self.difference(name, found)}"
-        back = {body: again for body, again in found[hit] if body not in dict(self.before[hit])}
+        back = bodies[hit] - {body for body, _ in self.before[hit]}
         if kind == SEGMENT:
             count, batch = self.batch_at(path, position)
             lost = [body for name in filter(None, (hit, target)) for body in missing[name]]
@@ -140,15 +140,18 @@ class Flips:
             # the journal brings what is missing of a transaction or a move, and does not know that it was settled; a stream flags
             # nothing, and may keep an older segment, since its retention counts fewer messages behind that
             kept = self.stored(path) if self.world.ledger.queue(hit).stream else b""
-            back = {body: again for body, again in back.items() if body not in kept}
+            back = {body for body in back if body not in kept}
         elif target:
             neither = [body for body in missing[hit] if body not in bodies[target]]
             neither += [body for body in missing[target] if body not in bodies[hit]]
             assert not neither, f"missing in {hit} and in {target}: {short(neither)}"
         else:
             assert limited or not missing[hit], f"{hit}: missing {short(missing[hit])}"
-        unflagged = [body for body, again in back.items() if not again]
+        flagged = {body for body, again in self.before[hit] if again} | back
+        unflagged = [body for body, again in found[hit] if body in flagged and not again]
         assert not unflagged, f"{hit}: not flagged: {short(unflagged)}"
+        order = [body for body, _ in self.before[hit] if body in bodies[hit]]
+        assert [body for body, _ in found[hit] if body in order] == order, f"{hit}: order: {short(bodies[hit])}"
 
     def difference(self, name: str, found: Found) -> str:
         """What a finding says of a queue that is not as it was."""

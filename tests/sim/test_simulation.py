@@ -10,6 +10,9 @@ import pytest
 from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.journal import Journal
 from kvitto.store.log import Log
+from kvitto.store.reading import LogReader, Window
+from kvitto.store.recovery import Recovery
+from kvitto.store.segment import Segment
 from kvitto.store.store import Store
 from tests.sim.kinds import KINDS
 from tests.sim.world import SimulatedRun, small_world
@@ -67,6 +70,30 @@ def test_a_broker_that_forgets_is_found_out(
     """The ledger sees what is missing."""
     monkeypatch.setattr(where, name, broken)
     assert any(KINDS["power"](seed, 0.3).findings for seed in range(20))
+
+
+def pass_over_all(self: LogReader, window: Window, segment: Segment, position: int, offset: int) -> bool:
+    """Serve nothing of a segment behind damage."""
+    self.lost.append((offset, segment.end - offset))
+    self._source.quarantine(segment, "damaged")
+    return False
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (Store, "quarantine", lambda self, log, segment, why: None),
+        (LogReader, "_damaged", pass_over_all),
+        (Recovery, "_lacks_settlements", lambda self: False),
+    ],
+    ids=["says nothing of damage", "loses more than the damaged batch", "forgets what had been delivered"],
+)
+def test_a_broker_that_makes_damage_worse_is_found_out(
+    where: type, name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3, A9: what `bitflip` allows after damage is no more than what the damage costs."""
+    monkeypatch.setattr(where, name, broken)
+    assert any(KINDS["bitflip"](seed, 0.2).findings for seed in range(20))
 
 
 def announce_all(self: GroupCommit, commit: Commit) -> None:
