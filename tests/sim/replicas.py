@@ -1,7 +1,8 @@
 """Runs with a replica that lags behind: what a peer has been told is there, too, and every prefix of the leader's operations starts.
 
 Nothing of Kvitto sends anything to anybody yet. The replica stands for any follower that applies what a `Disk` does in the order in which
-it is done, and syncs where the leader has synced; the second stage of a commit waits for it (`GroupCommit.allow`).
+it is done, and syncs what a commit syncs when it comes to the place where the commit began (`GroupCommit.begun`), which may be before the
+leader has synced it. The second stage of the commit waits for that (`GroupCommit.allow`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ class Lagging(House):
         self.replica = replica
         self.leader = disk
         self.marks: list[int] = []
-        """How many operations had been recorded when the sync of each commit ended, for the commits since the start."""
+        """How many operations had been recorded when each commit since the start began, with the sync of the replica."""
         super().__init__(disk, clock)
         self.catch_up()
-        self.before = self.store.commits.allowed = self.store.commits.syncs
+        commits = self.store.commits
+        self.before = commits.syncs
+        commits.allow(self.before)
+        commits.begun = self.begun
+
+    def begun(self, commit: Commit) -> None:
+        self.leader.record_sync(commit.files, commit.dirs)
+        self.marks.append(len(self.leader.recorded))
 
     def end_sync(self, job: Commit) -> None:
-        self.marks.append(len(self.leader.recorded))
         super().end_sync(job)
         self.lag()
 

@@ -16,6 +16,7 @@ from kvitto.store.segment import Segment
 from kvitto.store.store import Store
 from tests.sim.kinds import KINDS
 from tests.sim.world import SimulatedRun, small_world
+from tests.support.recording import RecordingDisk
 from tests.support.simdisk import SimFile
 
 SEED = int(os.environ["KVITTO_SEED"])
@@ -109,10 +110,16 @@ announce = GroupCommit.announce
     ("where", "name", "broken"),
     [
         (GroupCommit, "announce", announce_all),
+        (RecordingDisk, "record_sync", lambda self, files, dirs: None),
         (Log, "announced_end", property(lambda self: self.synced_end)),
         (Store, "when_defined", lambda self, callback, announced=False: self.commits.when_synced(callback)),
     ],
-    ids=["announces what no replica has", "tells offsets that no replica has", "answers at stage one"],
+    ids=[
+        "announces what no replica has",
+        "announces what no replica has synced",
+        "tells offsets that no replica has",
+        "answers at stage one",
+    ],
 )
 def test_a_broker_that_tells_too_early_is_found_out(
     where: type, name: str, broken: object, monkeypatch: pytest.MonkeyPatch

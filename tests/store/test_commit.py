@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import kvitto
+from kvitto.store.commit import Commit
 from tests.store.logs import LogHarness
 from tests.support.rig import Rig
 
@@ -49,6 +50,37 @@ def test_several_commits_wait_and_are_announced_in_order() -> None:
     assert told == [1, 2, 3]
     commits.allow(first + 4)
     assert told == [1, 2, 3, 4]
+
+
+def test_a_commit_is_announced_when_both_have_synced_it_whoever_is_first() -> None:
+    harness = gated()
+    commits, told, begun = harness.store.commits, list[str](), list[Commit]()
+    commits.begun = begun.append
+    harness.write(b"a")
+    commits.when_announced(lambda: told.append("a"))
+    commit = harness.store.begin_sync(everything=False)
+    assert begun == [commit] and commit.files and commit.number == commits.syncs + 1
+    commits.allow(commit.number)
+    assert told == []
+    commit.run()
+    harness.store.end_sync(commit)
+    assert told == ["a"]
+
+
+def test_without_replicas_what_waits_is_announced() -> None:
+    harness = gated()
+    commits, told = harness.store.commits, list[str]()
+    for text in "ab":
+        harness.write(text.encode())
+        commits.when_announced(lambda text=text: told.append(text))  # type: ignore[misc]
+        harness.sync()
+    assert told == []
+    commits.allow(None)
+    assert told == ["a", "b"] and not commits.behind
+    harness.write(b"c")
+    commits.when_announced(lambda: told.append("c"))
+    harness.sync()
+    assert told == ["a", "b", "c"]
 
 
 def test_a_reader_is_told_of_no_offset_that_has_not_been_announced() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from kvitto.store.disk import Bytes
+from kvitto.store.definitions import Tracked
+from kvitto.store.disk import Bytes, File
 from tests.support.simdisk import Inode, SimDisk, SimFile
 
 Operation = Callable[["Replica"], object]
@@ -73,6 +74,23 @@ class RecordingDisk(SimDisk):
     def record(self, operation: Operation) -> None:
         assert threading.get_ident() == self._thread, "two threads change the directory: there is no one order"
         self.recorded.append(operation)
+
+    def record_sync(self, files: list[File], dirs: list[str]) -> None:
+        """Record that these are to be synced here, as a leader tells its replica when a commit begins."""
+        numbers = [self._number_of(file) for file in files]
+
+        def sync(replica: Replica) -> None:
+            for number in numbers:
+                replica.file(number).sync()
+            for path in dirs:
+                replica.disk.sync_dir(path)
+
+        self.record(sync)
+
+    def _number_of(self, file: File) -> int:
+        inner = file._file if isinstance(file, Tracked) else file
+        assert isinstance(inner, SimFile)
+        return self.numbers[id(inner._inode)]
 
     def open(self, path: str, *, create: bool = False) -> RecordingFile:
         made = create and path not in self._names

@@ -66,7 +66,7 @@ class Commit:
         self.named = False
         """Whether the commit makes the name of the definitions log durable."""
         self.number = 0
-        """Commits are numbered from 1 in the order in which their sync ended."""
+        """Commits are numbered from 1 in the order in which they begin."""
         self._paths: dict[int, str] = {}
         self.size = 0
         """The bytes of messages that this commit syncs."""
@@ -143,6 +143,9 @@ class GroupCommit:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self.begun: Callable[[Commit], None] = nobody
+        """Called with each commit before its sync, and before anything is written that it does not cover. A replica has to sync the same
+        at this place in the order of operations; then `allow` may name the commit."""
         self.running: Commit | None = None
         """The commit that is being synced."""
         self.syncs = 0
@@ -290,6 +293,7 @@ class GroupCommit:
         """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for."""
         assert self.running is None
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
+        commit.number = self.syncs + 1
         self.waiting = False
         self._files, self._dirs = {}, {}
         if everything or self._messages_wanted:
@@ -311,7 +315,7 @@ class GroupCommit:
         return commit
 
     def end(self, commit: Commit) -> None:
-        """Note that the sync of a commit has ended: close the files that have waited for that, and give the commit its number."""
+        """Note that the sync of a commit has ended, and close the files that have waited for that."""
         assert commit is self.running
         self.running = None
         for file in self._closing:
@@ -319,7 +323,6 @@ class GroupCommit:
         self._closing.clear()
         if commit.error is None:
             self.syncs += 1
-            commit.number = self.syncs
 
     def put_off(self, commit: Commit) -> None:
         """Move the callbacks of a commit to the next one, in front of its own, since they need something that is not synced yet."""
@@ -346,17 +349,21 @@ class GroupCommit:
 
     def announce(self, commit: Commit) -> None:
         """Announce a commit whose stage one is complete as soon as that is allowed, and not before the commits that ended before it."""
-        if self.allowed is None:
-            _tell(commit)
-        else:
-            self._unannounced.append(commit)
-            self.allow(self.allowed)
+        self._unannounced.append(commit)
+        self.allow(self.allowed)
 
-    def allow(self, number: int) -> None:
-        """Announce the commits up to this number: replicas have synced what these cover."""
+    def allow(self, number: int | None) -> None:
+        """Announce the commits up to this number, since replicas have synced what these cover. None: there are no replicas any more.
+
+        The sync on this machine may not have ended yet: then the commit is announced when it has.
+        """
         self.allowed = number
-        while self._unannounced and self._unannounced[0].number <= number:
+        while self._unannounced and (number is None or self._unannounced[0].number <= number):
             _tell(self._unannounced.popleft())
+
+
+def nobody(_commit: Commit) -> None:
+    """There are no replicas."""
 
 
 def _tell(commit: Commit) -> None:

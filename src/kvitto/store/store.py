@@ -550,6 +550,7 @@ class Store:
         commit.journal_written = self.journal.written
         if not self.syncing:
             commit.files, commit.dirs, commit.defined = [], [], 0
+        self.commits.begun(commit)
         return commit
 
     def end_sync(self, commit: Commit) -> None:
