@@ -13,6 +13,7 @@ from kvitto.base.errors import StoreError
 from kvitto.server.server import IDLE_BYTES, Server
 from kvitto.store.disk import RealDisk
 from tests.support.rig import Rig
+from tests.support.simdisk import SimDisk
 from tests.support.wait import TIMEOUT_S
 
 
@@ -145,3 +146,17 @@ def test_a_full_disk_that_fails_next_has_confirmed_nothing() -> None:
     rig.broker.retry_writes()
     assert queue.fault is not None and "Input/output" in queue.fault
     assert rig.broker.faults.fresh == [queue] and queue not in rig.broker.unwritten
+
+
+def test_any_disk_is_told_who_frees_the_bytes_of_removed_files(tmp_path: Path) -> None:
+    """It may be one that stands around another."""
+    disk = SimDisk()
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None), disk)
+        await server.start()
+        assert disk.remover is not None
+        await server.stop()
+        assert disk.remover is None
+
+    asyncio.run(main())

@@ -16,7 +16,7 @@ from random import Random
 from typing import TypeVar
 
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.store.disk import Bytes
+from kvitto.store.disk import Bytes, Remover
 
 PID = 4711
 T = TypeVar("T")
@@ -195,6 +195,7 @@ class SimDisk:
         """A test looks into it afterwards."""
 
     def __init__(self, boot: int = 1, *, reserving: bool = True) -> None:
+        self.remover: Remover | None = None
         self.reserving = reserving
         self.linking = True
         self.operations = 0

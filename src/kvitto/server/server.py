@@ -140,8 +140,7 @@ class Server(Driver):
         self._watch = ConnectionWatch(self.hub)
         self._watermarks = Watermarks(self.config, self.hub.alarms.block, self.store.disk.free_bytes)
         self._syncer = Syncer(self._loop, self._synced, self.schedule)
-        if isinstance(self.store.disk, RealDisk):
-            self.store.disk.remover = self._syncer
+        self.store.disk.remover = self._syncer
         config = self.config
         try:
             self.port = await self._listen(config.port)
@@ -263,8 +262,7 @@ class Server(Driver):
             self._heartbeats.stop()
         if self._syncer is not None:
             self._syncer.stop()
-            if isinstance(self.store.disk, RealDisk):
-                self.store.disk.remover = None
+            self.store.disk.remover = None
         try:
             if self._error is None:
                 self.broker.finish()

@@ -94,8 +94,24 @@ class File(Protocol):
         ...
 
 
+class Remover(Protocol):
+    """Closes the last descriptor of a large file that has been removed, which frees its bytes and takes long."""
+
+    @property
+    def freeing(self) -> int:
+        """The number of descriptors that have not been closed yet."""
+        ...
+
+    def free(self, fd: int) -> None:
+        """Close the descriptor of a file that has no name any more."""
+        ...
+
+
 class Disk(Protocol):
     """A directory tree that belongs to this process."""
+
+    remover: Remover | None
+    """Who frees the bytes of large files that are removed. Without one, their removal takes as long as that does."""
 
     @property
     def freeing(self) -> int:
@@ -274,19 +290,6 @@ class RealFile:
         if fd >= 0:
             self._open_files.discard(self)
             os.close(fd)
-
-
-class Remover(Protocol):
-    """Closes the last descriptor of a large file that has been removed, which frees its bytes and takes long."""
-
-    @property
-    def freeing(self) -> int:
-        """The number of descriptors that have not been closed yet."""
-        ...
-
-    def free(self, fd: int) -> None:
-        """Close the descriptor of a file that has no name any more."""
-        ...
 
 
 class RealDisk:
