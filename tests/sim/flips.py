@@ -128,8 +128,8 @@ class Flips:
         for name in set(found) - {hit, target}:
             assert found[name] == self.before[name], f"{name}: {self.difference(name, found)}"
         back = bodies[hit] - {body for body, _ in self.before[hit]}
+        count, batch = self.batch_at(path, position) if kind == SEGMENT else (0, b"")
         if kind == SEGMENT:
-            count, batch = self.batch_at(path, position)
             lost = [body for name in filter(None, (hit, target)) for body in missing[name]]
             assert len(lost) <= count, f"{hit}: missing {short(lost)} of {count}"
             elsewhere = [body for body in lost if body not in batch]
@@ -150,8 +150,10 @@ class Flips:
         flagged = {body for body, again in self.before[hit] if again} | back
         unflagged = [body for body, again in found[hit] if body in flagged and not again]
         assert not unflagged, f"{hit}: not flagged: {short(unflagged)}"
-        order = [body for body, _ in self.before[hit] if body in bodies[hit]]
-        assert [body for body, _ in found[hit] if body in order] == order, f"{hit}: order: {short(bodies[hit])}"
+        # what the journal brings of the damaged batch comes to the end of the queue
+        order = [body for body, _ in self.before[hit] if body in bodies[hit] and body not in batch]
+        here = [body for body, _ in found[hit]]
+        assert [body for body in here if body in order] == order, f"{hit}: order: {short(here)}"
 
     def difference(self, name: str, found: Found) -> str:
         """What a finding says of a queue that is not as it was."""
