@@ -68,7 +68,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for n in range(90, 95):
             found = again.get("orders")
             assert found is not None and found.redelivered and found.body == b"%d" % n
-            again.ack(delivery.delivery_tag)
+            again.ack(found.delivery_tag)
         wait_until(lambda: channel.log_inspect("failed").next == 10)
         ids = name_queues(data, broker.url, "orders", "failed")
         yield data, ids, broker.url

@@ -64,7 +64,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for _ in range(90, TAKEN):
             found = again.get("orders")
             assert found is not None
-            again.ack(delivery.delivery_tag)
+            again.ack(found.delivery_tag)
         again.close()
         wait_until(lambda: channel.log_inspect("failed").next == 10)
         name_queues(data, broker.url, "orders", "failed")
