@@ -44,9 +44,7 @@ class Keeper(Protocol):
 
 
 class Backlog:
-    def __init__(
-        self, log: Log, tail: Tail, keeper: Keeper, give_batch: Callable[[Batch], None], ranked: bool, priority_max: int
-    ) -> None:
+    def __init__(self, log: Log, tail: Tail, keeper: Keeper, give_batch: Callable[[Batch], None], ranked: bool) -> None:
         self.log = log
         self.tail = tail
         self.keeper = keeper
@@ -56,7 +54,8 @@ class Backlog:
         """Messages below this offset are flagged as redelivered, since they may have been delivered before the start."""
         self.ranked = ranked
         """Whether messages are ordered by priority. Each is then put into `requeued` as soon as it has come."""
-        self.priority_max = priority_max
+        self.priority_max = 0
+        """The highest priority that counts. The queue sets it with its settings."""
         self.requeued: RangeSet = Ranks(self.rank_of) if ranked else RangeSet()
         """Ready messages below the cursor: those that came back, or all ready messages of a queue with priorities."""
         self.redeliveries = Deliveries()

@@ -58,9 +58,7 @@ _AGAIN_COST = AGAIN_COST
 class WorkQueue(Queue):
     def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         super().__init__(broker, vhost, log, settings, declared)
-        ranked = settings.max_priority > 0
-        most = settings.max_priority if ranked else QUORUM_PRIORITY_MAX
-        self.backlog = Backlog(log, self.tail, self, broker.give_batch, ranked, most)
+        self.backlog = Backlog(log, self.tail, self, broker.give_batch, settings.max_priority > 0)
         self.leaving = Leaving(self)
         self.retries = Retries(self)
         self.parked = Parked()
