@@ -472,7 +472,7 @@ class Channel:
         self.connection.contain_in(self, error)
 
     def touch(self) -> None:
-        """Have the confirms of this channel handled at the end of this turn."""
+        """Let the end of this turn handle the confirms of this channel."""
         self.touched = True
         self.connection.hub.confirms.touched.append(self)
 

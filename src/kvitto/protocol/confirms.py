@@ -1,4 +1,4 @@
-"""Publisher confirms: which channel has published what, and when that may be acknowledged (C2, C3, C4).
+"""Publisher confirms: the messages that each channel has published, and when they may be acknowledged (C2, C3, C4).
 
 A message goes through three stages: it is in memory, it is in the files once its queue has been written, and it may be announced
 once the sync after that is done. Channels wait here for the second and the third stage. Confirms of one channel stay in order.
@@ -24,7 +24,7 @@ Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 
 
 class Published:
-    """What channels have published at one moment: channel, its last number, whether that is to be durable, and the routes it took."""
+    """The channels that have published at one moment: each with its last number, whether that must be durable, and its routes."""
 
     def __init__(self, changes: int, waiting: list[Waiting]) -> None:
         self.changes = changes
@@ -51,14 +51,14 @@ class Confirms:
         self._durable: dict[Channel, int] = {}
         """By channel, the number of its last message that a sync has covered."""
         self._published: deque[Published] = deque()
-        """What has been published, by the number of `Broker.changes` that have to be written before it is in the files."""
+        """Published messages, in order. They are in the files when as many changes are written as `changes` says."""
         self._unwritten: list[Waiting] = []
         self._late: dict[Channel, Late] = {}
         """Channels that wait for slow queues."""
         self._late_waiting: list[tuple[Late, Waiting]] = []
 
     def when_written(self, queues: list[Queue], done: Callable[[], None], lost: Callable[[Queue], None]) -> None:
-        """Call `done` once what has been appended to these queues in this turn is durable; a full disk puts that off.
+        """Call `done` when the messages that this turn has appended to these queues are durable. A full disk delays that.
 
         If one of them goes out of service before it is written, `lost` gets it instead.
         """
@@ -78,7 +78,7 @@ class Confirms:
         self.touched, self._unwritten = [], []
 
     def answer(self) -> None:
-        """Channels that have published: acknowledge at once, or once the next sync is done (C2, C3, C4)."""
+        """Acknowledge published messages, at once or after the next sync (C2, C3, C4)."""
         if self._durable:
             safe, self._durable = self._durable, {}
             for channel, sequence in safe.items():
@@ -136,7 +136,7 @@ class Confirms:
         published.waiting = kept
 
     def _look_late(self, waiting: list[tuple[Channel, int]]) -> None:
-        """Handle those who no longer have to wait for slow queues."""
+        """Handle the confirms that no longer wait for slow queues."""
         reached = self.broker.reached
         for channel, late in [item for item in self._late.items() if reached(item[1].targets)]:
             del self._late[channel]
@@ -175,7 +175,7 @@ class Confirms:
             channel.contain(walls.out_of_service(queue))
 
     def _synced(self, waiting: list[tuple[Channel, int]]) -> None:
-        """One sync may cover several turns of a channel: they get one ack."""
+        """Note the last message of each channel that a sync has covered. One ack may answer several turns of a channel."""
         for channel, sequence in waiting:
             channel.in_flight -= 1
             self._durable[channel] = sequence
@@ -189,7 +189,7 @@ class Confirms:
         self.answered += channel.confirmed - before
 
     def unconfirmed(self) -> Iterator[Channel]:
-        """Channels that wait for confirms of what is not known to be in the files; one may come several times."""
+        """Yield each channel that waits for confirms of messages which may not be in the files yet. A channel may come several times."""
         yield from self.touched
         for published in self._published:
             for channel, _, _, _ in published.channels:

@@ -67,7 +67,7 @@ class Hub:
         self.alarms = Alarms(self.connections)
         self.replies = Replies()
         self._crowds: deque[tuple[Connection, Crowd]] = deque()
-        """Consumers for which there is room again, and whose they are."""
+        """Groups of consumers for which there is room again, each with the connection that owns it."""
         self._yielded: deque[Connection] = deque()
         """Connections whose input goes on in the next turn."""
         self.connections_made = 0
@@ -79,7 +79,7 @@ class Hub:
         broker.on_full = self._full
 
     def turn(self) -> None:
-        """Go on with what the last turn has left, deliver and write what has come in, note who waits for which sync, flush outputs.
+        """Finish the work of the last turn, deliver and write new messages, note which channels wait for which sync, and flush outputs.
 
         While the turn has time left, connections whose sockets have taken a full output get more.
         """
@@ -100,7 +100,7 @@ class Hub:
             self.driver.schedule()
 
     def _serve_rounds(self) -> None:
-        """Serve consumers that wait for room, with what this turn has not used of its allowance.
+        """Serve consumers that wait for room, with the rest of the allowance of this turn.
 
         The allowance of the next turn is for all queues, so nothing is taken from it.
         """
@@ -114,7 +114,7 @@ class Hub:
         broker.allowance = renewed
 
     def _go_on(self) -> None:
-        """Handle the input that the last turns have left, as much as fits into this one; publishers wait while the broker is behind."""
+        """Handle input that earlier turns have left, as much as fits into this turn. Publishers wait while the broker is behind."""
         cost = 0
         for _ in range(len(self._yielded)):
             if cost >= INPUT_COST:
@@ -131,12 +131,12 @@ class Hub:
         return bool(self._yielded or self._crowds or self.broker.unfinished)
 
     def go_on_later(self, connection: Connection) -> None:
-        """Its input has used up the budget of this turn."""
+        """Handle the rest of its input in the next turn, because it has used up its budget of this one."""
         self._yielded.append(connection)
         self.driver.schedule()
 
     def serve_later(self, owner: Connection, crowd: Crowd) -> None:
-        """There is room again for those that wait for it."""
+        """Serve the consumers of `crowd` soon, because there is room for them again."""
         if not crowd.due:
             crowd.due = True
             self._crowds.append((owner, crowd))
@@ -170,7 +170,7 @@ class Hub:
                     owner.contain(error)
 
     def _full(self, full: bool) -> None:
-        """The disk has refused a write, or there is room again."""
+        """Set or clear the alarm "room": the disk has refused a write, or has space again."""
         self.alarms.block(no_room(self.broker.store.disk.free_bytes()) if full else None, "room")
         if full:
             # one that publishes message by message says nothing more before it has heard of this one

@@ -40,7 +40,7 @@ class Streamed:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that it keeps from being used again."""
+        """The bytes of memory that it occupies."""
         return len(self._body)
 
     def encode(self, frame_max: int) -> memoryview:
@@ -110,7 +110,7 @@ class LargeBody(Streamed):
         raise ConnectionError_(INTERNAL_ERROR, "a message cannot be read any more, see the broker's log")
 
     def end(self) -> None:
-        """The body is out, or never will be: then a message that nobody could acknowledge comes back."""
+        """The body has been sent, and the message is settled; or it never will be, and a message without ack returns to its queue."""
         if self._settles and self.is_out:
             self._queue.ack(self._offset, 1)
         elif self._settles:

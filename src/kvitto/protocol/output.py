@@ -1,4 +1,4 @@
-"""What is on its way to one peer: frames are encoded straight into `buf`, which the server empties once per turn.
+"""The output to one peer: frames are encoded straight into `buf`, which the server empties once per turn.
 
 `paused`: the socket takes no more; `full`: something has to wait because `buf` held LIMIT bytes.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvitto.protocol.hub import Hub
 
 LIMIT = 512 * 1024
-"""Bytes waiting in `buf` above which nothing more is delivered to this peer in this turn."""
+"""Above this number of bytes in `buf`, nothing more is delivered to the peer in this turn."""
 
 
 class Output:
@@ -34,13 +34,13 @@ class Output:
         self.crowd: Crowd | None = None
         self.dirty = False
         self.parts: deque[Buf | Streamed] = deque()
-        """What goes out before `buf`."""
+        """Frames and large bodies that are sent before `buf`."""
         self.streaming = False
-        """There are parts: nothing more is delivered to this peer until they are out."""
+        """Whether there are such parts. Nothing more is delivered to this peer until they have been sent."""
         self.limit_frames(limits.FRAME_MAX)
 
     def limit_frames(self, frame_max: int) -> None:
-        """What was negotiated; a content header is one frame, so it limits properties too."""
+        """Set the negotiated frame size. It limits properties too, because a content header is one frame."""
         self.frame_max = frame_max
         self.properties_max = frame_max - limits.HEADER_BYTES
 
@@ -50,7 +50,7 @@ class Output:
         self.hub.outputs.append(self)
 
     def wait_for_room(self, c: ChannelConsumer) -> None:
-        """A consumer could have more if there was room in `buf`."""
+        """Whether a consumer waits for room in `buf`."""
         if self.crowd is None:
             self.crowd = Crowd(self.hub.broker, self.has_room)
         self.crowd.join(c)
@@ -70,7 +70,7 @@ class Output:
         return self.buf.n + sum(part.memory if isinstance(part, Streamed) else part.n for part in self.parts)
 
     def put_method(self, channel: int, payload: bytes) -> None:
-        """One method frame."""
+        """Encode one method frame."""
         n = len(payload)
         buf = self.buf
         if buf.n + n + 8 > buf.cap:
@@ -87,7 +87,7 @@ class Output:
             self.mark_dirty()
 
     def put_ack(self, channel: int, tag: int, multiple: bool) -> None:
-        """The basic.ack frame of a confirm."""
+        """Encode the basic.ack frame of a confirm."""
         buf = self.buf
         if buf.n + 21 > buf.cap:
             buf.grow(buf.n + 21)
@@ -105,7 +105,7 @@ class Output:
             self.mark_dirty()
 
     def put_delivery(self, channel, tag_p, tag_len, delivery_tag, redelivered, key_p, key, key_len):  # type: ignore[no-untyped-def]
-        """The basic.deliver frame; tag is the consumer's tag and key exchange and routing key, as short strings."""
+        """Encode a basic.deliver frame. `tag` is the consumer's tag and key exchange and routing key, as short strings."""
         size = 13 + tag_len + key_len
         buf = self.buf
         if buf.n + size + 8 > buf.cap:
@@ -127,7 +127,7 @@ class Output:
             self.mark_dirty()
 
     def put_content(self, channel, props_p, props, props_len, body_p, body, body_len):  # type: ignore[no-untyped-def]
-        """Header frame and body frames of one message."""
+        """Encode the header frame and the body frames of one message."""
         buf = self.buf
         most = self.frame_max - 8
         need = buf.n + 28 + props_len + body_len
@@ -173,7 +173,7 @@ class Output:
     # -- large bodies ----------------------------------------------------------------------------------------
 
     def put_large(self, channel: int, props: bytes, body: Streamed) -> None:
-        """`put_content` for a body that goes out in pieces: what is put behind it waits until it is out."""
+        """Do what `put_content` does for a body that is sent in pieces. Later frames wait until all of it has been sent."""
         head = bytes([FRAME_HEADER]) + channel.to_bytes(2, "big") + (12 + len(props)).to_bytes(4, "big")
         if not self.dirty:
             self.mark_dirty()
@@ -184,19 +184,19 @@ class Output:
         self.streaming = True
 
     def forget(self) -> None:
-        """The socket is gone. Nothing here leads back to the connection, so that its memory is free at once."""
+        """Drop all references to the connection when its socket is gone, so that its memory is freed at once."""
         self.paused = True
         self.abandon_bodies()
         self.owner = self.crowd = None
 
     def find_bodies(self) -> None:
-        """A turn is over: what it has delivered is written, and needs no memory any more."""
+        """Free memory at the end of a turn: the messages that it has delivered are in the files now."""
         for part in self.parts:
             if isinstance(part, LargeBody):
                 part.find()
 
     def next_piece(self) -> memoryview | None:
-        """What is to be sent next; None if `buf` is next."""
+        """Return the data to be sent next, or None if `buf` is next."""
         while self.parts:
             part = self.parts[0]
             if isinstance(part, Streamed) and not part.is_out:
@@ -211,7 +211,7 @@ class Output:
         return None
 
     def abandon_bodies(self) -> None:
-        """Nobody waits for the rest of large bodies: the connection ends."""
+        """Release the large bodies that have not been sent, because the connection ends."""
         parts, self.parts = [*self.parts, self.buf], deque()
         if not self.streaming:
             return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 REPLY_PREFIX = "amq.rabbitmq.reply-to."
 REPLIES_MAX = 8 << 20
-"""Bytes waiting for a socket that takes none, above which direct replies to it are unroutable: they have no queue to wait in."""
+"""Above this number of bytes that wait for a socket, direct replies to it are unroutable, because they have no queue to wait in."""
 
 
 class Replies:
@@ -25,7 +25,7 @@ class Replies:
         self._addresses: dict[Channel, str] = {}
 
     def address_of(self, channel: Channel) -> str:
-        """A reply queue's name that leads to this channel's consumer of direct reply-to."""
+        """Return the name of the reply queue that stands for this channel's consumer of direct reply-to."""
         name = self._addresses.get(channel)
         if name is None:
             name = self._addresses[channel] = REPLY_PREFIX + secrets.token_urlsafe(24)
@@ -55,7 +55,7 @@ class Replies:
         return True
 
     def forget(self, channel: Channel) -> None:
-        """The channel is closed, or waits for no replies any more."""
+        """Forget a channel that is closed, or no longer waits for replies."""
         name = self._addresses.pop(channel, None)
         if name is not None:
             del self._repliers[name]

@@ -321,7 +321,7 @@ def definitions_log(data: bytes, path: str, in_order: bool, known: int, has_queu
 
 
 def defined_by(some: Iterable[Line]) -> dict[tuple[str, Key], Any]:
-    """What is defined behind these lines, in the order in which it was first put. Lines that cannot be read are passed over."""
+    """Return the definitions that these lines leave, in the order in which each was first put. Unreadable lines are skipped."""
     entries: dict[tuple[str, Key], Any] = {}
     for _, _, change in some:
         if change is not None:

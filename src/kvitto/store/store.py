@@ -52,7 +52,7 @@ def format_of(disk: Disk) -> bytes:
 
 
 def is_new(disk: Disk, text: bytes) -> bool:
-    """Whether a first start was cut short in this directory, so that nobody has been promised anything.
+    """Whether a first start ended early in this directory, before the broker had promised anything to a client.
 
     `text`: the content of `format`, b"" without one. It may be complete, since the first start may not have synced it.
     """
@@ -132,7 +132,7 @@ class Store:
         self._defined = (-1, 0)
         """The slot of the definitions in the inventory, and how many bytes it says are synced."""
         self._naming = False
-        """Whether a compaction has ended and no sync has made the name of the new definitions log durable yet."""
+        """Whether a compaction has renamed the new definitions log, and no sync has made the name durable yet."""
         self._orphans: dict[str, int] = {}
         self.definitions: Definitions
         self.journal: Journal

@@ -316,7 +316,7 @@ class Oracle:
         return self.ledgers[queue]
 
     def is_dead(self, flow: int, number: int) -> bool:
-        """Return whether it has been seen as a dead letter."""
+        """Return whether the message has been seen as a dead letter."""
         marks = self.ledgers[self.dead[1]].marks[flow]
         return number < len(marks) and bool(marks[number] & SEEN)
 

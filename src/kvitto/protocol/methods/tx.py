@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kvitto.protocol.connection import Connection
 
 NEAR = 200
-"""Tags at most this far apart are taken together: passing over the tags in between costs less than another search."""
+"""Ranges of tags that are at most this far apart are handled together, since another search would cost more than the tags between."""
 LOOKS, LOOK = 100_000, 500
-"""How many tags are looked at in one piece, and as how many of them each range counts."""
+"""The tags that are handled in one piece of work, and the tags that one range counts as."""
 RANGES = 100
 
 
@@ -60,7 +60,7 @@ class ChannelTransaction(Transaction):
         return found
 
     def settle_rest(self, kind: int) -> Iterator[None]:
-        """Go on where `settle_tags` has stopped."""
+        """Continue where `settle_tags` has stopped."""
         for _ in self.chan.settle_rest(STAGE):
             self._take_held(kind)
             yield
@@ -114,7 +114,7 @@ class Held:
                 yield
 
     def _next(self) -> tuple[int, int, int]:
-        """Take some tags out. Returns (first tag, last tag, number of ranges); ranges that are near are taken together."""
+        """Remove some tags and return (first tag, last tag, number of ranges). Ranges near each other are removed together."""
         if self._last:
             first = self._first
             last = min(first + LOOKS, self._last)
@@ -132,7 +132,7 @@ class Held:
 
 
 def given_back(chan: Channel, held: Held) -> Iterator[None]:
-    """Return what a transaction held to its queues, after its channel has ended."""
+    """Return the deliveries of a transaction to their queues, after its channel has ended."""
     with chan.returning():
         yield from held.release(chan, False)
         yield from chan.requeue_all()
@@ -171,7 +171,7 @@ class Commit:
         self.fail(ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed"))
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf, mandatory: bool) -> None:
-        """A direct reply is sent, a mandatory message is returned."""
+        """Send a direct reply, or return a mandatory message."""
         if not self.conn.hub.replies.deliver(route, props, body) and mandatory:
             self.chan.give_back(route, props, body)
 
@@ -193,7 +193,7 @@ class Commit:
         self.end()
 
     def end(self) -> None:
-        """The input behind the commit goes on."""
+        """Handle the input that came after the commit."""
         self.ended = True
         if self.conn.answering:
             self.conn.answering = False
