@@ -16,10 +16,21 @@ from tests.protocol.sansio import House, Wire
 @pytest.fixture
 def house() -> Iterator[House]:
     """Queue "bad", which cannot be written from now on, and "good"; each has one message already, and both are bound to amq.fanout."""
+    yield from failing_house({})
+
+
+@pytest.fixture
+def ranked_house() -> Iterator[House]:
+    """The same with queues that have priorities."""
+    yield from failing_house({"x-max-priority": 3})
+
+
+def failing_house(arguments: dict[str, Any]) -> Iterator[House]:
     house = House()
     wire = house.wire()
     for name in ("bad", "good"):
-        wire.put(1, m.QueueDeclare(name, durable=True), m.QueueBind(name, "amq.fanout", ""))
+        declare = m.QueueDeclare(name, durable=True, arguments=arguments)
+        wire.put(1, declare, m.QueueBind(name, "amq.fanout", ""))
         house.settle()
         wire.feed(content(1, m.BasicPublish("", name), NO_PROPERTIES, b"before"))
     house.settle()
@@ -121,6 +132,10 @@ def test_a_transaction_that_it_takes_part_in_is_refused(house: House) -> None:
     close = wire.methods()[-1]
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541
     assert house.broker.vhosts["/"].queues["good"].ready == 1
+
+
+def test_a_restart_flags_the_messages_of_a_queue_with_priorities_too(ranked_house: House) -> None:
+    test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged(ranked_house)
 
 
 def test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged(house: House) -> None:

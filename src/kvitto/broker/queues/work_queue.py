@@ -644,7 +644,11 @@ class WorkQueue(Queue):
             self.backlog.flagged_below = end
 
     def flag_all(self) -> None:
-        self.flag_from(self.backlog.cursor)
+        backlog = self.backlog
+        first = backlog.cursor
+        if backlog.requeued.count:  # with priorities these are all messages, and none of them counts as delivered
+            first = min(first, backlog.requeued.lowest())
+        self.flag_from(first)
 
     def cancel_timers(self) -> None:
         self.leaving.cancel()
