@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, StoreError
 from kvitto.broker.queues import stream as streams
 from kvitto.broker.queues.stream import Stream
 from kvitto.store import offsets, paths
@@ -591,6 +591,36 @@ def test_an_entry_for_which_the_disk_had_no_room_is_no_damage() -> None:
     assert not rig.store.alarms
     kept = stream(rig).log.offsets
     assert (kept.get("first"), kept.get("second")) == (1, None)
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_second_entry_whose_first_write_failed_is_no_damage(synced: bool) -> None:
+    """C8, D3: the disk took half of a slot that was new; the start raised an alarm, because the tag's other slot had been synced."""
+    rig = Rig()
+    kept = stream(rig).log.offsets
+    for offset in (1, 2)[: 1 + synced]:
+        kept.put("t", offset)
+        kept.write()
+        rig.settle_down()
+    kept.put("t", 3)
+    rig.disk.fail_at[rig.disk.operations + 1] = StoreError("the write fails")
+    with pytest.raises(StoreError, match="the write fails"):
+        kept.write()
+    file = rig.disk.open(f"{stream(rig).log.directory}/offsets")
+    if (
+        synced
+    ):  # the same bytes in a slot that had been synced are damage: nothing but bit rot leaves them there after a kill
+        file.write_at(100, [b"rot"])
+    else:
+        assert SLOT < file.size() < 2 * SLOT
+    rig.kill()
+    assert len(rig.store.alarms) == synced
+    assert stream(rig).log.offsets.get("t") == 1 + synced
+    rig.kill()
+    assert len(rig.store.alarms) == synced
+    stream(rig).log.offsets.put("t", 4)
+    rig.restart()
+    assert stream(rig).log.offsets.get("t") == 4
 
 
 def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:

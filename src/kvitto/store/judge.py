@@ -375,8 +375,10 @@ def offsets(data: bytes, queue_id: str, ending: Ending, known: Entry | None, old
         slots = slot.slots_of(data, number)
         found = [slot.entry(number, content, seed, old) for content in slots]
         valid = [entry for entry in found if entry is not None]
-        bad = sum(map(any, slots)) - len(valid)
-        was_synced = size * number < (known.size if known else 0) or ending.in_order
+        bad = [k for k in (0, 1) if any(slots[k]) and found[k] is None]
+        # Each slot counts by itself: the second one of a tag may be new while the first one has been synced.
+        synced = (known.size if known else 0) // slot.SLOT
+        was_synced = ending.in_order or any(2 * number + k < synced for k in bad)
         if not bad:
             what = Slots.FINE
         elif (ending.power_cut or not was_synced) and (valid or not all(map(any, slots))):
