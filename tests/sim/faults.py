@@ -11,6 +11,7 @@ import pytest
 from kvitto.base.errors import StoreError, SyncError
 from kvitto.broker.faults import Faults
 from kvitto.broker.queues.queue import Queue
+from kvitto.broker.transfers.parked import WAIT_MAX_MS
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, decode
 from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD
@@ -23,6 +24,9 @@ from tests.support import stored
 from tests.support.simdisk import FillingDisk, SimDisk
 
 CUTS = 3
+TICK_MS = 2000
+LONGEST = WAIT_MAX_MS // TICK_MS + 5
+"""So many ticks after a failed attempt the next one has been made: one look finds that it has failed, and others find what else waits."""
 
 
 def eio(seed: int, part: float = 1.0) -> Result:
@@ -134,15 +138,7 @@ def enospc(seed: int, part: float = 1.0) -> Result:
         probe = Probe(world)
         world.actor.while_full = probe.ack
         world.play(ends=0)
-        for _ in range(2 * length):
-            world.actor.let_tick(2000)
-            world.actor.rest()
-            if not world.house.broker.full and not any(
-                stored.parked(queue) for queue in world.house.broker.queues.values()
-            ):
-                break
-        else:
-            raise AssertionError("it does not recover")
+        recover(world, length)
         assert not world.actor.unconfirmed, "not confirmed"
         assert not world.house.store.alarms
         world.actor.full_sync()
@@ -152,6 +148,24 @@ def enospc(seed: int, part: float = 1.0) -> Result:
             with SeededIds.others(rng):
                 check_state(found, world.clock, world.ledger)
     return result
+
+
+def recover(world: SimulatedRun, length: int) -> None:
+    """Let time pass until all is written and no dead letter waits for room.
+
+    Such a letter is tried again after 1, 2, 4 ... s, at most WAIT_MAX_MS. While the disk is full each wait has to end with another
+    attempt, and there may be `length` of them; once there is room, no wait is longer either.
+    """
+    house, disk = world.house, world.disk
+    was_full, tried, left = True, -1, 0
+    while house.broker.full or any(stored.parked(queue) for queue in house.broker.queues.values()):
+        if was_full and disk.operations > tried:
+            left = LONGEST if disk.full else min(LONGEST, 2 * length)
+            was_full, tried = disk.full, disk.operations
+        assert left > 0, "it does not recover"
+        left -= 1
+        world.actor.let_tick(TICK_MS)
+        world.actor.rest()
 
 
 class Probe:
