@@ -12,7 +12,8 @@ from kvitto.base.errors import ChannelError, StoreFull
 from kvitto.broker.queues import queue as queues
 from kvitto.broker.queues import retries
 from kvitto.broker.transfers.bulk import Bulk
-from kvitto.store import log
+from kvitto.store import log, pieces
+from tests.support import stored
 from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
 
 
@@ -266,6 +267,33 @@ def test_a_failed_write_of_the_tail_forgets_nothing() -> None:
         rig.settle_down()
         rig.kill()
         assert rig.drain("q") == [b"message 1", b"late 0", b"late 1", b"late 2"]
+
+
+@pytest.mark.parametrize("whole", [0, 2 << 20], ids=["in slices", "whole"])
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_write_that_finds_no_room_does_not_take_the_note_of_a_delivery_with_it(
+    late: int, whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A9: the queue forgot that a delivery had to be noted before it is sent, although there was room again by then."""
+    monkeypatch.setattr(pieces, "WHOLE_BYTES", whole)
+    failed = []
+    for at in range(1, 12):
+        rig = with_messages(2)
+        queue = rig.queue("q")
+        for i in range(late):
+            rig.publish("q", f"late {i}".encode())
+        taker = Taker(queue)
+        for _ in range(2 + late):
+            queue.get(taker)
+        rig.disk.fail_at[rig.disk.operations + at] = StoreFull("no room")
+        rig.turn()
+        failed += [at] if not rig.disk.fail_at else []
+        rig.kill()
+        queue = rig.queue("q")
+        flags = {body: stored.flagged(queue, offset) for offset, body in stored.bodies(queue)}
+        assert flags == {delivery.body: True for delivery in taker.got}, at
+        assert len(flags) == 2 + late
+    assert len(failed) >= 2
 
 
 def test_many_messages_come_back_past_the_delivery_limit_in_linear_time() -> None:

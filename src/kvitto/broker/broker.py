@@ -507,13 +507,16 @@ class Broker:
         return True
 
     def write_marks(self) -> None:
-        """Write delivered marks. Called before output goes to a socket, so that after a kill the files know of all deliveries sent (A9)."""
+        """Write delivered marks. Called before output goes to a socket, so that after a kill the files know of all deliveries sent (A9).
+
+        If the disk has no room for one, its deliveries are sent all the same, and `retry_writes` tries again.
+        """
         if not self.unmarked:
             return
         unmarked, self.unmarked = self.unmarked, {}
         for queue in unmarked:
-            if queue.shown:
-                self.flush(queue)
+            if queue.shown and not self.flush(queue):
+                queue.shown = False
 
     def _no_room(self, text: str) -> None:
         if not self.full:

@@ -31,8 +31,9 @@ cdef class WorkQueue(Queue):
     cpdef settle(self, unsigned long long offset, unsigned long long n, int outcome, unsigned int deliveries=*)
     @cython.locals(backlog=Backlog, w=Batch, i=Py_ssize_t, before="unsigned long long")
     cpdef bint get(self, Consumer c) except -1
-    @cython.locals(delivered="unsigned long long")
+    @cython.locals(shown=bint)
     cpdef flush(self)
+    cdef _flush(self, unsigned long long delivered)
     cdef _write_open(self, Batch batch)
     @cython.locals(cursor="unsigned long long", mark="unsigned long long")
     cdef _write_settlements(self, unsigned long long end)

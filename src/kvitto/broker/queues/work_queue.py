@@ -552,8 +552,16 @@ class WorkQueue(Queue):
     # -- turn ------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        delivered = self.backlog.cursor if self.shown else 0
-        self.shown = False
+        shown, self.shown = self.shown, False
+        try:
+            self._flush(self.backlog.cursor if shown else 0)
+        except StoreFull:
+            # `Broker.write_marks` tries once more before anything is sent: a part may fit, or there is room again
+            self.shown = self.shown or shown
+            raise
+
+    def _flush(self, delivered):  # type: ignore[no-untyped-def]
+        """Do the work of `flush`. Messages below the offset `delivered` may be on their way to a peer."""
         if not self.broker.replaying:
             if self.may_expire:
                 self.expire()
