@@ -35,6 +35,7 @@ HOT = [
     "kvitto/server/syncer.py",
     "kvitto/client/codec.py",
     "kvitto/client/columns.py",
+    "kvitto/client/aio/core.py",
 ]
 DIRECTIVES = {
     "language_level": 3,

@@ -1,7 +1,7 @@
-"""Kvitto: a durable AMQP 0-9-1 broker for Python people.
+"""Kvitto: a durable AMQP 0-9-1 message broker for Python people, and a client for any AMQP 0-9-1 broker.
 
-`with kvitto.Broker() as broker:` runs a real broker in this process. It is imported on first use, so that `import
-kvitto` alone costs next to nothing.
+`async with kvitto.connect(url) as connection:` is the client, `with kvitto.Broker() as broker:` runs a real broker in
+this process. Both are imported on first use, so that `import kvitto` alone costs next to nothing.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,9 +9,24 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.version import __version__
 
 if TYPE_CHECKING:
+    from kvitto.client.aio import Channel, Connection, Consumer, Exchange, IncomingMessage, Message, Queue, connect
     from kvitto.server.embedded import Broker
 
-__all__ = ["Broker", "__version__", "compiled"]
+__all__ = [
+    "Broker",
+    "Channel",
+    "Connection",
+    "Consumer",
+    "Exchange",
+    "IncomingMessage",
+    "Message",
+    "Queue",
+    "__version__",
+    "compiled",
+    "connect",
+]
+
+_CLIENT = frozenset(__all__) - {"Broker", "__version__", "compiled"}
 
 
 def compiled() -> bool:
@@ -26,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from kvitto.server.embedded import Broker
 
         return Broker
+    if name in _CLIENT:
+        from kvitto.client import aio
+
+        return getattr(aio, name)
     raise AttributeError(f"module 'kvitto' has no attribute {name!r}")

@@ -1,0 +1,60 @@
+"""The asyncio client: `async with kvitto.connect(url) as connection`. docs/client.md describes it."""
+
+from kvitto.client.aio.channel import Channel
+from kvitto.client.aio.connection import Connection, Opening, connect
+from kvitto.client.aio.consumer import Consumer
+from kvitto.client.aio.core import IncomingMessage
+from kvitto.client.aio.errors import (
+    AlreadySettled,
+    Closed,
+    ManyFailed,
+    Nacked,
+    PublishFailed,
+    PublishUnknown,
+    Returned,
+)
+from kvitto.client.aio.events import (
+    Blocked,
+    ChannelFailed,
+    ConnectAttemptFailed,
+    ConsumerFailed,
+    Disconnected,
+    Event,
+    MessageReturned,
+    Reconnected,
+    TopologyFailed,
+    Unblocked,
+)
+from kvitto.client.aio.message import Message
+from kvitto.client.aio.queue import Exchange, Queue
+from kvitto.client.aio.rpc import RPC
+
+__all__ = [
+    "AlreadySettled",
+    "Blocked",
+    "Channel",
+    "ChannelFailed",
+    "Closed",
+    "ConnectAttemptFailed",
+    "Connection",
+    "Consumer",
+    "ConsumerFailed",
+    "Disconnected",
+    "Event",
+    "Exchange",
+    "IncomingMessage",
+    "ManyFailed",
+    "Message",
+    "MessageReturned",
+    "Nacked",
+    "Opening",
+    "PublishFailed",
+    "PublishUnknown",
+    "Queue",
+    "RPC",
+    "Reconnected",
+    "Returned",
+    "TopologyFailed",
+    "Unblocked",
+    "connect",
+]

@@ -1,0 +1,81 @@
+"""Calls and answers by direct reply-to: no queue is declared, and answers come on the channel that asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self, Unpack
+
+from kvitto.client.aio.consumer import Consumer
+from kvitto.client.aio.core import IncomingMessage
+from kvitto.client.aio.link import copy_of
+from kvitto.client.aio.message import Fields, new_id
+from kvitto.client.aio.queue import Queue
+from kvitto.client.errors import AMQPError
+
+if TYPE_CHECKING:
+    from kvitto.client.aio.channel import Channel
+
+REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+class RPC:
+    """`async with channel.rpc() as rpc: answer = await rpc.call(b"question", "queue")`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._waiting: dict[str, asyncio.Future[IncomingMessage]] = {}
+        self._consumer: Consumer | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def call(
+        self, body: bytes, routing_key: str, *, exchange: str = "", **fields: Unpack[Fields]
+    ) -> IncomingMessage:
+        """Publish a question and return its answer. Set a limit with `asyncio.timeout`: nobody may answer.
+
+        Raises Returned if no queue takes the question, Nacked, and ConnectionLost if the connection is lost meanwhile:
+        the question may have been answered then.
+        """
+        if self._reader is None or self._reader.done():
+            raise AMQPError("use it as `async with channel.rpc() as rpc:`")
+        key = fields.setdefault("correlation_id", new_id())
+        fields["reply_to"] = REPLY_TO
+        fields.setdefault("delivery_mode", 1)
+        future: asyncio.Future[IncomingMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            await self.channel.publish(body, routing_key, exchange=exchange, mandatory=True, **fields)
+            return await future
+        finally:
+            del self._waiting[key]
+            if future.done() and not future.cancelled():
+                future.exception()  # looked at: the publish may have failed with the same connection
+
+    async def _read(self, consumer: Consumer) -> None:
+        try:
+            async for message in consumer:
+                future = self._waiting.get(message.properties.correlation_id or "")
+                if future is not None and not future.done():
+                    future.set_result(message)
+        except AMQPError as error:
+            self.lost(error)  # every call that waits has it now, and later calls find no reader
+
+    def lost(self, error: AMQPError) -> None:
+        """From the channel: answers on the connection that was lost do not come any more."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(copy_of(error))
+
+    async def __aenter__(self) -> Self:
+        queue = Queue(self.channel, REPLY_TO, 0, 0)
+        self._consumer = queue.consume(no_ack=True, prefetch=0)
+        await self._consumer.__aenter__()
+        self.channel.add_rpc(self)
+        self._reader = asyncio.create_task(self._read(self._consumer), name="kvitto rpc")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
+        assert self._consumer is not None and self._reader is not None
+        self.channel.remove_rpc(self)
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._consumer.cancel()
