@@ -36,6 +36,7 @@ HOT = [
     "kvitto/client/codec.py",
     "kvitto/client/columns.py",
     "kvitto/client/aio/core.py",
+    "kvitto/perf/workers.py",
 ]
 DIRECTIVES = {
     "language_level": 3,

@@ -25,7 +25,8 @@ from kvitto.client.codec import Template
 from kvitto.client.columns import Latencies
 from kvitto.perf import throughput
 from kvitto.perf.engine import Engine
-from kvitto.perf.workers import Consumer, Options, Publisher, Quota, Worker
+from kvitto.perf.options import Options, Quota
+from kvitto.perf.workers import Consumer, Publisher, Worker
 from kvitto.wire.buf import Buf
 
 EXCHANGE = "kvitto-bench"

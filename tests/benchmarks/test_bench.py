@@ -14,7 +14,7 @@ import kvitto
 from benchmarks import brokers, load
 from benchmarks.results import load as load_results
 from kvitto.client import ChannelClosed, Connection
-from kvitto.perf.workers import Options
+from kvitto.perf.options import Options
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from benchmarks.__main__ import arguments
 from benchmarks.brokers import parse_peer
 from benchmarks.scenarios import FULL, LETTERS, QUICK, Load, Scale, scenarios
 from kvitto.perf.cli import add_parser
-from kvitto.perf.workers import Options
+from kvitto.perf.options import Options
 
 
 @pytest.mark.parametrize("scale", [FULL, QUICK])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import kvitto
+from kvitto.perf.options import Options
 from kvitto.perf.throughput import measure
-from kvitto.perf.workers import Options
 
 WANTED_PER_CPU_SECOND = 1_000_000
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvitto.client import Connection
 from kvitto.perf.cli import add_parser
+from kvitto.perf.options import Options
 from kvitto.perf.throughput import measure
-from kvitto.perf.workers import Options
 
 
 class HasUrl(Protocol):
@@ -87,6 +87,13 @@ def test_a_mistake_is_one_line_and_exit_code_1(
 ) -> None:
     assert command("throughput", *flags) == 1
     assert reason in capsys.readouterr().err
+
+
+def test_a_uri_before_the_command_is_told_which_commands_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command("--uri", "amqp://localhost", "-x", "2")
+    said = capsys.readouterr().err
+    assert "a command comes before --uri: throughput" in said and "amqp://localhost" not in said
 
 
 def test_without_epoll_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,10 +132,14 @@ class Connection:
         except ConnectionError_ as error:
             self._lost(f"{self.address}: {error.text}", error.code)
         if self.scanner.events:
-            events, self.scanner.events = self.scanner.events, []
-            for event in events:
-                self._dispatch(event)
+            self.dispatch()
         return True
+
+    def dispatch(self) -> None:
+        """Handle what the scanner has left for Python: methods, returned messages, answers to gets."""
+        events, self.scanner.events = self.scanner.events, []
+        for event in events:
+            self._dispatch(event)
 
     def send(self, method: m.Method, channel: int = 0) -> None:
         """Put a method into the output; it is sent with the next flush or wait."""

@@ -4,15 +4,24 @@ import argparse
 
 from kvitto.client.uri import DEFAULT_URI
 from kvitto.perf import confirms, throughput
-from kvitto.perf.workers import Options
+from kvitto.perf.options import Options
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `perf` with its commands. Each sets `run`, a function of the arguments that returns the exit code."""
     perf = subparsers.add_parser("perf", help="measure a broker", description="Measure any AMQP 0-9-1 broker.")
+    # known here only to be refused: else its value is taken for the command
+    perf.add_argument("--uri", action=BeforeCommand, help=argparse.SUPPRESS, dest=argparse.SUPPRESS)
     commands = perf.add_subparsers(dest="perf_command", required=True, metavar="COMMAND")
     add_throughput(commands)
     add_confirms(commands)
+
+
+class BeforeCommand(argparse.Action):
+    """An option that is given before the command that has it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error("a command comes before --uri: throughput or confirms, as in `kvitto perf throughput --uri ...`")
 
 
 def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

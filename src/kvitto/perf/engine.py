@@ -1,22 +1,48 @@
 """One thread with one epoll (Linux only): all publishers and consumers of a run share a core without passing a lock to
-each other."""
+each other. What an event costs does not depend on the number of connections.
+"""
 
+from __future__ import annotations
+
+import ctypes
+import os
 import select
 import time
 from collections.abc import Callable, Sequence
 
-from kvitto.perf.workers import Consumer, Options, Publisher, Worker
+from kvitto.perf.options import Options
+from kvitto.perf.workers import Worker, serve
 
 IDLE_S = 30.0
 """A run that waits for a number of messages ends when none has come for this time."""
-RATE_TICK_S = 0.002
-"""The time between two checks of publishers with a limited rate."""
+TIMER_S_MIN = 0.0001
+"""The shortest time between two ticks of the timer. At higher rates several messages are due at one tick."""
+COUNT_S = 0.001
+"""The time between two looks whether a run with a number of messages is done, because a look walks over all workers."""
+
+
+class Rounds:
+    """Workers that are each due once in a period, one after the other: their times are spread evenly over the period, and finding those
+    that are due needs no walk over the others."""
+
+    def __init__(self, workers: Sequence[Worker], period_s: float, start: float) -> None:
+        self.workers = workers
+        self.start = start
+        self.step_s = period_s / len(workers)
+        self.turns = 0
+
+    def due(self, now: float) -> list[tuple[Worker, int]]:
+        """Return the workers that have become due since the last call, and how many times each."""
+        total = int((now - self.start) / self.step_s)
+        count, size, first = total - self.turns, len(self.workers), self.turns
+        self.turns = total
+        return [(self.workers[(first + k) % size], 1 + (count - 1 - k) // size) for k in range(min(count, size))]
 
 
 class Engine:
     """Runs workers until the time is over or the counts are reached."""
 
-    def __init__(self, options: Options, publishers: Sequence[Publisher], consumers: Sequence[Consumer]) -> None:
+    def __init__(self, options: Options, publishers: Sequence[Worker], consumers: Sequence[Worker]) -> None:
         self.options = options
         self.publishers = publishers
         self.consumers = consumers
@@ -25,7 +51,6 @@ class Engine:
         self.gave_up = False
         self._epoll = select.epoll()
         self._workers: dict[int, Worker] = {}
-        self._masks: dict[int, int] = {}
 
     @property
     def published(self) -> int:
@@ -38,46 +63,57 @@ class Engine:
     def run(self, tick: Callable[[float, int, int], None]) -> None:
         """Run until everything is done. `tick(seconds, published, consumed)` is called about once a second with the
         totals so far."""
-        workers: list[Worker] = [*self.consumers, *self.publishers]
-        for worker in workers:
-            worker.start(time.monotonic())
-            self._workers[worker.connection.fileno()] = worker
-        for fd in self._workers:
-            self._epoll.register(fd, 0)
-            self._masks[fd] = 0
+        for worker in (*self.consumers, *self.publishers):
+            worker.start()
+            worker.epoll = self._epoll
+            self._workers[worker.fd] = worker
+            self._epoll.register(worker.fd, select.EPOLLIN)
+        timer = self._timer()
         start, cpu = time.monotonic(), time.process_time()
-        for publisher in self.publishers:
-            publisher.start(start)
         try:
             self._loop(start, tick)
         finally:
             self.elapsed_s = time.monotonic() - start
             self.cpu_s = time.process_time() - cpu
             self._epoll.close()
+            if timer is not None:
+                os.close(timer)
+
+    def _timer(self) -> int | None:
+        """Start the timer of a limited rate."""
+        if not self.options.rate or not self.publishers:
+            return None
+        fd = periodic_timer(max(1 / self.options.rate / len(self.publishers), TIMER_S_MIN))
+        self._epoll.register(fd, select.EPOLLIN)
+        return fd
 
     def _loop(self, start: float, tick: Callable[[float, int, int], None]) -> None:
-        now, next_tick = start, start + 1.0
+        now, next_tick, next_count = start, start + 1.0, start
         end = start + self.options.seconds if self.options.seconds else float("inf")
         progress, progress_at = -1, start
-        wait = RATE_TICK_S if self.options.rate else 1.0
-        self._set_masks(now)
-        while now < end and not self._done():
-            for fd, events in self._epoll.poll(max(0.0, min(wait, next_tick - now, end - now))):
-                worker = self._workers[fd]
-                if events & ~select.EPOLLOUT:
-                    worker.readable()
-                    if worker.connection.closed is not None:
-                        raise worker.connection.closed
-                    if worker.channel.closed is not None:
-                        raise worker.channel.closed
-                if events & select.EPOLLOUT or not self._masks[fd] & select.EPOLLOUT:
-                    worker.writable(now)
+        rate = Rounds(self.publishers, 1 / self.options.rate, start) if self.options.rate and self.publishers else None
+        beating = [worker for worker in self._workers.values() if worker.connection.heartbeat_s]
+        beats = Rounds(beating, beating[0].connection.heartbeat_s / 2, start) if beating else None
+        wait = COUNT_S if self._counting else 1.0
+        for worker in self._workers.values():
+            worker.watch(worker.write())
+        while now < end:
+            serve(self._workers, self._epoll.poll(max(0.0, min(wait, next_tick - now, end - now))))
             now = time.monotonic()
-            self._set_masks(now)
+            if rate is not None:
+                for worker, times in rate.due(now):
+                    worker.due += times
+                    worker.watch(worker.write())
+            if self._counting and now >= next_count:
+                next_count = now + COUNT_S
+                if self._done():
+                    return
             if now >= next_tick:
                 next_tick += 1.0
                 total = self.published + self.consumed
                 tick(now - start, self.published, self.consumed)
+                for worker, _ in beats.due(now) if beats is not None else ():
+                    worker.beat()
                 if total != progress:
                     progress, progress_at = total, now
                 elif self._counting and now - progress_at > IDLE_S:
@@ -88,23 +124,23 @@ class Engine:
     def _counting(self) -> bool:
         return bool(self.options.publish_count or self.options.consume_count)
 
-    def _set_masks(self, now: float) -> None:
-        """Ask for writability only if there is something to write, because epoll would not wait otherwise."""
-        for fd, worker in self._workers.items():
-            mask = select.EPOLLIN | (select.EPOLLOUT if worker.wants_write(now) else 0)
-            if mask != self._masks[fd]:
-                self._epoll.modify(fd, mask)
-                self._masks[fd] = mask
-
     def _done(self) -> bool:
-        """Return whether all messages that were to be published are published (and confirmed) and all are received.
-        Without counts this is never so."""
+        """Return whether all messages that were to be published are published (and confirmed) and all are received."""
         options = self.options
         wanted = options.consume_count or (options.publish_count if self.publishers else 0)
-        if not self._counting:
-            return False
         if self.publishers and options.publish_count and not all(p.settled for p in self.publishers):
             return False
         if self.publishers and not options.publish_count and not self.consumers:
             return False
         return not self.consumers or (wanted > 0 and self.consumed >= wanted)
+
+
+def periodic_timer(period_s: float) -> int:
+    """Return a descriptor (timerfd) that is readable after each `period_s`. A time-out of epoll has whole milliseconds only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+    seconds, ns = divmod(round(period_s * 1e9), 1_000_000_000)
+    each = (ctypes.c_long * 4)(seconds, ns, seconds, ns)
+    if fd < 0 or libc.timerfd_settime(fd, 0, ctypes.byref(each), None) < 0:
+        raise OSError(ctypes.get_errno(), "the system gave no timer for -r")
+    return fd

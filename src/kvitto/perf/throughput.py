@@ -9,9 +9,10 @@ from typing import Any
 from kvitto.client import AMQPError, ChannelClosed, Connection
 from kvitto.client.columns import Latencies
 from kvitto.perf.engine import Engine
-from kvitto.perf.workers import Consumer, Options, Publisher, Quota, Worker
+from kvitto.perf.options import Options, Quota
+from kvitto.perf.workers import Consumer, Publisher, Worker
 
-PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0))
+PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0))
 
 
 def run(options: Options, *, as_json: bool = False, quiet: bool = False) -> int:
