@@ -37,6 +37,7 @@ HOT = [
     "kvitto/client/columns.py",
     "kvitto/client/aio/core.py",
     "kvitto/perf/workers.py",
+    "kvitto/perf/callers.py",
 ]
 DIRECTIVES = {
     "language_level": 3,

@@ -3,7 +3,7 @@
 import select
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import pytest
 
@@ -18,14 +18,15 @@ class HasUrl(Protocol):
 
 
 def rounds(count: int, period_s: float) -> Rounds:
-    return Rounds([cast(Worker, number) for number in range(count)], period_s, 0.0)
+    workers: list[Any] = list(range(count))
+    return Rounds(workers, period_s, 0.0)
 
 
 def test_workers_are_due_one_after_the_other_and_never_together() -> None:
     found = rounds(4, 1.0)
     assert found.due(0.2) == []
-    due = [found.due(tenth / 10) for tenth in range(3, 14)]
-    assert [times for step in due for times in step] == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 1)]
+    due: list[list[Any]] = [[*found.due(tenth / 10)] for tenth in range(3, 14)]
+    assert [tuple(times) for step in due for times in step] == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 1)]
     assert all(len(step) <= 1 for step in due)
 
 

@@ -3,7 +3,7 @@
 import argparse
 
 from kvitto.client.uri import DEFAULT_URI
-from kvitto.perf import confirms, throughput
+from kvitto.perf import confirms, rpc, throughput
 from kvitto.perf.options import Options
 
 
@@ -14,6 +14,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     perf.add_argument("--uri", action=BeforeCommand, help=argparse.SUPPRESS, dest=argparse.SUPPRESS)
     commands = perf.add_subparsers(dest="perf_command", required=True, metavar="COMMAND")
     add_throughput(commands)
+    add_rpc(commands)
     add_confirms(commands)
 
 
@@ -21,7 +22,9 @@ class BeforeCommand(argparse.Action):
     """An option that is given before the command that has it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error("a command comes before --uri: throughput or confirms, as in `kvitto perf throughput --uri ...`")
+        parser.error(
+            "a command comes before --uri: throughput, rpc or confirms, as in `kvitto perf throughput --uri ...`"
+        )
 
 
 def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -51,8 +54,32 @@ def add_throughput(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     flag("-r", "--rate", type=float, default=0.0, metavar="N", help="messages per second and publisher (no limit)")
     flag("-l", "--latency", action="store_true", help="measure the time from publisher to consumer")
     flag("-q", "--quiet", action="store_true", help="only the summary")
+    flag("--pid", type=natural, default=0, metavar="N", help="report the CPU time of this process, too: the broker's")
     add_common(parser)
     parser.set_defaults(run=run_throughput)
+
+
+def add_rpc(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "rpc",
+        help="remote calls per second, and how long each takes (on Linux)",
+        description="Clients send requests to a queue, each waiting for the answer to its last one, which comes by direct "
+        "reply-to. Servers send the body back. Ends after -z seconds, or after -C calls, or with Ctrl-C. The queue is "
+        "deleted at the end.",
+    )
+    flag = parser.add_argument
+    flag("-x", "--clients", type=natural, default=1, metavar="N", help="clients (1)")
+    flag("-y", "--servers", type=natural, default=1, metavar="N", help="servers (1)")
+    flag("-s", "--size", type=natural, default=16, metavar="BYTES", help="bytes of each body (16)")
+    flag("-a", "--ack", action="store_true", help="servers ack each request (no ack)")
+    flag("-P", "--prefetch", type=natural, default=0, metavar="N", help="prefetch of each server (no limit)")
+    flag("-u", "--queue", default="perf-rpc", metavar="NAME", help="queue of the requests (perf-rpc)")
+    flag("-z", "--time", type=float, default=0.0, metavar="S", help="stop after S seconds")
+    flag("-C", "--calls", type=natural, default=0, metavar="N", help="make N calls in all")
+    flag("-q", "--quiet", action="store_true", help="only the summary")
+    flag("--pid", type=natural, default=0, metavar="N", help="report the CPU time of this process, too: the broker's")
+    add_common(parser)
+    parser.set_defaults(run=run_rpc)
 
 
 def add_confirms(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -102,8 +129,25 @@ def run_throughput(args: argparse.Namespace) -> int:
         consume_count=args.cmessages,
         rate=args.rate,
         latency=args.latency,
+        broker_pid=args.pid,
     )
     return throughput.run(options, as_json=args.json, quiet=args.quiet)
+
+
+def run_rpc(args: argparse.Namespace) -> int:
+    options = Options(
+        uri=args.uri,
+        publishers=args.clients,
+        consumers=args.servers,
+        size=args.size,
+        ack_every=int(args.ack),
+        prefetch=args.prefetch,
+        queue=args.queue,
+        seconds=args.time,
+        publish_count=args.calls,
+        broker_pid=args.pid,
+    )
+    return rpc.run(options, as_json=args.json, quiet=args.quiet)
 
 
 def run_confirms(args: argparse.Namespace) -> int:

@@ -27,6 +27,8 @@ class Options:
     consume_count: int = 0
     rate: float = 0.0
     latency: bool = False
+    broker_pid: int = 0
+    """A process on this machine whose CPU time is reported, too."""
 
 
 @dataclass(slots=True)

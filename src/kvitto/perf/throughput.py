@@ -56,10 +56,15 @@ def measure(options: Options, *, quiet: bool = True) -> dict[str, Any]:
         control.close()
 
 
+def check_epoll(command: str) -> None:
+    """Raise ValueError if there is no epoll."""
+    if not hasattr(select, "epoll"):
+        raise ValueError(f"{command} needs epoll, which only Linux has; `kvitto perf confirms` runs everywhere")
+
+
 def check(options: Options) -> None:
     """Raise ValueError for options that exclude each other, and if there is no epoll."""
-    if not hasattr(select, "epoll"):
-        raise ValueError("throughput needs epoll, which only Linux has; `kvitto perf confirms` runs everywhere")
+    check_epoll("throughput")
     if options.publishers + options.consumers == 0:
         raise ValueError("nothing to do: both -x and -y are 0")
     if options.latency and options.size < 8:
@@ -99,8 +104,8 @@ class Progress:
         self.last = (seconds, published, consumed)
 
 
-def figures(engine: Engine) -> dict[str, Any]:
-    """Return all numbers of a run. Rates are averages per second over the whole run."""
+def totals(engine: Engine) -> dict[str, Any]:
+    """Return what any run counts. Rates are averages per second over the whole run."""
     published, consumed = engine.published, engine.consumed
     elapsed = max(engine.elapsed_s, 1e-9)
     result: dict[str, Any] = {
@@ -112,18 +117,31 @@ def figures(engine: Engine) -> dict[str, Any]:
         "cpu_seconds": round(engine.cpu_s, 3),
         "incomplete": engine.gave_up,
     }
-    windows = [p.channel.sink.window for p in engine.publishers if p.channel.sink.window is not None]
+    if engine.broker_cpu_s is not None:
+        result["broker_cpu_seconds"] = round(engine.broker_cpu_s, 3)
+    return result
+
+
+def figures(engine: Engine) -> dict[str, Any]:
+    """Return all numbers of a run."""
+    result = totals(engine)
+    windows = [worker.sink.window for worker in engine.publishers if worker.sink.window is not None]
     if windows:
         result["confirmed"] = sum(w.acked for w in windows)
         result["nacked"] = sum(w.nacked for w in windows)
         result["unexpected_confirms"] = sum(w.unexpected for w in windows)
     if engine.options.latency:
-        total = Latencies()
-        for consumer in engine.consumers:
-            if consumer.sink.latencies is not None:
-                total.merge(consumer.sink.latencies)
-        result["latency_us"] = {name: round(total.percentile(share) / 1000, 1) for name, share in PERCENTILES}
+        latencies = Latencies()
+        for worker in engine.consumers:
+            if worker.sink.latencies is not None:
+                latencies.merge(worker.sink.latencies)
+        result["latency_us"] = percentiles(latencies)
     return result
+
+
+def percentiles(latencies: Latencies) -> dict[str, float]:
+    """Return the percentiles in microseconds."""
+    return {name: round(latencies.percentile(share) / 1000, 1) for name, share in PERCENTILES}
 
 
 def summary(result: dict[str, Any]) -> str:
