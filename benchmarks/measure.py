@@ -83,14 +83,20 @@ def able(broker: Broker, scenario: Scenario) -> bool:
     if scenario.only_kvitto and not isinstance(broker, Kvitto):
         return False
     if isinstance(scenario, Load):
-        return not scenario.tls or broker.tls_uri is not None
+        return (not scenario.tls or broker.tls_uri is not None) and (not scenario.http or http_of(broker) is not None)
     return broker.restartable
+
+
+def http_of(broker: Broker) -> str | None:
+    """Where the broker takes messages over HTTP, if it listens for it."""
+    found: str | None = getattr(broker, "http_uri", None)
+    return found
 
 
 def measure_load(scenario: Load, broker: Broker, settings: Settings) -> Run:
     """One run against a broker that is up, with the disk's own sync just before where it matters."""
     disk = own_sync(scenario, settings)
-    uri = broker.tls_uri if scenario.tls else broker.uri
+    uri = broker.tls_uri if scenario.tls else http_of(broker) if scenario.http else broker.uri
     assert uri is not None
     prepare(scenario, broker, settings)
     try:
@@ -120,7 +126,7 @@ def watch(scenario: Load, broker: Broker, uri: str, settings: Settings) -> tuple
     os.sync()  # what earlier runs wrote is not written during this one
     wait_quiet(broker.pid)
     before, cpu = proc.snapshot(), proc.cpu_s(broker.pid)
-    result = generate(command(scenario, uri), settings.pins.generator)
+    result = generate(command(scenario, uri, broker.pid), settings.pins.generator)
     after_load = proc.snapshot()
     wait_quiet(broker.pid)
     used = proc.cpu_s(broker.pid) - cpu
@@ -152,11 +158,13 @@ def prepare(scenario: Load, broker: Broker, settings: Settings) -> None:
         standing.wait_depth(broker.uri, QUEUE, scenario.fill)
 
 
-def command(scenario: Load, uri: str) -> list[str]:
+def command(scenario: Load, uri: str, pid: int) -> list[str]:
     """The generator's command line."""
     found = [*program(scenario.command), "--uri", uri, "-j"]
-    if scenario.command[:2] == ("perf", "throughput"):
+    if scenario.command[0] == "perf" and scenario.command[1] != "confirms":
         found += ["-u", QUEUE]
+    if scenario.steady:
+        found += ["--pid", str(pid)]
     return found
 
 
@@ -224,8 +232,11 @@ def disturbance(others: proc.Others) -> str:
     return ", ".join(found)
 
 
-BRIEF = ("published_per_s", "consumed_per_s", "confirmed_per_s", "operations_per_s", "cpu_us", "streamed_s", "tx_s")
-BRIEF_STANDING = ("latency_p99_ms", "cold_start_s", "added_rss_mib", "kill_ready_s", "term_ready_s")
+BRIEF = (
+    *("published_per_s", "consumed_per_s", "confirmed_per_s", "operations_per_s", "cpu_us", "generator_us"),
+    *("broker_cores", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms", "streamed_s", "tx_s"),
+)
+BRIEF_STANDING = ("cold_start_s", "added_rss_mib", "kill_ready_s", "term_ready_s")
 
 
 def brief(run: Run) -> str:

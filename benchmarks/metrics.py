@@ -35,6 +35,7 @@ METRICS = {
     "latency_p99_ms": Metric("latency, p99", "ms", False),
     "latency_max_ms": Metric("latency, max", "ms", False),
     "cpu_us": Metric("broker CPU per message", "µs", False),
+    "generator_us": Metric("generator CPU per message", "µs"),
     "broker_cores": Metric("broker CPU", "cores"),
     "generator_cores": Metric("generator CPU", "cores"),
     "rss_mib": Metric("broker RSS after it", "MiB", False),
@@ -55,9 +56,13 @@ METRICS = {
 def load_values(
     result: Mapping[str, Any], cpu_s: float, per: str, size: int, one_by_one: bool = False
 ) -> dict[str, float]:
-    """Figures from the JSON of `kvitto perf` or `benchmarks.load`, and from the CPU seconds that the broker used."""
+    """Figures from the JSON of `kvitto perf` or `benchmarks.load`, and from the CPU seconds that the broker used.
+
+    A generator that was told the broker's pid knows better which of them belong to the load.
+    """
     if "seconds" in result:
         return _receipts(result["seconds"])
+    cpu_s = result.get("broker_cpu_seconds", cpu_s)
     elapsed = max(result["elapsed_seconds"], CLOCK_S)
     values = {"broker_cores": cpu_s / elapsed, "generator_cores": result["cpu_seconds"] / elapsed}
     for name in ("published", "consumed", "confirmed", "operations"):
@@ -70,6 +75,7 @@ def load_values(
     count = divisor(result, per)
     if count:
         values["cpu_us"] = cpu_s / count * 1e6
+        values["generator_us"] = result["cpu_seconds"] / count * 1e6
     for name, value in result.get("latency_us", {}).items():
         if f"latency_{name}_ms" in METRICS:
             values[f"latency_{name}_ms"] = value / 1000

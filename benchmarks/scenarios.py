@@ -24,6 +24,16 @@ LETTERS = {
     "l": "Declare, bind, unbind, delete",
     "m": "Bodies of 1 MiB",
     "n": "TLS",
+    "o": "One connection at a limited rate, confirms and acks each, 100 bytes",
+    "p": "100 publishers and 100 consumers, 100 messages/s each, confirms and acks each, 100 bytes",
+    "q": "Publishers that wait for each confirm, consumers that ack each",
+    "r": "1,000 connections, 10 messages/s each",
+    "s": "50 consumers of one queue, prefetch 1, acks each",
+    "t": "Remote calls by direct reply-to",
+    "u": "Publishers that wait for each confirm, consumers that ack each, over TLS",
+    "v": "Publish over HTTP, one by one",
+    "w": "10 publishers and 10 consumers on one queue",
+    "x": "Idle connections, heartbeats of 10 s",
 }
 
 
@@ -42,6 +52,10 @@ class Load:
     confirms: bool = False
     """The disk's own sync is measured beside it."""
     tls: bool = False
+    http: bool = False
+    """The generator speaks HTTP, to brokers that listen for it."""
+    steady: bool = False
+    """Broker CPU counts while the generator runs: without what connecting costs, and without what comes after it."""
     size: int = 16
     only_kvitto: bool = False
     """Too much for a broker that keeps waiting messages in memory."""
@@ -111,6 +125,38 @@ def scenarios(scale: Scale) -> list[Scenario]:
         Load("m", LETTERS["m"], (*PERF, "-s", str(MIB), *time), size=MIB),
         Load("n-a", "As (a), over TLS", (*PERF, *time), tls=True),
         Load("n-d-16", "As (d), 16 bytes, over TLS", (*PERF, *DURABLE, *time), confirms=True, tls=True),
+        *_applications(scale, time),
+    ]
+
+
+def _applications(scale: Scale, time: tuple[str, ...]) -> list[Scenario]:
+    """The traffic of most applications: many connections, few messages at a time."""
+    receipts = ("-p", "-c", "100", "-a", "1", "-P", "100")
+    waits = ("-p", "-c", "1", "-a", "1", "-P", "100")
+    few = scale.of(200_000)
+    each = [
+        ("o-2000", "2,000 messages/s", (*PERF, "-r", "2000", "-s", "100", "-l", *receipts, *time)),
+        ("o-10000", "10,000 messages/s", (*PERF, "-r", "10000", "-s", "100", "-l", *receipts, *time)),
+        ("p", "100 + 100", (*PERF, "-x", "100", "-y", "100", "-r", "100", "-s", "100", "-l", *receipts, *time)),
+        ("q-100", "100 + 100, 100 bytes", (*PERF, "-x", "100", "-y", "100", "-s", "100", "-l", *waits, *time)),
+        ("q-20", "20 + 20, 1 KiB", (*PERF, "-x", "20", "-y", "20", "-s", "1024", "-l", *waits, *time)),
+        ("r", "500 + 500", (*PERF, "-x", "500", "-y", "500", "-r", "10", "-s", "100", "-l", *receipts, *time)),
+    ]
+    drain = (*PERF, "-x", "0", "-y", "50", "-P", "1", "-a", "1", "-D", str(few))
+    call = ("perf", "rpc", "-s", "100")
+    secure = (*PERF, "-x", "20", "-y", "20", "-s", "1024", "-l", *waits, *time)
+    flood = (*PERF, "-x", "10", "-y", "10", *time)
+    # a heartbeat each 5 s: shorter runs would see none
+    idle = (*LOAD, "idle", "--connections", str(scale.of(10_000)), "-z", f"{max(10.0, scale.seconds):g}")
+    return [
+        *(Load(key, title, command, confirms=True, steady=True, size=100) for key, title, command in each),
+        Load("s", f"A backlog of {few:,}", drain, per="consumed", fill=few, size=100),
+        Load("t-1", "1 client, 1 server", (*call, *time), per="operations", steady=True),
+        Load("t-20", "20 clients, 5 servers", (*call, "-x", "20", "-y", "5", *time), per="operations", steady=True),
+        Load("u", "20 + 20, 1 KiB", secure, confirms=True, steady=True, tls=True, size=1024),
+        Load("v", "100 bytes", (*LOAD, "http", "-s", "100", *time), per="operations", http=True, steady=True),
+        Load("w", "16 bytes", flood),
+        Load("x", f"{scale.of(10_000):,} connections", idle, per="", steady=True),
     ]
 
 

@@ -47,6 +47,23 @@ def test_a_load_counts_and_cleans_up(kvitto_broker: HasUrl, words: str, capsys: 
         connection.channel().queue_declare(load.QUEUE.format(0), passive=True)
 
 
+def test_idle_connections_send_heartbeats(kvitto_broker: HasUrl, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["idle", "--connections", "20", "--pid", str(os.getpid()), "--uri", f"{kvitto_broker.url}?heartbeat=0"]
+    assert load.main([*words, "-z", "0.3"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["elapsed_seconds"] >= 0.3 and result["broker_cpu_seconds"] >= 0
+
+
+def test_messages_are_published_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kvitto.Broker(tmp_path, http_port=0) as broker:
+        words = ["http", "--uri", broker.http_url, "-z", "0.3", "-s", "100", "--pid", str(os.getpid())]
+        assert load.main(words) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["operations"] > 0 and result["latency_us"]["p95"] > 0
+        with Connection(broker.url) as connection, pytest.raises(ChannelClosed, match="404"):
+            connection.channel().queue_declare(load.QUEUE.format(0), passive=True)
+
+
 def test_a_message_of_a_rotation_goes_to_each_queue_in_turn(kvitto_broker: HasUrl) -> None:
     with load.declared(kvitto_broker.url, 3) as (channel, names):
         options = Options(uri=kvitto_broker.url, publish_count=8)

@@ -33,7 +33,7 @@ STOP_S = 300.0
 INSTALL_RABBITMQ = "sudo apt-get install -y rabbitmq-server"
 RABBITMQ_PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
 """Debian's own script is the first: the one in the path is a wrapper that insists on the system's directories."""
-READY = re.compile(r"^kvitto ready amqp=(?P<amqp>\S+) http=\S+ data=.* pid=(?P<pid>\d+)(?: tls=\S+)?$")
+READY = re.compile(r"^kvitto ready amqp=(?P<amqp>\S+) http=(?P<http>\S+) data=.* pid=(?P<pid>\d+)(?: tls=\S+)?$")
 PORTS = range(20000, 32000)
 """Ports below those that the system gives to connections. Otherwise a client that tries again while a broker is down
 could be given the broker's own port, connect to itself, and block the port for the broker."""
@@ -78,6 +78,7 @@ class Node:
         self.log = place / "log"
         self.uri = ""
         self.tls_uri: str | None = None
+        self.http_uri: str | None = None
         self.pid = 0
         """The pid of the broker. Its process group is that of the command that started it."""
         self._process: subprocess.Popen[str] | None = None
@@ -232,6 +233,7 @@ class Kvitto(Node):
             raise BrokerFailed(f"kvitto serve did not get ready (it said {line!r}); see {self.log}")
         self.pid = int(match["pid"])
         self.uri = uri_for(int(match["amqp"].rpartition(":")[2]))
+        self.http_uri = f"http://127.0.0.1:{match['http'].rpartition(':')[2]}"
 
     def members(self) -> list[int]:
         """It has no children, and to search for them takes time that its start does not have."""
