@@ -128,6 +128,25 @@ def test_acks_work_while_the_disk_is_full_and_a_durable_queue_declared_then_is_a
     assert "late" in look(house.disk.kill())
 
 
+def test_acks_that_a_queue_had_not_written_when_it_went_out_of_service_come_again_flagged() -> None:
+    """D6, A9, A11: the ledger took them for synced, since the sync behind that turn covered all other queues."""
+    house, ledger = House(), Ledger()
+    client = Client(house, ledger)
+    for name in ("other", "q"):
+        client.declare(name)
+        client.publish(name, name.encode() + b"1", name.encode() + b"2")
+        client.rest()
+        client.consume(name, prefetch=1)
+        client.rest()
+        client.ack(name, name.encode() + b"1")
+    house.disk.fail_at[house.disk.operations + 1] = StoreError("the device is gone")
+    client.full_sync()
+    assert [queue.name for queue in house.broker.listed if queue.fault is not None] == ["q"]
+    found = look(house.disk.kill())
+    assert found == {"q": [(b"q1", True), (b"q2", True)], "other": [(b"other2", True)]}
+    ledger.check(found)
+
+
 def test_after_a_failed_sync_nothing_is_told_any_more() -> None:
     """C8: nothing that waited is confirmed or committed, not even by a later turn; what was told before is on the disk."""
     first, last = operations()
