@@ -38,6 +38,7 @@ HOT = [
     "kvitto/client/aio/core.py",
     "kvitto/perf/workers.py",
     "kvitto/perf/callers.py",
+    "kvitto/client/fields.py",
 ]
 DIRECTIVES = {
     "language_level": 3,

@@ -46,13 +46,13 @@ def judge(name: str, outcome: Outcome, baseline: dict[str, Any], *, quick: bool,
 
 def table(results: dict[str, tuple[Outcome, Verdict]], baseline: dict[str, Any], *, quick: bool) -> str:
     """One line per suite: passed, failed, skipped; the same for RabbitMQ; failures of its own."""
-    head = f"{'suite':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'time':>8}   | {baseline['broker']}: passed / failed"
+    head = f"{'suite':<14}{'passed':>8}{'failed':>8}{'skipped':>9}{'time':>8}   | {baseline['broker']}: passed / failed"
     lines = [head + "  | new failures", "-" * (len(head) + 16)]
     for name, (outcome, verdict) in results.items():
         then = baseline["suites"].get(name, {}).get("quick" if quick else "full")
         before = f"{then['tests'] - then['failed']:>6} / {then['failed']}" if then else "     - / -"
         counts = f"{len(outcome.passed):>8}{len(outcome.failed):>8}{len(outcome.skipped):>9}{outcome.seconds:>7.0f}s"
-        lines.append(f"{name:<10}{counts}   | {before:<{len(baseline['broker']) + 17}}  | {len(verdict.new)}")
+        lines.append(f"{name:<14}{counts}   | {before:<{len(baseline['broker']) + 17}}  | {len(verdict.new)}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ Nothing here changes a test. A suite that wants a container, or port 5672, is gi
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -78,6 +78,8 @@ class Suite:
     quick_deselect: str = ""
     path: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    scheme: str = "pyamqp"
+    """Of the address that kombu and Celery are given: their transport."""
     needs_redis: bool = False
     test_timeout: int = 120
     suite_timeout: int = 900
@@ -92,7 +94,7 @@ class Suite:
             COMPAT_PORT=str(broker.port),
             RABBITMQ_HOST=broker.host,
             RABBITMQ_5672_TCP=str(broker.port),
-            TEST_BROKER=f"pyamqp://{broker.user}:{broker.password}@{broker.host}:{broker.port}//",
+            TEST_BROKER=f"{self.scheme}://{broker.user}:{broker.password}@{broker.host}:{broker.port}//",
             URL=broker.url,
             RABBITMQ_URI=f"{broker.url}/%2f",
             RABBITMQ_URL=f"{broker.url}/%2f",
@@ -123,6 +125,21 @@ _SLOW_AIO_PIKA = (
     " and not test_robust_recovery and not test_memory_leak"
 )
 
+_KOMBU = Sdist("kombu", "5.7.0", "31e62fdfd2381caa3422f8e02b84a491d9a2180ddda74507b57f4cb1e1c2c2c9")
+_CELERY = Suite(
+    name="celery",
+    source=Sdist("celery", "5.7.0", "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0"),
+    venv="celery",
+    tests=tuple(
+        f"t/integration/test_{part}.py"
+        for part in ("tasks", "canvas", "inspect", "loader", "group_chains", "serialization", "worker")
+    ),
+    args=("-p", "celery.contrib.pytest", "-o", "addopts="),
+    needs_redis=True,
+    test_timeout=300,
+    suite_timeout=3600,
+)
+
 SUITES = (
     Suite(
         name="py-amqp",
@@ -133,9 +150,16 @@ SUITES = (
     ),
     Suite(
         name="kombu",
-        source=Sdist("kombu", "5.7.0", "31e62fdfd2381caa3422f8e02b84a491d9a2180ddda74507b57f4cb1e1c2c2c9"),
+        source=_KOMBU,
         venv="celery",
         tests=("t/integration/test_py_amqp.py",),
+    ),
+    Suite(
+        name="kombu-kvitto",
+        source=_KOMBU,
+        venv="celery",
+        tests=("t/integration/test_py_amqp.py",),
+        path=("kvitto",),
     ),
     Suite(
         name="aiormq",
@@ -190,19 +214,8 @@ SUITES = (
         deselect="not ssl and not inaccessible and not cluster_name",
         path=("port",),
     ),
-    Suite(
-        name="celery",
-        source=Sdist("celery", "5.7.0", "6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0"),
-        venv="celery",
-        tests=tuple(
-            f"t/integration/test_{part}.py"
-            for part in ("tasks", "canvas", "inspect", "loader", "group_chains", "serialization", "worker")
-        ),
-        args=("-p", "celery.contrib.pytest", "-o", "addopts="),
-        needs_redis=True,
-        test_timeout=300,
-        suite_timeout=3600,
-    ),
+    _CELERY,
+    replace(_CELERY, name="celery-kvitto", scheme="kvitto", path=("kvitto",)),
     Suite(
         name="pika",
         source=Checkout("PIKA_DIR", "pika/pika"),
@@ -231,4 +244,4 @@ SUITES = (
     Suite(name="rascal", source=Ours("clients/node"), venv=None, tests=("rascal.test.js",), test_timeout=30),
 )
 
-QUICK = ("py-amqp", "kombu", "aiormq", "aio-pika", "aiorabbit", "rabbitpy", "clients")
+QUICK = ("py-amqp", "kombu", "kombu-kvitto", "aiormq", "aio-pika", "aiorabbit", "rabbitpy", "clients")

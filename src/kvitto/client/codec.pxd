@@ -3,7 +3,7 @@ from kvitto.client.columns cimport Batch, Column, Latencies, Window
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
-cdef unsigned int _COUNT, _WAITING, _HEADER, _BODY, _MORE, _BASIC, _DELIVER, _ACK, _NACK, _RETURN, _GET_OK
+cdef unsigned int _COUNT, _EVENTS, _WAITING, _HEADER, _BODY, _MORE, _BASIC, _DELIVER, _ACK, _NACK, _RETURN, _GET_OK
 cdef unsigned long long _BODY_MAX
 
 cdef class Template:
@@ -61,6 +61,8 @@ cdef class Scanner:
     @cython.locals(partial=Buf)
     cdef int body(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n, unsigned long long now) except? -1
     cdef int finish(self, Sink sink, const unsigned char* p, Py_ssize_t i, Py_ssize_t n) except? -1
+    @cython.locals(head=bytes, h="const unsigned char*", size=Py_ssize_t, t=Py_ssize_t, e=Py_ssize_t, number="unsigned long long", again=bint)
+    cdef int deliver(self, Sink sink, Buf source, Py_ssize_t i, Py_ssize_t n) except? -1
     cdef int confirm(self, Sink sink, unsigned long long tag, bint multiple, bint ok) except? -1
     cdef content(self, Sink sink, Buf source, Py_ssize_t i, Py_ssize_t n)
     cdef other(self, Py_ssize_t channel, int kind, Py_ssize_t i, Py_ssize_t n)

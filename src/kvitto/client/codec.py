@@ -11,15 +11,15 @@ from kvitto.client.columns import Batch, Column, Latencies, Window
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 
-METHOD, CONTENT, CONFIRM = 1, 2, 3
+METHOD, CONTENT, CONFIRM, DELIVER = 1, 2, 3, 4
 """Kinds of events: (channel, METHOD, payload), (channel, CONTENT, method payload, properties, body), (channel, CONFIRM,
-tag, multiple, ok)."""
+tag, multiple, ok), (channel, DELIVER, consumer tag, delivery tag, redelivered, exchange, routing key, properties, body)."""
 
-COUNT, COLLECT = 1, 2
-"""What a Sink does with deliveries: count them, or collect them in its batch."""
+COUNT, COLLECT, EVENTS = 1, 2, 3
+"""What a Sink does with deliveries: count them, collect them in its batch, or make an event of each."""
 
 # C integers when compiled (see codec.pxd), so they cannot be imported
-_COUNT = 1
+_COUNT, _EVENTS = 1, 3
 _WAITING, _HEADER, _BODY, _MORE = 0, 1, 2, 3
 _BASIC, _DELIVER, _ACK, _NACK, _RETURN, _GET_OK = 60, 60, 80, 120, 50, 71
 _BODY_MAX = 1 << 30
@@ -416,8 +416,30 @@ class Scanner:
             sink.body_bytes += n
             if sink.mode == _COUNT:
                 return 0
+            if sink.mode == _EVENTS:
+                return self.deliver(sink, sink.partial if sink.partial.n else self.inp, i, n)
             return sink.batch.add(sink.head, sink.props, p, i, n)
         self.content(sink, sink.partial if sink.partial.n else self.inp, i, n)
+        return 0
+
+    def deliver(self, sink: Sink, source: Buf, i: int, n: int) -> int:
+        """Make an event of a delivery. Return 0, or the reply code of the error."""
+        head = sink.head.tobytes()
+        size = len(head)
+        h = head
+        t = 5 + h[4]
+        if t + 10 > size:
+            return 502
+        e = t + 10 + h[t + 9]
+        if e >= size or e + 1 + h[e] != size:
+            return 502
+        tag = head[5:t].decode("utf-8", "surrogateescape")
+        exchange = head[t + 10 : e].decode("utf-8", "surrogateescape")
+        key = head[e + 1 : size].decode("utf-8", "surrogateescape")
+        number = bits.be64(h, t)
+        again = h[t + 8] & 1 != 0
+        body = source.tobytes(i, i + n)
+        self.events.append((sink.channel, DELIVER, tag, number, again, exchange, key, sink.props.tobytes(), body))
         return 0
 
     def content(self, sink: Sink, source: Buf, i: int, n: int) -> None:

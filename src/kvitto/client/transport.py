@@ -20,10 +20,11 @@ WOULD_BLOCK = -1
 
 
 class Transport:
-    """Sends bytes of `out`, and receives bytes into a buffer of the caller."""
+    """Sends bytes of `out`, and receives bytes into a buffer of the caller. It connects to an address, or takes a
+    non-blocking socket that is connected already."""
 
-    def __init__(self, address: Address) -> None:
-        self.sock = connect(address)
+    def __init__(self, to: Address | socket.socket) -> None:
+        self.sock = connect(to) if isinstance(to, Address) else to
         self.tls = isinstance(self.sock, ssl.SSLSocket)
         self.out = Buf(1 << 16)
         self.sent = 0

@@ -103,7 +103,7 @@ def edit(data: bytes, put: Mapping[str, Value], drop: Collection[str] = ()) -> b
     while at < end:
         start = at
         key, at = _read_key(data, at)
-        _, at = _read_value(data, at, 0)
+        _, at = read_value(data, at, 0)
         if key not in put and key not in drop:
             out += data[start:at]
     if at != end:
@@ -166,7 +166,7 @@ def read_table(data: bytes, at: int, depth: int = 0) -> tuple[Table, int]:
     table: Table = {}
     while at < end:
         key, at = _read_key(data, at)
-        table[key], at = _read_value(data, at, depth)
+        table[key], at = read_value(data, at, depth)
     if at != end:
         raise Malformed("table field reaches beyond the table")
     return table, end
@@ -176,7 +176,7 @@ def _read_array(data: bytes, at: int, depth: int) -> tuple[list[Value], int]:
     at, end = _enter(data, at, depth)
     items: list[Value] = []
     while at < end:
-        item, at = _read_value(data, at, depth)
+        item, at = read_value(data, at, depth)
         items.append(item)
     if at != end:
         raise Malformed("array item reaches beyond the array")
@@ -195,7 +195,8 @@ def _enter(data: bytes, at: int, depth: int) -> tuple[int, int]:
     return at + 4, at + 4 + size
 
 
-def _read_value(data: bytes, at: int, depth: int) -> tuple[Value, int]:
+def read_value(data: bytes, at: int, depth: int) -> tuple[Value, int]:
+    """Return the value whose type letter is at `at`, and the position after it."""
     kind = data[at]
     at += 1
     number = _NUMBERS.get(kind)
@@ -243,18 +244,18 @@ def _put_table(out: bytearray, table: Mapping[str, Value]) -> None:
 
 def _put_field(out: bytearray, key: str, value: Value) -> None:
     out += _short(key, key.encode("utf-8", "surrogateescape"))
-    _put_value(out, value)
+    put_value(out, value)
 
 
 def _put_array(out: bytearray, items: list[Value]) -> None:
     at = len(out)
     out += b"\0\0\0\0"
     for item in items:
-        _put_value(out, item)
+        put_value(out, item)
     _LONG.pack_into(out, at, len(out) - at - 4)
 
 
-def _put_value(out: bytearray, value: Value) -> None:
+def put_value(out: bytearray, value: Value) -> None:
     """Append type letter and value. bool and Timestamp come before int, because isinstance counts them as ints."""
     if isinstance(value, str):
         out += b"S" + encode_longstr(value.encode())

@@ -1,0 +1,50 @@
+"""What kombu asks of a transport: py-amqp's answers, with connections of our own, and a reader for event loops."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from amqp.exceptions import RecoverableConnectionError
+from kombu.transport import pyamqp
+
+from kvitto.base.version import __version__
+from kvitto.kombu.bell import Bell
+from kvitto.kombu.connection import Connection as Opened
+
+
+class Transport(pyamqp.Transport):
+    """The transport of `kvitto://` addresses. It takes the transport options of `amqp://`."""
+
+    Connection = Opened  # it has what kombu uses of py-amqp's
+
+    driver_name = "kvitto"
+
+    def driver_version(self) -> str:
+        return __version__
+
+    def register_with_event_loop(self, connection: Opened, loop: Any) -> None:
+        """Let the loop (a kombu Hub) read."""
+        connection.bell = Bell(loop, self.on_readable, connection, loop)
+        loop.add_reader(connection.sock, self.on_readable, connection, loop)
+        if connection.waiting:
+            connection.bell.ring()
+
+    def on_readable(self, connection: Opened, loop: Any) -> None:
+        """Handle one delivery. What else has been received waits for the next round of the loop, which first settles
+        this one and does what else is due."""
+        if not connection.connected:
+            raise RecoverableConnectionError("Socket was disconnected")
+        with contextlib.suppress(socket.timeout):
+            connection.drain_events(timeout=0)
+        bell = connection.bell
+        if bell is not None:
+            if connection.waiting:
+                bell.ring()
+            else:
+                bell.hush()
+
+
+class SSLTransport(Transport, pyamqp.SSLTransport):
+    """The transport of `kvittos://` addresses."""
