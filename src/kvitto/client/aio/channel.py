@@ -73,7 +73,7 @@ class Channel:
         """
         core = self._core
         if core is None or not core.open:
-            core = await self._clear()
+            core = await self.clear()
         properties = encode(fields, identify=core.keep) if fields or core.keep else DEFAULT
         future = core.publish(exchange, routing_key, 1 if mandatory else 0, properties, body)
         if future is not None:
@@ -96,7 +96,7 @@ class Channel:
         """
         core = self._core
         if core is None or not core.open:
-            core = await self._clear()
+            core = await self.clear()
         many = Many(exchange.encode(), routing_key.encode(), 1 if mandatory else 0, encode(fields))
         if isinstance(messages, AsyncIterable):
             await self._send_async(messages, many)
@@ -112,7 +112,7 @@ class Channel:
         while more and not many.failed:
             core = self._core
             if core is None or not core.open:
-                core = await self._clear()
+                core = await self.clear()
             more = core.publish_from(self._identified(messages, core), many, CHUNK)
             if core.connection.scheduled:
                 core.connection.flush()
@@ -125,7 +125,7 @@ class Channel:
         async for message in messages:
             core = self._core
             if core is None or not core.open:
-                core = await self._clear()
+                core = await self.clear()
             core.publish_from(self._identified(iter((message,)), core), many, 1)
             if many.sent - many.settled >= WINDOW:
                 await self._wait_many(many, many.sent - WINDOW // 2)
@@ -143,7 +143,7 @@ class Channel:
             waiter = many.waiter = asyncio.get_running_loop().create_future()
             await waiter
 
-    async def _clear(self) -> ChannelCore:
+    async def clear(self) -> ChannelCore:
         """Wait until a publish can go out, and make the channel ready for it."""
         while True:
             port = await self.port()
@@ -293,7 +293,12 @@ class Channel:
             raise AMQPError(f"the channel has a consumer {subscription.consumer_tag!r} already")
         self._subscriptions[subscription.consumer_tag] = subscription
         try:
-            await subscription.start(port)
+            while not subscription.started:
+                try:
+                    await subscription.start(port)
+                    subscription.started = True
+                except ConnectionLost:
+                    port = await self.port()
         except BaseException:
             self.unsubscribe(subscription)
             raise
@@ -346,7 +351,7 @@ class Channel:
     async def resume(self, port: Port) -> None:
         """Start the consumers again; one that the broker refuses closes the channel, as it would have at first."""
         for subscription in list(self._subscriptions.values()):
-            if subscription.ended is None and not subscription.cancelled:
+            if subscription.started and subscription.ended is None and not subscription.cancelled:
                 await subscription.start(port)
 
     @property
@@ -359,7 +364,9 @@ class Channel:
         lost = isinstance(error, ConnectionLost) and self.connection.reconnects
         if self._port is port:
             self._port = self._core = None
-        for tag, entry in port.core.unconfirmed():
+        unconfirmed = port.core.unconfirmed()
+        self.connection.count_unconfirmed(len(unconfirmed))
+        for tag, entry in unconfirmed:
             if lost and isinstance(entry, Waiting) and port.core.keep:
                 self._resend.append(entry)
             else:

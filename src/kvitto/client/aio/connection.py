@@ -137,18 +137,22 @@ class Connection:
         """
 
         async def start() -> Channel:
-            channel = Channel(self, confirms=confirms)
-            while self._link is None:
-                await self.wait_ready()
-            port = self._link.port(channel)
-            try:
-                await channel.open(port)
-            except asyncio.CancelledError:
-                with contextlib.suppress(AMQPError):
-                    port.close().add_done_callback(_look_at)
-                raise
-            self._channels[channel] = None
-            return channel
+            while True:
+                channel = Channel(self, confirms=confirms)
+                while self._link is None:
+                    await self.wait_ready()
+                port = self._link.port(channel)
+                try:
+                    await channel.open(port)
+                    self._channels[channel] = None
+                    return channel
+                except ConnectionLost:
+                    if not self.reconnects:
+                        raise
+                except asyncio.CancelledError:
+                    with contextlib.suppress(AMQPError):
+                        port.close().add_done_callback(_look_at)
+                    raise
 
         return Opening(start)
 
@@ -224,6 +228,10 @@ class Connection:
     def channel_ended(self, channel: Channel) -> None:
         self._channels.pop(channel, None)
 
+    def count_unconfirmed(self, count: int) -> None:
+        """Note how many publishes had no confirm when their channel ended."""
+        self._unconfirmed += count
+
     def new_tag(self) -> str:
         """Return a consumer tag that no other consumer of this connection has."""
         self._tags += 1
@@ -256,7 +264,8 @@ class Connection:
             self._attempt = 0
         self._task = self.loop.create_task(self._come_back(), name="kvitto reconnect")
         self._task.add_done_callback(self._came_back)
-        self.tell(Disconnected(error, self._unconfirmed))
+        unconfirmed, self._unconfirmed = self._unconfirmed, 0
+        self.tell(Disconnected(error, unconfirmed))
 
     def link_blocked(self, reason: str | None) -> None:
         self.tell(Unblocked() if reason is None else Blocked(reason))

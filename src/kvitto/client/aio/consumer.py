@@ -35,6 +35,8 @@ class Subscription:
         self.arguments = arguments
         self.core = ConsumerCore()
         self.core.no_ack = no_ack
+        self.started = False
+        """Whether the broker has accepted it once; it is started again after a reconnect then."""
         self.ended: AMQPError | None = None
         self.cancelled = False
         """Whether this program has ended it."""

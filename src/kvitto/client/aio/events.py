@@ -15,7 +15,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Disconnected(Event):
-    """The connection is lost; the client connects again. `unconfirmed` publishes were under way, `dropped` acks came too late."""
+    """The connection is lost, and the client connects again. `unconfirmed` is the number of publishes without a confirm."""
 
     error: AMQPError
     unconfirmed: int

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
 from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.link import copy_of
-from kvitto.client.aio.message import Fields, new_id
+from kvitto.client.aio.message import Fields, encode, new_id
 from kvitto.client.aio.queue import Queue
 from kvitto.client.errors import AMQPError
 
@@ -43,12 +44,13 @@ class RPC:
         future: asyncio.Future[IncomingMessage] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         try:
-            await self.channel.publish(body, routing_key, exchange=exchange, mandatory=True, **fields)
+            core = await self.channel.clear()
+            confirm = core.publish(exchange, routing_key, 1, encode(fields), body)
+            if confirm is not None:  # the answer may come before it
+                confirm.add_done_callback(partial(_confirmed, future))
             return await future
         finally:
             del self._waiting[key]
-            if future.done() and not future.cancelled():
-                future.exception()  # looked at: the publish may have failed with the same connection
 
     async def _read(self, consumer: Consumer) -> None:
         try:
@@ -79,3 +81,10 @@ class RPC:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._consumer.cancel()
+
+
+def _confirmed(answer: asyncio.Future[IncomingMessage], confirm: asyncio.Future[None]) -> None:
+    """A question that no queue has gets no answer."""
+    error = None if confirm.cancelled() else confirm.exception()
+    if error is not None and not answer.done():
+        answer.set_exception(error)

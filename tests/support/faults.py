@@ -1,0 +1,100 @@
+"""A proxy with faults, in the event loop of the test: it resets, stalls, forwards byte by byte, or drops what comes.
+
+`async with Faults(port) as proxy:` listens on `proxy.port` and forwards to `port`. The flags apply to all connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import Self
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER, so that close sends a reset."""
+
+
+class Faults:
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self.refuse = False
+        """End new connections at once."""
+        self.mute = False
+        """Drop what the server sends, and say nothing: half-open."""
+        self.slow = False
+        """Forward one byte at a time."""
+        self.left: int | None = None
+        """Forward so many bytes of the server, then reset."""
+        self.accepted = 0
+        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for writer in pair:
+                sock: socket.socket = writer.get_extra_info("socket")
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                writer.transport.abort()
+
+    def stall(self) -> None:
+        """Forward nothing until `flow`."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        self._flowing.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if self.refuse:
+                return
+            back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            self._pairs.append((writer, forth))
+            with contextlib.suppress(OSError):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._forward(reader, forth, False))
+                    group.create_task(self._forward(back, writer, True))
+        except (ExceptionGroup, OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, from_server: bool) -> None:
+        while data := await reader.read(1 if self.slow else 1 << 16):
+            await self._flowing.wait()
+            if from_server and self.mute:
+                continue
+            if from_server and self.left is not None:
+                data, self.left = data[: self.left], self.left - len(data)
+                if self.left <= 0:
+                    writer.write(data)
+                    self.left = None
+                    self.refuse = False
+                    self.cut()
+                    return
+            writer.write(data)
+            await writer.drain()
+        writer.close()
