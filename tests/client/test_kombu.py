@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from amqp.exceptions import ConsumerCancelled, MessageNacked, NotFound, Precondi
 from kombu.asynchronous import Hub
 
 import kvitto
-import kvitto.kombu
+from kvitto.kombu import transport
 
 
 @pytest.fixture
@@ -231,6 +232,73 @@ def test_a_hub_hands_out_what_was_received_with_an_answer(connection: kombu.Conn
         assert rounds <= 25
     finally:
         hub.close()
+
+
+def test_a_hub_sends_what_was_settled_in_a_round_before_it_waits(url: str, connection: kombu.Connection) -> None:
+    """In other threads, and without a hub, it is sent at once."""
+    channel = connection.channel()
+    name = channel.queue_declare(auto_delete=False).queue
+    hub = Hub()
+    try:
+        for number in range(4):
+            publish(channel, str(number), name)
+        got = [channel.basic_get(name) for _ in range(4)]
+        out = connection.connection.transport.out
+        got[0].ack()
+        assert out.n == 0
+        connection.register_with_event_loop(hub)
+        got[1].ack()
+        got[2].reject()
+        assert out.n == 42  # two frames
+        connection.connection.bell.ring()  # the hub has nothing to wait for
+        hub.run_once()
+        assert out.n == 0
+        thread = threading.Thread(target=got[3].ack)
+        thread.start()
+        thread.join()
+        assert out.n == 0
+    finally:
+        hub.close()
+    connection.release()
+    with kombu.Connection(url) as other:
+        assert other.channel().queue_delete(name) == 0
+
+
+def test_settlements_of_a_hub_are_sent_when_the_connection_is_closed(url: str, connection: kombu.Connection) -> None:
+    channel = connection.channel()
+    name = channel.queue_declare(auto_delete=False).queue
+    hub = Hub()
+    publish(channel, "x", name)
+    connection.register_with_event_loop(hub)
+    channel.basic_get(name).ack()
+    connection.release()
+    assert not hub.on_tick
+    hub.close()
+    with kombu.Connection(url) as other:
+        assert other.channel().queue_delete(name) == 0
+
+
+def test_a_delivery_that_takes_long_ends_the_round_of_a_hub(connection: kombu.Connection, channel: Any) -> None:
+    """A worker of pool `solo` runs tasks in the callback, and its heartbeats are between two of them."""
+    hub = Hub()
+    name = channel.queue_declare(exclusive=True).queue
+    for _ in range(3):
+        publish(channel, "x", name)
+    connection.register_with_event_loop(hub)
+    late: list[Any] = []
+
+    def callback(message: Any) -> None:
+        late.append(message)
+        until = time.monotonic() + transport.TURN_S
+        while time.monotonic() < until:
+            pass
+
+    channel.basic_consume(name, callback=callback)
+    channel.queue_declare(exclusive=True)
+    assert len(connection.connection.waiting) == 3
+    connection.transport.on_readable(connection.connection, hub)
+    assert len(late) == 1
+    hub.close()
 
 
 def test_a_lost_connection_is_a_recoverable_error(connection: kombu.Connection, channel: Any) -> None:

@@ -217,6 +217,7 @@ class Connection:
         if transport is not None:
             if self._pid == os.getpid():  # other processes that inherited it keep the socket open
                 with contextlib.suppress(OSError):
+                    transport.flush()
                     transport.sock.shutdown(socket.SHUT_RDWR)
             transport.close()
         channels, self.channels = self.channels, None
@@ -290,11 +291,17 @@ class Connection:
             raise RecoverableConnectionError("basic_publish: timed out") from None
 
     def settle(self, channel: int, method: int, tag: int, flags: int) -> None:
-        """Send an ack (80), reject (90) or nack (120)."""
+        """Send an ack (80), reject (90) or nack (120). An event loop sends those of one round together."""
         transport = self.transport
         with self._lock:
             put_settle(transport.out, channel, method, tag, flags)
-        self.push(self.write_timeout)
+        if self.bell is None or self.bell.thread != threading.get_ident():
+            self.push(self.write_timeout)
+
+    def push_settlements(self) -> None:
+        """Send what an event loop has settled in this round."""
+        if self._transport is not None and self._transport.out.n:
+            self.push(self.write_timeout)
 
     def push(self, timeout_s: float | None = None) -> None:
         """Send all that is in the output, and receive meanwhile, so that the two never wait for each other. Raise
@@ -364,6 +371,7 @@ class Connection:
             return
         transport = self.transport
         if timeout_s != 0:
+            self.push_settlements()
             transport.wait(False, timeout_s)
             if self.read():
                 return
