@@ -14,7 +14,17 @@ from kvitto.store.commit import Commit
 from tests.protocol.sansio import House
 from tests.sim.cuts import Shown, play
 from tests.sim.result import Result, finding
-from tests.sim.world import SeededIds, SimulatedRun, check_start, digest, small_world
+from tests.sim.world import (
+    Begun,
+    SeededIds,
+    SimulatedRun,
+    begin,
+    check_begun,
+    check_sound,
+    check_start,
+    digest,
+    small_world,
+)
 from tests.support.clock import ManualClock
 from tests.support.recording import RecordingDisk, Replica
 from tests.support.simdisk import SimDisk
@@ -135,6 +145,8 @@ class Prefixes:
         self.result = result
         self.part = part
         self._choice = Random(f"{world.seed} prefixes")
+        self._begun: dict[tuple[int, str, int, float], Begun] = {}
+        """What the starts of this run have come to, by what they found. Each prefix is held against what a client knew by then."""
         self.replica = self._follow()
 
     def _follow(self) -> Replica:
@@ -151,14 +163,25 @@ class Prefixes:
             return
         self.replica.apply(len(leader.recorded))
         rng = Random(f"{self.world.seed} {leader.operations}")
-        found = self.replica.copy().disk
+        found = self.replica.disk.seen()
         found._boot += rng.randrange(2)  # on the same machine, or on another one
         with finding(self.result, f"operation {leader.operations}"):
             self.result.tried += 1
             with SeededIds.others(rng):
-                check_start(found, self.world.clock, self.world.ledger)
+                check_begun(self._begin(found), self.world.ledger)
         if self.result.findings:
             raise Shown
+
+    def _begin(self, found: SimDisk) -> Begun:
+        """Start from a prefix that leaves this, or return what the same has come to before: a sync, for example, changes no byte."""
+        clock = self.world.clock
+        state = digest(found), found.boot_id(), clock.wall_ms, clock.seconds
+        begun = self._begun.get(state)
+        if begun is None:
+            self.result.notes["starts"] += 1
+            check_sound(found.seen())
+            begun = self._begun[state] = begin(found, clock)
+        return begun
 
     def compare(self) -> None:
         """What was recorded is all that has happened."""

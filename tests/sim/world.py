@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 
@@ -216,24 +217,55 @@ def served(rig: Rig) -> Found:
     return found
 
 
-def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
-    """Start from a disk and hold what is served against the ledger; gives that, and the disk is used up."""
+@dataclass
+class Begun:
+    """What a start from some disk has come to, whatever a client knows."""
+
+    queues: dict[str, tuple[str, int, int]]
+    """By incarnation: the queue's name, the next offset, and the end that may be announced."""
+    archives: dict[str, dict[bytes, int]]
+    """By queue with an archive: the bodies that its files have, and their outcomes."""
+    found: Found
+    """What is served."""
+
+
+def begin(disk: SimDisk, clock: ManualClock) -> Begun:
+    """Start from a disk, which is used up, and serve everything."""
     rig = Rig(disk, ManualClock(clock.wall_ms, clock.seconds))
     assert not rig.store.alarms, rig.store.alarms
+    queues = {key: (queue.name, queue.next, queue.log.announced_end) for key, queue in rig.broker.queues.items()}
+    return Begun(queues, archived(rig), served(rig))
+
+
+def archived(rig: Rig) -> dict[str, dict[bytes, int]]:
+    """The bodies and outcomes in the files of each queue with an archive, its live segments included."""
+    queues = [queue for queue in rig.broker.vhosts["/"].queues.values() if queue.archived]
+    files = rig.disk.files() if queues else {}
+    return {
+        queue.name: {entry.body: entry.outcome for entry in entries(files, queue.log.queue_id).values()}
+        for queue in queues
+    }
+
+
+def check_begun(begun: Begun, ledger: Ledger) -> Found:
+    """Hold what a start has come to against the ledger. Returns what is served."""
     for incarnation, end in ledger.ends.items():
-        queue = rig.broker.queues.get(incarnation)
-        assert queue is None or queue.next >= queue.log.announced_end >= end, (
-            f"{queue.name}: {queue.next} is told again"
-        )
-    check_archives(rig, ledger)
-    found = served(rig)
-    ledger.check(found)
-    return found
+        if incarnation in begun.queues:
+            name, next_, announced_end = begun.queues[incarnation]
+            assert next_ >= announced_end >= end, f"{name}: {next_} is told again"
+    check_archives(begun, ledger)
+    ledger.check(begun.found)
+    return begun.found
+
+
+def check_state(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
+    """Start from a disk and hold what is served against the ledger; gives that, and the disk is used up."""
+    return check_begun(begin(disk, clock), ledger)
 
 
 def check_start(disk: SimDisk, clock: ManualClock, ledger: Ledger) -> Found:
     """Check the disk with `kvitto check`, then start from it and hold what is served against the ledger. The disk is used up."""
-    check_sound(disk.copy())
+    check_sound(disk.seen())
     return check_state(disk, clock, ledger)
 
 
@@ -244,19 +276,14 @@ def check_sound(disk: SimDisk) -> None:
         assert not findings, [str(finding) for finding in findings]
 
 
-def check_archives(rig: Rig, ledger: Ledger) -> None:
+def check_archives(begun: Begun, ledger: Ledger) -> None:
     """P2: of a queue with an archive every confirmed message is in the files, with its outcome if that had been synced."""
-    archived = [queue for queue in rig.broker.vhosts["/"].queues.values() if queue.archived]
-    if not archived:
-        return
-    files = rig.disk.files()
-    for queue in archived:
-        told = ledger.queue(queue.name)
-        found = {entry.body: entry for entry in entries(files, queue.log.queue_id).values()}
-        lost = told.confirmed - set(found)
-        assert not lost, f"{queue.name}: neither waiting nor archived: {lost}"
-        open_ = {body for body in told.gone & told.confirmed if not found[body].outcome}
-        assert not open_, f"{queue.name}: receipts are lost: {open_}"
+    for name, outcomes in begun.archives.items():
+        told = ledger.queue(name)
+        lost = told.confirmed - set(outcomes)
+        assert not lost, f"{name}: neither waiting nor archived: {lost}"
+        open_ = {body for body in told.gone & told.confirmed if not outcomes[body]}
+        assert not open_, f"{name}: receipts are lost: {open_}"
 
 
 def digest(disk: SimDisk) -> int:

@@ -375,13 +375,23 @@ class SimDisk:
         content = bytearray(self.written[1].certain)
         for write in [*self.written[1].pending[:-1], Write(last.pos, last.data[:n])]:
             write.apply(content)
-        files: dict[int, Inode] = {id(self.written[1]): Inode(content, bytearray(content))}
-        for path, inode in self._names.items():
+        found._see(self, {id(self.written[1]): Inode(content, bytearray(content))})
+        return found
+
+    def seen(self) -> SimDisk:
+        """Another disk with what a process sees on this one. All of it is certain there, so it is no disk for a power cut."""
+        found = SimDisk(self._boot, reserving=self.reserving)
+        found.linking = self.linking
+        found._see(self, {})
+        return found
+
+    def _see(self, other: SimDisk, files: dict[int, Inode]) -> None:
+        """Have the names of another disk, and copies of its files as a process sees them, but for those in `files`, by id."""
+        for path, inode in other._names.items():
             if inode is not None and id(inode) not in files:
                 files[id(inode)] = Inode(bytearray(inode.live), bytearray(inode.live))
-            found._names[path] = None if inode is None else files[id(inode)]
-        found._certain = dict(found._names)
-        return found
+            self._names[path] = None if inode is None else files[id(inode)]
+        self._certain = dict(self._names)
 
     def drop_stuck(self) -> None:
         """The operating system gives up the pages that a failed sync could not write: nobody sees them any more."""
