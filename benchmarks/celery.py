@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     broker.start()
     try:
         print(f"{broker.name}, {args.tasks} tasks, {args.runs} runs of each, medians")
-        print(f"{'':<22}{'tasks/s':>10}{'CPU us/task':>13}{'ratio':>8}")
+        print(f"{'':<24}{'tasks/s':>8}{'ratio':>8}{'CPU us/task':>13}  tasks/s of the runs")
         uri = broker.uri.partition("?")[0]
         published: dict[str, list[tuple[float, float]]] = {scheme: [] for scheme in SCHEMES}
         for pool in args.pools.split(","):
@@ -78,7 +78,8 @@ def show(what: str, rates: dict[str, list[tuple[float, float]]]) -> None:
     base = statistics.median(rate for rate, _ in rates["amqp"])
     for scheme, pairs in rates.items():
         rate, cpu_us = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"{what:<14}{scheme:<8}{rate:>10,.0f}{cpu_us:>13,.0f}{rate / base:>8.2f}", flush=True)
+        span = f"{min(pairs)[0]:,.0f} to {max(pairs)[0]:,.0f}"
+        print(f"{what:<16}{scheme:<8}{rate:>8,.0f}{rate / base:>8.2f}{cpu_us:>13,.0f}  {span}", flush=True)
 
 
 def publish(url: str, tasks: int) -> tuple[float, float]:

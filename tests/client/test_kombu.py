@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +19,8 @@ from amqp.exceptions import ConsumerCancelled, MessageNacked, NotFound, Precondi
 from kombu.asynchronous import Hub
 
 import kvitto
+from benchmarks.tls import make_certificate
+from kvitto.base.config import Config
 from kvitto.kombu import transport
 
 
@@ -377,3 +381,41 @@ def test_on_blocked_is_called(connection: kombu.Connection) -> None:
     assert opened.blocked == "low on disk"
     opened._handle((0, 1, m.ConnectionUnblocked().encode()))
     assert said == ["low on disk", ""] and opened.blocked is None
+
+
+def test_over_tls_a_hub_hands_out_all_that_was_decrypted(tmp_path: Path) -> None:
+    """A read of a TLS socket may leave decrypted bytes, of which no loop is told."""
+    certificate = make_certificate(tmp_path / "tls")
+    if certificate is None:
+        pytest.skip("needs the openssl command (Debian: apt install openssl) to make a certificate")
+    broker = kvitto.Broker(tmp_path / "data")
+    broker._config = Config(
+        data_dir=tmp_path / "data",
+        port=0,
+        http_port=None,
+        tls_port=0,
+        tls_cert=certificate.cert,
+        tls_key=certificate.key,
+    )
+    with broker:
+        assert broker._server is not None
+        address = f"kvittos://guest:guest@localhost:{broker._server.tls_port}//"
+        checked = {"ca_certs": str(certificate.cert), "cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "localhost"}
+        with kombu.Connection(address, ssl=checked) as connection:
+            channel = connection.channel()
+            assert isinstance(connection.connection.sock, ssl.SSLSocket)
+            name = channel.queue_declare(exclusive=True).queue
+            bodies = [str(number) * 1000 for number in range(100)] + ["x" * 300_000]
+            for body in bodies:
+                publish(channel, body, name)
+            hub = Hub()
+            connection.register_with_event_loop(hub)
+            seen: list[str] = []
+            channel.basic_consume(name, callback=lambda message: seen.append(message.body))
+            while len(seen) < len(bodies):
+                hub.run_once()
+            assert seen == bodies
+            connection.release()
+            hub.close()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            kombu.Connection(address, ssl=checked | {"ca_certs": None, "server_hostname": "localhost"}).connect()
