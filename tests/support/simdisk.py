@@ -236,7 +236,9 @@ class SimDisk:
     def listdir(self, path: str) -> list[str]:
         self.alive()
         self._no_file(path)
-        return sorted(name.rpartition("/")[2] for name in self._names if parent(name) == path)
+        above = path and path + "/"
+        below = [name[len(above) :] for name in self._names if name.startswith(above)]
+        return sorted(name for name in below if "/" not in name)
 
     def makedirs(self, path: str) -> None:
         self.alive()
