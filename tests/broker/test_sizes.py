@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from kvitto.broker.queues import sizes
+from kvitto.broker.queues.hold import Hold, restore
 from kvitto.store import pieces
 from kvitto.wire.buf import Buf
-from tests.support.rig import NO_PROPERTIES, Rig, address
+from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
+from tests.support.simdisk import SimFile
 
 
 def put_large(rig: Rig, body: bytes) -> None:
@@ -49,3 +51,69 @@ def test_what_is_not_written_yet_is_counted_too(
     queue.take_settings(replace(queue.settings, max_bytes=100_000))
     rig.drain("q")
     assert queue.ready_bytes == 0
+
+
+@pytest.fixture
+def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of a simulated file has brought."""
+    sizes: list[int] = []
+    read_at = SimFile.read_at
+
+    def counting(self: SimFile, pos: int, n: int) -> bytes:
+        data = read_at(self, pos, n)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(SimFile, "read_at", counting)
+    return sizes
+
+
+def with_large_messages() -> Rig:
+    """Three messages of 3 MiB, of which the second one has been settled, and a small one."""
+    rig = Rig()
+    queue = rig.declare("q", x_max_length_bytes=100 << 20)
+    for _ in range(3):
+        put_large(rig, bytes(3 << 20))
+    rig.publish("q", b"small")
+    rig.settle_down()
+    taker = Taker(queue)
+    while len(taker.got) < 2:  # it is checked in pieces before
+        queue.get(taker)
+        rig.turn()
+    queue.ack(1, 1)
+    queue.requeue(0, 1, 3 << 20)
+    rig.settle_down()
+    return rig
+
+
+def test_large_bodies_are_not_read_to_take_their_bytes_out_of_the_count(sizes_read: list[int]) -> None:
+    """#12, 3: a settlement by range read each of them in one go, and checked it, in the loop."""
+    rig = with_large_messages()
+    queue = rig.queue("q")
+    assert queue.ready_bytes == (6 << 20) + 5
+    sizes_read.clear()
+    queue.settle_until(3)
+    assert queue.ready_bytes == 5
+    assert sum(sizes_read) < 2 << 20
+
+
+def test_a_start_does_not_read_large_bodies_to_count_their_bytes(sizes_read: list[int]) -> None:
+    rig = with_large_messages()
+    sizes_read.clear()
+    rig.kill()
+    assert rig.queue("q").ready_bytes == (6 << 20) + 5
+    assert sum(sizes_read) < 12 << 20, "more than the segment itself, which is not sealed"
+    assert [len(body) for body in rig.peek("q")] == [3 << 20, 3 << 20, 5]
+
+
+def test_large_bodies_are_not_read_when_held_messages_come_back(sizes_read: list[int]) -> None:
+    rig = with_large_messages()
+    queue = rig.queue("q")
+    queue.hold = Hold(queue, queue.next)
+    restore(queue)
+    assert (queue.held, queue.ready_bytes) == (3, 0)
+    sizes_read.clear()
+    while queue.hold.count:
+        queue.hold.give_back()
+    assert queue.ready_bytes == (6 << 20) + 5
+    assert sum(sizes_read) < 2 << 20

@@ -313,8 +313,11 @@ class LogReader:
         return got == head.length and self._open(window, head, 0, until)
 
     def body_bytes(self, start: int, count: int, window: Window | None = None) -> int:
-        """Return the bytes of the bodies of offsets start..start+count-1 that are stored. `window`: the one that the last call used."""
-        window, total, at = window or Window(), 0, start
+        """Return the bytes of the bodies of offsets start..start+count-1 that are stored. `window`: the one that the last call used.
+
+        Large batches are not checked for that, and large bodies are not read.
+        """
+        window, total, at = window or Window(outline=True), 0, start
         while at < start + count and (window.holds(at) or self.load(window, at)):
             batch = window.batch
             i = max(at - batch.first, 0)

@@ -92,7 +92,7 @@ class Hold:
 
     def give_back(self) -> None:
         """Return some of the held messages to their positions, flagged as redelivered, since the group may have read them."""
-        queue, window = self.queue, Window()
+        queue, window = self.queue, Window(outline=True)
         runs = self.again if self.again.count else self.fresh
         for start, n in self._first(runs):
             if queue.max_bytes >= 0:
