@@ -11,7 +11,7 @@ from kvitto.client.aio.consumer import Subscription, cancelled_by_broker
 from kvitto.client.aio.core import ChannelCore, IncomingMessage, Many, Waiting
 from kvitto.client.aio.errors import Closed, ManyFailed, PublishUnknown, Returned
 from kvitto.client.aio.events import ChannelFailed, ConsumerFailed, MessageReturned
-from kvitto.client.aio.link import Port, copy_of
+from kvitto.client.aio.link import FLUSH_BYTES, Port, copy_of
 from kvitto.client.aio.message import DEFAULT, Fields, Message, encode
 from kvitto.client.aio.queue import Exchange, Queue
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectionLost
@@ -78,6 +78,9 @@ class Channel:
         future = core.publish(exchange, routing_key, 1 if mandatory else 0, properties, body)
         if future is not None:
             await future
+        elif core.connection.out.n > FLUSH_BYTES:  # without confirms nothing else lets other tasks run
+            core.connection.flush()
+            await asyncio.sleep(0)
 
     async def publish_many(
         self,

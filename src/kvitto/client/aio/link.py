@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.version import __version__
@@ -182,9 +182,8 @@ class Link(asyncio.BufferedProtocol):
     # --- asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         inp = self.core.inp
