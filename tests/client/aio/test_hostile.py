@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,7 +180,7 @@ async def call(channel: kvitto.Channel) -> kvitto.IncomingMessage:
         return await rpc.call(b"?", "q")
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(STEP, max_size=30))
 def test_every_call_ends_whatever_the_server_does(script: list[tuple[str, int, bytes]]) -> None:
     run(script, False)
@@ -212,14 +213,16 @@ def test_a_confirm_that_nobody_waits_for_ends_the_connection_with_the_reason() -
 
 
 @asynchronous
-async def test_a_server_that_always_closes_is_asked_again_and_again_until_the_client_closes() -> None:
+async def test_a_server_that_always_closes_is_asked_again_and_again_until_the_client_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server_tasks: list[Any] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_tasks.append(1)
         await Hostile([("answer", 0, b"")] * (2 + len(server_tasks) % 4))(reader, writer)
 
-    before, connection_module.BACKOFF_S = connection_module.BACKOFF_S, 0.0001
+    monkeypatch.setattr(connection_module, "BACKOFF_MAX_S", 0.001)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
@@ -231,6 +234,5 @@ async def test_a_server_that_always_closes_is_asked_again_and_again_until_the_cl
             await connection.close()
             assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], AMQPError | kvitto.Channel)
     finally:
-        connection_module.BACKOFF_S = before
         server.close()
         await until_idle()
