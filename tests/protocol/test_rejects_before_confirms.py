@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvitto.broker.transfers.deadletter import LETTERS_PER_TURN
@@ -16,7 +18,7 @@ from tests.support.rig import Rig
 def test_a_confirm_does_not_overtake_as_many_rejects_as_one_turn_moves(synced: bool, count: int) -> None:
     house = House()
     wire = house.wire()
-    to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    to_dead: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     for name in ("work", "dead", "other"):
         wire.put(1, m.QueueDeclare(name, False, True, arguments=to_dead if name == "work" else {}))
         house.settle()
