@@ -46,13 +46,14 @@ class Until:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.most = int(os.environ.get("MESSAGES_THERE", "0")) or 1 << 60
         self.count = 0
         self.started = time.perf_counter()
         self.cpu = time.process_time()
 
     def more(self, done: int = 0) -> bool:
         self.count += done
-        return time.perf_counter() - self.started < self.seconds
+        return self.count < self.most and time.perf_counter() - self.started < self.seconds
 
     def pieces(self) -> Iterator[bytes]:
         """Bodies until the time is over, counted."""
@@ -134,6 +135,32 @@ async def aio_pika_client(uri: str, work: str, seconds: float) -> dict[str, floa
 
 
 # --- synchronous
+
+
+def kvitto_sync_client(uri: str, work: str, seconds: float) -> dict[str, float]:
+    from kvitto.client.blocking import connect_sync
+
+    connecting = time.perf_counter()
+    with connect_sync(uri) as connection:
+        channel = connection.channel(confirms=work != "plain")
+        connect_ms = (time.perf_counter() - connecting) * 1000
+        until = Until(seconds)
+        if work in ("one", "plain"):
+            while until.more():
+                channel.publish(BODY, QUEUE)
+                until.count += 1
+            channel.flush()
+        elif work == "stream":
+            channel.publish_many(until.pieces(), QUEUE)
+        elif work == "consume":
+            with channel.queue(QUEUE, durable=True).consume(prefetch=PREFETCH) as consumer:
+                for message in consumer:
+                    message.ack()
+                    if not until.more(1):
+                        break
+        else:
+            raise NotImplementedError
+        return until.result(connect_ms=connect_ms)
 
 
 def pika_client(uri: str, work: str, seconds: float) -> dict[str, float]:
@@ -247,6 +274,7 @@ Client = Callable[[str, str, float], Any]
 CLIENTS: dict[str, tuple[str, Client, tuple[str, ...]]] = {
     "kvitto": ("kvitto.client.aio", kvitto_client, tuple(WORK)),
     "kvitto, uvloop": ("uvloop", kvitto_client, tuple(WORK)),
+    "kvitto, sync": ("kvitto.client.blocking", kvitto_sync_client, ("one", "stream", "plain", "consume")),
     "aio-pika": ("aio_pika", aio_pika_client, ("one", "tasks", "plain", "consume")),
     "pika": ("pika", pika_client, ("one", "plain", "consume")),
     "amqpstorm": ("amqpstorm", amqpstorm_client, ("one", "plain", "consume")),
@@ -273,10 +301,13 @@ def child(name: str, work: str, uri: str, seconds: float) -> None:
     os._exit(0)  # some clients wait for threads that nobody ends
 
 
-def measure(name: str, work: str, uri: str, seconds: float) -> dict[str, float] | str:
+def measure(name: str, work: str, uri: str, seconds: float, there: int) -> dict[str, float] | str:
     command = [sys.executable, "-m", "benchmarks.clients", "--child", name, work, uri, str(seconds)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 4 * seconds, check=False)
+        environment = {**os.environ, "MESSAGES_THERE": str(there)}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60 + 4 * seconds, check=False, env=environment
+        )
     except subprocess.TimeoutExpired:
         return "does not end"
     if done.returncode or not done.stdout:
@@ -328,8 +359,9 @@ def table(where: str, uri: str, chosen: list[str], works: list[str], seconds: fl
         for name in chosen:
             if work not in CLIENTS[name][2]:
                 continue
-            prepare(uri, fill if work == "consume" else 0)
-            found = measure(name, work, uri, seconds)
+            there = fill if work == "consume" else 0
+            prepare(uri, there)
+            found = measure(name, work, uri, seconds, there)
             if isinstance(found, str):
                 print(f"| {name} | {WORK[work]} | {found} | | | |", flush=True)
                 continue
@@ -359,7 +391,7 @@ def main() -> None:
     works = [work for work in WORK if not options.work or work in options.work.split(",")]
     print("| client | import after asyncio and ssl, ms |\n|---|---|")
     for name in chosen:
-        if name != "kvitto, uvloop":
+        if not name.startswith("kvitto,"):
             print(f"| {name} | {import_ms(CLIENTS[name][0]):.0f} |", flush=True)
     if options.uri:
         table("the one of --uri", options.uri, chosen, works, options.seconds, options.fill)

@@ -10,6 +10,7 @@ from kvitto.base.version import __version__
 
 if TYPE_CHECKING:
     from kvitto.client.aio import Channel, Connection, Consumer, Exchange, IncomingMessage, Message, Queue, connect
+    from kvitto.client.blocking import connect_sync
     from kvitto.server.embedded import Broker
 
 __all__ = [
@@ -24,9 +25,10 @@ __all__ = [
     "__version__",
     "compiled",
     "connect",
+    "connect_sync",
 ]
 
-_CLIENT = frozenset(__all__) - {"Broker", "__version__", "compiled"}
+_CLIENT = frozenset(__all__) - {"Broker", "__version__", "compiled", "connect_sync"}
 
 
 def compiled() -> bool:
@@ -41,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from kvitto.server.embedded import Broker
 
         return Broker
+    if name == "connect_sync":
+        from kvitto.client.blocking import connect_sync
+
+        return connect_sync
     if name in _CLIENT:
         from kvitto.client import aio
 

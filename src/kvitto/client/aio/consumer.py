@@ -145,6 +145,13 @@ class Consumer:
                 waiter = core.waiter = asyncio.get_running_loop().create_future()
                 await waiter
 
+    async def take_all(self) -> list[IncomingMessage]:
+        """Return all messages that are here, at least one. Raises as the iteration does, StopAsyncIteration at its end."""
+        messages = [await self.__anext__()]
+        while (message := self._core.take()) is not None:
+            messages.append(message)
+        return messages
+
     async def _start(self) -> None:
         """Start it, once."""
         await self.channel.subscribe(self._subscription)

@@ -397,8 +397,9 @@ class Link(asyncio.BufferedProtocol):
         self._wake_drained()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(copy_of(error))
+        reason = Closed("the connection was closed by this program") if self._closing else error
         for port in list(self.ports.values()):
-            port.end(error)
+            port.end(reason)
         self.owner.link_lost(self, error)
 
     async def close(self) -> None:
