@@ -19,6 +19,11 @@ HOT = [
     "kvitto/wire/check.py",
     "kvitto/store/batch.py",
     "kvitto/store/settlements.py",
+    "kvitto/store/segment.py",
+    "kvitto/store/log.py",
+    "kvitto/store/commit.py",
+    "kvitto/store/inventory.py",
+    "kvitto/store/store.py",
     "kvitto/broker/queues/consumer.py",
     "kvitto/broker/queues/rota.py",
     "kvitto/broker/queues/counted.py",
@@ -27,12 +32,18 @@ HOT = [
     "kvitto/broker/queues/backlog.py",
     "kvitto/broker/queues/work_queue.py",
     "kvitto/broker/routing/route.py",
+    "kvitto/broker/turning.py",
     "kvitto/protocol/crowd.py",
     "kvitto/protocol/output.py",
     "kvitto/protocol/delivery.py",
     "kvitto/protocol/channel.py",
     "kvitto/protocol/connection.py",
+    "kvitto/protocol/confirms.py",
+    "kvitto/protocol/hub.py",
     "kvitto/server/syncer.py",
+    "kvitto/server/peer.py",
+    "kvitto/server/poller.py",
+    "kvitto/server/driving.py",
     "kvitto/client/codec.py",
     "kvitto/client/columns.py",
     "kvitto/client/aio/core.py",
@@ -40,6 +51,19 @@ HOT = [
     "kvitto/perf/callers.py",
     "kvitto/client/fields.py",
 ]
+CHECKED = {
+    "kvitto/store/segment.py",
+    "kvitto/store/log.py",
+    "kvitto/store/commit.py",
+    "kvitto/store/inventory.py",
+    "kvitto/store/store.py",
+    "kvitto/broker/turning.py",
+    "kvitto/protocol/confirms.py",
+    "kvitto/protocol/hub.py",
+    "kvitto/server/poller.py",
+    "kvitto/server/driving.py",
+}
+"""Those that run once per turn and not per message: a wrong index or a None in them raises, as in the interpreter."""
 DIRECTIVES = {
     "language_level": 3,
     # types come from the .pxd alone; annotations are for mypy
@@ -48,6 +72,7 @@ DIRECTIVES = {
     "wraparound": False,
     "initializedcheck": False,
 }
+CHECKS = {"boundscheck": True, "wraparound": True, "initializedcheck": True, "nonecheck": True}
 FLAGS = ["-O3", "-Wno-sign-compare"]  # Cython compares its loop counters with what the .pxd declares
 REQUIRED = bool(os.environ.get("KVITTO_REQUIRE_COMPILED"))
 """Set where an interpreted result would be a failure: `make build`, wheels for release."""
@@ -60,18 +85,23 @@ def extensions() -> list[Extension]:
     present = [path for path in HOT if (ROOT / "src" / path).exists()]
     for path in sorted(set(HOT) - set(present)):
         print(f"setup.py: hot module src/{path} is not there, skipped", file=sys.stderr)
-    units = [
-        Extension(path.removesuffix(".py").replace("/", "."), [f"src/{path}"], extra_compile_args=FLAGS)
-        for path in present
-    ]
-    return cythonize(
-        units,
-        build_dir="build/c",
-        include_path=["src"],
-        compiler_directives=DIRECTIVES,
-        annotate=bool(os.environ.get("KVITTO_ANNOTATE")),
-        quiet=True,
-    )
+    units: list[Extension] = []
+    for paths, directives in (
+        ([path for path in present if path not in CHECKED], DIRECTIVES),
+        ([path for path in present if path in CHECKED], DIRECTIVES | CHECKS),
+    ):
+        units += cythonize(
+            [
+                Extension(path.removesuffix(".py").replace("/", "."), [f"src/{path}"], extra_compile_args=FLAGS)
+                for path in paths
+            ],
+            build_dir="build/c",
+            include_path=["src"],
+            compiler_directives=directives,
+            annotate=bool(os.environ.get("KVITTO_ANNOTATE")),
+            quiet=True,
+        )
+    return units
 
 
 def refuse_free_threading() -> None:

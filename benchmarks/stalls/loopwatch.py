@@ -18,6 +18,11 @@ import sys
 from time import thread_time_ns
 from typing import Any
 
+try:
+    from kvitto.server import poller
+except ImportError:  # a checkout from before it
+    poller = None  # type: ignore[assignment]
+
 SIZE = 4096
 NAME_AT, NAME_MAX = 128, 256
 PHASE, SEEN, PIECE_NS, ROUND_NS, BEGAN_NS, GARBAGE_NS = range(6)
@@ -36,6 +41,24 @@ def name_of(callback: Any) -> str:
         return f"{name} of {getattr(coroutine, '__qualname__', coroutine)}"
     protocol = getattr(owner, "_protocol", None)
     return f"{name} of {type(protocol).__name__}" if protocol is not None else str(name)
+
+
+def watch_peers(kind: Any, timed: Any) -> None:
+    """Time what a poller does outside of asyncio's handles: it serves the sockets of peers, and runs the turn behind their input."""
+    watch_untimed = kind.watch
+
+    class Timed:
+        def __init__(self, served: Any) -> None:
+            self.ready = functools.partial(timed, served.ready, served.ready)
+
+    def watch(self: Any, fd: int, served: Any, before: int, events: int) -> None:
+        watch_untimed(self, fd, Timed(served), before, events)
+
+    def set_turn(self: Any, turn: Any) -> None:
+        self.timed_turn = functools.partial(timed, turn, turn)
+
+    kind.watch = watch
+    kind.turn = property(lambda self: self.timed_turn, set_turn)
 
 
 class Watch:
@@ -63,11 +86,13 @@ class Watch:
         words, new_phase, worse = self.words, self.new_phase, self.worse
 
         def handle(self: Any) -> None:
+            timed(self._callback, run_handle, self)
+
+        def timed(callback: Any, action: Any, *args: Any) -> None:
             nonlocal garbage
-            callback = self._callback
             garbage = 0
             words[BEGAN_NS] = began = thread_time_ns()
-            run_handle(self)
+            action(*args)
             spent = thread_time_ns() - began
             words[BEGAN_NS] = 0
             if words[SEEN] != words[PHASE]:
@@ -81,6 +106,8 @@ class Watch:
             run_once(self)
             words[ROUND_NS] = max(words[ROUND_NS], thread_time_ns() - began)
 
+        if poller is not None:
+            watch_peers(poller.Poller, timed)
         asyncio.events.Handle._run = handle  # type: ignore[method-assign]
         asyncio.base_events.BaseEventLoop._run_once = once  # type: ignore[attr-defined]
 

@@ -34,7 +34,7 @@ OF_THE_BROKER = {
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
     | {("protocol/confirms.py", name) for name in OF_THE_CONFIRMS | PARTS}
-    | {("broker/broker.py", name) for name in OF_THE_BROKER | PARTS}
+    | {(f"broker/{file}.py", name) for file in ("broker", "turning") for name in OF_THE_BROKER | PARTS}
     | {("broker/transfers/records.py", "apply")}
 )
 """Functions in which everybody's work meets; an exception of their own lines is nobody's, and confirms depend on them."""

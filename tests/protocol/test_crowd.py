@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvitto.broker import broker
+from kvitto.broker import turning
 from kvitto.protocol.output import LIMIT
 from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
@@ -28,7 +28,7 @@ def test_nobody_is_forgotten_when_the_output_is_full_and_the_turn_is_over(
     ask(wire, m.QueueDeclare("q"), m.BasicQos(0, 1 + COUNT // CONSUMERS))
     for number in range(CONSUMERS):
         ask(wire, m.BasicConsume("q", f"c{number}"))
-    monkeypatch.setattr(broker, "ALLOWANCE", allowance)
+    monkeypatch.setattr(turning, "ALLOWANCE", allowance)
     for _ in range(COUNT):
         other.feed(sessions.content(1, m.BasicPublish("", "q"), b"\0\0", BODY))
     house.settle()
@@ -58,7 +58,7 @@ def test_nobody_waits_behind_the_many_queues_of_another_connection(monkeypatch: 
     for name in names:
         publisher.feed(sessions.content(1, m.BasicPublish("", name), b"\0\0", BODY) * 1000)
         house.settle()
-    monkeypatch.setattr(broker, "ALLOWANCE", 1000)  # less than two outputs
+    monkeypatch.setattr(turning, "ALLOWANCE", 1000)  # less than two outputs
     greedy.feed(b"".join(frame(FRAME_METHOD, 1, m.BasicConsume(name, name, no_ack=True).encode()) for name in names))
     one = sessions.content(1, m.BasicPublish("", "other"), b"\0\0", b"")
     waited = 0

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvitto.store.log import Log
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
 from tests.protocol.sansio import House, Wire
@@ -35,15 +34,12 @@ def failing_house(arguments: dict[str, Any]) -> Iterator[House]:
         wire.feed(content(1, m.BasicPublish("", name), NO_PROPERTIES, b"before"))
     house.settle()
     bad = house.broker.vhosts["/"].queues["bad"].log
-    write = Log.write
 
-    def failing(self: Log, batch: Any) -> None:
-        if self is bad:
-            raise RuntimeError("a bug")
-        write(self, batch)
+    def failing(batch: Any) -> None:
+        raise RuntimeError("a bug")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Log, "write", failing)
+        patch.setattr(bad, "write", failing)
         yield house
 
 

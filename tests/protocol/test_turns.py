@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvitto.broker import broker as brokers
+from kvitto.broker import turning
 from kvitto.protocol import hub as hubs
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
@@ -17,7 +17,7 @@ AT_ONCE = 4
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
     house = House()
-    monkeypatch.setattr(hubs, "WRITE_COST", AT_ONCE * brokers.QUEUE_COST)
+    monkeypatch.setattr(hubs, "WRITE_COST", AT_ONCE * turning.QUEUE_COST)
     return house
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk_holds_back_all_confirms_until_there_is_room(house: House) -
 
 
 def test_publishers_wait_while_too_much_waits_to_be_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers, "BEHIND_BYTES", 100)
+    monkeypatch.setattr(turning, "BEHIND_BYTES", 100)
     flood, other = confirming(house, *names(100)), house.wire()
     publish(flood, *names(100))
     house.turn()

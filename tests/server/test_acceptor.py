@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,11 @@ def test_a_connection_that_is_accepted_while_it_closes_is_closed_too() -> None:
             loop.call_soon(acceptor.close)
             return True
 
-        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), room, lambda: None, 10)
+        def peer(sock: socket.socket, address: Any) -> None:
+            raise AssertionError("there was no handshake")
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        acceptor = Acceptor(peer, room, lambda: None, 10, lambda: context)
         port = await acceptor.listen(["127.0.0.1"], 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         got = await reader.read()
@@ -45,14 +52,12 @@ def test_a_listener_survives_an_error_of_its_own(
             raise answer
         return answer
 
-    class Greeting(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.WriteTransport)
-            transport.write(b"come in")
-            transport.close()
+    def greet(sock: socket.socket, address: Any) -> None:
+        sock.send(b"come in")
+        sock.close()
 
     async def connect() -> list[bytes]:
-        acceptor = Acceptor(lambda address: Greeting(), room, lambda: None, 10)  # type: ignore[arg-type,return-value]
+        acceptor = Acceptor(greet, room, lambda: None, 10)
         port = await acceptor.listen(["127.0.0.1"], 0)
         heard = []
         for _ in range(3):

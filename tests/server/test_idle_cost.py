@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import weakref
-from asyncio import selector_events, sslproto
+from asyncio import selector_events
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -22,6 +22,7 @@ from kvitto.protocol.connection import Connection
 from kvitto.server import acceptor as module
 from kvitto.server import garbage
 from kvitto.server.acceptor import Acceptor
+from kvitto.server.peer import Peer
 from kvitto.wire import methods as m
 from kvitto.wire.spec import PROTOCOL_HEADER
 from tests.protocol import sessions
@@ -78,7 +79,7 @@ def test_connections_with_sockets_leave_nothing_behind(unbound: None) -> None:
             wait_until(lambda: len(hub.connections) == len(peers))
             gone: list[Any] = [weakref.ref(connection) for connection in list(hub.connections)]
             assert {type(connection()) for connection in gone} == {Connection}
-            gone += [weakref.ref(connection.transport.socket) for connection in list(hub.connections)]
+            gone += [weakref.ref(connection.transport) for connection in list(hub.connections)]
         wait_until(lambda: all(connection() is None for connection in gone))
 
 
@@ -91,7 +92,7 @@ def test_a_tls_peer_that_says_nothing_costs_no_handshake() -> None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     async def connect() -> None:
-        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, 10, tls)
+        acceptor = Acceptor(lambda sock, address: None, lambda: True, lambda: None, 10, tls)
         port = await acceptor.listen(("127.0.0.1",), 0)
         loop = asyncio.get_running_loop()
         with socket.create_connection(("127.0.0.1", port)) as sock:
@@ -113,9 +114,7 @@ def test_too_many_tls_handshakes_end_the_one_that_has_taken_longest(monkeypatch:
 
     async def connect() -> list[bool]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(
-            lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: late.append(1), 10, lambda: context
-        )
+        acceptor = Acceptor(lambda sock, address: None, lambda: True, lambda: late.append(1), 10, lambda: context)
         port = await acceptor.listen(("127.0.0.1",), 0)
         streams = []
         for number in range(4):
@@ -162,7 +161,7 @@ def test_tls_peers_leave_nothing_behind(tmp_path: Path, unbound: None, first: by
         acceptors = server._acceptors
         wait_until(lambda: not any(acceptor.beginning for acceptor in acceptors) and not server.hub.connections)
         assert server.hub.connections_made - ended == (5 if first is None else 0)
-        wait_until(lambda: not alive(sslproto.SSLProtocol))
+        wait_until(lambda: not alive(Peer))
 
 
 def test_handshakes_that_begin_in_the_same_turn_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +170,7 @@ def test_handshakes_that_begin_in_the_same_turn_are_limited_too(monkeypatch: pyt
 
     async def connect() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        acceptor = Acceptor(lambda address: asyncio.BufferedProtocol(), lambda: True, lambda: None, 10, lambda: context)
+        acceptor = Acceptor(lambda sock, address: None, lambda: True, lambda: None, 10, lambda: context)
         port = await acceptor.listen(["127.0.0.1"], 0)
         with ExitStack() as open_:
             socks = [open_.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(10)]

@@ -10,6 +10,7 @@ import pytest
 
 from kvitto.base.config import Config, ConfigError, read
 from kvitto.server.listening import bind
+from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
 
 
@@ -49,7 +50,7 @@ def asked(config: Config, *addresses: str) -> list[bytes]:
         await server.stop()
         return answers
 
-    return asyncio.run(run())
+    return run_loop(run())
 
 
 def config(place: Path, *hosts: str) -> Config:
@@ -77,17 +78,17 @@ def test_one_address_of_ipv6_is_not_ipv4(tmp_path: Path) -> None:
         with sock, pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", sock.getsockname()[1]), 1)
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 def test_the_address_that_cannot_be_had_is_named() -> None:
     with socket.create_server(("127.0.0.2", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use") as caught:
-            asyncio.run(bind(["127.0.0.1", "127.0.0.2"], port))
+            run_loop(bind(["127.0.0.1", "127.0.0.2"], port))
         assert caught.value.filename == f"127.0.0.2:{port}"
     with pytest.raises(OSError) as unknown:
-        asyncio.run(bind(["nowhere.invalid"], 1))
+        run_loop(bind(["nowhere.invalid"], 1))
     assert unknown.value.filename == "nowhere.invalid:1"
 
 

@@ -10,6 +10,7 @@ from kvitto.base.config import Config
 from kvitto.base.limits import MIB
 from kvitto.server import pacing
 from kvitto.server.pacing import Pacing
+from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
 from kvitto.store import paths
 from kvitto.store.disk import RealDisk, RealFile
@@ -95,7 +96,7 @@ class StuckDisk(RealDisk):
 def test_a_flood_over_a_disk_that_is_stuck(tmp_path: Path) -> None:
     """W8: the broker stops reading from it, others are served; nothing is lost, and it goes on with the disk."""
     disk = StuckDisk(str(tmp_path))
-    asyncio.run(_flood(Server(Config(data_dir=tmp_path, port=0, http_port=None), disk), disk))
+    run_loop(_flood(Server(Config(data_dir=tmp_path, port=0, http_port=None), disk), disk))
 
 
 COUNT = 16_000

@@ -10,7 +10,9 @@ import pytest
 
 from kvitto.base.config import Config
 from kvitto.base.errors import StoreError
-from kvitto.server.server import IDLE_BYTES, Server
+from kvitto.server.driving import IDLE_BYTES
+from kvitto.server.poller import run as run_loop
+from kvitto.server.server import Server
 from kvitto.store.disk import RealDisk
 from tests.support.rig import Rig
 from tests.support.simdisk import SimDisk
@@ -36,7 +38,7 @@ def test_what_fails_beside_a_turn_ends_the_broker(tmp_path: Path) -> None:
             await server.stop()
 
     with pytest.raises(StoreError, match="free space"):
-        asyncio.run(main())
+        run_loop(main())
     assert (tmp_path / "boot").read_bytes(), "it is not left in order"
 
 
@@ -72,12 +74,12 @@ def test_a_busy_broker_has_one_turn_in_each_round_of_the_loop(tmp_path: Path) ->
         assert turns <= rounds + synced + 1
         await server.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run_loop(asyncio.wait_for(main(), 60))
 
 
 def test_a_turn_syncs_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for a short sync may ask for the next one when it has ended, without end."""
-    monkeypatch.setattr("kvitto.server.server.SYNCS_S", 0.0)
+    monkeypatch.setattr("kvitto.server.driving.SYNCS_S", 0.0)
 
     async def main() -> None:
         server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
@@ -96,7 +98,7 @@ def test_a_turn_syncs_for_a_moment_only(tmp_path: Path, monkeypatch: pytest.Monk
             await asyncio.sleep(0)
         await server.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run_loop(asyncio.wait_for(main(), 60))
 
 
 def test_a_stop_ends_although_its_last_turn_fails_while_a_sync_runs(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_stop_ends_although_its_last_turn_fails_while_a_sync_runs(tmp_path: Pa
         await server.run_until_stopped()
 
     with pytest.raises(StoreError, match="the device failed"):
-        asyncio.run(main())
+        run_loop(main())
 
 
 def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:
         await server.run_until_stopped()
 
     with pytest.raises(StoreError):
-        asyncio.run(main())
+        run_loop(main())
 
 
 def test_a_full_disk_that_fails_next_has_confirmed_nothing() -> None:
@@ -159,4 +161,4 @@ def test_any_disk_is_told_who_frees_the_bytes_of_removed_files(tmp_path: Path) -
         await server.stop()
         assert disk.remover is None
 
-    asyncio.run(main())
+    run_loop(main())

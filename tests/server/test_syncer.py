@@ -269,18 +269,19 @@ def test_a_sync_whose_end_is_not_known_has_failed(tmp_path: Path) -> None:
 def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C2: one message at a time, until syncs run in the loop."""
     places: set[str] = set()
-    run, waves = Commit.run, Commit.waves
 
-    def run_here(job: Commit) -> None:
+    run, submit = Syncer.run, Syncer.submit
+
+    def run_here(self: Syncer, job: Commit) -> None:
         places.add("loop")
-        run(job)
+        run(self, job)
 
-    def run_there(job: Commit) -> Generator[list[int], None, None]:
+    def run_there(self: Syncer, job: Commit) -> None:
         places.add("thread")
-        return waves(job)
+        submit(self, job)
 
-    monkeypatch.setattr(Commit, "run", run_here)
-    monkeypatch.setattr(Commit, "waves", run_there)
+    monkeypatch.setattr(Syncer, "run", run_here)
+    monkeypatch.setattr(Syncer, "submit", run_there)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         channel = connection.channel()

@@ -6,8 +6,6 @@ It does no network I/O: the server feeds connections and then calls `turn`, befo
 from __future__ import annotations
 
 import logging
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,15 +25,14 @@ from kvitto.broker.queues import hold
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.reader import RangeReaders
 from kvitto.broker.routing.patterns import Pattern
-from kvitto.broker.timers import Timers
 from kvitto.broker.transfers.deadletter import DeadLetters
 from kvitto.broker.transfers.parked import Parking
 from kvitto.broker.transfers.records import Records
 from kvitto.broker.transfers.stages import Stages
+from kvitto.broker.turning import Turning
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
 from kvitto.broker.vhost_settings import VHostSettings
 from kvitto.store import paths, pieces
-from kvitto.store.batch import Batch
 from kvitto.store.log import Log
 from kvitto.store.record import Record
 from kvitto.store.store import Store
@@ -47,44 +44,16 @@ log = logging.getLogger("kvitto.broker")
 
 Direct = tuple[Queue, bytes, bytes, bytes | Buf, int, int]
 """A message for a queue: key, props, body, time to live in ms (-1: none), flags."""
-Targets = dict[Queue, int]
-"""By queue, the offset below which messages must be in the files."""
-ALLOWANCE = 20_000
-"""The most that all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for each message and each KiB of it."""
-QUEUE_COST = 25
-"""The cost of one write of a queue, without the bytes of its messages, in units of about a microsecond."""
-SLICE_COST = 1200
-"""The cost of writing a slice of a large batch (store/pieces.py). Most slices take less time, some take several times as long."""
-BEHIND_BYTES = 64 << 20
-"""If more bytes of messages than this wait to be written, publishers are not read from."""
-POOL_MAX = 64
-POOL_LARGE = 4
-"""Batches in the pool that keep their large buffers; the others give them back."""
 
 
-class Broker:
-    replaying = False
-    """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped by a limit."""
-
-    clock_is_read = False
-    """Whether input has read the clock since the last turn. The next turn does not read it again then."""
-    behind = False
-    """Whether more than BEHIND_BYTES wait to be written, so that publishers have to wait."""
-    left = 0
-    """The part of its allowance that the last turn has not used."""
-
+class Broker(Turning):
     def __init__(self, store: Store, clock: Clock, allowed: Limits = DEFAULTS) -> None:
-        self.store = store
+        super().__init__(store, clock)
         self.limits = allowed
-        self.clock = clock
-        self.now_ms = clock.now_ms()
-        self.set_back_ms = self.now_ms
-        """The wall clock when it was last set back, or at the start. A batch with a later time was stored before that moment."""
         self.vhosts: dict[str, VHost] = {}
         self.queues: dict[str, Queue] = {}
         self.users: Users
         self.faults = Faults(self)
-        self.timers = Timers(clock.monotonic_ms())
         self.jobs = Jobs()
         self._expired: list[Queue] = []
         self.notices = Notices()
@@ -94,31 +63,6 @@ class Broker:
         self.archives = Archives(self)
         self.readers = RangeReaders()
         self.records = Records(self)
-        self.dirty: deque[Queue] = deque()
-        """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
-        self.written = 0
-        """How many of them turns have written. A change made when `changes` was n is in the files once `written` is n."""
-        self._queue_size = 0.0
-        self._applied: deque[tuple[int, int]] = deque()
-        """Records of the journal that were applied in memory, each with the value that `written` must reach for them to be in the files."""
-        self._noted = 0
-        """The last record that has been put into `_applied`."""
-        self._applied_to_slow: deque[tuple[Targets, int]] = deque()
-        """Applied records that still wait until slow queues have written their batches."""
-        self.turns = 0
-        self.allowance = ALLOWANCE
-        """The rest of what deliveries may cost in this turn."""
-        self.late: deque[Queue] = deque()
-        """Queues that go on delivering in the next turn."""
-        self.unwritten: dict[Queue, None] = {}
-        self.pressed: dict[Queue, None] = {}
-        """Queues whose large batches wait until the disk has caught up. Each of them is also in `slow`."""
-        self.slow: dict[Queue, None] = {}
-        """Queues with batches that take several turns to be written. They count as `written`, although newer messages of theirs are
-        in no file yet."""
-        self.unmarked: dict[Queue, None] = {}
-        """Queues that may have delivered since they were written. Their files do not have the delivered mark for that yet (A9)."""
-        self.full = False
         self.gone = Counts()
         self.churn = Churn()
         self.refused = dict.fromkeys(limits.REFUSALS, 0)
@@ -133,8 +77,6 @@ class Broker:
         """The name that an operator has set, "" for the name of the node."""
         self.inert: dict[tuple[Any, ...], str] = {}
         """Why a stored policy or permission has no effect, by kind and key."""
-        self.on_full: Callable[[bool], None] = lambda full: None
-        self._pool: list[Batch] = []
         self._defining = True
 
     # -- start -----------------------------------------------------------------------------------------------
@@ -345,216 +287,10 @@ class Broker:
 
     # -- turn ------------------------------------------------------------------------------------------------
 
-    def read_clock(self) -> None:
-        """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn."""
-        now_ms = self.clock.now_ms()
-        if now_ms < self.now_ms:
-            self.set_back_ms = now_ms
-        self.now_ms = now_ms
-        self.timers.now_ms = self.clock.monotonic_ms()
-
     @property
     def listed(self) -> list[Queue]:
         """All queues but stages, which no client sees."""
         return [queue for vhost in self.vhosts.values() for queue in vhost.queues.values()]
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing has changed since the last turn."""
-        return not (
-            self.dirty
-            or self.late
-            or self.readers.ready
-            or self.records.due
-            or self.dead_letters.moves
-            or self.stages.due
-            or self.store.has_work
-        )
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the last turn has left work that the next turn can do at once."""
-        return bool(
-            self.dirty
-            or self.late
-            or self.records.due
-            or self.jobs.waiting
-            or self.readers.ready
-            or self.store.has_work
-        )
-
-    @property
-    def changes(self) -> int:
-        """How many times a queue was put into `dirty` since the start."""
-        return self.written + len(self.dirty)
-
-    def turn(self, most: int = sys.maxsize) -> None:
-        """Deliver, write and settle what has changed. Work beyond a cost of `most`, in units of about a microsecond, is left `dirty`.
-
-        Raises StoreError if the disk fails for good.
-        """
-        if not self.clock_is_read:
-            self.read_clock()
-        self.clock_is_read = False
-        self.turns += 1
-        self.dead_letters.new_turn()
-        if self.store.has_work:
-            self.store.work()
-        if self.records.due:
-            self.records.apply(most)
-        if self.store.journal.applied > self._noted:
-            self._noted = self.store.journal.applied
-            self._applied.append((self.changes, self._noted))
-        if self.late:
-            self._pump_late()
-        if self.readers.ready:
-            walls.run(self.readers, self.readers.pump)
-        while True:
-            most = self._write_dirty(most)
-            if self.faults.failed:
-                self.faults.end_failed()
-            if self.dead_letters.moves:
-                walls.run(self.dead_letters, self.dead_letters.run)
-            if self.stages.due:
-                walls.run(self.stages, self.stages.run)
-            if not self.dirty or most <= 0:
-                break
-        if self.unmarked:
-            self.write_marks()
-        if self.dead_letters.moves and not self.dead_letters.held_up:
-            self.timers.after(0, nothing)  # asks for another turn soon
-        if self.slow:
-            for queue in [queue for queue in self.slow if queue.deleted]:
-                del self.slow[queue]
-                queue.tail.closed.clear()
-        if (self._applied or self._applied_to_slow) and not self.unwritten:
-            self._note_applied()
-        self.behind = len(self.dirty) * self._queue_size > BEHIND_BYTES
-        self.left, self.allowance = self.allowance, ALLOWANCE
-
-    def _write_dirty(self, most: int) -> int:
-        """Deliver and write the messages of the queues that are dirty now. Returns what is left of the cost."""
-        for _ in range(len(self.dirty)):
-            if most <= 0:
-                break
-            queue = self.dirty.popleft()
-            queue.dirty = False
-            try:
-                queue.pump()
-            except Exception as error:  # noqa: BLE001 - the wall around this queue
-                queue.contain(error)
-            if queue in self.slow:
-                size, cost = pieces.WHOLE_BYTES, SLICE_COST
-            else:
-                tail = queue.tail.batch
-                size = 0 if tail is None else min(tail.size(), pieces.WHOLE_BYTES)
-                cost = QUEUE_COST + (size >> 11)
-            self.flush(queue)
-            most -= cost
-            self._queue_size += (size - self._queue_size) / 64
-            self.written += 1
-        return most
-
-    def _note_applied(self) -> None:
-        """Note in the journal up to which record the files of the queues have everything."""
-        applied = -1
-        late = self._applied_to_slow
-        while self._applied and self._applied[0][0] <= self.written:
-            applied = self._applied.popleft()[1]
-            if late or self.slow:
-                late.append((self.targets(self.slow), applied))
-                applied = -1
-        while late and self.reached(late[0][0]):
-            applied = late.popleft()[1]
-        if applied >= 0:
-            self.store.journal.turn_written(applied)
-
-    @staticmethod
-    def targets(queues: Iterable[Queue]) -> Targets:
-        """Note the present end of each queue. `reached` tells later whether everything up to there is in the files."""
-        return {queue: queue.next for queue in queues}
-
-    @staticmethod
-    def reached(targets: Targets) -> bool:
-        return all(queue.deleted or queue.unwritten_from >= end for queue, end in targets.items())
-
-    def pump_later(self, queue: Queue) -> None:
-        """Let a queue go on delivering in the next turn, behind those that are late already. This turn's allowance is used up."""
-        if not queue.late:
-            queue.late = True
-            self.late.append(queue)
-
-    def _pump_late(self) -> None:
-        for _ in range(len(self.late)):
-            if self.allowance <= 0:
-                return
-            queue = self.late.popleft()
-            queue.late = False
-            walls.run(queue, queue.pump)
-
-    def flush(self, queue: Queue) -> bool:
-        """Write what this turn has brought to a queue. Returns False if the disk is full; a later turn tries again."""
-        if queue.deleted:
-            return True
-        try:
-            queue.flush()
-        except StoreFull as error:
-            self._no_room(str(error))
-            self.unwritten[queue] = None
-            return False
-        except Exception as error:  # noqa: BLE001 - the wall around this queue
-            queue.contain(error)
-        return True
-
-    def write_marks(self) -> None:
-        """Write delivered marks. Called before output goes to a socket, so that after a kill the files know of all deliveries sent (A9).
-
-        If the disk has no room for one, its deliveries are sent all the same, and `retry_writes` tries again.
-        """
-        if not self.unmarked:
-            return
-        unmarked, self.unmarked = self.unmarked, {}
-        for queue in unmarked:
-            if queue.shown and not self.flush(queue):
-                queue.shown = False
-
-    def _no_room(self, text: str) -> None:
-        if not self.full:
-            self.full = True
-            log.error("%s; publishers wait until there is room", text)
-            self.on_full(True)
-
-    def press(self, on: bool) -> None:
-        """Make large batches wait for the disk (True), or let those that have waited go on in the next turn (False)."""
-        self.store.pressed = on
-        if not on and self.pressed:
-            pressed, self.pressed = self.pressed, {}
-            for queue in pressed:
-                queue.mark_dirty()
-            self.jobs.resume()
-
-    def retry_writes(self) -> None:
-        """Try again the writes that a full disk has refused."""
-        self.press(False)
-        for queue in list(self.unwritten):
-            if self.flush(queue):
-                self.unwritten.pop(queue, None)  # a queue out of service is never written
-        try:
-            self.store.write_definitions()
-        except StoreFull:
-            return
-        if self.full and not self.unwritten:
-            self.full = False
-            log.warning("there is room on the disk again")
-            self.on_full(False)
-
-    def make_room(self, short: bool) -> None:
-        """While the disk is nearly full, release preallocated space, and drop settled segments at once, however small they are."""
-        self.store.make_room(short)
-        for queue in list(self.queues.values()) if short else ():
-            if queue.fault is None:
-                walls.run(queue, queue.log.trim)
-                walls.run(queue, queue.log.drop_settled)
 
     def finish(self) -> None:
         """Write and sync everything, for a clean stop. Raises StoreError if that fails."""
@@ -587,15 +323,6 @@ class Broker:
         self.store.end_sync(job)
         if self.store.failed is not None:
             raise self.store.failed
-
-    def take_batch(self) -> Batch:
-        return self._pool.pop() if self._pool else Batch()
-
-    def give_batch(self, batch: Batch) -> None:
-        if len(self._pool) < POOL_MAX:
-            if len(self._pool) >= POOL_LARGE or batch.shared:
-                batch.release()
-            self._pool.append(batch)
 
     # -- journal ---------------------------------------------------------------------------------------------
 
@@ -698,10 +425,6 @@ ORDER = [
     "writer",
     FAULT,
 ]
-
-
-def nothing() -> None:
-    """The callback of a timer that only asks for a turn."""
 
 
 def unpack(text: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import sys
-from asyncio import sslproto
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,10 @@ from kvitto.base.errors import StoreError
 from kvitto.cli.log import set_up as set_up_log
 from kvitto.server.garbage import clean_up, spare_the_loop
 from kvitto.server.listening import in_url
+from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
 
 log = logging.getLogger("kvitto")
-
-TLS_BUFFER = 32 * 1024
-"""The receive buffer of a TLS connection: two records. asyncio's default is 256 KiB for each connection."""
 
 
 def add_parser(commands: Any) -> None:
@@ -128,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         config = Config(**values)
         set_up_log(config.log_json)
         raise_file_limit()
-        return asyncio.run(serve(config))
+        return run_loop(serve(config))
     except ConfigError as error:
         print(f"kvitto: {error}", file=sys.stderr)
         return 2
@@ -164,7 +161,6 @@ async def serve(config: Config) -> int:
     if not config.sync:
         log.warning("--sync off: a confirm survives a crash of this process, not of the machine")
     spare_the_loop()
-    sslproto.SSLProtocol.max_size = TLS_BUFFER
     server.when_idle = clean_up
     print(ready(server), flush=True)
     await server.run_until_stopped()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
-from kvitto.broker.broker import Broker, Targets
+from kvitto.broker.broker import Broker
 from kvitto.broker.routing.route import Route
+from kvitto.broker.turning import Targets
 
 if TYPE_CHECKING:
     from kvitto.broker.queues.queue import Queue
@@ -101,7 +103,7 @@ class Confirms:
             for _, done, _ in published.waiting:
                 self.broker.store.commits.when_announced(done)
         if waiting:
-            self.broker.store.commits.when_announced(lambda: self._synced(waiting))
+            self.broker.store.commits.when_announced(partial(self._synced, waiting))
 
     def _written(self, channel: Channel, sequence: int, unsynced: bool, waiting: list[tuple[Channel, int]]) -> None:
         """Handle a channel whose published messages are in the files: it waits for the next sync, or is answered."""

@@ -25,6 +25,8 @@ cdef class Connection:
     cpdef receive(self, Buf box, Py_ssize_t n)
     cdef _take(self, Buf box, Py_ssize_t n)
     cpdef spend(self, Py_ssize_t cost)
+    @cython.locals(buf=Buf)
+    cpdef flush(self)
     @cython.locals(p="const unsigned char*", pos=Py_ssize_t, most=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, kind=int, number=int, c=Channel, method="unsigned int", found=int)
     cdef scan(self, Buf box, Py_ssize_t n)
     @cython.locals(body=Buf, key=Py_ssize_t, k=Py_ssize_t, options=int, key_len=Py_ssize_t, size=Py_ssize_t, body_len="unsigned long long", b=Py_ssize_t)

@@ -168,8 +168,9 @@ class Connection:
         self._at = 0
         try:
             broker = self.hub.broker
-            broker.read_clock()
-            broker.clock_is_read = True
+            if self.publisher or not broker.clock_is_read:  # only messages need to know exactly when they came
+                broker.read_clock()
+                broker.clock_is_read = True
             if not self.yielded:
                 self.budget = _READ_BUDGET
                 if self.publisher and broker.behind:

@@ -29,8 +29,8 @@ HANDSHAKES_MAX = 512
 RETRY_S = 1.0
 """The pause after a connection that could not be accepted."""
 
-MakePeer = Callable[[Any], asyncio.BufferedProtocol]
-"""Makes a peer from its address as the system gave it, because the address may not be known later."""
+MakePeer = Callable[[socket.socket, Any], object]
+"""Makes a peer from its socket, and from its address as the system gave it, because the address may not be known later."""
 
 
 class Acceptor:
@@ -113,9 +113,12 @@ class Acceptor:
         try:
             sock.setblocking(False)
             if self._room():
-                task = self._loop.create_task(self._begin(sock, address))
-                self._beginning.add(task)
-                task.add_done_callback(partial(self._begun, sock))
+                if self._tls is None:
+                    self._peer(sock, address)
+                else:
+                    task = self._loop.create_task(self._begin(sock, address, self._tls))
+                    self._beginning.add(task)
+                    task.add_done_callback(partial(self._begun, sock))
                 begun = True
         finally:
             if not begun:
@@ -127,44 +130,66 @@ class Acceptor:
         if task.cancelled():  # the task may be cancelled before it runs: then nothing else closes the socket
             sock.close()
 
-    async def _begin(self, sock: socket.socket, address: Any) -> None:
-        loop = asyncio.get_running_loop()
-        tls: dict[str, Any] = {}
+    async def _begin(self, sock: socket.socket, address: Any, context: Callable[[], ssl.SSLContext]) -> None:
+        """Make a peer once its TLS handshake is done."""
+        began = self._loop.time()
         try:
-            if self._tls is not None:
-                began = loop.time()
-                await self._spoken(sock)
-                left = max(began + self._handshake_s - loop.time(), 0.1)
-                tls = {"ssl": self._tls(), "ssl_handshake_timeout": left}
-            await loop.connect_accepted_socket(lambda: self._peer(address), sock, **tls)
-        except ssl.SSLError as error:
-            log.warning("%s:%d: TLS handshake failed: %s", *address[:2], why(error))
-            forget_frames(error)
-        except (ConnectionAbortedError, TimeoutError) as error:
-            sock.close()
+            await self._spoken(sock)
+            left = max(began + self._handshake_s - self._loop.time(), 0.1)
+            async with asyncio.timeout(left):
+                sock = context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                await self._shake_hands(sock)
+            self._peer(sock, address)
+            return
+        except TimeoutError as error:
             log.warning("%s:%d: no TLS handshake within %g s", *address[:2], self._handshake_s)
             self._too_slow()
             forget_frames(error)
-        except (OSError, ValueError, asyncio.CancelledError) as error:  # the peer has closed the connection again
+        except (
+            ssl.SSLEOFError,
+            ssl.SSLZeroReturnError,
+            ConnectionError,
+        ) as error:  # the peer has closed the connection again
+            forget_frames(error)
+        except ssl.SSLError as error:
+            log.warning("%s:%d: TLS handshake failed: %s", *address[:2], why(error))
+            forget_frames(error)
+        except (OSError, ValueError, asyncio.CancelledError) as error:
             forget_frames(error)
             if isinstance(error, asyncio.CancelledError):
+                sock.close()
                 raise
+        sock.close()
+
+    async def _shake_hands(self, sock: ssl.SSLSocket) -> None:
+        while True:
+            try:
+                sock.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                await self._until(sock, self._loop.add_reader, self._loop.remove_reader)
+            except ssl.SSLWantWriteError:
+                await self._until(sock, self._loop.add_writer, self._loop.remove_writer)
+
+    async def _until(self, sock: socket.socket, add: Callable[..., object], remove: Callable[..., object]) -> None:
+        """Wait until the socket can be read, or written."""
+        came: asyncio.Future[None] = self._loop.create_future()
+
+        def ready() -> None:
+            if not came.done():
+                came.set_result(None)
+
+        add(sock, ready)
+        try:
+            await came
+        finally:
+            remove(sock)
 
     async def _spoken(self, sock: socket.socket) -> None:
         """Wait until the peer has sent something, because a handshake takes memory and a silent peer gets none. Raise
         TimeoutError."""
-        loop = asyncio.get_running_loop()
-        came: asyncio.Future[None] = loop.create_future()
-
-        def readable() -> None:
-            if not came.done():
-                came.set_result(None)
-
-        loop.add_reader(sock, readable)
-        try:
-            await asyncio.wait_for(came, self._handshake_s)
-        finally:
-            loop.remove_reader(sock)
+        async with asyncio.timeout(self._handshake_s):
+            await self._until(sock, self._loop.add_reader, self._loop.remove_reader)
         if len(self._handshakes) >= HANDSHAKES_MAX:
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]  # other peers may arrive before it has ended

@@ -14,6 +14,7 @@ from typing import Self
 
 from kvitto.base.config import Config, ConfigError
 from kvitto.server.listening import in_url
+from kvitto.server.poller import run
 from kvitto.server.server import Server
 
 NOT_STARTED = "the broker is not started: `with kvitto.Broker() as broker:` starts it, and so does start()"
@@ -158,7 +159,7 @@ class Broker:
                 await server.stop()
 
         try:
-            asyncio.run(main())
+            run(main())
         except BaseException as error:  # noqa: BLE001 - handed to the thread that called start or stop
             self._error = error
         finally:

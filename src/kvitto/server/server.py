@@ -19,19 +19,19 @@ from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.broker import Broker
-from kvitto.protocol.hub import Driver, Hub
+from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.server.acceptor import Acceptor
+from kvitto.server.driving import Driving, nothing
 from kvitto.server.heartbeats import Heartbeats
-from kvitto.server.listener import INBOX, Peer
 from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
-from kvitto.server.pacing import Pacing
+from kvitto.server.peer import INBOX, Peer
+from kvitto.server.poller import Loop
 from kvitto.server.syncer import Syncer
 from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
 from kvitto.server.watermarks import Watermarks
-from kvitto.store.commit import Commit
 from kvitto.store.disk import Disk, RealDisk
 from kvitto.store.store import Store
 from kvitto.wire.buf import Buf
@@ -42,13 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto")
 
-LAZY_SYNC_S = 0.2
-"""Writes that nobody waits for (settlements, publishes without confirms) are synced this long after they were written."""
 GIVE_BACK_BEATS = 30
-IDLE_BYTES = 4096
-"""A turn with less input than this leaves the loop time for a short sync."""
-SYNCS_S = 0.002
-"""After this time a turn starts no further sync in the loop."""
 QUIET_BYTES = 512
 IDLE_S = 10
 """After this many seconds in a row with less input than IDLE_BYTES the broker is idle, and long work disturbs nobody."""
@@ -56,42 +50,23 @@ CLEAN_BEATS = 300
 """The minimum time in seconds between two full garbage collections."""
 
 
-def nothing() -> None:
-    """The callback of a sync that nobody waits for."""
-
-
-class Server(Driver):
+class Server(Driving):
     def __init__(self, config: Config, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        super().__init__(Store(disk or RealDisk(str(config.data_dir)), clock, sync=config.sync), clock)
         self.config = config
-        self.clock = clock or SystemClock()
-        self.store = Store(disk or RealDisk(str(config.data_dir)), self.clock, sync=config.sync)
         self.inbox = Buf(INBOX)
-        self.broker: Broker
-        self.hub: Hub
         self.port = 0
         self.tls_port = 0
         self.http_port = 0
         self.started_ms = self.clock.now_ms()
         self._since_ms = self.clock.monotonic_ms()
-        self._loop: asyncio.AbstractEventLoop
         self._watermarks: Watermarks
-        self._syncer: Syncer | None = None
         self._servers: list[Any] = []
         self._acceptors: list[Acceptor] = []
         self._other_files = 0
         """The number of open files after the start that belong neither to the store nor to a connection."""
         self._tls: TlsFiles | None = None
-        self._due: asyncio.Handle | None = None
-        """The handle of the next turn, which has been scheduled in the loop."""
-        self._lazy: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
-        self._full_sync_at = 0.0
-        self.pacing = Pacing()
-        self.received = 0
-        """The bytes received since the last turn."""
-        self._heard = 0
-        """The bytes received in this second."""
         self._idle_s = 0
         self.when_idle: Callable[[], None] = nothing
         """Called when the broker has been idle for IDLE_S, and when memory is low."""
@@ -102,7 +77,6 @@ class Server(Driver):
         self.logins: Logins
         self._logging_in: set[asyncio.Task[User | None]] = set()
         self._ended: asyncio.Event
-        self._error: Exception | None = None
 
     @property
     def store_path(self) -> str:
@@ -119,8 +93,15 @@ class Server(Driver):
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the data directory and listen. Raise ConfigError, StoreError or OSError if that is not possible."""
-        self._loop = asyncio.get_running_loop()
+        """Open the data directory and listen. Raise ConfigError, StoreError or OSError if that is not possible.
+
+        The running loop has to be a `Loop`: use `poller.run` instead of `asyncio.run`.
+        """
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop), "a server needs kvitto.server.poller.run instead of asyncio.run"
+        self._loop = loop
+        self.poller = loop.poller
+        self.poller.turn = self._turn_behind_input
         self._ended = asyncio.Event()
         if self.config.tls_port is not None:
             self._tls = TlsFiles(self.config)
@@ -169,7 +150,7 @@ class Server(Driver):
         tls = None if files is None else lambda: files.context
         handshake_s = self.broker.limits.handshake_s
         acceptor = Acceptor(
-            lambda address: Peer(self, address, tls is not None), self._has_room, self._too_slow, handshake_s, tls
+            lambda sock, address: Peer(self, sock, address), self._has_room, self._too_slow, handshake_s, tls
         )
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
@@ -245,7 +226,7 @@ class Server(Driver):
         for handle in (self._lazy, self._timer, self._beat):
             if handle is not None:
                 handle.cancel()
-        if self._error is None and hasattr(self, "hub"):
+        if self._error is None and self.hub is not None:
             for connection in list(self.hub.connections):
                 if connection.state == RUNNING:
                     connection.close(
@@ -287,97 +268,6 @@ class Server(Driver):
 
     # -- turn and sync ---------------------------------------------------------------------------------------
 
-    def schedule(self) -> None:
-        """Schedule a turn to run after all sockets that are readable now."""
-        if self._due is None:
-            self._due = self._loop.call_soon(self._turn)
-
-    def guard(self, action: Callable[[], None]) -> None:
-        """Run an action for the loop. If it fails the broker stops, because it must not confirm work that it cannot finish (C8)."""
-        if self._error is None:
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001 - top of the loop
-                self.fail(error)
-
-    def _turn(self) -> None:
-        """Run the turn that `schedule` has scheduled."""
-        self._due = None
-        self.guard(self._do_turn)
-
-    def _do_turn(self) -> None:
-        if self._due is not None:
-            # this turn does its work: if both ran, each would schedule another one, and every sync would add one for good
-            self._due.cancel()
-            self._due = None
-        self.hub.turn()
-        self._drive_sync()
-        self._arm_timer()
-
-    def _drive_sync(self) -> None:
-        store = self.store
-        self._heard += self.received
-        idle, self.received = self.received < IDLE_BYTES, 0
-        now = self._loop.time()
-        if store.commits.waiting:
-            self.pacing.waited(now)
-        while store.commits.waiting and not store.commits.busy and store.failed is None:
-            everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
-            if everything:
-                self._full_sync_at = now
-            if not self._begin(everything, idle):
-                break
-            if self._loop.time() - now > SYNCS_S:  # callers that waited have asked for another sync again and again
-                self.schedule()
-                break
-        pacing = self.pacing
-        # there is nothing to pause or resume: checked here, because this is so in most turns of applications that
-        # publish one by one
-        calm = not (store.commits.unsynced or pacing.fast or pacing.throttled or store.pressed)
-        if not calm and store.syncing and store.failed is None:
-            if pacing.over_budget(store.commits.unsynced, now) and not store.commits.busy:
-                store.commits.when_synced(nothing, messages=True)
-                self._begin(False, False)
-            pressed = pacing.look(store.commits.unsynced, now)
-            if pressed != store.pressed:
-                self.broker.press(pressed)
-                self.schedule()
-        if store.commits.dirty and not store.commits.busy and self._lazy is None:
-            self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
-
-    def _lazy_sync(self) -> None:
-        self._lazy = None
-        self.guard(self._sync_rest)
-
-    def _sync_rest(self) -> None:
-        if not self.store.commits.busy and self.store.commits.dirty:
-            self._full_sync_at = self._loop.time()
-            if self._begin(True, False):
-                self.schedule()  # the turn asks who waits for the next sync
-
-    def _begin(self, everything: bool, idle: bool) -> bool:
-        """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
-        the thread costs more (adr/0009)."""
-        assert self._syncer is not None
-        commit = self.store.begin_sync(everything=everything)
-        if (commit.files or commit.dirs) and not (idle and self._syncer.is_short(commit)):
-            self._syncer.submit(commit)
-            return False
-        self._syncer.run(commit)
-        self._end_sync(commit)
-        self.hub.after_sync()
-        return True
-
-    def _synced(self, commit: Commit) -> None:
-        self.guard(lambda: self._end_sync(commit))
-        self.guard(self._do_turn)
-
-    def _end_sync(self, commit: Commit) -> None:
-        self.store.end_sync(commit)
-        if self.store.failed is not None:
-            raise self.store.failed
-        self.pacing.measured(commit.size, commit.seconds)
-
     def log_in(self, attempt: Attempt, checked: Callable[[User | None], None]) -> bool:
         def ended(task: asyncio.Task[User | None]) -> None:
             self._logging_in.discard(task)
@@ -391,23 +281,6 @@ class Server(Driver):
 
     def watch_heartbeats(self, connection: Connection) -> None:
         self._heartbeats.watch(connection)
-
-    def _arm_timer(self) -> None:
-        due = self.broker.timers.next_ms
-        if due is None or (self._timer is not None and self._timer_ms <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ms = due
-        self._timer = self._loop.call_later(max(due - self.clock.monotonic_ms(), 0) / 1000 + 0.001, self._timers_due)
-
-    def _timers_due(self) -> None:
-        self._timer = None
-        self.guard(self._run_timers)
-
-    def _run_timers(self) -> None:
-        self.broker.tick()
-        self._do_turn()
 
     # -- once a second ---------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvitto.store.disk import File
 
 HEADER = BATCH.size
+SMALL = 4096
+"""A batch of at most this many bytes is copied into one buffer to be written."""
 WIDENED = 1 << 20
 """A buffer with more bytes than this grows by an eighth at a time."""
 
@@ -281,14 +283,31 @@ class Batch:
         )
         return head
 
-    def seal(self, durable: int, salt: int) -> list[bytes | memoryview]:
+    def seal(self, durable: int, salt: int) -> list[bytes | bytearray | memoryview]:
         """The tail as buffers that are to be written one behind the other. `durable` and `salt` as in docs/formats.md."""
+        if self.size() <= SMALL:
+            return [self._seal_whole(durable, salt)]
         head, parts = self.head(durable), self.areas()
         digest = xxhash.xxh3_64(memoryview(head)[_PREFIX:], salt)
         for part in parts:
             digest.update(part)
         head[CHECKSUM] = bytes_of(digest.intdigest())
         return [bytes(head), *parts]
+
+    def _seal_whole(self, durable: int, salt: int) -> bytearray:
+        """The same in one buffer: for few messages several buffers cost more than to copy them."""
+        whole = bytearray(self.size())
+        batch_head.put(
+            whole, len(whole), self.first, self.time_ms, self.count, self.meta.n, self.body.n, self.journal, durable
+        )
+        at = _HEADER
+        bits.copy(whole, at, self.index.p, 0, self.index.n)
+        at += self.index.n
+        bits.copy(whole, at, self.meta.p, 0, self.meta.n)
+        at += self.meta.n
+        bits.copy(whole, at, self.body.p, 0, self.body.n)
+        whole[CHECKSUM] = bytes_of(xxhash.xxh3_64_intdigest(memoryview(whole)[_PREFIX:], salt))
+        return whole
 
     def open(self, chunk: Buf, at: int, header: BatchHeader, stored: Stored | None = None) -> None:
         """Make this batch a window on the batch that `header` describes, at `at` in `chunk`. `stored` is the body if it is not there."""

@@ -219,7 +219,7 @@ class RealFile:
         size, total, at = sum(map(len, buffers)), 0, 0
         try:
             while total < size:
-                n = os.pwritev(self._fd, buffers[at : at + MAX_BUFFERS], pos + total)
+                n = os.pwritev(self._fd, buffers if len(buffers) == 1 else buffers[at : at + MAX_BUFFERS], pos + total)
                 if n <= 0:
                     raise OSError(errno.EIO, "the file takes no more bytes")
                 total += n

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
-from kvitto.broker.broker import QUEUE_COST
+from kvitto.broker.turning import QUEUE_COST
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:

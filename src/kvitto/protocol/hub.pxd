@@ -1,0 +1,21 @@
+cimport cython
+from kvitto.protocol.confirms cimport Confirms
+from kvitto.protocol.output cimport Output
+from kvitto.protocol.connection cimport Connection
+
+cdef class Driver:
+    pass
+
+cdef class Hub:
+    cdef object __weakref__
+    cdef dict __dict__
+    cdef public object broker, driver
+    cdef public dict connections
+    cdef public list outputs
+    cdef public Confirms confirms
+    cdef object _crowds, _yielded
+
+    cpdef turn(self)
+    cpdef after_sync(self)
+    @cython.locals(output=Output, owner=Connection)
+    cpdef flush(self)

@@ -1,0 +1,179 @@
+"""Runs the turns of a server, and the syncs between them (docs/adr/0009, 0012). `Server` is built on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvitto.protocol.hub import Driver, Hub
+from kvitto.server.pacing import Pacing
+from kvitto.store.commit import Commit
+
+if TYPE_CHECKING:
+    from kvitto.base.clock import Clock
+    from kvitto.broker.broker import Broker
+    from kvitto.server.poller import Loop, Poller
+    from kvitto.server.syncer import Syncer
+    from kvitto.store.store import Store
+
+LAZY_SYNC_S = 0.2
+"""Writes that nobody waits for (settlements, publishes without confirms) are synced this long after they were written."""
+IDLE_BYTES = 4096
+"""A turn with less input than this leaves the loop time for a short sync."""
+SYNCS_S = 0.002
+"""After this time a turn starts no further sync in the loop."""
+
+
+def nothing() -> None:
+    """The callback of a sync that nobody waits for."""
+
+
+class Driving(Driver):
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.broker: Broker = None  # type: ignore[assignment]
+        """Like the hub, the poller and the loop it is there once the server has started."""
+        self.hub: Hub = None  # type: ignore[assignment]
+        self.poller: Poller = None  # type: ignore[assignment]
+        self._loop: Loop = None  # type: ignore[assignment]
+        self._syncer: Syncer | None = None
+        self._due: asyncio.Handle | None = None
+        """The handle of the next turn, which has been scheduled in the loop."""
+        self._turn_wanted = False
+        """Whether the turn that follows the input of the peers has work."""
+        self._lazy: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._full_sync_at = 0.0
+        self.pacing = Pacing()
+        self.received = 0
+        """The bytes received since the last turn."""
+        self._heard = 0
+        """The bytes received in this second."""
+        self._error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Stop without confirming anything, because the disk cannot be trusted any more (C8)."""
+        raise NotImplementedError
+
+    def schedule(self) -> None:
+        """Schedule a turn to run after all sockets that are readable now."""
+        if self.poller.serving:
+            self._turn_wanted = True
+        elif self._due is None:
+            self._due = self._loop.call_soon(self._turn)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Have the loop call back in its next round."""
+        self._loop.call_soon(callback)
+
+    def guard(self, action: Callable[..., object], *args: Any) -> None:
+        """Run an action for the loop. If it fails the broker stops, because it must not confirm work that it cannot finish (C8)."""
+        if self._error is None:
+            try:
+                action(*args)
+            except Exception as error:  # noqa: BLE001 - top of the loop
+                self.fail(error)
+
+    def _turn_behind_input(self) -> None:
+        """Run a turn if the input of the peers has asked for one."""
+        if self._turn_wanted:
+            self._turn_wanted = False
+            self.guard(self._do_turn)
+
+    def _turn(self) -> None:
+        """Run the turn that `schedule` has scheduled."""
+        self._due = None
+        self.guard(self._do_turn)
+
+    def _do_turn(self) -> None:
+        if self._due is not None:
+            # this turn does its work: if both ran, each would schedule another one, and every sync would add one for good
+            self._due.cancel()
+            self._due = None
+        self.hub.turn()
+        self._drive_sync()
+        self._arm_timer()
+
+    def _drive_sync(self) -> None:
+        store = self.store
+        self._heard += self.received
+        idle, self.received = self.received < IDLE_BYTES, 0
+        now = self._loop.time()
+        if store.commits.waiting:
+            self.pacing.waited(now)
+        while store.commits.waiting and not store.commits.busy and store.failed is None:
+            everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
+            if everything:
+                self._full_sync_at = now
+            if not self._begin(everything, idle):
+                break
+            if self._loop.time() - now > SYNCS_S:  # callers that waited have asked for another sync again and again
+                self.schedule()
+                break
+        pacing = self.pacing
+        # there is nothing to pause or resume: checked here, because this is so in most turns of applications that
+        # publish one by one
+        calm = not (store.commits.unsynced or pacing.fast or pacing.throttled or store.pressed)
+        if not calm and store.syncing and store.failed is None:
+            if pacing.over_budget(store.commits.unsynced, now) and not store.commits.busy:
+                store.commits.when_synced(nothing, messages=True)
+                self._begin(False, False)
+            pressed = pacing.look(store.commits.unsynced, now)
+            if pressed != store.pressed:
+                self.broker.press(pressed)
+                self.schedule()
+        if store.commits.dirty and not store.commits.busy and self._lazy is None:
+            self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
+
+    def _lazy_sync(self) -> None:
+        self._lazy = None
+        self.guard(self._sync_rest)
+
+    def _sync_rest(self) -> None:
+        if not self.store.commits.busy and self.store.commits.dirty:
+            self._full_sync_at = self._loop.time()
+            if self._begin(True, False):
+                self.schedule()  # the turn asks who waits for the next sync
+
+    def _begin(self, everything: bool, idle: bool) -> bool:
+        """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
+        the thread costs more (adr/0009)."""
+        assert self._syncer is not None
+        commit = self.store.begin_sync(everything=everything)
+        if (commit.files or commit.dirs) and not (idle and self._syncer.is_short(commit)):
+            self._syncer.submit(commit)
+            return False
+        self._syncer.run(commit)
+        self._end_sync(commit)
+        self.hub.after_sync()
+        return True
+
+    def _synced(self, commit: Commit) -> None:
+        self.guard(self._end_sync, commit)
+        self.guard(self._do_turn)
+
+    def _end_sync(self, commit: Commit) -> None:
+        self.store.end_sync(commit)
+        if self.store.failed is not None:
+            raise self.store.failed
+        self.pacing.measured(commit.size, commit.seconds)
+
+    def _arm_timer(self) -> None:
+        due = self.broker.timers.next_ms
+        if due is None or (self._timer is not None and self._timer_ms <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due
+        self._timer = self._loop.call_later(max(due - self.clock.monotonic_ms(), 0) / 1000 + 0.001, self._timers_due)
+
+    def _timers_due(self) -> None:
+        self._timer = None
+        self.guard(self._run_timers)
+
+    def _run_timers(self) -> None:
+        self.broker.tick()
+        self._do_turn()

@@ -1,0 +1,29 @@
+cimport cython
+from kvitto.store.batch cimport Batch
+from kvitto.store.segment cimport Segment
+from kvitto.store.settlements cimport Settlements
+from kvitto.wire.buf cimport Buf
+
+cdef class Log:
+    cdef object __weakref__
+    cdef dict __dict__
+    cdef public object store, reader, archive, _slices
+    cdef public str queue_id, directory
+    cdef public object segments
+    cdef public unsigned long long next, delivered_mark, journal, _announced
+    cdef public Py_ssize_t segment_bytes
+    cdef public bint durable, damaged, leaving, out_of_service
+    cdef public Segment mark_segment
+    cdef Buf _scratch
+
+    @cython.locals(current=Segment, size=Py_ssize_t)
+    cpdef write(self, Batch batch)
+    @cython.locals(current=Segment)
+    cdef Segment _writable(self, Batch batch)
+    @cython.locals(segment=Segment, settled=Py_ssize_t)
+    cpdef settle(self, Settlements pending, unsigned long long mark)
+    cdef _touched(self, unsigned long long lowest, unsigned long long highest)
+    cpdef append_block(self, Segment segment, object entries, unsigned long long mark)
+    @cython.locals(current=Segment, segment=Segment)
+    cpdef drop_settled(self)
+    cpdef announced(self, unsigned long long end)

@@ -1,0 +1,23 @@
+cimport cython
+from kvitto.store.commit cimport Commit, GroupCommit
+from kvitto.store.inventory cimport Inventory
+from kvitto.store.log cimport Log
+from kvitto.store.segment cimport Segment
+
+cdef class Store:
+    cdef dict __dict__
+    cdef object __weakref__
+    cdef public object disk, clock, failed, removals, copies, on_fault, ending
+    cdef public GroupCommit commits
+    cdef public Inventory inventory
+    cdef public bint syncing, short, faulty, pressed, upgrading, _naming
+    cdef public Py_ssize_t _room
+    cdef public dict blocked_drops, leaving
+
+    cpdef bint enter(self, Log log_, Segment segment) except? 0
+    cpdef take_room(self, Py_ssize_t size, str path)
+    # a log is no Log here: a bound method of a typed variable would be that of Log, and not that of StreamLog
+    @cython.locals(commits=GroupCommit, segment=Segment, fresh=bint)
+    cpdef end_sync(self, Commit commit)
+    @cython.locals(new=bint, changed=dict, grown=dict, log_=Log, segment=Segment, size=Py_ssize_t, end="unsigned long long")
+    cdef tuple _note_synced(self, Commit commit)
