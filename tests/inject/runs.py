@@ -28,13 +28,15 @@ ENDS_THE_PROCESS = {
 PARTS = {"<listcomp>", "<dictcomp>", "<genexpr>"}
 OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync", "schedule"}
 OF_THE_CONFIRMS = {"answer", "_written", "_part_late", "_look_late", "_synced"}
-OF_THE_BROKER = {
-    "turn", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "read_clock", "tick", "sync_all",
+OF_THE_BROKER = {"tick", "sync_all"}
+OF_ITS_TURN = {
+    "turn", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "read_clock",
 }  # fmt: skip
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
     | {("protocol/confirms.py", name) for name in OF_THE_CONFIRMS | PARTS}
-    | {(f"broker/{file}.py", name) for file in ("broker", "turning") for name in OF_THE_BROKER | PARTS}
+    | {("broker/broker.py", name) for name in OF_THE_BROKER | PARTS}
+    | {("broker/turning.py", name) for name in OF_ITS_TURN | PARTS}
     | {("broker/transfers/records.py", "apply")}
 )
 """Functions in which everybody's work meets; an exception of their own lines is nobody's, and confirms depend on them."""
