@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
@@ -59,7 +59,8 @@ def encode(fields: Fields, *, identify: bool = False) -> bytes:
 
 
 def new_id() -> str:
-    return uuid.uuid4().hex
+    """Return an id that no other message has: 32 hexadecimal digits."""
+    return os.urandom(16).hex()
 
 
 class Message:
