@@ -383,6 +383,26 @@ def test_body_frames_of_any_size(raw: Raw, name: str) -> None:
     assert raw.drain(name) == [b"123456", b"abcdef"]
 
 
+def test_a_heartbeat_alone_asks_for_no_turn() -> None:
+    """W6: the peer is alive, and nothing else has changed."""
+    house = House()
+    wire = house.wire()
+    house.settle()
+    turns: list[bool] = []
+
+    class Counting(Driver):
+        def schedule(self) -> None:
+            turns.append(True)
+
+    house.hub.driver = Counting()
+    wire.connection.quiet_in = 3
+    wire.feed(frame(FRAME_HEARTBEAT, 0, b""))
+    assert not turns and wire.connection.quiet_in == 0
+    wire.feed(frame(FRAME_HEARTBEAT, 0, b"")[:5])
+    wire.feed(frame(FRAME_HEARTBEAT, 0, b"")[5:] + frame(FRAME_HEARTBEAT, 0, b"")[:3])
+    assert turns and wire.connection.rest == frame(FRAME_HEARTBEAT, 0, b"")[:3]
+
+
 @pytest.mark.slow
 def test_the_largest_body(raw: Raw, name: str) -> None:
     """W: 128 MiB there and back, persistent."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvitto.protocol.states import CLOSING, RUNNING
-from kvitto.server.heartbeats import BEATS_PER_TURN, Heartbeats
+from kvitto.server.heartbeats import BEATS_PER_TURN, TOGETHER_S, Heartbeats
 
 
 class Loop:
@@ -104,6 +104,21 @@ def test_many_that_are_due_at_one_time_beat_some_at_a_time() -> None:
         loop.turn()
         counts.append(sum(len(peer.beats) for peer in peers))
     assert counts[-3:] == [BEATS_PER_TURN, 2 * BEATS_PER_TURN, 3 * BEATS_PER_TURN]
+
+
+def test_connections_that_are_due_soon_after_each_other_share_a_timer() -> None:
+    """Thousands of idle connections wake the broker ten times a second, not thousands of times."""
+    loop = Loop()
+    beats, peers = heartbeats(loop), [Peer(loop, 10) for _ in range(100)]
+    for i, peer in enumerate(peers):
+        loop.now = i / 100
+        beats.watch(peer)
+    turns = 0
+    while not all(peer.beats for peer in peers):
+        loop.turn()
+        turns += 1
+    assert turns <= 1.1 / TOGETHER_S + 1
+    assert all(5 <= peer.beats[0] - i / 100 <= 5 + TOGETHER_S + 0.001 for i, peer in enumerate(peers))
 
 
 def test_a_halt_of_the_machine_costs_nobody_more_than_one_beat() -> None:

@@ -23,6 +23,7 @@ cdef class Connection:
     cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, sent_at_beat, _looked_at
 
     cpdef receive(self, Buf box, Py_ssize_t n)
+    cdef bint _is_heartbeat(self, const unsigned char* p) noexcept
     cdef _take(self, Buf box, Py_ssize_t n)
     cpdef spend(self, Py_ssize_t cost)
     @cython.locals(buf=Buf)

@@ -17,6 +17,8 @@ log = logging.getLogger("kvitto.amqp")
 
 BEATS_PER_TURN = 200
 """Many connections may be due at one time; after this many the sockets have their turn."""
+TOGETHER_S = 0.1
+"""A heartbeat may be so late: with thousands of idle connections one timer then serves hundreds of them."""
 
 
 class Heartbeats:
@@ -29,6 +31,8 @@ class Heartbeats:
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._rang = 0.0
+        """When the timer was last called."""
 
     def watch(self, connection: Connection) -> None:
         """Begin the heartbeats of a connection that has agreed to them. They go on until it closes."""
@@ -50,11 +54,14 @@ class Heartbeats:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._due[0][0]
-        self._timer = self._loop.call_at(self._timer_at, self._ring)
+        self._timer = self._loop.call_at(max(self._timer_at, self._rang + TOGETHER_S), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
+        self._rang = self._loop.time()
         self._guard(self._beat)
+        if self._due and self._due[0][0] <= self._rang:
+            self._rang = 0.0  # those that are left do not wait
         self._arm()
 
     def _beat(self) -> None:
