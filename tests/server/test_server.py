@@ -162,3 +162,22 @@ def test_any_disk_is_told_who_frees_the_bytes_of_removed_files(tmp_path: Path) -
         assert disk.remover is None
 
     run_loop(main())
+
+
+def test_a_timer_may_be_set_for_a_time_that_no_machine_lives_to_see(tmp_path: Path) -> None:
+    """A stream may have a maximum age of a billion years. The broker ended, and could not be started again."""
+
+    async def main() -> None:
+        server = Server(Config(data_dir=tmp_path, port=0, http_port=None))
+        await server.start()
+        due = asyncio.Event()
+        server.broker.timers.after(999_999_999 * 365 * 86_400_000, due.clear)
+        server.schedule()
+        await asyncio.sleep(0)
+        server.broker.timers.after(1, due.set)
+        server.schedule()
+        await asyncio.wait_for(due.wait(), TIMEOUT_S)
+        await server.stop()
+        await server.run_until_stopped()
+
+    run_loop(main())

@@ -17,4 +17,5 @@ cdef class Driving(Driver):
     cdef _drive_sync(self)
     cdef bint _begin(self, bint everything, bint idle) except? 0
     cpdef _end_sync(self, object commit)
+    @cython.locals(now_ms="long long")
     cdef _arm_timer(self)

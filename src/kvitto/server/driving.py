@@ -21,6 +21,8 @@ LAZY_SYNC_S = 0.2
 """Writes that nobody waits for (settlements, publishes without confirms) are synced this long after they were written."""
 IDLE_BYTES = 4096
 """A turn with less input than this leaves the loop time for a short sync."""
+FAR_MS = 86_400_000
+"""A timer that is due later than this is looked at again after this time. It may be due so late that no integer of C holds the time."""
 SYNCS_S = 0.002
 """After this time a turn starts no further sync in the loop."""
 
@@ -167,8 +169,9 @@ class Driving(Driver):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_ms = due
-        self._timer = self._loop.call_later(max(due - self.clock.monotonic_ms(), 0) / 1000 + 0.001, self._timers_due)
+        now_ms = self.clock.monotonic_ms()
+        self._timer_ms = min(due, now_ms + FAR_MS)
+        self._timer = self._loop.call_later(max(self._timer_ms - now_ms, 0) / 1000 + 0.001, self._timers_due)
 
     def _timers_due(self) -> None:
         self._timer = None

@@ -70,12 +70,7 @@ class Peer:
         certificate = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
         if certificate:
             self.connection.external = user_of(certificate, server.config.tls_login_from)
-        self._reading = True
-        self._watch()
-        if (
-            self._tls
-        ):  # input that came with the end of the handshake is in OpenSSL already: the poller would not tell of it
-            server.call_soon(self._read_first)
+        self._read_on()
 
     # -- the poller's calls ----------------------------------------------------------------------------------
 
@@ -94,6 +89,7 @@ class Peer:
             self._watched = wanted
 
     def _read_first(self) -> None:
+        """Read what OpenSSL has taken from the socket already, at the end of the handshake or with the input before it."""
         if self._fd >= 0 and self._reading:
             self._read()
 
@@ -111,7 +107,9 @@ class Peer:
             bits.copy(box.p, 0, rest, 0, at)
         n = rawio.receive(self._fd, box, at) if not self._tls or self._done else self._decrypt(box, at)
         if n <= 0:
-            if n != _AGAIN:  # the peer has closed the connection, or it is broken
+            if n == 0 and self._done and self._unsent:
+                self._stop_reading()  # the peer has closed its side, and may still read what is left
+            elif n != _AGAIN:  # the peer has closed the connection, or it is broken
                 self._lose()
             return
         if self._done:
@@ -137,15 +135,15 @@ class Peer:
             while at < box.cap:
                 n = self._socket.recv_into(view[at:])
                 if not n:
-                    if at > start:  # the poller may not tell of the end again
-                        self.server.call_soon(self._read_first)
                     break
                 at += n
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return at - start or _AGAIN
         except OSError:
-            return at - start
-        if at == box.cap and self._socket.pending():  # the poller knows only what OpenSSL has not read yet
+            pass
+        if (
+            at > start
+        ):  # the poller knows only what OpenSSL has not read yet: it may not tell of the rest, or of the end again
             self.server.call_soon(self._read_first)
         return at - start
 
@@ -204,6 +202,7 @@ class Peer:
         self._watch()
         if self._done:
             self._shut()
+            self._read_on()
         connection = self.connection
         if connection is not None:
             self.server.guard(walls.run, connection, connection.writable, True)
@@ -287,6 +286,8 @@ class Peer:
         if not self._throttled and not self._reading and not self._ending and self._fd >= 0:
             self._reading = True
             self._watch()
+            if self._tls:  # OpenSSL may have input that the poller does not know of
+                self.server.call_soon(self._read_first)
 
 
 def peer_name(address: Any) -> tuple[str, bool]:

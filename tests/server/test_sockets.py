@@ -1,0 +1,126 @@
+"""What peers do with their sockets: bytes that wait in OpenSSL, sockets that are half closed or broken, and times far away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kvitto
+from kvitto.protocol.connection import HEARTBEAT
+from kvitto.protocol.states import CLOSED
+from kvitto.server.server import Server
+from kvitto.wire import methods as m
+from kvitto.wire.buf import Buf
+from kvitto.wire.methods import decode
+from tests.protocol.raw import Raw, content
+from tests.server.test_client_certificates import Client, Tls
+from tests.support.certificates import Authority
+from tests.support.wait import TIMEOUT_S, wait_until
+
+
+class House:
+    """A broker with a TLS listener, and what a test does to it."""
+
+    def __init__(self, broker: Tls, authority: Path) -> None:
+        self.broker = broker
+        self._authority = authority
+        assert broker._server is not None
+        self.server: Server = broker._server
+
+    def client(self) -> Client:
+        """A client over TLS that has logged in."""
+        client = Client(self.broker.tls_port, self._authority, None)
+        client.login()
+        return client
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """While this lasts, the broker's loop is busy: all that a peer sends meanwhile is there at once behind it."""
+        begun, over = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            assert over.wait(TIMEOUT_S)
+
+        assert self.broker._loop is not None
+        self.broker._loop.call_soon_threadsafe(wait)
+        assert begun.wait(TIMEOUT_S)
+        try:
+            yield
+        finally:
+            over.set()
+
+    def peers(self) -> int:
+        """The number of connections."""
+        return len(self.server.hub.connections)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    pair = authority.sign("server", "/CN=localhost", "DNS:localhost,IP:127.0.0.1")
+    with Tls(tmp_path_factory.mktemp("data"), pair.cert, pair.key) as broker:
+        yield House(broker, authority.cert)
+
+
+def test_input_that_waits_in_openssl_is_read_when_its_connection_may_go_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast publisher was paused when a read had ended inside of a record. The socket had no more, so the rest was never read."""
+    monkeypatch.setattr(house.server, "inbox", Buf(20_000))
+    monkeypatch.setattr(house.server.pacing, "over_budget", lambda unsynced, now: bool(house.server.pacing.fast))
+    with house.client() as client:
+        client.channel(confirm=True)
+        client.declare("records", auto_delete=True)
+        messages = 30
+        with house.busy():
+            client.send(content(1, m.BasicPublish("", "records"), b"\0\0", bytes(1000), client.frame_max) * messages)
+        confirmed = 0
+        while confirmed < messages:
+            confirmed = client.expect(m.BasicAck).delivery_tag
+
+
+def test_a_broken_record_behind_a_good_one_ends_the_connection(house: House) -> None:
+    """The good one was handled, and the socket said nothing of the broken one again."""
+    client = house.client()
+    peers = house.peers()
+    assert isinstance(client.socket, ssl.SSLSocket)
+    plain = socket.socket(fileno=os.dup(client.socket.fileno()))
+    with client, plain:
+        with house.busy():
+            client.send(HEARTBEAT)
+            plain.sendall(b"\x17\x03\x03\x00\x40" + bytes(64))  # application data with a wrong checksum
+        wait_until(lambda: house.peers() < peers)
+
+
+def test_a_peer_that_half_closes_behind_its_close_gets_all_that_waits_for_it() -> None:
+    """It reads what waits, and our CloseOk behind that. The end of its input ended the output too."""
+    with kvitto.Broker() as broker:
+        server = broker._server
+        assert server is not None
+        for listening in server._acceptors[0]._sockets:  # a connection takes this over
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        with Raw(broker.port) as client:
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            client.channel()
+            client.declare("backlog")
+            client.call(1, m.BasicConsume("backlog", "", False, True), m.BasicConsumeOk)
+            for _ in range(20):
+                client.publish(1, "", "backlog", bytes(100_000))
+            (connection,) = server.hub.connections
+            wait_until(lambda: connection.output.paused, what="output that waits")
+            client.put(0, m.ConnectionClose(200, "", 0, 0))
+            client.socket.shutdown(socket.SHUT_WR)
+            wait_until(lambda: connection.state == CLOSED, what="our side of the close")
+            last = b""
+            while (frame := client.frame()) is not None:
+                last = frame[2]
+            assert isinstance(decode(last), m.ConnectionCloseOk)
+        wait_until(lambda: not server.hub.connections, what="the end of the connection")
