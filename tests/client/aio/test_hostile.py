@@ -212,6 +212,38 @@ def test_a_confirm_that_nobody_waits_for_ends_the_connection_with_the_reason() -
     run([*step, ("odd", 2, b"\0\1"), *step], False)
 
 
+class Overtaking(Hostile):
+    """A server whose answer to a bind comes behind that to the next method."""
+
+    held = b""
+
+    def answer(self, method: Method, number: int) -> bytes:
+        held, self.held = self.held, b""
+        if isinstance(method, m.QueueBind):
+            self.held = frames(m.QueueBindOk(), number)
+            return held
+        return super().answer(method, number) + held
+
+
+@asynchronous
+async def test_an_answer_may_overtake_that_to_an_earlier_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RabbitMQ's queues send basic.cancel-ok themselves, so queue.unbind-ok may come before it."""
+    monkeypatch.setattr(f"{__name__}.IDLE_S", 60)
+    server = await asyncio.start_server(Overtaking([("answer", 0, b"")] * 20), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with (
+            asyncio.timeout(60),
+            kvitto.connect(f"amqp://127.0.0.1:{port}/") as connection,
+            connection.channel() as channel,
+        ):
+            queue = await channel.queue("q")
+            await asyncio.gather(queue.bind("amq.fanout"), channel.queue("q"))
+    finally:
+        server.close()
+        await until_idle()
+
+
 @asynchronous
 async def test_a_server_that_always_closes_is_asked_again_and_again_until_the_client_closes(
     monkeypatch: pytest.MonkeyPatch,

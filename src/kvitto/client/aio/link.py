@@ -125,11 +125,15 @@ class Port:
             self.answer(method, None)
 
     def answer(self, method: m.Method, message: IncomingMessage | None) -> None:
-        """Give an answer to the call that waits for it."""
-        if not self.calls or not isinstance(method, self.calls[0].answers):
+        """Give an answer to the first call that waits for one of its kind.
+
+        RabbitMQ's queues send basic.cancel-ok themselves, so an answer to a later method may come before it.
+        """
+        call = next((call for call in self.calls if isinstance(method, call.answers)), None)
+        if call is None:
             waits = f"; {self.calls[0].request.NAME} waits for its answer" if self.calls else ""
             raise ConnectionError_(505, f"the server sent {method.NAME} on channel {self.number}, unasked{waits}")
-        call = self.calls.popleft()
+        self.calls.remove(call)
         result = method if message is None else message
         if not call.future.done():
             call.future.set_result(result)
