@@ -15,9 +15,9 @@ import kvitto_checkout
 ROOT = Path(__file__).parent.parent
 INLINE = {
     "kvitto/wire/bits.py",
-    "kvitto/perf/calls.py",
+    "kvitto/base/rawio.py",
+    "kvitto/perf/clock.py",
     "kvitto/server/datasync.py",
-    "kvitto/server/rawio.py",
     "kvitto/format/batch_head.py",
     "kvitto/format/entry.py",
     "kvitto/format/settlement.py",

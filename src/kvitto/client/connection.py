@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TypeVar, cast
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.base.version import __version__
+from kvitto.client import handshake
 from kvitto.client.channel import Channel
 from kvitto.client.codec import METHOD, Scanner
 from kvitto.client.errors import AMQPError, ConnectFailed, ConnectionLost
@@ -22,14 +22,6 @@ from kvitto.wire import methods as m
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 from kvitto.wire.tables import Table
 
-CAPABILITIES: Table = {
-    "publisher_confirms": True,
-    "exchange_exchange_bindings": True,
-    "basic.nack": True,
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "authentication_failure_close": True,
-}
 CLOSE_TIMEOUT_S = 5.0
 M = TypeVar("M", bound=m.Method)
 
@@ -226,7 +218,7 @@ class Connection:
             self.out.add(PROTOCOL_HEADER)
             start = self._expect(m.ConnectionStart)
             self.server_properties = start.server_properties
-            self._log_in(start, name)
+            self.send(handshake.start_ok(self.address, start, name))
             tune = self._expect(m.ConnectionTune)
             self._tune(tune)
             self.send(m.ConnectionOpen(self.address.vhost))
@@ -236,25 +228,12 @@ class Connection:
         except TimeoutError as late:
             raise ConnectFailed(f"{late}; is it an AMQP 0-9-1 port?") from None
 
-    def _log_in(self, start: m.ConnectionStart, name: str) -> None:
-        if b"PLAIN" not in start.mechanisms.split():
-            offered = start.mechanisms.decode(errors="replace")
-            raise ConnectFailed(f"{self.address}: the server offers no PLAIN login, only {offered}")
-        properties: Table = {"product": "Kvitto client", "version": __version__, "capabilities": CAPABILITIES}
-        if name:
-            properties["connection_name"] = name
-        response = f"\0{self.address.user}\0{self.address.password}".encode()
-        self.send(m.ConnectionStartOk(properties, "PLAIN", response, "en_US"))
-
     def _tune(self, tune: m.ConnectionTune) -> None:
-        """Use the smaller of both values for each limit; 0 means no limit."""
-        wish = self.address.heartbeat_s
-        self.heartbeat_s = tune.heartbeat if wish is None else wish
-        self.channel_max = tune.channel_max or 65535
-        self.frame_max = min(self.address.frame_max or tune.frame_max, tune.frame_max or self.address.frame_max)
+        agreed = handshake.tune_ok(self.address, tune)
+        self.heartbeat_s, self.channel_max, self.frame_max = agreed.heartbeat, agreed.channel_max, agreed.frame_max
         self.scanner.frame_max = self.frame_max
         self.scanner.inp.reserve(2 * self.frame_max)
-        self.send(m.ConnectionTuneOk(self.channel_max, self.frame_max, self.heartbeat_s))
+        self.send(agreed)
 
     def _expect(self, kind: type[M]) -> M:
         """Return the next method on channel 0, which has to be of that kind."""

@@ -23,6 +23,7 @@ from kvitto.base import limits
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.version import __version__
 from kvitto.client.codec import DELIVER, EVENTS, METHOD, Scanner, put_publish, put_settle
+from kvitto.client.handshake import CAPABILITIES
 from kvitto.client.transport import HEARTBEAT_FRAME, WOULD_BLOCK, Transport
 from kvitto.kombu.bell import Bell
 from kvitto.kombu.channel import Channel
@@ -30,14 +31,6 @@ from kvitto.wire import methods as m
 from kvitto.wire.spec import FRAME_METHOD
 from kvitto.wire.tables import Table, encode
 
-CAPABILITIES: Table = {
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "authentication_failure_close": True,
-    "publisher_confirms": True,
-    "basic.nack": True,
-    "exchange_exchange_bindings": True,
-}
 M = TypeVar("M", bound=m.Method)
 E = TypeVar("E", bound=Exception)
 

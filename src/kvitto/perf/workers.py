@@ -11,12 +11,13 @@ import os
 import select
 from typing import Any
 
+from kvitto.base import rawio
 from kvitto.base.errors import ConnectionError_
 from kvitto.client import Channel, Connection, ConnectionLost, Properties
 from kvitto.client.codec import COUNT, put_acks
 from kvitto.client.columns import Latencies
 from kvitto.client.transport import HEARTBEAT_FRAME
-from kvitto.perf import calls
+from kvitto.perf import clock
 from kvitto.perf.options import Options, Quota
 from kvitto.wire.buf import FRESH, Buf
 from kvitto.wire.methods import TxCommit, TxCommitOk
@@ -110,7 +111,7 @@ class Worker:
         own = self.scanner.inp
         inp = RECEIVED if own.n == 0 else own
         inp.reserve(_RECEIVE_BYTES)
-        count = calls.receive(self.fd, inp.p, inp.n, inp.cap - inp.n)
+        count = rawio.receive(self.fd, inp.p, inp.n, inp.cap - inp.n)
         if count <= 0:
             self.connection.read()  # it knows what an end and what an error is
             self.check()
@@ -118,7 +119,7 @@ class Worker:
         inp.n += count
         self.scanner.inp = inp
         try:
-            self.scanner.scan(calls.now_ns())
+            self.scanner.scan(clock.now_ns())
         except ConnectionError_ as error:
             raise ConnectionLost(f"{self.connection.address}: {error.text}", error.code) from None
         finally:
@@ -143,7 +144,7 @@ class Worker:
         if out.n == 0:
             return True
         if not self.tls and not self.unsent:
-            count = calls.send(self.fd, out.p, 0, out.n)
+            count = rawio.send(self.fd, out.p, 0, out.n)
             if count == out.n:
                 out.clear()
                 return True
@@ -213,7 +214,7 @@ class Publisher(Worker):
             count = self.quota.take(count)
         if count == 0:
             return False
-        self.template.fill(self.out, count, calls.now_ns() if self.latency else 0)
+        self.template.fill(self.out, count, clock.now_ns() if self.latency else 0)
         if self.window is not None:
             self.window.sent(count)
         self.published += count

@@ -1,6 +1,6 @@
 cimport cython
 from kvitto.protocol.connection cimport Connection
-from kvitto.server cimport rawio
+from kvitto.base cimport rawio
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 

@@ -15,9 +15,9 @@ from collections import deque
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import rawio
 from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
-from kvitto.server import rawio
 from kvitto.server.pacing import MUCH
 from kvitto.server.tls import user_of
 from kvitto.wire import bits
@@ -105,7 +105,7 @@ class Peer:
             box = Buf(at + _LEAST_READ)
         if at:
             bits.copy(box.p, 0, rest, 0, at)
-        n = rawio.receive(self._fd, box, at) if not self._tls or self._done else self._decrypt(box, at)
+        n = self._decrypt(box, at) if self._tls and not self._done else rawio.receive(self._fd, box.p, at, box.cap - at)
         if n <= 0:
             if n == 0 and self._done and self._unsent:
                 self._stop_reading()  # the peer has closed its side, and may still read what is left
@@ -141,9 +141,8 @@ class Peer:
             return at - start or _AGAIN
         except OSError:
             pass
-        if (
-            at > start
-        ):  # the poller knows only what OpenSSL has not read yet: it may not tell of the rest, or of the end again
+        if at > start:
+            # the poller knows only what OpenSSL has not read yet: it may not tell of the rest, or of the end again
             self.server.call_soon(self._read_first)
         return at - start
 
@@ -156,9 +155,7 @@ class Peer:
             self._unsent.append(memoryview(bytes(data)))
             return True
         n = self._send(data)
-        if n == len(data):
-            return True
-        if n < 0:
+        if n < 0 or n == len(data):
             return True
         self._unsent.append(data[n:])
         self._watch()
@@ -168,10 +165,7 @@ class Peer:
 
     def _send(self, data: memoryview) -> int:
         """Send what the socket takes, and return its number of bytes; -1 if the connection is broken, which then ends soon."""
-        if self._tls:
-            n = self._encrypt(data)
-        else:
-            n = rawio.send(self._fd, data)
+        n = self._encrypt(data) if self._tls else rawio.send_view(self._fd, data)
         if n == _AGAIN:
             return 0
         if n < 0:

@@ -13,24 +13,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from kvitto.base.errors import ConnectionError_
-from kvitto.base.version import __version__
+from kvitto.client import handshake
 from kvitto.client.aio.core import ChannelCore, ConnectionCore, IncomingMessage
 from kvitto.client.aio.errors import Closed, Returned
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectFailed, ConnectionLost
+from kvitto.client.transport import HEARTBEAT_FRAME
 from kvitto.client.uri import Address
 from kvitto.wire import methods as m
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 from kvitto.wire.tables import Table
 
-CAPABILITIES: Table = {
-    "publisher_confirms": True,
-    "exchange_exchange_bindings": True,
-    "basic.nack": True,
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "authentication_failure_close": True,
-}
-HEARTBEAT_FRAME = b"\x08\0\0\0\0\0\0\xce"
 CLOSE_TIMEOUT_S = 5.0
 WRITE_HIGH = 1 << 20
 """Publishes wait while so many bytes are not taken by the operating system."""
@@ -321,7 +313,7 @@ class Link(asyncio.BufferedProtocol):
         self.core.out.add(PROTOCOL_HEADER)
         start = await self._expect(m.ConnectionStart)
         self.server_properties = start.server_properties
-        self._log_in(start, name)
+        self.send(handshake.start_ok(self.address, start, name, "Python, asyncio"))
         tune = await self._expect(m.ConnectionTune)
         self._tune(tune)
         self.send(m.ConnectionOpen(self.address.vhost))
@@ -342,23 +334,10 @@ class Link(asyncio.BufferedProtocol):
             raise ConnectFailed(f"{self.address}: expected {kind.NAME}, the server sent {method.NAME}")
         return method
 
-    def _log_in(self, start: m.ConnectionStart, name: str) -> None:
-        if b"PLAIN" not in start.mechanisms.split():
-            offered = start.mechanisms.decode(errors="replace")
-            raise ConnectFailed(f"{self.address}: the server offers no PLAIN login, only {offered}")
-        properties: Table = {"product": "Kvitto client", "version": __version__, "platform": "Python, asyncio"}
-        properties["capabilities"] = CAPABILITIES
-        if name:
-            properties["connection_name"] = name
-        response = f"\0{self.address.user}\0{self.address.password}".encode()
-        self.send(m.ConnectionStartOk(properties, "PLAIN", response, "en_US"))
-
     def _tune(self, tune: m.ConnectionTune) -> None:
-        """Use the smaller of both values for each limit; 0 means no limit."""
-        wish = self.address.heartbeat_s
-        self.heartbeat_s = tune.heartbeat if wish is None else wish
-        self.channel_max = tune.channel_max or 65535
-        frame_max = min(self.address.frame_max or tune.frame_max, tune.frame_max or self.address.frame_max) or 131072
+        agreed = handshake.tune_ok(self.address, tune)
+        self.heartbeat_s, self.channel_max = agreed.heartbeat, agreed.channel_max
+        frame_max = agreed.frame_max or 131072
         if frame_max < 4096:
             raise ConnectFailed(f"{self.address}: the server wants frames of {frame_max} bytes, AMQP needs 4096")
         self.core.frame_max = frame_max

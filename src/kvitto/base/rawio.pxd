@@ -1,6 +1,4 @@
-# The C twins of rawio.py.
-from kvitto.wire.buf cimport Buf
-
+# The C twins of rawio.py. The sockets do not block, so the calls keep the interpreter.
 cdef extern from * nogil:
     """
     #include <errno.h>
@@ -8,17 +6,17 @@ cdef extern from * nogil:
     #ifndef MSG_NOSIGNAL  /* macOS; Python ignores the signal */
     #define MSG_NOSIGNAL 0
     #endif
-    static ssize_t kv_receive(int fd, void *to, size_t most) {
+    static inline ssize_t kv_receive(int fd, void *to, size_t most) {
         ssize_t n;
         do n = recv(fd, to, most, 0); while (n < 0 && errno == EINTR);
         return n < 0 ? -(ssize_t)errno : n;
     }
-    static ssize_t kv_send(int fd, const void *from, size_t size) {
+    static inline ssize_t kv_send(int fd, const void *from, size_t size) {
         ssize_t n;
         do n = send(fd, from, size, MSG_NOSIGNAL); while (n < 0 && errno == EINTR);
         return n < 0 ? -(ssize_t)errno : n;
     }
-    static ssize_t kv_send_view(int fd, PyObject *data) {
+    static inline ssize_t kv_send_view(int fd, PyObject *data) {
         Py_buffer view;
         ssize_t n;
         if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) { PyErr_Clear(); return -EFAULT; }
@@ -28,12 +26,16 @@ cdef extern from * nogil:
     }
     """
     Py_ssize_t kv_receive(int fd, void *to, size_t most) noexcept
-
-cdef inline Py_ssize_t receive(int fd, Buf box, Py_ssize_t at) noexcept:
-    return kv_receive(fd, box.p + at, box.cap - at)
+    Py_ssize_t kv_send(int fd, const void *start, size_t size) noexcept
 
 cdef extern from *:
     Py_ssize_t kv_send_view(int fd, object data) noexcept
 
-cdef inline Py_ssize_t send(int fd, object data) noexcept:
+cdef inline Py_ssize_t receive(int fd, unsigned char* p, Py_ssize_t i, Py_ssize_t n) noexcept:
+    return kv_receive(fd, p + i, n)
+
+cdef inline Py_ssize_t send(int fd, unsigned char* p, Py_ssize_t i, Py_ssize_t n) noexcept:
+    return kv_send(fd, p + i, n)
+
+cdef inline Py_ssize_t send_view(int fd, object data) noexcept:
     return kv_send_view(fd, data)
