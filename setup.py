@@ -15,6 +15,7 @@ from setuptools.errors import CompileError, ExecError, LinkError, PlatformError
 
 ROOT = Path(__file__).parent
 HOT = [
+    "kvitto/base/clock.py",
     "kvitto/wire/buf.py",
     "kvitto/wire/check.py",
     "kvitto/store/batch.py",
@@ -40,6 +41,7 @@ HOT = [
     "kvitto/protocol/connection.py",
     "kvitto/protocol/confirms.py",
     "kvitto/protocol/hub.py",
+    "kvitto/server/pacing.py",
     "kvitto/server/syncer.py",
     "kvitto/server/peer.py",
     "kvitto/server/poller.py",
@@ -60,6 +62,7 @@ CHECKED = {
     "kvitto/broker/turning.py",
     "kvitto/protocol/confirms.py",
     "kvitto/protocol/hub.py",
+    "kvitto/server/pacing.py",
     "kvitto/server/poller.py",
     "kvitto/server/driving.py",
 }

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 INLINE = {
     "kvitto/wire/bits.py",
     "kvitto/base/rawio.py",
-    "kvitto/perf/clock.py",
+    "kvitto/base/ticks.py",
     "kvitto/server/datasync.py",
     "kvitto/format/batch_head.py",
     "kvitto/format/entry.py",

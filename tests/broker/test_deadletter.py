@@ -104,7 +104,7 @@ def test_what_one_sync_has_made_durable_is_applied_in_several_turns(monkeypatch:
         job.run()
         rig.store.end_sync(job)
     for turn in range(1, 7):
-        assert not rig.broker.idle and rig.broker.unfinished
+        assert not rig.broker.idle() and rig.broker.unfinished()
         rig.broker.turn(WRITE_COST)
         assert dead.ready == 10 * turn
     rig.settle_down()

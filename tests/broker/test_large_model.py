@@ -47,7 +47,7 @@ class LargeModel(QueueModel):
         super().more_turns()
         broker = self.rig.broker
         for _ in range(5000):
-            if not (broker.unfinished or self.q.checking or (self.q.tail.closed and not broker.unwritten)):
+            if not (broker.unfinished() or self.q.checking or (self.q.tail.closed and not broker.unwritten)):
                 return
             self.rig.turn()
             super().more_turns()

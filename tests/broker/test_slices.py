@@ -505,12 +505,12 @@ def test_a_large_batch_waits_for_the_disk_and_keeps_nobody_busy() -> None:
     file = rig.queue("q").log.segments[-1].file
     assert file is not None
     size = file.size()
-    assert not rig.broker.unfinished and list(rig.broker.pressed) == [rig.queue("q")]
+    assert not rig.broker.unfinished() and list(rig.broker.pressed) == [rig.queue("q")]
     rig.publish("q", b"another")
     rig.broker.turn()
-    assert file.size() == size and not rig.broker.unfinished
+    assert file.size() == size and not rig.broker.unfinished()
     rig.broker.press(False)
-    assert rig.broker.unfinished
+    assert rig.broker.unfinished()
     rig.settle_down()
     assert not rig.broker.pressed and not rig.queue("q").tail.closed
     assert starts_from(rig.disk.kill()).queue("q").ready == 4

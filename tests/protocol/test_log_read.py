@@ -99,7 +99,7 @@ def test_a_reader_that_takes_no_more_waits_and_costs_no_turns() -> None:
     wire.connection.writable(False)
     wire.put(1, m.LogRead("q", "r", 0, 100))
     house.turn()
-    assert house.broker.idle
+    assert house.broker.idle()
     wire.connection.writable(True)
     house.settle()
     assert len([each for each in wire.methods() if isinstance(each, m.BasicDeliver)]) == 100

@@ -15,7 +15,7 @@ from kvitto.client import Connection
 from kvitto.server import datasync
 from kvitto.server import syncer as syncer_module
 from kvitto.server.embedded import Broker
-from kvitto.server.syncer import SHORT_S, Syncer
+from kvitto.server.syncer import SHORT_S
 from kvitto.store.commit import DIRS_AT_ONCE, Commit
 from kvitto.store.disk import File, RealDisk
 
@@ -24,37 +24,30 @@ def nothing() -> None:
     """Nobody waits for bytes that are free."""
 
 
-class Job:
-    """As long as it is told."""
+class Job(Commit):
+    """As small as it is told."""
 
-    def __init__(self, small: bool = True) -> None:
-        self.small = small
-        self.ran_in: int | None = None
-
-    def run(self) -> None:
-        self.ran_in = threading.get_ident()
+    small = True
 
 
-def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+class LargeJob(Commit):
+    small = False
+
+
+def test_only_a_small_job_on_a_quick_disk_is_short(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    job = Job(disk, [], [])
     took = SHORT_S / 10
-
-    def clock() -> float:
-        nonlocal now
-        now += took
-        return now
-
-    monkeypatch.setattr("kvitto.server.syncer.time.perf_counter", clock)
     loop = asyncio.new_event_loop()
-    syncer = Syncer(loop, lambda job: None, nothing)
+    syncer = syncer_module.Syncer(loop, lambda job: None, nothing)
 
     def after(jobs: int) -> bool:
         for _ in range(jobs):
-            syncer.run(Job())  # type: ignore[arg-type]
-        return syncer.is_short(Job())  # type: ignore[arg-type]
+            syncer.measured(job, took)
+        return syncer.is_short(job)
 
     assert not after(1), "nothing is known of this disk yet"
-    assert after(100) and not syncer.is_short(Job(small=False))  # type: ignore[arg-type]
+    assert after(100) and not syncer.is_short(LargeJob(disk, [], []))
     took = SHORT_S * 3
     assert after(1), "one that is a little slow is nothing"
     took = SHORT_S * 10
@@ -66,12 +59,21 @@ def test_only_a_small_job_on_a_quick_disk_is_short(monkeypatch: pytest.MonkeyPat
     loop.close()
 
 
+class InPython(syncer_module.Syncer):
+    """Its threads run what is written in Python."""
+
+    def _free(self) -> None:
+        datasync.free(self._gone, self._freed)
+
+    def _serve(self) -> None:
+        datasync.serve(self._taken, self._told)
+
+
 @pytest.fixture(params=["as built", "in Python"])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the threads run: the C twin where it has been compiled, and the one in Python."""
     if request.param == "in Python":
-        monkeypatch.setattr(Syncer, "_free", lambda self: datasync.free(self._gone, self._freed))
-        monkeypatch.setattr(Syncer, "_serve", lambda self: datasync.serve(self._taken, self._told))
+        monkeypatch.setattr(syncer_module, "Syncer", InPython)
 
 
 class Many(Commit):
@@ -89,7 +91,7 @@ def run(job: Commit) -> None:
 
     async def main() -> None:
         ended = asyncio.get_running_loop().create_future()
-        syncer = Syncer(asyncio.get_running_loop(), ended.set_result, nothing)
+        syncer = syncer_module.Syncer(asyncio.get_running_loop(), ended.set_result, nothing)
         syncer.submit(job)
         assert await asyncio.wait_for(ended, 60) is job
         syncer.stop()
@@ -161,7 +163,7 @@ def test_descriptors_are_closed_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def main() -> None:
         freed = asyncio.Event()
-        syncer = Syncer(asyncio.get_running_loop(), lambda job: None, freed.set)
+        syncer = syncer_module.Syncer(asyncio.get_running_loop(), lambda job: None, freed.set)
         ends = [os.pipe() for _ in range(20)]
         for end, _ in ends:
             syncer.free(end)
@@ -218,7 +220,7 @@ def test_a_stop_in_the_middle_of_a_job_leaves_no_descriptor_open(tmp_path: Path)
     disk = RealDisk(str(tmp_path))
 
     async def main() -> None:
-        syncer = Syncer(asyncio.get_running_loop(), lambda job: pytest.fail("it is told"), nothing)
+        syncer = syncer_module.Syncer(asyncio.get_running_loop(), lambda job: pytest.fail("it is told"), nothing)
         before = set(os.listdir("/proc/self/fd"))
         syncer.submit(Commit(disk, [], [""] * 5))
         syncer.stop()
@@ -233,7 +235,7 @@ def test_a_stop_does_not_wait_for_a_child_of_the_process() -> None:
     child, order = os.pipe()
 
     async def main() -> None:
-        syncer = Syncer(asyncio.get_running_loop(), lambda job: None, nothing)
+        syncer = syncer_module.Syncer(asyncio.get_running_loop(), lambda job: None, nothing)
         pid = os.fork()
         if pid == 0:
             os.close(order)
@@ -270,18 +272,16 @@ def test_both_ways_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """C2: one message at a time, until syncs run in the loop."""
     places: set[str] = set()
 
-    run, submit = Syncer.run, Syncer.submit
+    class Watched(syncer_module.Syncer):
+        def run(self, job: Commit) -> None:
+            places.add("loop")
+            super().run(job)
 
-    def run_here(self: Syncer, job: Commit) -> None:
-        places.add("loop")
-        run(self, job)
+        def submit(self, job: Commit) -> None:
+            places.add("thread")
+            super().submit(job)
 
-    def run_there(self: Syncer, job: Commit) -> None:
-        places.add("thread")
-        submit(self, job)
-
-    monkeypatch.setattr(Syncer, "run", run_here)
-    monkeypatch.setattr(Syncer, "submit", run_there)
+    monkeypatch.setattr("kvitto.server.server.Syncer", Watched)
     monkeypatch.setattr("kvitto.server.syncer.SHORT_S", 60.0)
     with Broker(tmp_path) as broker, Connection(broker.url) as connection:
         channel = connection.channel()

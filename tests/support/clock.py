@@ -1,10 +1,12 @@
-"""A clock that tests set by hand; it satisfies `kvitto.base.clock.Clock`."""
+"""A clock that tests set by hand; a `kvitto.base.clock.Clock`."""
 
 from dataclasses import dataclass
 
+from kvitto.base.clock import Clock
+
 
 @dataclass
-class ManualClock:
+class ManualClock(Clock):
     """Both times move together by `advance`; `set` moves the wall clock alone, as its owner or NTP may."""
 
     wall_ms: int = 1_700_000_000_000

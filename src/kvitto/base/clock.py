@@ -1,28 +1,29 @@
 """Time as an argument: all code below the server reads it from a `Clock`, so that tests can set it."""
 
-import time
-from typing import Protocol
+from __future__ import annotations
+
+from kvitto.base import ticks
 
 
-class Clock(Protocol):
+class Clock:
     """The two times a broker needs."""
 
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds since 1970 UTC. It is for stored times, and may jump."""
-        ...
+        raise NotImplementedError
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since an arbitrary start, never set back: for durations and deadlines."""
-        ...
+        raise NotImplementedError
 
 
-class SystemClock:
+class SystemClock(Clock):
     """The clock of the machine."""
 
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds since 1970 UTC."""
-        return time.time_ns() // 1_000_000
+        return ticks.wall_ms()
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since an arbitrary start."""
-        return time.monotonic_ns() // 1_000_000
+        return ticks.monotonic_ms()

@@ -318,7 +318,7 @@ class Broker(Turning):
 
     def sync_files(self) -> None:
         """Sync without turns. In the middle of a start nothing may be delivered or moved."""
-        job = self.store.begin_sync(everything=True)
+        job = self.store.begin_sync(True)
         job.run()
         self.store.end_sync(job)
         if self.store.failed is not None:

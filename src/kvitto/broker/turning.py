@@ -108,7 +108,6 @@ class Turning:
         self.now_ms = now_ms
         self.timers.now_ms = self.clock.monotonic_ms()
 
-    @property
     def idle(self) -> bool:
         """Whether nothing has changed since the last turn."""
         return not (
@@ -118,10 +117,9 @@ class Turning:
             or self.records.due
             or self.dead_letters.moves
             or self.stages.due
-            or self.store.has_work
+            or self.store.has_work()
         )
 
-    @property
     def unfinished(self) -> bool:
         """Whether the last turn has left work that the next turn can do at once."""
         return bool(
@@ -130,7 +128,7 @@ class Turning:
             or self.records.due
             or self.jobs.waiting
             or self.readers.ready
-            or self.store.has_work
+            or self.store.has_work()
         )
 
     @property
@@ -148,7 +146,7 @@ class Turning:
         self.clock_is_read = False
         self.turns += 1
         self.dead_letters.new_turn()
-        if self.store.has_work:
+        if self.store.has_work():
             self.store.work()
         if self.records.due:
             self.records.apply(most)

@@ -1,7 +1,7 @@
 cimport cython
 from kvitto.client.codec cimport Template, put_acks
 from kvitto.client.columns cimport Batch, Column
-from kvitto.perf cimport clock
+from kvitto.base cimport ticks
 from kvitto.perf.workers cimport Worker
 from kvitto.wire cimport bits
 

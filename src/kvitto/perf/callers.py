@@ -5,10 +5,10 @@ Answers come by direct reply-to. The loop in `engine.py` drives both, as it does
 
 from __future__ import annotations
 
+from kvitto.base import ticks
 from kvitto.client import Properties
 from kvitto.client.codec import COUNT, Template, put_acks
 from kvitto.client.columns import Batch, Column, Latencies
-from kvitto.perf import clock
 from kvitto.perf.options import Options, Quota
 from kvitto.perf.workers import Worker
 from kvitto.wire import bits
@@ -46,7 +46,7 @@ class Client(Worker):
         if not self.push():
             return True
         if self.published == self.sink.count and (self.quota.left is None or self.quota.take(1)):
-            self.template.fill(self.out, 1, clock.now_ns())
+            self.template.fill(self.out, 1, ticks.now_ns())
             self.published += 1
         return not self.push()
 

@@ -2,7 +2,7 @@ cimport cython
 from kvitto.client.codec cimport Scanner, Sink, put_acks
 from kvitto.client.columns cimport Window
 from kvitto.base cimport rawio
-from kvitto.perf cimport clock
+from kvitto.base cimport ticks
 from kvitto.wire.buf cimport Buf
 
 cdef Py_ssize_t _RECEIVE_BYTES

@@ -11,13 +11,12 @@ import os
 import select
 from typing import Any
 
-from kvitto.base import rawio
+from kvitto.base import rawio, ticks
 from kvitto.base.errors import ConnectionError_
 from kvitto.client import Channel, Connection, ConnectionLost, Properties
 from kvitto.client.codec import COUNT, put_acks
 from kvitto.client.columns import Latencies
 from kvitto.client.transport import HEARTBEAT_FRAME
-from kvitto.perf import clock
 from kvitto.perf.options import Options, Quota
 from kvitto.wire.buf import FRESH, Buf
 from kvitto.wire.methods import TxCommit, TxCommitOk
@@ -119,7 +118,7 @@ class Worker:
         inp.n += count
         self.scanner.inp = inp
         try:
-            self.scanner.scan(clock.now_ns())
+            self.scanner.scan(ticks.now_ns())
         except ConnectionError_ as error:
             raise ConnectionLost(f"{self.connection.address}: {error.text}", error.code) from None
         finally:
@@ -214,7 +213,7 @@ class Publisher(Worker):
             count = self.quota.take(count)
         if count == 0:
             return False
-        self.template.fill(self.out, count, clock.now_ns() if self.latency else 0)
+        self.template.fill(self.out, count, ticks.now_ns() if self.latency else 0)
         if self.window is not None:
             self.window.sent(count)
         self.published += count

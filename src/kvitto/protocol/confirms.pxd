@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.broker.turning cimport Turning
 from kvitto.protocol.channel cimport Channel
 
 cdef class Published:
@@ -7,7 +8,7 @@ cdef class Published:
 
 cdef class Confirms:
     cdef object __weakref__
-    cdef public object broker
+    cdef public Turning broker
     cdef public list touched
     cdef public unsigned long long answered
     cdef dict _durable, _late

@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.broker.turning cimport Turning
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 from kvitto.protocol.channel cimport Channel
@@ -22,6 +23,7 @@ cdef class Connection:
     cdef public int _last_number
     cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, sent_at_beat, _looked_at
 
+    @cython.locals(broker=Turning)
     cpdef receive(self, Buf box, Py_ssize_t n)
     cdef bint _is_heartbeat(self, const unsigned char* p) noexcept
     cdef _take(self, Buf box, Py_ssize_t n)

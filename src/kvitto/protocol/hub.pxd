@@ -1,21 +1,24 @@
 cimport cython
+from kvitto.broker.turning cimport Turning
 from kvitto.protocol.confirms cimport Confirms
 from kvitto.protocol.output cimport Output
 from kvitto.protocol.connection cimport Connection
 
 cdef class Driver:
-    pass
+    cpdef schedule(self)
 
 cdef class Hub:
     cdef object __weakref__
     cdef dict __dict__
-    cdef public object broker, driver
+    cdef public Turning broker
+    cdef public Driver driver
     cdef public dict connections
     cdef public list outputs
     cdef public Confirms confirms
     cdef object _crowds, _yielded
 
     cpdef turn(self)
+    cdef bint _unfinished(self) except -1
     cpdef after_sync(self)
     @cython.locals(output=Output, owner=Connection)
     cpdef flush(self)

@@ -96,7 +96,7 @@ class Hub:
         self.flush()
         if self._crowds:
             self._serve_rounds()
-        if self.unfinished:
+        if self._unfinished():
             self.driver.schedule()
 
     def _serve_rounds(self) -> None:
@@ -128,7 +128,10 @@ class Hub:
     @property
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
-        return bool(self._yielded or self._crowds or self.broker.unfinished)
+        return self._unfinished()
+
+    def _unfinished(self) -> bool:
+        return bool(self._yielded or self._crowds or self.broker.unfinished())
 
     def go_on_later(self, connection: Connection) -> None:
         """Handle the rest of its input in the next turn, because it has used up its budget of this one."""
@@ -152,7 +155,7 @@ class Hub:
 
     def after_sync(self) -> None:
         """Send the answers that waited for the sync. Run a whole turn only if that has changed anything."""
-        if self.broker.idle:
+        if self.broker.idle():
             self.confirms.answer()
             self.flush()
         else:

@@ -1,21 +1,36 @@
 cimport cython
-from kvitto.protocol.hub cimport Driver
+from kvitto.base cimport ticks
+from kvitto.base.clock cimport Clock
+from kvitto.broker.turning cimport Turning
+from kvitto.protocol.hub cimport Driver, Hub
+from kvitto.server.pacing cimport Pacing
+from kvitto.server.syncer cimport Syncer
+from kvitto.store.commit cimport Commit
+from kvitto.store.store cimport Store
 
 cdef class Driving(Driver):
     cdef dict __dict__
     cdef object __weakref__
-    cdef public object store, clock, broker, hub, poller, pacing
-    cdef public object _loop, _syncer, _due, _lazy, _timer, _error
+    cdef public Store store
+    cdef public Clock clock
+    cdef public Turning broker
+    cdef public Hub hub
+    cdef public Pacing pacing
+    cdef public object poller
+    cdef public object _loop, _due, _lazy, _timer, _error
+    cdef public Syncer _syncer
     cdef public bint _turn_wanted
     cdef public long long _timer_ms
     cdef public double _full_sync_at
     cdef public Py_ssize_t received, _heard
 
     cpdef schedule(self)
+    cpdef _turn_behind_input(self)
     cpdef _do_turn(self)
-    @cython.locals(idle=bint, now=double)
+    @cython.locals(idle=bint, calm=bint, pressed=bint, everything=bint, now=double, store=Store, pacing=Pacing)
     cdef _drive_sync(self)
+    @cython.locals(commit=Commit)
     cdef bint _begin(self, bint everything, bint idle) except? 0
-    cpdef _end_sync(self, object commit)
+    cpdef _end_sync(self, Commit commit)
     @cython.locals(now_ms="long long")
     cdef _arm_timer(self)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvitto.base import ticks
 from kvitto.protocol.hub import Driver, Hub
 from kvitto.server.pacing import Pacing
 from kvitto.store.commit import Commit
@@ -40,7 +41,7 @@ class Driving(Driver):
         self.hub: Hub = None  # type: ignore[assignment]
         self.poller: Poller = None  # type: ignore[assignment]
         self._loop: Loop = None  # type: ignore[assignment]
-        self._syncer: Syncer | None = None
+        self._syncer: Syncer = None  # type: ignore[assignment]
         self._due: asyncio.Handle | None = None
         """The handle of the next turn, which has been scheduled in the loop."""
         self._turn_wanted = False
@@ -83,7 +84,11 @@ class Driving(Driver):
         """Run a turn if the input of the peers has asked for one."""
         if self._turn_wanted:
             self._turn_wanted = False
-            self.guard(self._do_turn)
+            if self._error is None:
+                try:  # as `guard` does, which takes any function, and so costs more
+                    self._do_turn()
+                except Exception as error:  # noqa: BLE001 - top of the loop
+                    self.fail(error)
 
     def _turn(self) -> None:
         """Run the turn that `schedule` has scheduled."""
@@ -103,16 +108,16 @@ class Driving(Driver):
         store = self.store
         self._heard += self.received
         idle, self.received = self.received < IDLE_BYTES, 0
-        now = self._loop.time()
+        now = ticks.seconds()
         if store.commits.waiting:
             self.pacing.waited(now)
-        while store.commits.waiting and not store.commits.busy and store.failed is None:
+        while store.commits.waiting and store.commits.running is None and store.failed is None:
             everything = now - self._full_sync_at > 5 * LAZY_SYNC_S
             if everything:
                 self._full_sync_at = now
             if not self._begin(everything, idle):
                 break
-            if self._loop.time() - now > SYNCS_S:  # callers that waited have asked for another sync again and again
+            if ticks.seconds() - now > SYNCS_S:  # callers that waited have asked for another sync again and again
                 self.schedule()
                 break
         pacing = self.pacing
@@ -120,14 +125,14 @@ class Driving(Driver):
         # publish one by one
         calm = not (store.commits.unsynced or pacing.fast or pacing.throttled or store.pressed)
         if not calm and store.syncing and store.failed is None:
-            if pacing.over_budget(store.commits.unsynced, now) and not store.commits.busy:
-                store.commits.when_synced(nothing, messages=True)
+            if pacing.over_budget(store.commits.unsynced, now) and store.commits.running is None:
+                store.commits.when_synced(nothing, True)
                 self._begin(False, False)
             pressed = pacing.look(store.commits.unsynced, now)
             if pressed != store.pressed:
                 self.broker.press(pressed)
                 self.schedule()
-        if store.commits.dirty and not store.commits.busy and self._lazy is None:
+        if store.commits.dirty and store.commits.running is None and self._lazy is None:
             self._lazy = self._loop.call_later(LAZY_SYNC_S, self._lazy_sync)
 
     def _lazy_sync(self) -> None:
@@ -136,15 +141,14 @@ class Driving(Driver):
 
     def _sync_rest(self) -> None:
         if not self.store.commits.busy and self.store.commits.dirty:
-            self._full_sync_at = self._loop.time()
+            self._full_sync_at = ticks.seconds()
             if self._begin(True, False):
                 self.schedule()  # the turn asks who waits for the next sync
 
     def _begin(self, everything: bool, idle: bool) -> bool:
         """Begin a sync. Return True if it has ended already: in an idle loop a short sync delays nobody, and a hop to
         the thread costs more (adr/0009)."""
-        assert self._syncer is not None
-        commit = self.store.begin_sync(everything=everything)
+        commit = self.store.begin_sync(everything)
         if (commit.files or commit.dirs) and not (idle and self._syncer.is_short(commit)):
             self._syncer.submit(commit)
             return False

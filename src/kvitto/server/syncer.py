@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Generator
 from select import PIPE_BUF
 
+from kvitto.base import ticks
 from kvitto.server import datasync
 from kvitto.server.datasync import DESCRIPTOR, MOST, OUTCOME, REQUEST
 from kvitto.store.commit import Commit
@@ -84,9 +84,9 @@ class Syncer:
 
     def run(self, job: Commit) -> None:
         """Run the job in the calling thread, and return when it has ended."""
-        begin = time.perf_counter()
+        begin = ticks.seconds()
         job.run()
-        self._measure(job, time.perf_counter() - begin)
+        self.measured(job, ticks.seconds() - begin)
 
     def free(self, fd: int) -> None:
         """Have a thread close the descriptor of a removed file, because a file system needs about 10 ms to free 64 MiB."""
@@ -190,14 +190,15 @@ class Syncer:
         job, self._job = self._job, None
         if job is not None:
             if self._seconds:
-                self._measure(job, self._seconds)
+                self.measured(job, self._seconds)
             self._done(job)
 
     def _read_freed(self) -> None:
         self.freeing -= len(os.read(self._counted, 2 * FREEING_MAX))
         self._on_freed()
 
-    def _measure(self, job: Commit, seconds: float) -> None:
+    def measured(self, job: Commit, seconds: float) -> None:
+        """Note how long a job has taken."""
         job.seconds = seconds
         self._usual += (seconds - self._usual) * WEIGHT
 

@@ -1,13 +1,15 @@
 cimport cython
+from kvitto.store.log cimport Log
+from kvitto.store.segment cimport Segment
 
 cdef class Commit:
     cdef object __weakref__
-    cdef public object disk, error
-    cdef public list files, dirs, segments, acks, seals, unlinks, hurried, unhurried, announcements, carried
+    cdef public object disk, error, acks, seals, unlinks, hurried, unhurried, announcements, carried
+    cdef public list files, dirs, segments
     cdef public unsigned long long journal_applied, number
     cdef public object journal_written
     cdef public Py_ssize_t defined, compacted, size
-    cdef public bint named
+    cdef public bint named, others
     cdef public double seconds
     cdef public dict _paths
 
@@ -23,3 +25,19 @@ cdef class GroupCommit:
     cdef dict _segments, _acks, _dirs, _files, _clean
     cdef public list _hurried
     cdef list _seals, _unlinks, _closing, _unhurried, _announcements, _carried
+
+    @cython.locals(segment=Segment, log=Log, commit=Commit)
+    cpdef Commit begin(self, bint everything)
+    cpdef wrote(self, Log log, Segment segment, Py_ssize_t size=*)
+    cpdef settled(self, Log log, Segment segment)
+    cpdef end(self, Commit commit)
+    cpdef call_back(self, Commit commit)
+    cpdef call_for_clean(self)
+    cpdef announce(self, Commit commit)
+    @cython.locals(commit=Commit)
+    cpdef allow(self, object number)
+    cpdef when_synced(self, object callback, bint messages=*)
+    cpdef when_announced(self, object callback, bint messages=*)
+
+@cython.locals(log=Log, end="unsigned long long")
+cdef _tell(Commit commit)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ ROOM_KEPT = 16 << 20
 """Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 
 Callbacks = list[Callable[[], None]]
+NOTHING: tuple[()] = ()
+"""What a commit has of most things. It makes no list for them."""
 
 
 class Commit:
@@ -45,18 +47,20 @@ class Commit:
         self.dirs = dirs
         self.segments: list[tuple[Log, Segment, int, int]] = []
         """Each segment that this commit syncs, with its size, and the offset behind the last message in it."""
-        self.acks: list[tuple[Log, Segment, int]] = []
+        self.acks: Sequence[tuple[Log, Segment, int]] = NOTHING
         """Each segment whose settlement log this commit syncs, with the size of that log."""
-        self.seals: list[tuple[Log, Segment]] = []
-        self.unlinks: list[tuple[str, str]] = []
-        self.hurried: Callbacks = []
+        self.seals: Sequence[tuple[Log, Segment]] = NOTHING
+        self.unlinks: Sequence[tuple[str, str]] = NOTHING
+        self.hurried: Sequence[Callable[[], None]] = NOTHING
         """What stage one calls for those who have asked for this sync."""
-        self.unhurried: Callbacks = []
+        self.unhurried: Sequence[Callable[[], None]] = NOTHING
         """What stage one calls for those who have only waited for a sync."""
-        self.announcements: Callbacks = []
+        self.announcements: Sequence[Callable[[], None]] = NOTHING
         """What stage two calls."""
-        self.carried: list[tuple[Log, int]] = []
+        self.carried: Sequence[tuple[Log, int]] = NOTHING
         """Logs, each with an end that stage two announces for an earlier commit that was put off."""
+        self.others = bool(files)
+        """Whether the commit syncs files that belong to no queue: journal, definitions, inventory."""
         self.journal_applied = 0
         self.journal_written = (0, 0)
         self.defined = 0
@@ -67,7 +71,7 @@ class Commit:
         """Whether the commit makes the name of the definitions log durable."""
         self.number = 0
         """Commits are numbered from 1 in the order in which they begin."""
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, str] | None = None
         self.size = 0
         """The bytes of messages that this commit syncs."""
         self.seconds = 0.0
@@ -99,8 +103,8 @@ class Commit:
     @property
     def apart(self) -> bool:
         """Whether only `run` can sync this commit, because one of its files has no descriptor. Only files of tests have none."""
-        self._paths = {file.fileno(): file.path for file in self.files}
-        return -1 in self._paths
+        paths = self._paths = {file.fileno(): file.path for file in self.files}
+        return -1 in paths
 
     def waves(self) -> Generator[list[int], None, None]:
         """Yield lists of descriptors: all of one list are synced before the next list is asked for.
@@ -108,9 +112,9 @@ class Commit:
         The descriptor of a directory is inverted, and is closed when the next list is asked for. A caller that stops early has to close
         the generator. Raises SyncError if a directory cannot be opened.
         """
-        self._paths = self._paths or {file.fileno(): file.path for file in self.files}
+        paths = self._paths = self._paths or {file.fileno(): file.path for file in self.files}
         left = deque(self.dirs)
-        while left or self._paths:
+        while left or paths:
             opened: list[int] = []
             try:
                 while left and len(opened) < DIRS_AT_ONCE:
@@ -122,18 +126,19 @@ class Commit:
                         break  # perhaps there is a descriptor for it when these are closed
                     if fd >= 0:
                         opened.append(fd)
-                        self._paths[~fd] = left[0]
+                        paths[~fd] = left[0]
                     left.popleft()
-                if self._paths:
-                    yield list(self._paths)
+                if paths:
+                    yield list(paths)
             finally:
                 for fd in opened:
                     with suppress(OSError):
                         os.close(fd)
-            self._paths = {}
+            paths = self._paths = {}
 
     def failed(self, descriptor: int, code: int) -> None:
         """Note that the sync of a descriptor has failed with this errno."""
+        assert self._paths is not None
         error = OSError(code, os.strerror(code))
         self.error = self.error or SyncError(f"cannot sync {self._paths[descriptor]}: {error}")
 
@@ -261,7 +266,7 @@ class GroupCommit:
 
     # -- who is called -----------------------------------------------------------------------------------------
 
-    def when_synced(self, callback: Callable[[], None], *, messages: bool = False) -> None:
+    def when_synced(self, callback: Callable[[], None], messages: bool = False) -> None:
         """Call back once what has been written so far is durable on this machine. Whoever tells a peer something calls `when_announced`.
 
         That covers journal, definitions and inventory. It covers messages only if `messages` is true.
@@ -277,7 +282,7 @@ class GroupCommit:
         else:
             self._unhurried.append(callback)
 
-    def when_announced(self, callback: Callable[[], None], *, messages: bool = True) -> None:
+    def when_announced(self, callback: Callable[[], None], messages: bool = True) -> None:
         """Call back once peers may be told that what has been written so far is durable. It covers messages only if `messages` is true."""
         self._announcements.append(callback)
         self.waiting = True
@@ -289,38 +294,48 @@ class GroupCommit:
 
     # -- the two stages ----------------------------------------------------------------------------------------
 
-    def begin(self, *, everything: bool) -> Commit:
+    def begin(self, everything: bool) -> Commit:
         """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for."""
         assert self.running is None
         commit = self.running = Commit(self._disk, list(self._files), list(self._dirs))
         commit.number = self.syncs + 1
         self.waiting = False
-        self._files, self._dirs = {}, {}
+        self._files.clear()
+        self._dirs.clear()
         if everything or self._messages_wanted:
-            commit.files += [segment.file for segment in self._segments if segment.file is not None]
-            commit.segments = [(log, segment, segment.size, segment.end) for segment, log in self._segments.items()]
-            commit.seals, self._seals = self._seals, []
-            self._segments = {}
+            for segment, log in self._segments.items():
+                if segment.file is not None:
+                    commit.files.append(segment.file)
+                commit.segments.append((log, segment, segment.size, segment.end))
+            self._segments.clear()
+            if self._seals:
+                commit.seals, self._seals = self._seals, []
             self._messages_wanted = False
             commit.size, self.unsynced = self.unsynced, 0
-        if everything:
+        if everything and self._acks:
             commit.files += [segment.acks for segment in self._acks if segment.acks is not None]
             commit.acks = [(log, segment, segment.acks_size) for segment, log in self._acks.items()]
-            self._acks = {}
-        commit.unlinks, self._unlinks = self._unlinks, []
-        commit.hurried, self._hurried = self._hurried, []
-        commit.unhurried, self._unhurried = self._unhurried, []
-        commit.announcements, self._announcements = self._announcements, []
-        commit.carried, self._carried = self._carried, []
+            self._acks.clear()
+        if self._unlinks:
+            commit.unlinks, self._unlinks = self._unlinks, []
+        if self._hurried:
+            commit.hurried, self._hurried = self._hurried, []
+        if self._unhurried:
+            commit.unhurried, self._unhurried = self._unhurried, []
+        if self._announcements:
+            commit.announcements, self._announcements = self._announcements, []
+        if self._carried:
+            commit.carried, self._carried = self._carried, []
         return commit
 
     def end(self, commit: Commit) -> None:
         """Note that the sync of a commit has ended, and close the files that have waited for that."""
         assert commit is self.running
         self.running = None
-        for file in self._closing:
-            file.close()
-        self._closing.clear()
+        if self._closing:
+            for file in self._closing:
+                file.close()
+            self._closing.clear()
         if commit.error is None:
             self.syncs += 1
 
@@ -334,7 +349,9 @@ class GroupCommit:
 
     def call_back(self, commit: Commit) -> None:
         """End stage one: call what was passed to `when_synced`, then what was passed to `after_a_sync`, each in order."""
-        for callback in (*commit.hurried, *commit.unhurried):
+        for callback in commit.hurried:
+            callback()
+        for callback in commit.unhurried:
             callback()
 
     def call_for_clean(self) -> None:

@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.base.clock cimport Clock
 from kvitto.store.commit cimport Commit, GroupCommit
 from kvitto.store.inventory cimport Inventory
 from kvitto.store.log cimport Log
@@ -7,7 +8,8 @@ from kvitto.store.segment cimport Segment
 cdef class Store:
     cdef dict __dict__
     cdef object __weakref__
-    cdef public object disk, clock, failed, removals, copies, on_fault, ending
+    cdef public Clock clock
+    cdef public object disk, definitions, journal, failed, removals, copies, on_fault, ending
     cdef public GroupCommit commits
     cdef public Inventory inventory
     cdef public bint syncing, short, faulty, pressed, upgrading, _naming
@@ -15,6 +17,9 @@ cdef class Store:
     cdef public dict blocked_drops, leaving
 
     cpdef bint enter(self, Log log_, Segment segment) except? 0
+    cpdef bint has_work(self) except -1
+    @cython.locals(commit=Commit)
+    cpdef Commit begin_sync(self, bint everything)
     cpdef take_room(self, Py_ssize_t size, str path)
     # a log is no Log here: a bound method of a typed variable would be that of Log, and not that of StreamLog
     @cython.locals(commits=GroupCommit, segment=Segment, fresh=bint)

@@ -325,7 +325,6 @@ class Store:
         for entry in self.inventory.claim(SEGMENT, queue_id).values():
             self.drop_slot(entry.slot)
 
-    @property
     def has_work(self) -> bool:
         """Whether there is something for `work` to do. This is asked several times in each turn, and nearly always there is nothing."""
         if not self.removals.waiting and not self.copies.waiting and self.definitions.compaction is None:
@@ -520,7 +519,7 @@ class Store:
         if self.definitions.unwritten:
             self._undefined.append((callback, announced))
         elif announced:
-            self.commits.when_announced(callback, messages=False)
+            self.commits.when_announced(callback, False)
         else:
             self.commits.when_synced(callback)
 
@@ -532,13 +531,15 @@ class Store:
         for callback, announced in waiting:
             self.when_defined(callback, announced=announced)
 
-    def begin_sync(self, *, everything: bool) -> Commit:
+    def begin_sync(self, everything: bool) -> Commit:
         """Make a commit of what somebody waits for. With `everything` it also has what nobody waits for, such as settlements (A11)."""
         assert self.failed is None
         definitions = self.definitions
-        commit = self.commits.begin(everything=everything)
-        if definitions.dirty and definitions.file in commit.files:
-            commit.defined = definitions.file.end
+        commit = self.commits.begin(everything)
+        if commit.others:
+            if definitions.dirty and definitions.file in commit.files:
+                commit.defined = definitions.file.end
+            commit.journal_written = self.journal.written
         compaction = definitions.compaction
         if compaction is not None and compaction.complete:
             if compaction.file not in commit.files:  # lines that go to both files do not note that this one has changed
@@ -547,7 +548,6 @@ class Store:
         commit.named = self._naming
         if everything:
             commit.journal_applied = self.journal.written_out
-        commit.journal_written = self.journal.written
         if not self.syncing:
             commit.files, commit.dirs, commit.defined = [], [], 0
         self.commits.begun(commit)
@@ -599,7 +599,7 @@ class Store:
         # Callbacks may have written to segments that were clean, so these are looked at behind them.
         commits.call_for_clean()
         # A compaction marks the definitions as unknown in the inventory: last, since it is a change that the next sync has to cover.
-        if self.definitions.bloated and not self.leaving:
+        if commit.others and self.definitions.bloated and not self.leaving:
             self._begin_compaction()
         # Stage two. Peers come last, and what they do next belongs to the next commit.
         if not fresh:
@@ -611,7 +611,8 @@ class Store:
         Returns whether a file of the journal is new to the inventory, the segments of which more is durable, and the logs of those of
         which nothing was before.
         """
-        new = self.syncing and self.journal.durable_to(commit.journal_written)
+        # what the journal has got since the last commit is in a file among these others
+        new = commit.others and self.syncing and self.journal.durable_to(commit.journal_written)
         changed: dict[Segment, Log] = {}
         grown: dict[Log, None] = {}
         for log_, segment, size in commit.acks:

@@ -244,7 +244,7 @@ class StoryRun:
             if self.house.store.commits.waiting or self.house.store.commits.dirty:
                 self.do_begin_sync(1)
                 self.do_end_sync()
-            elif self.house.broker.idle and not getattr(self.house.hub, "unfinished", False):
+            elif self.house.broker.idle() and not getattr(self.house.hub, "unfinished", False):
                 return
         raise Finding("the broker never comes to rest")
 
