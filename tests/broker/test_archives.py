@@ -9,12 +9,14 @@ import pytest
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.administration.argument_reader import age_ms
 from tests.support.archived import about
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 
 
-def refused(rig: Rig, says: str, arguments: dict[str, Any], durable: bool = True, exclusive: bool = False) -> None:
+def refused(
+    harness: BrokerHarness, says: str, arguments: dict[str, Any], durable: bool = True, exclusive: bool = False
+) -> None:
     with pytest.raises(ChannelError) as refusal:
-        rig.broker.vhosts["/"].declare_queue("q", durable, exclusive, False, arguments, object())
+        harness.broker.vhosts["/"].declare_queue("q", durable, exclusive, False, arguments, object())
     assert refusal.value.code == PRECONDITION_FAILED
     assert says in refusal.value.text
 
@@ -35,35 +37,35 @@ def refused(rig: Rig, says: str, arguments: dict[str, Any], durable: bool = True
 )
 def test_a_wrong_value_is_refused(name: str, value: object, why: str) -> None:
     """Q: 406 that names the argument; nothing is left behind."""
-    rig = Rig()
-    refused(rig, f"invalid arg '{name}' for queue 'q' in vhost '/': {why}", {"x-archive": True, name: value})
-    assert "q" not in rig.broker.vhosts["/"].queues and rig.disk.listdir("queues") == []
+    harness = BrokerHarness()
+    refused(harness, f"invalid arg '{name}' for queue 'q' in vhost '/': {why}", {"x-archive": True, name: value})
+    assert "q" not in harness.broker.vhosts["/"].queues and harness.disk.listdir("queues") == []
 
 
 def test_bounds_need_an_archive_and_an_archive_a_durable_queue() -> None:
     """Q."""
-    rig = Rig()
-    refused(rig, "'x-archive-max-age' for queue 'q' in vhost '/': it needs x-archive", {"x-archive-max-age": "7D"})
+    harness = BrokerHarness()
+    refused(harness, "'x-archive-max-age' for queue 'q' in vhost '/': it needs x-archive", {"x-archive-max-age": "7D"})
     bound = {"x-archive-max-length-bytes": 1, "x-archive": False}
-    refused(rig, "'x-archive-max-length-bytes' for queue 'q' in vhost '/': it needs x-archive", bound)
-    refused(rig, "only a durable queue that is not exclusive", {"x-archive": True}, durable=False)
-    refused(rig, "only a durable queue that is not exclusive", {"x-archive": True}, exclusive=True)
-    refused(rig, "a stream has none", {"x-archive": True, "x-queue-type": "stream"})
-    rig.declare("q", durable=False, x_archive=False)
+    refused(harness, "'x-archive-max-length-bytes' for queue 'q' in vhost '/': it needs x-archive", bound)
+    refused(harness, "only a durable queue that is not exclusive", {"x-archive": True}, durable=False)
+    refused(harness, "only a durable queue that is not exclusive", {"x-archive": True}, exclusive=True)
+    refused(harness, "a stream has none", {"x-archive": True, "x-queue-type": "stream"})
+    harness.declare("q", durable=False, x_archive=False)
 
 
 @pytest.mark.parametrize("name", ["x-archive", "x-archive-max-age", "x-archive-max-length-bytes"])
 def test_another_archive_is_another_queue(name: str) -> None:
     """D1: inequivalent arg, also after a start."""
-    rig = Rig()
+    harness = BrokerHarness()
     arguments = {"x-archive": True, "x-archive-max-age": "7D", "x-archive-max-length-bytes": 1000}
     other = {"x-archive": False, "x-archive-max-age": "8D", "x-archive-max-length-bytes": 1001}
-    queue_id = rig.broker.vhosts["/"].declare_queue("q", True, False, False, arguments, None).log.queue_id
-    rig.restart()
-    rig.broker.vhosts["/"].declare_queue("q", True, False, False, arguments, None)
-    refused(rig, f"inequivalent arg '{name}'", {**arguments, name: other[name]})
-    refused(rig, f"inequivalent arg '{name}'", {k: v for k, v in arguments.items() if k != name})
-    assert about(rig.disk.files(), queue_id, "queues")["arguments"] == arguments
+    queue_id = harness.broker.vhosts["/"].declare_queue("q", True, False, False, arguments, None).log.queue_id
+    harness.restart()
+    harness.broker.vhosts["/"].declare_queue("q", True, False, False, arguments, None)
+    refused(harness, f"inequivalent arg '{name}'", {**arguments, name: other[name]})
+    refused(harness, f"inequivalent arg '{name}'", {k: v for k, v in arguments.items() if k != name})
+    assert about(harness.disk.files(), queue_id, "queues")["arguments"] == arguments
 
 
 def test_ages_have_the_units_of_stream_arguments() -> None:
@@ -76,14 +78,14 @@ def test_ages_have_the_units_of_stream_arguments() -> None:
 
 def test_a_declaration_that_finds_no_room_for_its_name_gets_it_later() -> None:
     """D4: queue.json is written by a later look."""
-    rig = Rig()
-    rig.disk.full = True
-    queue_id = rig.declare("q", x_archive=True).log.queue_id
-    rig.turn()
-    assert f"queues/{queue_id}/queue.json" not in rig.disk.files()
-    rig.disk.full = False
-    rig.broker.retry_writes()
-    rig.clock.advance(60.0)
-    rig.broker.tick()
-    rig.settle_down()
-    assert about(rig.disk.files(), queue_id, "queues")["queue"] == "q"
+    harness = BrokerHarness()
+    harness.disk.full = True
+    queue_id = harness.declare("q", x_archive=True).log.queue_id
+    harness.turn()
+    assert f"queues/{queue_id}/queue.json" not in harness.disk.files()
+    harness.disk.full = False
+    harness.broker.retry_writes()
+    harness.clock.advance(60.0)
+    harness.broker.tick()
+    harness.settle_down()
+    assert about(harness.disk.files(), queue_id, "queues")["queue"] == "q"

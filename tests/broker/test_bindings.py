@@ -9,7 +9,7 @@ import pytest
 
 from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.vhost import VHost
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 
 NAN = math.nan
 
@@ -42,28 +42,28 @@ def exchanges(vhost: VHost, count: int, auto_delete: bool = False) -> None:
 
 def test_deleting_a_queue_asks_only_the_exchanges_that_lead_to_it(asked: list[str]) -> None:
     """2,000 exclusive queues and 20,000 exchanges took 21 s to go."""
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     exchanges(vhost, 50)
-    queue = rig.declare("q", durable=False)
+    queue = harness.declare("q", durable=False)
     vhost.bind("x7", queue, "a", {})
     vhost.bind("x7", queue, "b", {})
     vhost.bind("amq.fanout", queue, "", {})
     asked.clear()
-    rig.delete("q")
+    harness.delete("q")
     assert set(asked) == {"x7", "amq.fanout"} and vhost.bindings == 0
     asked.clear()
-    rig.declare("lonely", durable=False)
-    rig.delete("lonely")
+    harness.declare("lonely", durable=False)
+    harness.delete("lonely")
     assert not asked
 
 
 def test_an_auto_delete_exchange_goes_without_a_look_at_the_others(asked: list[str]) -> None:
     """Unbinding and binding again with 20,000 auto-delete exchanges took 22 s."""
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     exchanges(vhost, 50, auto_delete=True)
-    queue = rig.declare("q", durable=False)
+    queue = harness.declare("q", durable=False)
     for i in range(50):
         vhost.bind(f"x{i}", queue, "", {})
     for i in range(50):
@@ -74,10 +74,10 @@ def test_an_auto_delete_exchange_goes_without_a_look_at_the_others(asked: list[s
 
 
 def test_an_unbound_exchange_no_longer_leads_to_the_queue() -> None:
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     exchanges(vhost, 3)
-    queue = rig.declare("q", durable=False)
+    queue = harness.declare("q", durable=False)
     for key in ("a", "b"):
         vhost.bind("x1", queue, key, {})
     vhost.unbind("x1", queue, "a", {})
@@ -87,15 +87,15 @@ def test_an_unbound_exchange_no_longer_leads_to_the_queue() -> None:
     vhost.delete_exchange("x2")
     assert [b.routing_key for b in vhost.bindings_to(queue)] == ["q"]
     assert list(vhost.bindings_to(vhost.exchange("x0"))) == []
-    rig.delete("q")
+    harness.delete("q")
     assert vhost.bindings == 0
 
 
 def test_deleting_an_exchange_takes_its_bindings_away_from_both_ends() -> None:
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     exchanges(vhost, 3)
-    queue = rig.declare("q")
+    queue = harness.declare("q")
     vhost.bind("x0", vhost.exchange("x1"), "", {})
     vhost.bind("x1", queue, "", {})
     vhost.bind("x2", queue, "", {})
@@ -110,30 +110,30 @@ def test_deleting_an_exchange_takes_its_bindings_away_from_both_ends() -> None:
 @pytest.mark.parametrize("kind", ["direct", "headers"])
 def test_a_binding_with_a_nan_argument_is_one_binding(kind: str, arguments: dict[str, Any]) -> None:
     """It was made again and again, unbinding it removed nothing, and a restart made one of three."""
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     vhost.declare_exchange("x", kind, True, False, False, {})
-    queue = rig.declare("q")
+    queue = harness.declare("q")
     for _ in range(3):
         vhost.bind("x", queue, "k", dict(arguments))
     assert vhost.bindings == 1
-    rig.restart()
-    vhost = rig.broker.vhosts["/"]
-    queue = rig.queue("q")
+    harness.restart()
+    vhost = harness.broker.vhosts["/"]
+    queue = harness.queue("q")
     assert vhost.bindings == 1
     vhost.unbind("x", queue, "k", dict(arguments))
     assert vhost.bindings == 0
-    rig.restart()
-    assert rig.broker.vhosts["/"].bindings == 0
+    harness.restart()
+    assert harness.broker.vhosts["/"].bindings == 0
 
 
 def test_a_binding_that_was_removed_by_equal_arguments_does_not_come_back() -> None:
     """1 and 1.0 are equal, but have other bytes: a restart brought the binding back."""
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
-    queue = rig.declare("q")
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
+    queue = harness.declare("q")
     vhost.bind("amq.headers", queue, "", {"a": 1})
     vhost.unbind("amq.headers", queue, "", {"a": 1.0})
     assert vhost.bindings == 0
-    rig.restart()
-    assert rig.broker.vhosts["/"].bindings == 0
+    harness.restart()
+    assert harness.broker.vhosts["/"].bindings == 0

@@ -21,7 +21,7 @@ from kvitto.store import pieces, reading
 from kvitto.wire.buf import Buf
 from tests.broker import test_queue_model
 from tests.broker.test_queue_model import DEAD, GONE, HELD, READY, Message, QueueModel
-from tests.support.rig import NO_PROPERTIES, Taker, address, as_bytes
+from tests.support.harness import NO_PROPERTIES, Taker, address, as_bytes
 
 LAST = object()
 SIZES = st.sampled_from([5, 10, 60, 150, 151, 400])
@@ -45,17 +45,17 @@ class LargeModel(QueueModel):
 
     def more_turns(self) -> None:
         super().more_turns()
-        broker = self.rig.broker
+        broker = self.harness.broker
         for _ in range(5000):
             if not (broker.unfinished() or self.q.checking or (self.q.tail.closed and not broker.unwritten)):
                 return
-            self.rig.turn()
+            self.harness.turn()
             super().more_turns()
         raise AssertionError("the turns never end")
 
     def turn(self) -> None:
         if self.hurry and not any(self.leaves_unseen(m) for m in self.at(READY)):  # what expires leaves in any turn
-            self.rig.broker.turn(1)
+            self.harness.broker.turn(1)
             self.watch()
         else:
             super().turn()
@@ -82,7 +82,7 @@ class LargeModel(QueueModel):
 
     def reconcile(self, exact: bool) -> None:
         self.hurry = False
-        self.rig.settle_down()
+        self.harness.settle_down()
         at = {message[2]: o for o in range(self.q.next) if (message := self.q.read(o)) is not None}
         for m in self.messages:  # what the journal brings again may come behind offsets that were used before
             m.offset = at.get(m.body, m.offset)
@@ -113,7 +113,7 @@ class LargeModel(QueueModel):
 
     def note(self, offset: int, body: bytes, ttl: int) -> None:
         both = [t for t in (ttl, self.ttl) if t >= 0]
-        self.messages.append(Message(offset, body, self.rig.broker.now_ms + min(both) if both else -1))
+        self.messages.append(Message(offset, body, self.harness.broker.now_ms + min(both) if both else -1))
 
     def push_out(self) -> None:
         self.watch()
@@ -143,7 +143,7 @@ class LargeModel(QueueModel):
         """T4: it goes through the journal."""
         self.wait_for_all()
         self.space()
-        bulk, put = Bulk(self.rig.broker), []
+        bulk, put = Bulk(self.harness.broker), []
         for size, large, ttl in messages:
             body = self.body(size)
             put.append((body, ttl))
@@ -171,13 +171,13 @@ class LargeModel(QueueModel):
                 self.watch()
             return more
 
-        self.rig.broker.records.write(bulk.record, apply, lambda: done.append(False))
+        self.harness.broker.records.write(bulk.record, apply, lambda: done.append(False))
         for _ in range(2000):
             if done:
                 break
-            self.rig.turn()
-            if self.rig.store.commits.dirty:
-                self.rig.sync(everything=False)
+            self.harness.turn()
+            if self.harness.store.commits.dirty:
+                self.harness.sync(everything=False)
         assert done == [True]
         self.push_out()
         self.turn()
@@ -189,7 +189,7 @@ class LargeModel(QueueModel):
         """By offset."""
         self.wait_for_all()
         self.space()
-        self.rig.settle_down()
+        self.harness.settle_down()
         self.turn()
         low = min((m.offset for m in self.messages), default=0)
         taker = Taker(self.q)
@@ -217,9 +217,9 @@ class LargeModel(QueueModel):
     @rule()
     def drain_dead(self) -> None:
         self.come_to_rest()
-        while self.rig.queue("dead").ready:
-            self.rig.drain("dead")
-            self.rig.settle_down()
+        while self.harness.queue("dead").ready:
+            self.harness.drain("dead")
+            self.harness.settle_down()
         for m in self.at(DEAD):
             m.place = GONE
         self.turn()
@@ -236,21 +236,21 @@ class LargeModel(QueueModel):
     )
     def end_between(self, turns: int, every: int, seed: int, cut: bool | None, everything: bool) -> None:
         """In the middle of what the rules before have begun."""
-        self.rig.disk.full = False
+        self.harness.disk.full = False
         for turn in range(turns):
-            self.rig.broker.jobs.run()
-            self.rig.broker.turn(1)
+            self.harness.broker.jobs.run()
+            self.harness.broker.turn(1)
             self.watch()
-            if turn % every == 0 and self.rig.store.commits.dirty:
-                job = self.rig.store.begin_sync(everything=everything)
+            if turn % every == 0 and self.harness.store.commits.dirty:
+                job = self.harness.store.begin_sync(everything=everything)
                 job.run()
-                self.rig.store.end_sync(job)
+                self.harness.store.end_sync(job)
         for m in self.messages:
             m.unflagged = True
         if cut is None:
-            self.rig.kill()
+            self.harness.kill()
         else:
-            self.rig.cut(Random(seed), hostile=cut)
+            self.harness.cut(Random(seed), hostile=cut)
         self.reconcile(exact=False)
 
 

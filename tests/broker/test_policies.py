@@ -23,7 +23,7 @@ from kvitto.broker.queues.leaving import LEAVING_PER_TURN
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing.patterns import PATTERN_MAX
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, VHost
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(SMALLER_COUNTS, st.integers(1, 1000)),
@@ -44,20 +44,20 @@ def made(pattern: str = "", definition: dict[str, Any] | None = None, name: str 
     return policy(name, value | {key.replace("_", "-"): what for key, what in more.items()})
 
 
-def vhost(rig: Rig) -> VHost:
-    return rig.broker.vhosts["/"]
+def vhost(harness: BrokerHarness) -> VHost:
+    return harness.broker.vhosts["/"]
 
 
-def settle(rig: Rig, definition: dict[str, Any], kind: str = POLICY, **more: Any) -> None:
-    rig.broker.read_clock()
-    vhost(rig).set_policy(kind, made(definition=definition, **more))
-    rig.settle_down()
+def settle(harness: BrokerHarness, definition: dict[str, Any], kind: str = POLICY, **more: Any) -> None:
+    harness.broker.read_clock()
+    vhost(harness).set_policy(kind, made(definition=definition, **more))
+    harness.settle_down()
 
 
-def fill(rig: Rig, name: str, count: int) -> None:
+def fill(harness: BrokerHarness, name: str, count: int) -> None:
     for i in range(count):
-        rig.publish(name, b"%d" % i)
-    rig.settle_down()
+        harness.publish(name, b"%d" % i)
+    harness.settle_down()
 
 
 # -- which one, and what it says -----------------------------------------------------------------------------
@@ -172,12 +172,12 @@ def test_a_limit_of_minus_one_is_none() -> None:
 
 
 def test_what_means_nothing_on_one_node_is_kept_and_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+    harness = BrokerHarness()
     definition = {"max-length": 5, "ha-mode": "all", "queue-leader-locator": "balanced"}
     for name in "ab":
-        rig.broker.vhosts["/"].set_policy(POLICY, policy(name, {"pattern": "", "definition": definition}))
-    assert rig.broker.vhosts["/"].policies["a"].value()["definition"] == definition
-    assert in_effect(rig.broker.vhosts["/"].policies["a"], None) == {"max-length": 5}
+        harness.broker.vhosts["/"].set_policy(POLICY, policy(name, {"pattern": "", "definition": definition}))
+    assert harness.broker.vhosts["/"].policies["a"].value()["definition"] == definition
+    assert in_effect(harness.broker.vhosts["/"].policies["a"], None) == {"max-length": 5}
     assert [record.getMessage().split(": ")[1].split()[0] for record in caplog.records] == [
         "'ha-mode'",
         "'queue-leader-locator'",
@@ -199,238 +199,238 @@ def test_operators_limit_and_nothing_else() -> None:
 # -- queues and exchanges that are there ---------------------------------------------------------------------
 
 
-def test_a_limit_takes_hold_and_lets_go(rig: Rig) -> None:
+def test_a_limit_takes_hold_and_lets_go(harness: BrokerHarness) -> None:
     """The oldest leave; without the policy there is no limit."""
-    queue = rig.declare("q")
-    fill(rig, "q", 10)
-    settle(rig, {"max-length": 3})
+    queue = harness.declare("q")
+    fill(harness, "q", 10)
+    settle(harness, {"max-length": 3})
     assert queue.ready == 3 and queue.read(queue.cursor)[2] == b"7"  # type: ignore[index]
-    settle(rig, {"max-length": 4, "overflow": "reject-publish"})
-    fill(rig, "q", 2)
+    settle(harness, {"max-length": 4, "overflow": "reject-publish"})
+    fill(harness, "q", 2)
     assert queue.ready == 4
-    vhost(rig).clear_policy(POLICY, "p")
-    fill(rig, "q", 5)
+    vhost(harness).clear_policy(POLICY, "p")
+    fill(harness, "q", 5)
     assert queue.ready == 9
 
 
-def test_very_many_leave_in_several_turns_and_none_is_lost_on_the_way(rig: Rig) -> None:
+def test_very_many_leave_in_several_turns_and_none_is_lost_on_the_way(harness: BrokerHarness) -> None:
     """X4: they are dead-lettered; no turn moves more than it may."""
-    queue, dead = rig.declare("q"), rig.declare("dead")
+    queue, dead = harness.declare("q"), harness.declare("dead")
     count = 2 * LEAVING_PER_TURN + 100
     for i in range(count):
-        rig.publish("q", b"%d" % i)
-    rig.settle_down()
+        harness.publish("q", b"%d" % i)
+    harness.settle_down()
     definition = {"max-length": 10, "dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
-    vhost(rig).set_policy(POLICY, made("^q$", definition))
-    rig.turn()
+    vhost(harness).set_policy(POLICY, made("^q$", definition))
+    harness.turn()
     assert queue.ready >= count - LEAVING_PER_TURN - 1
     for _ in range(1000):
-        rig.broker.tick()
-        rig.settle_down()
+        harness.broker.tick()
+        harness.settle_down()
         if dead.ready == count - 10:
             break
     assert (queue.ready, queue.messages, dead.ready) == (10, 10, count - 10)
 
 
-def test_new_queues_and_restarts_have_it(rig: Rig) -> None:
+def test_new_queues_and_restarts_have_it(harness: BrokerHarness) -> None:
     """D2, P4: it is there again after a restart and after a power cut, before the queue's messages are."""
-    settle(rig, {"max-length": 3}, pattern="^lim")
-    settle(rig, {"max-length": 2}, OPERATOR_POLICY, pattern="it$", name="o")
-    rig.declare("limit")
-    rig.declare("free")
-    for how in (rig.restart, lambda: rig.cut(Random(1))):
+    settle(harness, {"max-length": 3}, pattern="^lim")
+    settle(harness, {"max-length": 2}, OPERATOR_POLICY, pattern="it$", name="o")
+    harness.declare("limit")
+    harness.declare("free")
+    for how in (harness.restart, lambda: harness.cut(Random(1))):
         for name in ("limit", "free"):
-            fill(rig, name, 5)
+            fill(harness, name, 5)
         how()
-        queue = rig.queue("limit")
+        queue = harness.queue("limit")
         assert queue.ready == 2 and queue.policy is not None and queue.policy.name == "p"
         assert queue.operator_policy is not None and queue.operator_policy.name == "o"
-        assert rig.queue("free").policy is None
-    assert rig.queue("free").ready == 10
+        assert harness.queue("free").policy is None
+    assert harness.queue("free").ready == 10
 
 
-def test_it_goes_with_its_virtual_host(rig: Rig) -> None:
-    rig.broker.add_vhost("v").set_policy(POLICY, made())
-    rig.settle_down()
-    rig.broker.delete_vhost("v")
-    rig.settle_down()
-    rig.broker.add_vhost("v")
-    rig.restart()
-    assert rig.broker.vhosts["v"].policies == {}
+def test_it_goes_with_its_virtual_host(harness: BrokerHarness) -> None:
+    harness.broker.add_vhost("v").set_policy(POLICY, made())
+    harness.settle_down()
+    harness.broker.delete_vhost("v")
+    harness.settle_down()
+    harness.broker.add_vhost("v")
+    harness.restart()
+    assert harness.broker.vhosts["v"].policies == {}
 
 
-def test_time_to_live_for_what_comes_from_now_on(rig: Rig) -> None:
-    queue = rig.declare("q")
-    fill(rig, "q", 2)
-    settle(rig, {"message-ttl": 1000})
-    fill(rig, "q", 3)
-    vhost(rig).clear_policy(POLICY, "p")
-    fill(rig, "q", 1)
-    rig.clock.advance(2)
+def test_time_to_live_for_what_comes_from_now_on(harness: BrokerHarness) -> None:
+    queue = harness.declare("q")
+    fill(harness, "q", 2)
+    settle(harness, {"message-ttl": 1000})
+    fill(harness, "q", 3)
+    vhost(harness).clear_policy(POLICY, "p")
+    fill(harness, "q", 1)
+    harness.clock.advance(2)
     queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert queue.ready == 6, "only the head is looked at"
     queue.settle_until(2)
-    rig.settle_down()
+    harness.settle_down()
     assert queue.ready == 1
 
 
-def test_dead_letters_without_an_exchange_any_more_are_what_they_would_have_been(rig: Rig) -> None:
+def test_dead_letters_without_an_exchange_any_more_are_what_they_would_have_been(harness: BrokerHarness) -> None:
     """A7: parked ones of a policy that has gone are rejected for good; nothing goes back to the queue by its own name."""
-    queue = rig.declare("q")
-    settle(rig, {"dead-letter-exchange": "nowhere"})
-    fill(rig, "q", 3)
-    queue.reject(rig.take("q")[0].offset, 3)
-    rig.settle_down()
+    queue = harness.declare("q")
+    settle(harness, {"dead-letter-exchange": "nowhere"})
+    fill(harness, "q", 3)
+    queue.reject(harness.take("q")[0].offset, 3)
+    harness.settle_down()
     assert len(queue.parked) == 3
-    vhost(rig).clear_policy(POLICY, "p")
+    vhost(harness).clear_policy(POLICY, "p")
     for _ in range(5):
-        rig.clock.advance(2)
-        rig.broker.tick()
-        rig.settle_down()
+        harness.clock.advance(2)
+        harness.broker.tick()
+        harness.settle_down()
     assert queue.messages == 0
-    rig.restart()
-    assert rig.queue("q").messages == 0
+    harness.restart()
+    assert harness.queue("q").messages == 0
 
 
-def parked_at_a_full_queue(rig: Rig) -> tuple[WorkQueue, WorkQueue]:
+def parked_at_a_full_queue(harness: BrokerHarness) -> tuple[WorkQueue, WorkQueue]:
     """Two of six dead letters have found room."""
-    queue, dead = rig.declare("q"), rig.declare("dead")
-    settle(rig, {"max-length": 2, "overflow": "reject-publish"}, pattern="^dead$", name="dead")
-    settle(rig, {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}, pattern="^q$")
-    fill(rig, "q", 6)
-    queue.reject(rig.take("q")[0].offset, 6)
-    rig.settle_down()
+    queue, dead = harness.declare("q"), harness.declare("dead")
+    settle(harness, {"max-length": 2, "overflow": "reject-publish"}, pattern="^dead$", name="dead")
+    settle(harness, {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}, pattern="^q$")
+    fill(harness, "q", 6)
+    queue.reject(harness.take("q")[0].offset, 6)
+    harness.settle_down()
     assert (len(queue.parked), dead.ready) == (4, 2)
     return queue, dead
 
 
-def pass_time(rig: Rig, seconds: int) -> None:
+def pass_time(harness: BrokerHarness, seconds: int) -> None:
     for _ in range(seconds):
-        rig.clock.advance(1)
-        rig.broker.tick()
-        rig.settle_down()
+        harness.clock.advance(1)
+        harness.broker.tick()
+        harness.settle_down()
 
 
-def test_dead_letters_go_on_when_the_full_queue_drops_its_oldest_from_now_on(rig: Rig) -> None:
+def test_dead_letters_go_on_when_the_full_queue_drops_its_oldest_from_now_on(harness: BrokerHarness) -> None:
     """X4: they waited for room that such a queue has always, or never."""
-    queue, dead = parked_at_a_full_queue(rig)
-    settle(rig, {"max-length": 2}, pattern="^dead$", name="dead")
-    pass_time(rig, 10)
-    assert (queue.messages, dead.ready, rig.bodies("dead")) == (0, 2, [b"4", b"5"])
+    queue, dead = parked_at_a_full_queue(harness)
+    settle(harness, {"max-length": 2}, pattern="^dead$", name="dead")
+    pass_time(harness, 10)
+    assert (queue.messages, dead.ready, harness.bodies("dead")) == (0, 2, [b"4", b"5"])
 
 
-def test_dead_letters_that_wait_for_a_full_queue_go_to_another(rig: Rig) -> None:
+def test_dead_letters_that_wait_for_a_full_queue_go_to_another(harness: BrokerHarness) -> None:
     """X4: the policy says so, and there is no room where they were to go."""
-    queue, dead = parked_at_a_full_queue(rig)
-    rig.declare("other")
-    settle(rig, {"dead-letter-exchange": "", "dead-letter-routing-key": "other"}, pattern="^q$")
-    pass_time(rig, 10)
-    assert (queue.messages, dead.ready, rig.bodies("other")) == (0, 2, [b"2", b"3", b"4", b"5"])
+    queue, dead = parked_at_a_full_queue(harness)
+    harness.declare("other")
+    settle(harness, {"dead-letter-exchange": "", "dead-letter-routing-key": "other"}, pattern="^q$")
+    pass_time(harness, 10)
+    assert (queue.messages, dead.ready, harness.bodies("other")) == (0, 2, [b"2", b"3", b"4", b"5"])
 
 
-def test_dead_letters_that_wait_for_a_full_queue_go_with_their_exchange(rig: Rig) -> None:
+def test_dead_letters_that_wait_for_a_full_queue_go_with_their_exchange(harness: BrokerHarness) -> None:
     """A7: they are rejected for good, whether there is room or not."""
-    queue, dead = parked_at_a_full_queue(rig)
-    vhost(rig).clear_policy(POLICY, "p")
-    pass_time(rig, 10)
+    queue, dead = parked_at_a_full_queue(harness)
+    vhost(harness).clear_policy(POLICY, "p")
+    pass_time(harness, 10)
     assert (queue.messages, dead.ready) == (0, 2)
-    rig.restart()
-    assert (rig.queue("q").messages, rig.queue("dead").ready) == (0, 2)
+    harness.restart()
+    assert (harness.queue("q").messages, harness.queue("dead").ready) == (0, 2)
 
 
-def test_unused_queues_expire_from_now_on(rig: Rig) -> None:
-    rig.declare("q")
-    rig.clock.advance(3600)
-    settle(rig, {"expires": 10_000})
-    rig.clock.advance(9)
-    rig.broker.tick()
-    assert "q" in vhost(rig).queues
-    rig.clock.advance(2)
-    rig.broker.tick()
-    assert "q" not in vhost(rig).queues
-    rig.declare("r")
-    vhost(rig).clear_policy(POLICY, "p")
-    rig.clock.advance(11)
-    rig.broker.tick()
-    assert "r" in vhost(rig).queues
+def test_unused_queues_expire_from_now_on(harness: BrokerHarness) -> None:
+    harness.declare("q")
+    harness.clock.advance(3600)
+    settle(harness, {"expires": 10_000})
+    harness.clock.advance(9)
+    harness.broker.tick()
+    assert "q" in vhost(harness).queues
+    harness.clock.advance(2)
+    harness.broker.tick()
+    assert "q" not in vhost(harness).queues
+    harness.declare("r")
+    vhost(harness).clear_policy(POLICY, "p")
+    harness.clock.advance(11)
+    harness.broker.tick()
+    assert "r" in vhost(harness).queues
 
 
-def test_delivery_limit_and_retry_delays(rig: Rig) -> None:
+def test_delivery_limit_and_retry_delays(harness: BrokerHarness) -> None:
     """A8, A15."""
-    queue = rig.declare("q")
-    settle(rig, {"delivery-limit": 1, "retry-delay-min": 1000})
+    queue = harness.declare("q")
+    settle(harness, {"delivery-limit": 1, "retry-delay-min": 1000})
     assert queue.delivery_limit == 1
-    fill(rig, "q", 1)
-    queue.retry(rig.take("q")[0].offset, 1, 1)
-    rig.settle_down()
+    fill(harness, "q", 1)
+    queue.retry(harness.take("q")[0].offset, 1, 1)
+    harness.settle_down()
     assert len(queue.retries.delays) == 1 and queue.ready == 0
-    rig.clock.advance(3)
-    rig.broker.tick()
-    rig.settle_down()
-    queue.requeue(rig.take("q")[0].offset, 1, 1)
-    rig.settle_down()
+    harness.clock.advance(3)
+    harness.broker.tick()
+    harness.settle_down()
+    queue.requeue(harness.take("q")[0].offset, 1, 1)
+    harness.settle_down()
     assert queue.messages == 0, "it has had its two deliveries"
 
 
-def test_an_alternate_exchange(rig: Rig) -> None:
+def test_an_alternate_exchange(harness: BrokerHarness) -> None:
     """The argument counts before the policy; the default exchange has none."""
-    own = vhost(rig).declare_exchange("own", "direct", True, False, False, {"alternate-exchange": "amq.fanout"})
-    plain = vhost(rig).declare_exchange("plain", "direct", True, False, False, {})
-    settle(rig, {"alternate-exchange": "amq.topic"}, apply_to="exchanges")
-    later = vhost(rig).declare_exchange("later", "direct", True, False, False, {})
+    own = vhost(harness).declare_exchange("own", "direct", True, False, False, {"alternate-exchange": "amq.fanout"})
+    plain = vhost(harness).declare_exchange("plain", "direct", True, False, False, {})
+    settle(harness, {"alternate-exchange": "amq.topic"}, apply_to="exchanges")
+    later = vhost(harness).declare_exchange("later", "direct", True, False, False, {})
     assert (own.alternate, plain.alternate, later.alternate) == ("amq.fanout", "amq.topic", "amq.topic")
-    assert vhost(rig).exchanges[""].alternate is None
-    rig.restart()
-    assert vhost(rig).exchanges["plain"].alternate == "amq.topic"
-    vhost(rig).clear_policy(POLICY, "p")
-    assert vhost(rig).exchanges["plain"].alternate is None
+    assert vhost(harness).exchanges[""].alternate is None
+    harness.restart()
+    assert vhost(harness).exchanges["plain"].alternate == "amq.topic"
+    vhost(harness).clear_policy(POLICY, "p")
+    assert vhost(harness).exchanges["plain"].alternate is None
 
 
-def test_a_stream_keeps_less(rig: Rig) -> None:
+def test_a_stream_keeps_less(harness: BrokerHarness) -> None:
     """Q: retention by a policy; settings that a stream cannot have pass it by."""
-    stream = rig.declare("s", x_queue_type="stream", x_stream_max_segment_size_bytes=1)
+    stream = harness.declare("s", x_queue_type="stream", x_stream_max_segment_size_bytes=1)
     for i in range(6):
-        rig.publish("s", b"%d" % i * 40_000)
-        rig.settle_down()
+        harness.publish("s", b"%d" % i * 40_000)
+        harness.settle_down()
     before = stream.ready
-    settle(rig, {"max-length": 2, "message-ttl": 1, "overflow": "reject-publish"})
+    settle(harness, {"max-length": 2, "message-ttl": 1, "overflow": "reject-publish"})
     for _ in range(5):
-        rig.settle_down()
+        harness.settle_down()
     assert before == 6 and stream.ready < 6
     assert all(key in QUEUE_POLICY for key in ("message-ttl", "overflow")) and not stream.limited
 
 
 def test_the_broker_starts_with_a_policy_that_it_does_not_understand(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    harness: BrokerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a newer one: it is passed over, with a line in the log; the queue is there."""
-    rig.declare("q")
-    rig.broker.define(
+    harness.declare("q")
+    harness.broker.define(
         POLICY, ("/", "new"), {"pattern": "", "definition": {"warp": 9}, "apply-to": "all", "priority": 0}
     )
-    rig.restart()
-    assert rig.queue("q").policy is None
+    harness.restart()
+    assert harness.queue("q").policy is None
     assert "policy 'new' of vhost '/' is passed over: 'warp' is no setting of policies" in caplog.text
 
 
 def test_a_queue_is_there_again_without_an_argument_that_nobody_takes_any_more(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    harness: BrokerHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     """P4: its messages, its other arguments and its policy are."""
-    queue = rig.declare("q")
-    fill(rig, "q", 1)
+    queue = harness.declare("q")
+    fill(harness, "q", 1)
     arguments = {"x-max-length": 9, "x-consumer-timeout": -1, "x-retry-delay-max": 5}
     value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": arguments}
-    rig.broker.define("queue", ("/", "q"), value)
-    settle(rig, {"delivery-limit": 3})
-    rig.restart()
-    found = rig.queue("q")
+    harness.broker.define("queue", ("/", "q"), value)
+    settle(harness, {"delivery-limit": 3})
+    harness.restart()
+    found = harness.queue("q")
     assert (found.ready, found.max_length, found.consumer_timeout_ms, found.delivery_limit) == (1, 9, -1, 3)
     told = "queue 'q' in vhost '/' is there without arguments that it cannot have: x-consumer-timeout=-1, x-retry-delay-max=5"
     assert told in caplog.text
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def harness() -> BrokerHarness:
+    return BrokerHarness()

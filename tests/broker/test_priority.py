@@ -10,18 +10,18 @@ from kvitto.broker.queues.ranges import RangeSet
 from kvitto.broker.queues.ranks import Ranks
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.wire.properties import Properties
-from tests.support.rig import Rig, Taker, address
+from tests.support.harness import BrokerHarness, Taker, address
 
 
-def publish(rig: Rig, priority: int | None, body: bytes) -> None:
+def publish(harness: BrokerHarness, priority: int | None, body: bytes) -> None:
     props = Properties(priority=priority).encode()
-    assert rig.queue("q").append_bytes(address("q"), props, body, -1, 0)
+    assert harness.queue("q").append_bytes(address("q"), props, body, -1, 0)
 
 
-def fill(rig: Rig) -> WorkQueue:
-    queue = rig.declare("q", x_max_priority=5)
+def fill(harness: BrokerHarness) -> WorkQueue:
+    queue = harness.declare("q", x_max_priority=5)
     for priority, body in ((1, b"a"), (4, b"b"), (None, b"c"), (4, b"d"), (9, b"e"), (5, b"f")):
-        publish(rig, priority, body)
+        publish(harness, priority, body)
     return queue
 
 
@@ -29,15 +29,15 @@ IN_ORDER = [b"e", b"f", b"b", b"d", b"a", b"c"]  # 9 counts as 5, none as 0
 
 
 def test_highest_priority_first_then_order_of_arrival() -> None:
-    rig = Rig()
-    fill(rig)
-    assert rig.drain("q") == IN_ORDER
+    harness = BrokerHarness()
+    fill(harness)
+    assert harness.drain("q") == IN_ORDER
 
 
 def test_first_delivery_is_not_called_a_redelivery() -> None:
     """Each delivery is counted once, and the flag and the count come with the second."""
-    rig = Rig()
-    queue = fill(rig)
+    harness = BrokerHarness()
+    queue = fill(harness)
     first = Taker(queue, room=2)
     queue.add_consumer(first)
     queue.pump()
@@ -55,10 +55,10 @@ def test_first_delivery_is_not_called_a_redelivery() -> None:
 
 
 def test_a_late_message_of_high_priority_overtakes_what_waits() -> None:
-    rig = Rig()
-    queue = fill(rig)
-    rig.settle_down()
-    publish(rig, 5, b"late")
+    harness = BrokerHarness()
+    queue = fill(harness)
+    harness.settle_down()
+    publish(harness, 5, b"late")
     taker = Taker(queue, room=3)
     queue.add_consumer(taker)
     queue.pump()
@@ -68,15 +68,15 @@ def test_a_late_message_of_high_priority_overtakes_what_waits() -> None:
 @pytest.mark.parametrize("how", ["restart", "kill", "cut"])
 def test_order_and_counts_survive(how: str) -> None:
     """After a stop of any kind the order is the same; only a power cut may leave in doubt what was delivered."""
-    rig = Rig()
-    queue = fill(rig)
+    harness = BrokerHarness()
+    queue = fill(harness)
     taker = Taker(queue, room=3)
     queue.add_consumer(taker)
     queue.pump()
     queue.ack(taker.got[1].offset, 1)
-    rig.settle_down()
-    getattr(rig, how)(*([Random(1)] if how == "cut" else []))
-    queue = rig.queue("q")
+    harness.settle_down()
+    getattr(harness, how)(*([Random(1)] if how == "cut" else []))
+    queue = harness.queue("q")
     assert queue.ready == 5
     again = Taker(queue)
     while queue.get(again):
@@ -88,29 +88,29 @@ def test_order_and_counts_survive(how: str) -> None:
 
 
 def test_purge_and_limits_take_waiting_messages() -> None:
-    rig = Rig()
-    queue = fill(rig)
-    rig.settle_down()
+    harness = BrokerHarness()
+    queue = fill(harness)
+    harness.settle_down()
     assert queue.purge() == 6 and queue.ready == 0
-    publish(rig, 3, b"x")
-    assert rig.drain("q") == [b"x"]
-    limited = rig.declare("short", x_max_priority=5, x_max_length=2)
+    publish(harness, 3, b"x")
+    assert harness.drain("q") == [b"x"]
+    limited = harness.declare("short", x_max_priority=5, x_max_length=2)
     for priority in (1, 2, 3):
         limited.append_bytes(address("short"), Properties(priority=priority).encode(), b"%d" % priority, -1, 0)
-    rig.settle_down()
-    assert rig.drain("short") == [b"2", b"1"]  # the head goes first, as with RabbitMQ
+    harness.settle_down()
+    assert harness.drain("short") == [b"2", b"1"]  # the head goes first, as with RabbitMQ
 
 
 def test_whatever_the_headers_hold_the_priority_is_read() -> None:
     """W8: a header's name that is no UTF-8 ended the broker, and each start after that."""
-    rig = Rig()
-    queue = rig.declare("q", x_max_priority=5)
+    harness = BrokerHarness()
+    queue = harness.declare("q", x_max_priority=5)
     headers = b"\0\0\0\x04\x02\xff\xfeV"
     for props in (b"\x20\0" + headers, b"\x28\0" + headers + b"\x04"):
         queue.append_bytes(address("q"), props, props[-1:], -1, 0)
-    rig.settle_down()
-    rig.kill()
-    assert rig.drain("q") == [b"\x04", b"V"]
+    harness.settle_down()
+    harness.kill()
+    assert harness.drain("q") == [b"\x04", b"V"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "pop", "remove", "below"]), st.integers(0, 60), st.integers(1, 9))))

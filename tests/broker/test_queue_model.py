@@ -25,7 +25,7 @@ from kvitto.broker.transfers import deadletter
 from kvitto.store import journal, log
 from kvitto.store.batch import Stored
 from kvitto.wire.buf import Buf
-from tests.support.rig import Delivery, Rig, Taker
+from tests.support.harness import BrokerHarness, Delivery, Taker
 
 READY, HELD, UNACKED, MOVING, DEAD, GONE = "ready", "held", "unacked", "moving", "dead", "gone"
 """HELD: for a group that reads by range. MOVING: to the dead-letter queue, or parked since that is not there or full. GONE: settled,
@@ -84,7 +84,7 @@ class QueueModel(RuleBasedStateMachine):
         self.patch.setattr(leaving, "LEAVING_PER_TURN", 2)
         ids = count(1)  # the same run must be the same again
         self.patch.setattr(secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
-        self.rig = Rig()
+        self.harness = BrokerHarness()
         self.messages: list[Message] = []
         self.seen: list[tuple[Witness, Delivery]] = []
         self.consumers: list[Witness] = []
@@ -132,27 +132,27 @@ class QueueModel(RuleBasedStateMachine):
         if single:
             self.arguments["x_single_active_consumer"] = True
         self.make_dead()
-        self.rig.declare("main", **self.arguments)
+        self.harness.declare("main", **self.arguments)
         self.getter = Witness(self.q, self.seen, 1 << 30)
-        self.rig.settle_down()
+        self.harness.settle_down()
 
     def make_dead(self) -> None:
         if self.dead and not self.dead_exists:
             full: dict[str, Any] = (
                 {"x_max_length": self.dead_length, "x_overflow": "reject-publish"} if self.dead_length >= 0 else {}
             )
-            self.rig.declare("dead", **full)
+            self.harness.declare("dead", **full)
             self.dead_exists, self.dead_most = True, self.dead_length
 
     # -- the model -------------------------------------------------------------------------------------------
 
     @property
     def q(self) -> WorkQueue:
-        return self.rig.queue("main")
+        return self.harness.queue("main")
 
     @property
     def now(self) -> int:
-        return self.rig.clock.now_ms()
+        return self.harness.clock.now_ms()
 
     def at(self, *places: str) -> list[Message]:
         return [m for m in self.messages if m.place in places]
@@ -202,7 +202,7 @@ class QueueModel(RuleBasedStateMachine):
 
     def turn(self) -> None:
         """The end of every rule: one turn with those that it asks for, and what they must have done."""
-        self.rig.turn()
+        self.harness.turn()
         self.more_turns()
         self.watch()
         ready = self.at(READY)
@@ -217,19 +217,19 @@ class QueueModel(RuleBasedStateMachine):
             for m in ready:
                 assert self.over_limit(m) or self.leaves_unseen(m), "a consumer has credit, and messages wait"
                 self.leave(m)
-        if not self.rig.broker.unwritten:
+        if not self.harness.broker.unwritten:
             told = [m for m in self.messages if not m.confirmed]
 
             def confirm() -> None:
                 for message in told:
                     message.confirmed = True
 
-            self.rig.store.commits.when_announced(confirm)
+            self.harness.store.commits.when_announced(confirm)
 
     def more_turns(self) -> None:
-        while (due := self.rig.broker.timers.next_ms) is not None and due <= self.rig.clock.monotonic_ms():
-            self.rig.broker.tick()
-            self.rig.turn()
+        while (due := self.harness.broker.timers.next_ms) is not None and due <= self.harness.clock.monotonic_ms():
+            self.harness.broker.tick()
+            self.harness.turn()
 
     def runs(self, chosen: list[Message]) -> list[tuple[int, list[Message]]]:
         """Neighbours together, as the protocol settles them."""
@@ -249,14 +249,14 @@ class QueueModel(RuleBasedStateMachine):
             self.number += 1
             body = f"m{self.number}".ljust(size, ".").encode()
             offset = self.q.next
-            taken = self.rig.publish("main", body, ttl)
+            taken = self.harness.publish("main", body, ttl)
             if self.rejects:
                 self.watch()  # it asked consumers first
                 assert taken == (self.length < 0 or len(self.at(READY)) < self.length), "reject-publish"
             assert taken or self.rejects
             both = [t for t in (ttl, self.ttl) if t >= 0]
             if taken:
-                self.messages.append(Message(offset, body, self.rig.broker.now_ms + min(both) if both else -1))
+                self.messages.append(Message(offset, body, self.harness.broker.now_ms + min(both) if both else -1))
             self.watch()
             ready = self.at(READY)
             while not self.rejects and 0 <= self.length < len(ready):
@@ -289,7 +289,7 @@ class QueueModel(RuleBasedStateMachine):
         self.release_held()
         ready = [m for m in self.at(READY) if not self.leaves_unseen(m)]
         while not (got := self.q.get(self.getter)) and self.q.ready:
-            self.rig.turn()  # what has expired leaves in portions
+            self.harness.turn()  # what has expired leaves in portions
         assert got == any(not self.over_limit(m) for m in ready) or (got and any(m.vague for m in ready))
         for m in [] if got else ready:
             self.leave(m)
@@ -375,7 +375,7 @@ class QueueModel(RuleBasedStateMachine):
     def hold_range(self, which: int) -> None:
         """A group plans a batch; nothing but it, or a purge, takes that away, not over any end and start either."""
         self.space()
-        self.rig.settle_down()
+        self.harness.settle_down()
         self.turn()
         ready = self.at(READY)
         if ready:
@@ -385,7 +385,7 @@ class QueueModel(RuleBasedStateMachine):
             self.estimate = self.estimate or not self.count_bytes
             for m in ready:
                 m.place = HELD if m.offset < end else READY
-            self.rig.settle_down()
+            self.harness.settle_down()
         self.turn()
 
     @rule()
@@ -402,19 +402,19 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([100, 600, 1500]))
     def wait(self, ms: int) -> None:
-        self.rig.clock.advance(ms / 1000)
-        self.rig.broker.tick()
+        self.harness.clock.advance(ms / 1000)
+        self.harness.broker.tick()
         self.turn()
 
     @rule()
     def sync_messages(self) -> None:
-        self.rig.sync(everything=False)
+        self.harness.sync(everything=False)
         self.turn()
 
     @rule()
     def sync_all(self) -> None:
-        settled = self.at(GONE) if not self.rig.broker.unwritten else []
-        self.rig.sync(everything=True)
+        settled = self.at(GONE) if not self.harness.broker.unwritten else []
+        self.harness.sync(everything=True)
         for m in settled:
             m.forgotten = True
         self.turn()
@@ -425,16 +425,16 @@ class QueueModel(RuleBasedStateMachine):
         self.space()
         if self.dead_exists:
             for _ in range(60):
-                self.rig.clock.advance(1.0)
-                self.rig.broker.tick()
-                self.rig.settle_down()
+                self.harness.clock.advance(1.0)
+                self.harness.broker.tick()
+                self.harness.settle_down()
                 if not self.q.parked or self.dead_is_full:
                     break
             self.turn()
-            self.rig.settle_down()
+            self.harness.settle_down()
             for m in self.at(GONE):
                 m.forgotten = True
-            arrived = self.rig.peek("dead")
+            arrived = self.harness.peek("dead")
             for m in self.at(MOVING):
                 if m.body in arrived:
                     m.place, m.died = DEAD, True
@@ -444,18 +444,18 @@ class QueueModel(RuleBasedStateMachine):
 
     @property
     def dead_is_full(self) -> bool:
-        return 0 <= self.dead_length <= self.rig.queue("dead").ready
+        return 0 <= self.dead_length <= self.harness.queue("dead").ready
 
     def check_dead(self) -> None:
         expected = sorted(m.body for m in self.at(DEAD))
-        assert sorted(self.rig.peek("dead")) == expected
+        assert sorted(self.harness.peek("dead")) == expected
 
     @precondition(lambda self: self.dead_exists)
     @rule()
     def drain_dead(self) -> None:
         """Reservation for letters that are parked."""
         self.come_to_rest()
-        self.rig.drain("dead")
+        self.harness.drain("dead")
         for m in self.at(DEAD):
             m.place = GONE
         self.turn()
@@ -466,9 +466,9 @@ class QueueModel(RuleBasedStateMachine):
     def delete_dead(self) -> None:
         """X4: from now on the dead letters stay where they are."""
         self.come_to_rest()
-        self.rig.delete("dead")
+        self.harness.delete("dead")
         self.dead_exists = False
-        self.rig.settle_down()
+        self.harness.settle_down()
         for m in self.at(DEAD):
             m.place, m.forgotten = GONE, True
         self.turn()
@@ -478,21 +478,21 @@ class QueueModel(RuleBasedStateMachine):
     def declare_dead(self) -> None:
         self.space()
         self.make_dead()
-        self.rig.settle_down()
+        self.harness.settle_down()
         self.turn()
 
     @rule()
     def no_space(self) -> None:
         """D4: from now on nothing can be written."""
-        self.rig.disk.full = True
+        self.harness.disk.full = True
         self.turn()
 
     @rule()
     def space(self) -> None:
-        self.rig.disk.full = False
-        self.rig.broker.retry_writes()
+        self.harness.disk.full = False
+        self.harness.broker.retry_writes()
         self.turn()
-        assert not self.rig.broker.unwritten
+        assert not self.harness.broker.unwritten
 
     # -- ends and starts -------------------------------------------------------------------------------------
 
@@ -500,10 +500,10 @@ class QueueModel(RuleBasedStateMachine):
     def redeclare(self) -> None:
         """Another queue of the same name: nothing comes over from the first."""
         self.come_to_rest()
-        self.rig.delete("main")
-        self.rig.settle_down()
-        self.rig.declare("main", **self.arguments)
-        self.rig.settle_down()
+        self.harness.delete("main")
+        self.harness.settle_down()
+        self.harness.declare("main", **self.arguments)
+        self.harness.settle_down()
         for m in self.at(READY, HELD, UNACKED, MOVING):
             m.place, m.forgotten, m.offset = GONE, True, -1
         self.consumers.clear()
@@ -522,31 +522,31 @@ class QueueModel(RuleBasedStateMachine):
         """P4, A9: in order."""
         self.space()
         self.come_to_rest()
-        self.rig.restart()
+        self.harness.restart()
         self.reconcile(exact=True)
 
     @rule()
     def kill(self) -> None:
         """P2, A9: kill -9; what was written is still there, in order and with its counts. A full disk has not let them be written."""
-        exact = not self.rig.broker.unwritten
+        exact = not self.harness.broker.unwritten
         for m in [] if exact else self.messages:
             m.unflagged = True
-        self.rig.disk.full = False
-        self.rig.kill()
+        self.harness.disk.full = False
+        self.harness.kill()
         self.reconcile(exact)
 
     @rule(seed=st.integers(0, 1 << 32), hostile=st.booleans())
     def power_cut(self, seed: int, hostile: bool) -> None:
         """C2, A11, D3."""
-        self.rig.disk.full = False
-        self.rig.cut(Random(seed), hostile=hostile)
+        self.harness.disk.full = False
+        self.harness.cut(Random(seed), hostile=hostile)
         self.reconcile(exact=False)
 
     def reconcile(self, exact: bool) -> None:
         """Compare what the new process found with what may be there, and go on from what is."""
-        self.rig.settle_down()
+        self.harness.settle_down()
         self.seen.clear()
-        main, dead = self.rig.peek("main"), self.rig.peek("dead") if self.dead_exists else []
+        main, dead = self.harness.peek("main"), self.harness.peek("dead") if self.dead_exists else []
         self.dead_most = max(self.dead_length, len(dead))  # what was drained may have come back
         known = {m.body: m for m in self.messages}
         assert set(main) | set(dead) <= set(known), "a message that never was, or of another queue"
@@ -606,16 +606,16 @@ class QueueModel(RuleBasedStateMachine):
             assert found is not None
             assert found[0] == m.offset
             assert found[2] or m.deliveries == 0 or m.vague, "it had been delivered before"
-        if not ready and not held and not self.rig.broker.unwritten:
+        if not ready and not held and not self.harness.broker.unwritten:
             self.estimate = False
         assert self.estimate or q.ready_bytes == sum(len(m.body) for m in ready)
         assert q.moving + len(q.parked) <= len(self.at(MOVING))
         if self.dead_exists and self.dead_length >= 0:
-            dead = self.rig.queue("dead")
+            dead = self.harness.queue("dead")
             assert dead.ready <= self.dead_most, "a dead letter went past the limit of its queue"
             self.dead_most = max(self.dead_length, dead.ready)
             assert q.moving or not dead.coming
-        assert not self.rig.store.alarms
+        assert not self.harness.store.alarms
 
 
 def priority_of(consumer: Witness) -> int:

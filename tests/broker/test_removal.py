@@ -12,7 +12,7 @@ from kvitto.broker import jobs
 from kvitto.broker.administration import removal
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
-from tests.support.rig import Rig, Taker
+from tests.support.harness import BrokerHarness, Taker
 
 PER_PIECE = jobs.PIECE // removal.BINDING
 """Bindings that go in one piece."""
@@ -21,15 +21,15 @@ PER_PIECE = jobs.PIECE // removal.BINDING
 class Changes:
     """Counts the definitions that are written: what a deletion costs most."""
 
-    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.most = self.seen = 0
-        delete = rig.store.definitions.delete
+        delete = harness.store.definitions.delete
 
         def counted(kind: str, key: Any) -> None:
             self.count += 1
             delete(kind, key)
 
-        monkeypatch.setattr(rig.store.definitions, "delete", counted)
+        monkeypatch.setattr(harness.store.definitions, "delete", counted)
 
     def look(self) -> None:
         """A piece has ended."""
@@ -45,80 +45,80 @@ def pieces(steps: Iterator[bool], changes: Changes) -> int:
     return count
 
 
-def bound(rig: Rig, count: int) -> VHost:
+def bound(harness: BrokerHarness, count: int) -> VHost:
     """An exchange `x` with so many bindings to queue `q`."""
-    vhost = rig.broker.vhosts["/"]
+    vhost = harness.broker.vhosts["/"]
     vhost.declare_exchange("x", "direct", True, False, False, {})
-    queue = rig.declare("q")
+    queue = harness.declare("q")
     for i in range(count):
         vhost.bind("x", queue, f"k{i}", {})
-    rig.settle_down()
+    harness.settle_down()
     return vhost
 
 
 def test_an_exchange_with_many_bindings_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    vhost = bound(rig, 300)
-    changes = Changes(rig, monkeypatch)
+    harness = BrokerHarness()
+    vhost = bound(harness, 300)
+    changes = Changes(harness, monkeypatch)
     steps = vhost.exchange_deletion("x")
     assert next(steps) and "x" in vhost.exchanges and vhost.bindings < 300
     changes.look()
     with pytest.raises(ChannelError, match="no exchange 'x'"):
-        vhost.bind("x", rig.queue("q"), "another", {})
+        vhost.bind("x", harness.queue("q"), "another", {})
     assert pieces(steps, changes) >= 300 // PER_PIECE - 1 and changes.most <= PER_PIECE + 1
     assert vhost.bindings == 0 and "x" not in vhost.exchanges and not vhost.going
-    rig.restart()
-    vhost = rig.broker.vhosts["/"]
+    harness.restart()
+    vhost = harness.broker.vhosts["/"]
     assert "x" not in vhost.exchanges and vhost.bindings == 0
 
 
 def test_a_queue_with_many_bindings_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    vhost = bound(rig, 300)
-    changes = Changes(rig, monkeypatch)
-    assert pieces(vhost.queue_deletion(rig.queue("q")), changes) >= 300 // PER_PIECE - 1
+    harness = BrokerHarness()
+    vhost = bound(harness, 300)
+    changes = Changes(harness, monkeypatch)
+    assert pieces(vhost.queue_deletion(harness.queue("q")), changes) >= 300 // PER_PIECE - 1
     assert changes.most <= PER_PIECE + 1 and vhost.bindings == 0 and "q" not in vhost.queues
 
 
 def test_a_name_that_is_being_freed_can_be_taken_when_little_is_left() -> None:
-    rig = Rig()
-    vhost = bound(rig, PER_PIECE * 2)
-    before = rig.queue("q")
-    rig.broker.jobs.start(vhost.queue_deletion(before))
-    assert rig.queue("q") is before
-    assert rig.declare("q") is not before and rig.queue("q").ready == 0
+    harness = BrokerHarness()
+    vhost = bound(harness, PER_PIECE * 2)
+    before = harness.queue("q")
+    harness.broker.jobs.start(vhost.queue_deletion(before))
+    assert harness.queue("q") is before
+    assert harness.declare("q") is not before and harness.queue("q").ready == 0
     for _ in range(5):
-        rig.turn()
+        harness.turn()
     assert not vhost.going and "q" in vhost.queues
 
 
 def test_a_name_that_is_being_freed_is_refused_while_much_is_left() -> None:
-    rig = Rig()
-    vhost = bound(rig, PER_PIECE * 50)
-    rig.broker.jobs.start(vhost.queue_deletion(rig.queue("q")))
+    harness = BrokerHarness()
+    vhost = bound(harness, PER_PIECE * 50)
+    harness.broker.jobs.start(vhost.queue_deletion(harness.queue("q")))
     with pytest.raises(ChannelError, match="is being deleted") as refused:
-        rig.declare("q")
+        harness.declare("q")
     assert refused.value.code == 405
-    rig.settle_down()
-    assert rig.declare("q").ready == 0 and vhost.bindings == 0
+    harness.settle_down()
+    assert harness.declare("q").ready == 0 and vhost.bindings == 0
 
 
 def test_a_crash_in_the_middle_leaves_the_exchange_with_some_of_its_bindings() -> None:
-    rig = Rig()
-    vhost = bound(rig, 300)
+    harness = BrokerHarness()
+    vhost = bound(harness, 300)
     steps = vhost.exchange_deletion("x")
     for _ in range(3):
         next(steps)
-    rig.kill()
-    vhost = rig.broker.vhosts["/"]
+    harness.kill()
+    vhost = harness.broker.vhosts["/"]
     assert 0 < vhost.bindings < 300 and len(list(vhost.exchange("x").bindings())) == vhost.bindings
 
 
 def test_many_exclusive_queues_of_a_connection_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 of them were deleted while everybody waited."""
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
-    queues: list[Queue] = [rig.declare(f"q{i}", durable=False) for i in range(200)]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
+    queues: list[Queue] = [harness.declare(f"q{i}", durable=False) for i in range(200)]
     steps = removal.delete_queues(queues)
     gone = []
     for _ in steps:
@@ -129,31 +129,31 @@ def test_many_exclusive_queues_of_a_connection_go_in_pieces(monkeypatch: pytest.
 
 def test_a_queue_that_is_to_go_can_be_declared_again_at_once() -> None:
     """A client comes back while the exclusive queues of its last connection are on their way out."""
-    rig = Rig()
-    queues: list[Queue] = [rig.declare(f"q{i}", durable=False) for i in range(50)]
-    rig.broker.jobs.start(removal.delete_queues(queues))
-    again = rig.declare("q49", durable=False)
+    harness = BrokerHarness()
+    queues: list[Queue] = [harness.declare(f"q{i}", durable=False) for i in range(50)]
+    harness.broker.jobs.start(removal.delete_queues(queues))
+    again = harness.declare("q49", durable=False)
     assert again is not queues[49]
-    rig.settle_down()
-    assert list(rig.broker.vhosts["/"].queues) == ["q49"] and rig.queue("q49") is again
+    harness.settle_down()
+    assert list(harness.broker.vhosts["/"].queues) == ["q49"] and harness.queue("q49") is again
 
 
 def test_a_long_chain_of_auto_delete_exchanges_goes_one_by_one() -> None:
     """Each deleted the one before from within: a chain of some hundred was deeper than Python goes."""
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     for i in range(2000):
         vhost.declare_exchange(f"x{i}", "fanout", False, True, False, {})
     for i in range(1999):
         vhost.bind(f"x{i}", vhost.exchange(f"x{i + 1}"), "", {})
-    vhost.bind("x1999", rig.declare("q", durable=False), "", {})
-    rig.delete("q")
+    vhost.bind("x1999", harness.declare("q", durable=False), "", {})
+    harness.delete("q")
     assert vhost.bindings == 0 and not any(name.startswith("x") for name in vhost.exchanges)
 
 
 def test_a_cycle_of_auto_delete_exchanges_stays_until_one_of_them_is_deleted() -> None:
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     for i in range(3):
         vhost.declare_exchange(f"x{i}", "fanout", False, True, False, {})
     for i in range(3):
@@ -163,58 +163,58 @@ def test_a_cycle_of_auto_delete_exchanges_stays_until_one_of_them_is_deleted() -
 
 
 def test_queues_that_expire_at_one_moment_go_in_pieces() -> None:
-    rig = Rig()
-    vhost = rig.broker.vhosts["/"]
+    harness = BrokerHarness()
+    vhost = harness.broker.vhosts["/"]
     for i in range(300):
-        rig.declare(f"q{i}", durable=False, x_expires=60_000)
-    rig.clock.advance(61)
+        harness.declare(f"q{i}", durable=False, x_expires=60_000)
+    harness.clock.advance(61)
     left = [300]
     while left[-1]:
-        rig.broker.tick()
+        harness.broker.tick()
         before = len(vhost.queues)
-        rig.turn()
+        harness.turn()
         left.append(len(vhost.queues))
         assert before - left[-1] <= 4 * (jobs.PIECE // removal.QUEUE + 1)
     assert len(left) > 5
 
 
 def test_a_queue_that_is_used_again_before_its_turn_comes_does_not_expire() -> None:
-    rig = Rig()
-    rig.declare("q", durable=False, x_expires=60_000)
-    rig.clock.advance(61)
-    rig.broker.read_clock()
-    rig.broker.expire_unused(rig.queue("q"))
-    queue = rig.queue("q")
+    harness = BrokerHarness()
+    harness.declare("q", durable=False, x_expires=60_000)
+    harness.clock.advance(61)
+    harness.broker.read_clock()
+    harness.broker.expire_unused(harness.queue("q"))
+    queue = harness.queue("q")
     queue.add_consumer(Taker(queue))
-    rig.broker.tick()
-    rig.turn()
-    assert rig.queue("q") is queue
+    harness.broker.tick()
+    harness.turn()
+    assert harness.queue("q") is queue
 
 
 def test_a_virtual_host_goes_in_pieces() -> None:
-    rig = Rig()
-    vhost = rig.broker.add_vhost("v")
+    harness = BrokerHarness()
+    vhost = harness.broker.add_vhost("v")
     for i in range(100):
         vhost.declare_queue(f"q{i}", True, False, False, {}, None)
         vhost.bind("amq.topic", vhost.queue(f"q{i}"), "#", {})
-    rig.settle_down()
-    count = sum(1 for _ in removal.delete_vhost(rig.broker, vhost))
-    assert count > 5 and "v" not in rig.broker.vhosts and not vhost.queues and vhost.bindings == 0
-    rig.restart()
-    assert "v" not in rig.broker.vhosts
+    harness.settle_down()
+    count = sum(1 for _ in removal.delete_vhost(harness.broker, vhost))
+    assert count > 5 and "v" not in harness.broker.vhosts and not vhost.queues and vhost.bindings == 0
+    harness.restart()
+    assert "v" not in harness.broker.vhosts
 
 
 def test_an_auto_delete_exchange_that_is_bound_again_meanwhile_stays() -> None:
     """Whoever bound it had been told that it was done, and what was published there went nowhere."""
-    rig = Rig()
-    vhost = bound(rig, 300)
+    harness = BrokerHarness()
+    vhost = bound(harness, 300)
     for name in ("again", "unused"):
         vhost.declare_exchange(name, "fanout", False, True, False, {})
-        vhost.bind(name, rig.queue("q"), "", {})
-    steps = vhost.queue_deletion(rig.queue("q"))
+        vhost.bind(name, harness.queue("q"), "", {})
+    steps = vhost.queue_deletion(harness.queue("q"))
     next(steps)
     assert vhost.exchange("again").unused
-    other = rig.declare("other")
+    other = harness.declare("other")
     vhost.bind("again", other, "", {})
     removal.at_once(steps)
     assert "again" in vhost.exchanges and list(vhost.exchange("again").bindings_to(other))

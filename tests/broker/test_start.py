@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvitto.base.errors import ChannelError
 from kvitto.broker.queues.queue import Queue
 from kvitto.store.record import Append, Record
-from tests.support.rig import Rig, address
+from tests.support.harness import BrokerHarness, address
 from tests.support.simdisk import PowerCut, SimDisk
 
 VHOSTS = st.sampled_from(["/", "v"])
@@ -28,9 +28,9 @@ STEPS = st.one_of(
 )
 
 
-def take(rig: Rig, step: tuple[Any, ...]) -> None:
+def take(harness: BrokerHarness, step: tuple[Any, ...]) -> None:
     """One change, if it can be made."""
-    broker, (what, name, *rest) = rig.broker, step
+    broker, (what, name, *rest) = harness.broker, step
     if what == "add_vhost":
         broker.add_vhost(name)
         return
@@ -53,7 +53,7 @@ def take(rig: Rig, step: tuple[Any, ...]) -> None:
             getattr(vhost, what)(source, target, key, {"k": 1} if key else {})
 
 
-def picture(rig: Rig) -> dict[str, Any]:
+def picture(harness: BrokerHarness) -> dict[str, Any]:
     """All that is durable."""
     return {
         vhost.name: (
@@ -66,89 +66,91 @@ def picture(rig: Rig) -> dict[str, Any]:
                 if e.durable and b.dest.durable
             ),
         )
-        for vhost in rig.broker.vhosts.values()
+        for vhost in harness.broker.vhosts.values()
     }
 
 
 @given(st.lists(STEPS, max_size=25))
 def test_what_is_durable_is_the_same_after_a_start(steps: list[tuple[Any, ...]]) -> None:
     """D2: in any order of changes, also where what is deleted was bound to what stays."""
-    rig = Rig()
+    harness = BrokerHarness()
     for step in steps:
         with contextlib.suppress(ChannelError):
-            take(rig, step)
-    rig.settle_down()
-    before, defined = picture(rig), len(rig.store.definitions._list())
-    rig.kill()
-    assert picture(rig) == before
-    rig.kill()
-    assert len(rig.store.definitions._list()) == defined
+            take(harness, step)
+    harness.settle_down()
+    before, defined = picture(harness), len(harness.store.definitions._list())
+    harness.kill()
+    assert picture(harness) == before
+    harness.kill()
+    assert len(harness.store.definitions._list()) == defined
 
 
 def test_a_vhost_takes_its_bindings_between_predeclared_exchanges_with_it() -> None:
     """D2: they stayed defined, and the next start failed."""
-    rig = Rig()
-    vhost = rig.broker.add_vhost("x")
+    harness = BrokerHarness()
+    vhost = harness.broker.add_vhost("x")
     vhost.bind("amq.topic", vhost.exchanges["amq.fanout"], "a.*", {})
-    rig.broker.delete_vhost("x")
-    rig.kill()
-    assert list(rig.broker.vhosts) == ["/"]
+    harness.broker.delete_vhost("x")
+    harness.kill()
+    assert list(harness.broker.vhosts) == ["/"]
 
 
 def test_a_definition_without_what_it_belongs_to_does_not_hold_up_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """D2: it is passed over and named in the log; a queue gets its vhost back, for it has messages."""
-    rig = Rig()
-    rig.broker.define("binding", ("gone", "amq.topic", "exchange", "amq.fanout", "k", ""), {})
-    rig.broker.define("binding", ("/", "gone", "exchange", "amq.fanout", "k", ""), {})
-    vhost = rig.broker.add_vhost("v")
+    harness = BrokerHarness()
+    harness.broker.define("binding", ("gone", "amq.topic", "exchange", "amq.fanout", "k", ""), {})
+    harness.broker.define("binding", ("/", "gone", "exchange", "amq.fanout", "k", ""), {})
+    vhost = harness.broker.add_vhost("v")
     queue = vhost.declare_queue("q", True, False, False, {}, None)
     queue.append_bytes(b"\0\1q", b"\0\0", b"message", -1, 0)
-    rig.broker.undefine("vhost", ("v",))
-    rig.settle_down()
-    rig.kill()
-    assert rig.broker.vhosts["v"].queues["q"].ready == 1
+    harness.broker.undefine("vhost", ("v",))
+    harness.settle_down()
+    harness.kill()
+    assert harness.broker.vhosts["v"].queues["q"].ready == 1
     assert len([r for r in caplog.records if "passed over" in r.message]) == 2
 
 
 def test_wherever_the_first_start_ends_the_next_one_has_guest() -> None:
     """D2, P6: killed between the definitions of the vhost and of guest, it never had one."""
     whole = SimDisk()
-    Rig(whole)
+    BrokerHarness(whole)
     for cut_at in range(1, whole.operations + 1):
         disk = SimDisk()
         disk.cut_at = cut_at
         with pytest.raises(PowerCut):
-            Rig(disk)
+            BrokerHarness(disk)
         for found in (copy.deepcopy(disk).kill(), copy.deepcopy(disk).crash(Random(cut_at), hostile=True)):
-            rig = Rig(found)
-            user = rig.broker.users.authenticate("guest", "guest", True)
-            assert user is not None and user.may("/", "configure", "q") and list(rig.broker.vhosts) == ["/"]
+            harness = BrokerHarness(found)
+            user = harness.broker.users.authenticate("guest", "guest", True)
+            assert user is not None and user.may("/", "configure", "q") and list(harness.broker.vhosts) == ["/"]
 
 
 def test_what_was_deleted_does_not_come_back() -> None:
     """W7: guest, with the public password, when the last vhost had been deleted."""
-    rig = Rig()
-    rig.broker.delete_vhost("/")
-    rig.broker.users.delete("guest")
-    rig.restart()
-    assert not rig.broker.vhosts and not rig.broker.users.list()
+    harness = BrokerHarness()
+    harness.broker.delete_vhost("/")
+    harness.broker.users.delete("guest")
+    harness.restart()
+    assert not harness.broker.vhosts and not harness.broker.users.list()
 
 
 def test_what_the_journal_brings_back_after_a_power_cut_is_flagged() -> None:
     """A11, T4: a transaction that was delivered before its queue was synced is applied again, and came as if it were new."""
     for seed in range(40):
-        rig = Rig()
+        harness = BrokerHarness()
         for name in ("q", "other"):
-            rig.declare(name)
-        rig.settle_down()
-        record = Record(appends=[Append(rig.queue(n).log.queue_id, address(n), b"\0\0", b"m") for n in ("q", "other")])
-        rig.broker.records.write(record, lambda r=record, b=rig.broker: b.apply(r), lambda: None)  # type: ignore[misc]
-        rig.turn()
-        rig.sync()  # the journal's new file
-        rig.sync()  # the inventory, which knows it then
-        assert [delivery.body for delivery in rig.take("q")] == [b"m"]
-        rig.turn()
-        rig.cut(Random(seed))
-        assert [delivery.redelivered for delivery in rig.take("q")] == [True]
-        rig.kill()
-        assert [delivery.redelivered for delivery in rig.take("q")] == [True]
+            harness.declare(name)
+        harness.settle_down()
+        record = Record(
+            appends=[Append(harness.queue(n).log.queue_id, address(n), b"\0\0", b"m") for n in ("q", "other")]
+        )
+        harness.broker.records.write(record, lambda r=record, b=harness.broker: b.apply(r), lambda: None)  # type: ignore[misc]
+        harness.turn()
+        harness.sync()  # the journal's new file
+        harness.sync()  # the inventory, which knows it then
+        assert [delivery.body for delivery in harness.take("q")] == [b"m"]
+        harness.turn()
+        harness.cut(Random(seed))
+        assert [delivery.redelivered for delivery in harness.take("q")] == [True]
+        harness.kill()
+        assert [delivery.redelivered for delivery in harness.take("q")] == [True]

@@ -25,7 +25,7 @@ from kvitto.store.segment import HEADER
 from kvitto.store.slot import SLOT
 from kvitto.wire.tables import Timestamp
 from tests.support import stored
-from tests.support.rig import Rig, Taker
+from tests.support.harness import BrokerHarness, Taker
 
 SEGMENT = 1500
 """Some ten messages of the tests."""
@@ -61,27 +61,27 @@ class Follower(Taker):
         self.queue.remove_consumer(self)
 
 
-def stream(rig: Rig, name: str = "s", **arguments: Any) -> Stream:
-    made = rig.declare(name, x_queue_type="stream", **arguments)
+def stream(harness: BrokerHarness, name: str = "s", **arguments: Any) -> Stream:
+    made = harness.declare(name, x_queue_type="stream", **arguments)
     assert isinstance(made, Stream)
     return made
 
 
-def fill(rig: Rig, first: int, end: int, name: str = "s", size: int = 60) -> None:
+def fill(harness: BrokerHarness, first: int, end: int, name: str = "s", size: int = 60) -> None:
     """One batch per message, all of them durable."""
     for i in range(first, end):
-        assert rig.publish(name, body(i, size))
-        rig.turn()
-    rig.settle_down()
+        assert harness.publish(name, body(i, size))
+        harness.turn()
+    harness.settle_down()
 
 
 def body(i: int, size: int = 60) -> bytes:
     return f"m{i}".ljust(size, ".").encode()
 
 
-def on_disk(rig: Rig, queue: Stream) -> list[int]:
+def on_disk(harness: BrokerHarness, queue: Stream) -> list[int]:
     """The segments' base offsets."""
-    return sorted(int(name[:20]) for name in rig.disk.listdir(queue.log.directory) if name.endswith(".log"))
+    return sorted(int(name[:20]) for name in harness.disk.listdir(queue.log.directory) if name.endswith(".log"))
 
 
 # -- reading -------------------------------------------------------------------------------------------------
@@ -89,67 +89,67 @@ def on_disk(rig: Rig, queue: Stream) -> list[int]:
 
 def test_every_consumer_gets_every_message_and_an_ack_takes_nothing_away() -> None:
     """Q: a stream is read, not consumed."""
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     one, two = Follower(queue, x_stream_offset="first"), Follower(queue, x_stream_offset="first")
-    fill(rig, 0, 5)
+    fill(harness, 0, 5)
     one.ack(0, 5)
-    rig.settle_down()
+    harness.settle_down()
     assert one.offsets == two.offsets == [0, 1, 2, 3, 4]
     assert one.bodies == two.bodies == [body(i) for i in range(5)]
     assert not any(delivery.redelivered for delivery in one.got)
     assert (queue.ready, queue.unacked, queue.messages) == (5, 0, 5)
-    rig.restart()
-    assert Follower(stream(rig), x_stream_offset="first") and rig.queue("s").ready == 5
+    harness.restart()
+    assert Follower(stream(harness), x_stream_offset="first") and harness.queue("s").ready == 5
 
 
 def test_only_what_is_durable_is_delivered() -> None:
     """C2, P2: what a consumer has seen is there after a power cut."""
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue, x_stream_offset="first")
-    rig.settle_down()
-    rig.publish("s", b"a")
-    rig.turn()
+    harness.settle_down()
+    harness.publish("s", b"a")
+    harness.turn()
     assert not follower.got
-    assert rig.store.commits.waiting, "a consumer at the tail waits for a sync of its own"
-    rig.sync(everything=False)
-    rig.sync(everything=False)  # of the inventory, to which the segment was new
+    assert harness.store.commits.waiting, "a consumer at the tail waits for a sync of its own"
+    harness.sync(everything=False)
+    harness.sync(everything=False)  # of the inventory, to which the segment was new
     assert follower.bodies == [b"a"]
 
 
 def test_credit_is_prefetch_and_an_ack_gives_it_back() -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue, room=3, x_stream_offset="first")
-    fill(rig, 0, 10)
+    fill(harness, 0, 10)
     assert follower.offsets == [0, 1, 2]
     follower.ack(0, 2)
-    rig.turn()
+    harness.turn()
     assert follower.offsets == [0, 1, 2, 3, 4]
 
 
 def test_a_requeued_or_rejected_message_does_not_come_again() -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue, room=2, x_stream_offset="first")
-    fill(rig, 0, 4)
+    fill(harness, 0, 4)
     queue.requeue(0, 1, 60)
     queue.reject(1, 1, follower)
     follower.unacked = 0
     queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert follower.offsets == [0, 1, 2, 3]
     assert queue.ready == 4
 
 
 def test_consumers_at_the_tail_read_nothing_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue)
-    rig.settle_down()
+    harness.settle_down()
     monkeypatch.setattr(queue.log.reader, "load", lambda *_: pytest.fail("it read back what it had just written"))
-    fill(rig, 0, 20)
+    fill(harness, 0, 20)
     assert follower.offsets == list(range(20))
     assert not queue._recent
 
@@ -157,15 +157,15 @@ def test_consumers_at_the_tail_read_nothing_from_disk(monkeypatch: pytest.Monkey
 def test_batches_wait_in_memory_for_the_tail_only_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: a consumer without credit does not keep everything that comes in memory."""
     monkeypatch.setattr(streams, "RECENT_BYTES", 3000)
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     slow = Follower(queue, room=1, tag="")
-    fill(rig, 0, 100)
+    fill(harness, 0, 100)
     assert slow.offsets == [0]
     assert queue._recent_bytes <= 3000 and sum(size for _, size in queue._recent) == queue._recent_bytes
     slow.room = 1000
     queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert slow.offsets == list(range(100))
     assert not queue._recent and not queue._recent_bytes
 
@@ -173,69 +173,69 @@ def test_batches_wait_in_memory_for_the_tail_only_up_to_a_bound(monkeypatch: pyt
 def test_few_batches_wait_in_memory_however_small_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: nobody looks through tens of thousands of them."""
     monkeypatch.setattr(streams, "RECENT_BATCHES", 10)
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     slow = Follower(queue, room=1)
     kept = []
     for i in range(50):
-        fill(rig, i, i + 1)
+        fill(harness, i, i + 1)
         kept.append(len(queue._recent))
         others = [Follower(queue, x_stream_offset=max(i - back, 0)) for back in (0, 3, 9, 15)]
-        rig.settle_down()
+        harness.settle_down()
         assert [other.offsets for other in others] == [list(range(max(i - back, 0), i + 1)) for back in (0, 3, 9, 15)]
         for other in others:
             other.leave()
     assert max(kept) == 10
     slow.room = 1000
     queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert slow.offsets == list(range(50))
 
 
 def test_what_is_kept_for_consumers_without_credit_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: each of them has read from the log, few keep what they read."""
     monkeypatch.setattr(streams, "WINDOWS_BYTES", 1 << 20)
-    rig = Rig()
-    queue = stream(rig)
-    fill(rig, 0, 100)
+    harness = BrokerHarness()
+    queue = stream(harness)
+    fill(harness, 0, 100)
     followers = [Follower(queue, room=1, x_stream_offset="first") for _ in range(20)]
     for round_ in range(100):
-        rig.turn()
+        harness.turn()
         held = [f.place.window.chunk.cap for f in followers if f.place.window.segment is not None]
         assert sum(held) <= 1 << 20 and (held or round_ == 99)
         for follower in followers:
             follower.unacked = 0
         queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert all(follower.bodies == [body(i) for i in range(100)] for follower in followers)
     assert not queue._windows
     stuck = Follower(queue, room=1, x_stream_offset="first")
-    rig.turn()
+    harness.turn()
     assert list(queue._windows) == [stuck.place.window]
     stuck.leave()
     assert not queue._windows
 
 
 def test_without_syncs_a_message_is_delivered_at_once() -> None:
-    rig = Rig()
-    rig.store.syncing = False
-    queue = stream(rig)
+    harness = BrokerHarness()
+    harness.store.syncing = False
+    queue = stream(harness)
     follower = Follower(queue)
-    rig.publish("s", b"a")
-    rig.turn()
+    harness.publish("s", b"a")
+    harness.turn()
     assert follower.bodies == [b"a"]
 
 
 def test_expiration_means_nothing_in_a_stream() -> None:
     """As with RabbitMQ."""
-    rig = Rig()
-    queue = stream(rig)
-    rig.publish("s", b"a", ttl_ms=10)
-    rig.settle_down()
-    rig.clock.advance(10)
+    harness = BrokerHarness()
+    queue = stream(harness)
+    harness.publish("s", b"a", ttl_ms=10)
+    harness.settle_down()
+    harness.clock.advance(10)
     queue.expire()
     follower = Follower(queue, x_stream_offset="first")
-    rig.settle_down()
+    harness.settle_down()
     assert follower.bodies == [b"a"]
 
 
@@ -248,56 +248,56 @@ def test_expiration_means_nothing_in_a_stream() -> None:
 )
 def test_a_consumer_begins_where_it_says(given: Any, begins: int) -> None:
     """Q: x-stream-offset. One that is not there yet is waited for, as with RabbitMQ."""
-    rig = Rig()
-    queue = stream(rig)
-    fill(rig, 0, 10)
+    harness = BrokerHarness()
+    queue = stream(harness)
+    fill(harness, 0, 10)
     arguments: dict[str, Any] = {} if given is None else {"x_stream_offset": given}
     follower = Follower(queue, **arguments)
-    fill(rig, 10, 12)
+    fill(harness, 10, 12)
     assert follower.offsets == list(range(begins, 12))
 
 
 @pytest.mark.parametrize("segment", [SEGMENT, 1 << 20], ids=["many segments", "one"])
 def test_a_consumer_begins_at_a_time(segment: int) -> None:
     """Q: timestamp and interval: nothing that was published at that time or later is missing, nothing earlier comes."""
-    rig = Rig()
-    queue = stream(rig, x_stream_max_segment_size_bytes=segment)
-    start = rig.clock.now_ms() // 1000
+    harness = BrokerHarness()
+    queue = stream(harness, x_stream_max_segment_size_bytes=segment)
+    start = harness.clock.now_ms() // 1000
     for hour in range(48):
-        fill(rig, 3 * hour, 3 * hour + 3, size=60)
-        rig.clock.advance(3600)
-    rig.turn()
+        fill(harness, 3 * hour, 3 * hour + 3, size=60)
+        harness.clock.advance(3600)
+    harness.turn()
     for hour in (-1, 0, 1, 20, 47, 48, 50):
         begins = min(max(3 * hour, 0), 144)
         follower = Follower(queue, x_stream_offset=Timestamp(start + 3600 * hour))
-        rig.settle_down()
+        harness.settle_down()
         assert follower.offsets == list(range(begins, 144)), hour
         follower.leave()
     for interval, begins in (("90m", 141), ("30m", 144), ("1h", 141), ("1D", 72), ("1Y", 0)):
         follower = Follower(queue, x_stream_offset=interval)
-        rig.settle_down()
+        harness.settle_down()
         assert follower.offsets == list(range(begins, 144)), interval
         follower.leave()
 
 
 def test_a_message_that_came_in_after_a_time_is_in_a_batch_of_that_time() -> None:
     """A batch is begun before its last message comes in: its time is that of its write."""
-    rig = Rig()
-    queue = stream(rig)
-    rig.publish("s", b"early")
-    rig.clock.advance(5)
-    asked = rig.clock.now_ms() // 1000
-    rig.publish("s", b"late")
-    rig.settle_down()
+    harness = BrokerHarness()
+    queue = stream(harness)
+    harness.publish("s", b"early")
+    harness.clock.advance(5)
+    asked = harness.clock.now_ms() // 1000
+    harness.publish("s", b"late")
+    harness.settle_down()
     follower = Follower(queue, x_stream_offset=Timestamp(asked))
-    rig.settle_down()
+    harness.settle_down()
     assert b"late" in follower.bodies
 
 
 @pytest.mark.parametrize("given", ["", "second", "1x", "-1h", -1, 1.5, True, [1], {"a": 1}, b"first"])
 def test_a_wrong_offset_is_refused(given: Any) -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     with pytest.raises(ChannelError, match="invalid arg 'x-stream-offset'") as refused:
         queue.place("t", True, {"x-stream-offset": given})
     assert refused.value.code == PRECONDITION_FAILED
@@ -308,141 +308,141 @@ def test_a_wrong_offset_is_refused(given: Any) -> None:
 
 def test_the_newest_messages_of_a_length_are_kept() -> None:
     """Q: x-max-length: a segment goes once so many messages lie behind it."""
-    rig = Rig()
-    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
-    fill(rig, 0, 200)
+    harness = BrokerHarness()
+    queue = stream(harness, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(harness, 0, 200)
     first = queue.cursor
     assert 200 - 20 - 30 < first <= 200 - 20
-    assert on_disk(rig, queue)[0] == first
+    assert on_disk(harness, queue)[0] == first
     assert (queue.ready, queue.ready_bytes) == (200 - first, 60 * (200 - first))
     follower = Follower(queue, x_stream_offset="first")
-    rig.settle_down()
+    harness.settle_down()
     assert follower.offsets == list(range(first, 200))
 
 
 def test_the_oldest_segments_go_while_there_are_more_bytes() -> None:
     """Q: x-max-length-bytes: as with RabbitMQ, all segments together, but the one that is written stays."""
-    rig = Rig()
-    queue = stream(rig, x_max_length_bytes=4 * SEGMENT, x_stream_max_segment_size_bytes=SEGMENT)
-    fill(rig, 0, 300)
+    harness = BrokerHarness()
+    queue = stream(harness, x_max_length_bytes=4 * SEGMENT, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(harness, 0, 300)
     assert sum(part.size for part in queue.log.segments) <= 5 * SEGMENT
     assert len(queue.log.segments) >= 3
-    small = stream(rig, "small", x_max_length_bytes=0, x_stream_max_segment_size_bytes=SEGMENT)
-    fill(rig, 0, 100, "small")
+    small = stream(harness, "small", x_max_length_bytes=0, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(harness, 0, 100, "small")
     assert len(small.log.segments) == 1 and 0 < small.ready < 20
 
 
 def test_the_smallest_segments_are_large_enough_for_retention_to_keep_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q: x-stream-max-segment-size-bytes has a least value, not refused and not told."""
     monkeypatch.undo()
-    rig = Rig()
+    harness = BrokerHarness()
     arguments: dict[str, Any] = {"x_max_length_bytes": 2000, "x_stream_max_segment_size_bytes": 1}
-    queue = stream(rig, **arguments)
+    queue = stream(harness, **arguments)
     for _ in range(30):
         for i in range(50):
-            rig.publish("s", body(i))
-            rig.turn()
-        rig.sync()
+            harness.publish("s", body(i))
+            harness.turn()
+        harness.sync()
     assert len(queue.log.segments) <= 2 and queue.cursor > 0
-    assert stream(rig, **arguments) is queue
+    assert stream(harness, **arguments) is queue
 
 
 def test_segments_go_by_age_without_anybody_publishing() -> None:
     """Q: x-max-age: by the time of the segment's last message."""
-    rig = Rig()
-    queue = stream(rig, x_max_age="1D", x_stream_max_segment_size_bytes=SEGMENT)
-    fill(rig, 0, 50)
-    rig.clock.advance(12 * 3600)
-    fill(rig, 50, 100)
+    harness = BrokerHarness()
+    queue = stream(harness, x_max_age="1D", x_stream_max_segment_size_bytes=SEGMENT)
+    fill(harness, 0, 50)
+    harness.clock.advance(12 * 3600)
+    fill(harness, 50, 100)
     assert queue.cursor == 0
-    rig.clock.advance(13 * 3600)
+    harness.clock.advance(13 * 3600)
     for _ in range(20):
-        rig.broker.tick()
-        rig.settle_down()
-        rig.clock.advance(1)
+        harness.broker.tick()
+        harness.settle_down()
+        harness.clock.advance(1)
     assert 35 < queue.cursor <= 50
-    rig.clock.advance(13 * 3600)
+    harness.clock.advance(13 * 3600)
     for _ in range(20):
-        rig.broker.tick()
-        rig.settle_down()
-        rig.clock.advance(1)
+        harness.broker.tick()
+        harness.settle_down()
+        harness.clock.advance(1)
     assert len(queue.log.segments) == 1, "only the one that is written is left"
     assert queue.cursor > 80
-    assert rig.broker.timers.next_ms is None
+    assert harness.broker.timers.next_ms is None
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_damaged_segment_goes_by_age_too(restart: bool) -> None:
     """Q: what cannot be read is as old as the segment behind it, and holds nothing up."""
-    rig = Rig()
+    harness = BrokerHarness()
     arguments: dict[str, Any] = {"x_max_age": "1h", "x_stream_max_segment_size_bytes": SEGMENT}
-    queue = stream(rig, **arguments)
-    fill(rig, 0, 60)
+    queue = stream(harness, **arguments)
+    fill(harness, 0, 60)
     path = paths.segment(queue.log.directory, 0)
-    file = rig.disk.open(path)
+    file = harness.disk.open(path)
     file.write_at(72, [b"\xff" * (file.size() - 72)])
     file.close()
     if restart:
-        rig.kill()
-        queue = stream(rig, **arguments)
-    fill(rig, 60, 61)
-    rig.clock.advance(3500)
-    rig.broker.tick()
-    rig.settle_down()
+        harness.kill()
+        queue = stream(harness, **arguments)
+    fill(harness, 60, 61)
+    harness.clock.advance(3500)
+    harness.broker.tick()
+    harness.settle_down()
     assert queue.cursor == 0
     for _ in range(20):
-        rig.clock.advance(200)
-        rig.broker.tick()
-        rig.settle_down()
+        harness.clock.advance(200)
+        harness.broker.tick()
+        harness.settle_down()
     assert len(queue.log.segments) == 1
 
 
 @pytest.mark.parametrize("end", ["restart", "kill", "cut"])
 def test_what_retention_took_stays_gone_and_offsets_go_on(end: str) -> None:
     """P4: no offset is used twice."""
-    rig = Rig()
-    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
-    fill(rig, 0, 100)
+    harness = BrokerHarness()
+    queue = stream(harness, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    fill(harness, 0, 100)
     first = queue.cursor
-    rig.cut(Random(1)) if end == "cut" else getattr(rig, end)()
-    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    harness.cut(Random(1)) if end == "cut" else getattr(harness, end)()
+    queue = stream(harness, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
     assert (queue.cursor, queue.next, queue.ready) == (first, 100, 100 - first)
-    fill(rig, 100, 110)
+    fill(harness, 100, 110)
     follower = Follower(queue, x_stream_offset="first")
-    rig.settle_down()
+    harness.settle_down()
     assert follower.offsets[-1] == 109 and follower.bodies == [body(i) for i in follower.offsets]
-    assert not any(name.endswith(".ack") for name in rig.disk.listdir(queue.log.directory))
+    assert not any(name.endswith(".ack") for name in harness.disk.listdir(queue.log.directory))
 
 
 def test_a_consumer_whose_segment_has_gone_goes_on_with_what_is_there() -> None:
-    rig = Rig()
-    queue = stream(rig, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
+    harness = BrokerHarness()
+    queue = stream(harness, x_max_length=20, x_stream_max_segment_size_bytes=SEGMENT)
     follower = Follower(queue, room=2, tag="t", x_stream_offset="first", **{"x-stream-automatic-offset-tracking": True})
-    fill(rig, 0, 5)
+    fill(harness, 0, 5)
     follower.ack(0, 1)
-    fill(rig, 5, 200)
+    fill(harness, 5, 200)
     follower.room = 1000
     queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert follower.offsets == sorted(set(follower.offsets)) and follower.offsets[-1] == 199
     assert set(range(queue.cursor, 200)) <= set(follower.offsets)
 
 
 def test_many_segments_go_one_by_one_each_durably() -> None:
     """What a power cut brings back has no hole: the next one is unlinked only once the one before is durably gone."""
-    rig = Rig()
-    queue = stream(rig, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
-    fill(rig, 0, 100)
-    rig.clock.advance(10)
-    before = len(on_disk(rig, queue))
+    harness = BrokerHarness()
+    queue = stream(harness, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
+    fill(harness, 0, 100)
+    harness.clock.advance(10)
+    before = len(on_disk(harness, queue))
     assert before >= 6
-    rig.broker.tick()
-    rig.turn()
-    assert len(on_disk(rig, queue)) == before, "the inventory would miss it"
-    rig.sync()
-    assert len(on_disk(rig, queue)) == before - 1
-    rig.cut(Random(3), hostile=True)
-    queue = stream(rig, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
+    harness.broker.tick()
+    harness.turn()
+    assert len(on_disk(harness, queue)) == before, "the inventory would miss it"
+    harness.sync()
+    assert len(on_disk(harness, queue)) == before - 1
+    harness.cut(Random(3), hostile=True)
+    queue = stream(harness, x_max_age="1s", x_stream_max_segment_size_bytes=SEGMENT)
     bases = [part.base for part in queue.log.segments]
     ends = [part.end for part in queue.log.segments]
     assert bases[1:] == ends[:-1]
@@ -451,22 +451,22 @@ def test_many_segments_go_one_by_one_each_durably() -> None:
 def test_few_files_are_open_however_many_segments_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that keeps a year must not take the files from the connections."""
     monkeypatch.setattr(stream_store, "OPEN_MAX", 5)
-    rig = Rig()
+    harness = BrokerHarness()
 
     def open_files() -> int:
-        return sum(part.file is not None for part in stream(rig, **arguments).log.segments)
+        return sum(part.file is not None for part in stream(harness, **arguments).log.segments)
 
     arguments: dict[str, Any] = {"x_stream_max_segment_size_bytes": SEGMENT}
-    queue = stream(rig, **arguments)
-    fill(rig, 0, 300)
+    queue = stream(harness, **arguments)
+    fill(harness, 0, 300)
     assert len(queue.log.segments) > 30 and open_files() <= 7
-    for end in (rig.restart, rig.kill):
-        followers = [Follower(stream(rig, **arguments), x_stream_offset=at, room=50) for at in (0, 100, 200, 7)]
+    for end in (harness.restart, harness.kill):
+        followers = [Follower(stream(harness, **arguments), x_stream_offset=at, room=50) for at in (0, 100, 200, 7)]
         for _ in range(20):
             for follower in followers:
                 follower.unacked = 0
-            stream(rig, **arguments).mark_dirty()
-            rig.settle_down()
+            stream(harness, **arguments).mark_dirty()
+            harness.settle_down()
         assert [follower.offsets for follower in followers] == [list(range(at, 300)) for at in (0, 100, 200, 7)]
         assert open_files() <= 7
         end()
@@ -477,11 +477,11 @@ def test_few_files_are_open_however_many_segments_there_are(monkeypatch: pytest.
 
 
 def test_a_consumer_with_a_tag_of_its_own_goes_on_where_it_had_acked() -> None:
-    rig = Rig()
-    queue = stream(rig)
-    fill(rig, 0, 3)
+    harness = BrokerHarness()
+    queue = stream(harness)
+    fill(harness, 0, 3)
     follower = Follower(queue, tag="t")
-    fill(rig, 3, 10)
+    fill(harness, 3, 10)
     follower.ack(3, 2)
     follower.leave()
     assert Follower(queue, tag="t").place.position == 5
@@ -492,18 +492,18 @@ def test_a_consumer_with_a_tag_of_its_own_goes_on_where_it_had_acked() -> None:
 
 def test_a_consumer_that_never_acked_goes_on_where_it_began() -> None:
     """P2: what came while it was away is not passed over."""
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     Follower(queue, tag="t").leave()
-    fill(rig, 0, 5)
+    fill(harness, 0, 5)
     assert Follower(queue, tag="t").place.position == 0
 
 
 def test_what_is_acked_out_of_order_counts_once_all_before_it_is() -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue, tag="t")
-    fill(rig, 0, 10)
+    fill(harness, 0, 10)
     for offset, n, acked in ((4, 2, 0), (1, 1, 0), (0, 1, 2), (8, 1, 2), (2, 2, 6), (7, 1, 6), (6, 1, 9)):
         follower.ack(offset, n)
         assert queue.log.offsets.get("t") == acked
@@ -511,12 +511,12 @@ def test_what_is_acked_out_of_order_counts_once_all_before_it_is() -> None:
 
 
 def test_with_tracking_the_offset_is_only_where_it_begins_first() -> None:
-    rig = Rig()
-    queue = stream(rig)
-    fill(rig, 0, 10)
+    harness = BrokerHarness()
+    queue = stream(harness)
+    fill(harness, 0, 10)
     arguments: dict[str, Any] = {"x-stream-offset": "first", "x-stream-automatic-offset-tracking": True}
     follower = Follower(queue, tag="t", **arguments)
-    rig.settle_down()
+    harness.settle_down()
     assert follower.offsets == list(range(10))
     follower.ack(0, 4)
     follower.leave()
@@ -525,117 +525,117 @@ def test_with_tracking_the_offset_is_only_where_it_begins_first() -> None:
 
 @pytest.mark.parametrize("end", ["restart", "kill", "cut"])
 def test_what_is_remembered_survives(end: str) -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue, tag="t")
-    fill(rig, 0, 10)
+    fill(harness, 0, 10)
     follower.ack(0, 6)
-    rig.clock.advance(streams.SAVE_MS / 1000)
-    rig.broker.tick()
-    rig.settle_down()
+    harness.clock.advance(streams.SAVE_MS / 1000)
+    harness.broker.tick()
+    harness.settle_down()
     follower.ack(6, 2)  # less than a second ago
-    rig.cut(Random(1)) if end == "cut" else getattr(rig, end)()
-    assert Follower(stream(rig), tag="t").place.position == (8 if end == "restart" else 6)
+    harness.cut(Random(1)) if end == "cut" else getattr(harness, end)()
+    assert Follower(stream(harness), tag="t").place.position == (8 if end == "restart" else 6)
 
 
 def test_what_is_remembered_of_an_empty_stream_survives_and_goes_with_it() -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     Follower(queue, tag="t")
     directory = queue.log.directory
-    rig.restart()
-    assert rig.disk.exists(f"{directory}/offsets")
-    rig.delete("s")
-    rig.settle_down()
-    assert not rig.disk.exists(f"{directory}/offsets")
-    rig.cut(Random(2))
-    assert "s" not in rig.broker.vhosts["/"].queues
+    harness.restart()
+    assert harness.disk.exists(f"{directory}/offsets")
+    harness.delete("s")
+    harness.settle_down()
+    assert not harness.disk.exists(f"{directory}/offsets")
+    harness.cut(Random(2))
+    assert "s" not in harness.broker.vhosts["/"].queues
 
 
 def test_a_torn_entry_leaves_the_one_before_it(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     follower = Follower(queue, tag="t")
-    fill(rig, 0, 10)
+    fill(harness, 0, 10)
     for n in (3, 2):
         follower.ack(queue.log.offsets.get("t") or 0, n)
         queue.log.offsets.write()
     path = f"{queue.log.directory}/offsets"
-    file = rig.disk.open(path)
+    file = harness.disk.open(path)
     whole = file.read_at(0, 2 * SLOT)
     at = next(i for i in (0, SLOT) if int.from_bytes(whole[i + 16 : i + 24], "little") == 5)
     file.write_at(at + 100, [b"torn"])
-    rig.kill()
-    assert stream(rig).log.offsets.get("t") == 3
+    harness.kill()
+    assert stream(harness).log.offsets.get("t") == 3
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    file = rig.disk.open(path)
+    file = harness.disk.open(path)
     file.write_at(0, [b"?" * 2 * SLOT])
-    rig.kill()
-    assert stream(rig).log.offsets.get("t") is None
+    harness.kill()
+    assert stream(harness).log.offsets.get("t") is None
     assert "cannot be read: it starts over" in caplog.text
 
 
 def test_an_entry_for_which_the_disk_had_no_room_is_no_damage() -> None:
     """D4: the first half of it was in the file, and the start after a kill raised an alarm."""
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     queue.log.offsets.put("first", 1)
     queue.log.offsets.write()
-    rig.settle_down()
+    harness.settle_down()
     queue.log.offsets.put("second", 2)
-    rig.disk.full = True
+    harness.disk.full = True
     queue.log.offsets.write()
-    rig.sync()
-    rig.disk.full = False
-    rig.kill()
-    assert not rig.store.alarms
-    kept = stream(rig).log.offsets
+    harness.sync()
+    harness.disk.full = False
+    harness.kill()
+    assert not harness.store.alarms
+    kept = stream(harness).log.offsets
     assert (kept.get("first"), kept.get("second")) == (1, None)
 
 
 @pytest.mark.parametrize("synced", [False, True])
 def test_a_second_entry_whose_first_write_failed_is_no_damage(synced: bool) -> None:
     """C8, D3: the disk took half of a slot that was new; the start raised an alarm, because the tag's other slot had been synced."""
-    rig = Rig()
-    kept = stream(rig).log.offsets
+    harness = BrokerHarness()
+    kept = stream(harness).log.offsets
     for offset in (1, 2)[: 1 + synced]:
         kept.put("t", offset)
         kept.write()
-        rig.settle_down()
+        harness.settle_down()
     kept.put("t", 3)
-    rig.disk.fail_at[rig.disk.operations + 1] = StoreError("the write fails")
+    harness.disk.fail_at[harness.disk.operations + 1] = StoreError("the write fails")
     with pytest.raises(StoreError, match="the write fails"):
         kept.write()
-    file = rig.disk.open(f"{stream(rig).log.directory}/offsets")
+    file = harness.disk.open(f"{stream(harness).log.directory}/offsets")
     if (
         synced
     ):  # the same bytes in a slot that had been synced are damage: nothing but bit rot leaves them there after a kill
         file.write_at(100, [b"rot"])
     else:
         assert SLOT < file.size() < 2 * SLOT
-    rig.kill()
-    assert len(rig.store.alarms) == synced
-    assert stream(rig).log.offsets.get("t") == 1 + synced
-    rig.kill()
-    assert len(rig.store.alarms) == synced
-    stream(rig).log.offsets.put("t", 4)
-    rig.restart()
-    assert stream(rig).log.offsets.get("t") == 4
+    harness.kill()
+    assert len(harness.store.alarms) == synced
+    assert stream(harness).log.offsets.get("t") == 1 + synced
+    harness.kill()
+    assert len(harness.store.alarms) == synced
+    stream(harness).log.offsets.put("t", 4)
+    harness.restart()
+    assert stream(harness).log.offsets.get("t") == 4
 
 
 def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: a client that makes up a tag each time fills nothing."""
     monkeypatch.setattr(offsets, "TAGS_MAX", 3)
-    rig = Rig()
-    queue = stream(rig)
+    harness = BrokerHarness()
+    queue = stream(harness)
     for tag in ("a", "b", "c", "a", "d"):
-        rig.clock.advance(1)
+        harness.clock.advance(1)
         queue.log.offsets.put(tag, ord(tag))
         queue.log.offsets.write()
-    rig.restart()
-    found = stream(rig).log.offsets
+    harness.restart()
+    found = stream(harness).log.offsets
     assert [found.get(tag) for tag in "abcd"] == [97, None, 99, 100]
-    size = rig.disk.open(f"{stream(rig).log.directory}/offsets").size()
+    size = harness.disk.open(f"{stream(harness).log.directory}/offsets").size()
     assert size <= 3 * 2 * SLOT
 
 
@@ -643,9 +643,9 @@ def test_so_many_tags_are_remembered_those_that_moved_last(monkeypatch: pytest.M
 
 
 def test_there_is_no_get_and_no_purge() -> None:
-    rig = Rig()
-    queue = stream(rig)
-    fill(rig, 0, 1)
+    harness = BrokerHarness()
+    queue = stream(harness)
+    fill(harness, 0, 1)
     for action in (lambda: queue.get(Taker(queue)), queue.purge):
         with pytest.raises(ConnectionError_, match="not supported by stream queues queue 's' in vhost '/'"):
             action()
@@ -675,7 +675,7 @@ def test_there_is_no_get_and_no_purge() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     name = next(iter(arguments)).replace("_", "-")
     with pytest.raises(ChannelError, match=f"invalid arg '{name}' for queue 's' in vhost '/'") as refused:
-        stream(Rig(), **arguments)
+        stream(BrokerHarness(), **arguments)
     assert refused.value.code == PRECONDITION_FAILED
 
 
@@ -688,7 +688,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     ],
 )
 def test_a_stream_is_durable_and_for_all(flags: tuple[bool, bool, bool], property_: str) -> None:
-    vhost = Rig().broker.vhosts["/"]
+    vhost = BrokerHarness().broker.vhosts["/"]
     with pytest.raises(ChannelError, match=f"invalid property '{property_}' for queue 's' in vhost '/'") as refused:
         vhost.declare_queue("s", *flags, {"x-queue-type": "stream"}, None)
     assert refused.value.code == PRECONDITION_FAILED
@@ -710,7 +710,7 @@ class StreamModel(RuleBasedStateMachine):
         self.patch.setattr(secrets, "token_hex", lambda n: f"{next(ids):0{2 * n}x}")
         self.patch.setattr(streams, "RECENT_BYTES", 600)
         self.patch.setattr(stream_store, "OPEN_MAX", 2)
-        self.rig = Rig()
+        self.harness = BrokerHarness()
         self.sent: list[bytes | None] = []
         self.safe = 0
         self.first = 0
@@ -742,12 +742,12 @@ class StreamModel(RuleBasedStateMachine):
         if age:
             self.arguments["x_max_age"] = age
         self.only_length = size < 0 and not age
-        stream(self.rig, **self.arguments)
-        self.rig.settle_down()
+        stream(self.harness, **self.arguments)
+        self.harness.settle_down()
 
     @property
     def q(self) -> Stream:
-        found = self.rig.queue("s")
+        found = self.harness.queue("s")
         assert isinstance(found, Stream)
         return found
 
@@ -768,17 +768,17 @@ class StreamModel(RuleBasedStateMachine):
             f.got.clear()
 
     def turn(self) -> None:
-        self.rig.turn()
+        self.harness.turn()
         self.watch()
         told = len(self.sent)
-        if not self.rig.broker.unwritten:
-            self.rig.store.commits.when_announced(lambda: setattr(self, "safe", max(self.safe, told)))
+        if not self.harness.broker.unwritten:
+            self.harness.store.commits.when_announced(lambda: setattr(self, "safe", max(self.safe, told)))
 
     @rule(n=st.integers(1, 6), size=st.sampled_from([5, 60, 300]))
     def publish(self, n: int, size: int) -> None:
         for _ in range(n):
             self.number += 1
-            assert self.rig.publish("s", body(self.number, size))
+            assert self.harness.publish("s", body(self.number, size))
             self.sent.append(body(self.number, size))
         self.turn()
 
@@ -836,21 +836,21 @@ class StreamModel(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([300, 2000, 6000]))
     def wait(self, ms: int) -> None:
-        self.rig.clock.advance(ms / 1000)
-        self.rig.broker.tick()
+        self.harness.clock.advance(ms / 1000)
+        self.harness.broker.tick()
         self.turn()
 
     @rule(everything=st.booleans())
     def sync(self, everything: bool) -> None:
-        self.rig.sync(everything)
+        self.harness.sync(everything)
         self.turn()
 
     @rule(full=st.booleans())
     def space(self, full: bool) -> None:
         """D4: nothing is lost while there is no room."""
-        self.rig.disk.full = full
+        self.harness.disk.full = full
         self.was_full |= full
-        self.rig.broker.retry_writes()
+        self.harness.broker.retry_writes()
         self.turn()
 
     def begin_again(self, exact: bool) -> None:
@@ -882,7 +882,7 @@ class StreamModel(RuleBasedStateMachine):
         for f in self.followers:
             if f.place.tag is not None:
                 self.acked[f.place.tag] = f.place.acked
-        self.rig.restart()
+        self.harness.restart()
         self.first = min(self.first, self.q.cursor)
         assert self.q.cursor >= self.first
         self.begin_again(exact=True)
@@ -891,14 +891,14 @@ class StreamModel(RuleBasedStateMachine):
     def kill(self) -> None:
         self.space(False)
         before = self.q.cursor
-        self.rig.kill()
+        self.harness.kill()
         assert self.q.cursor >= before
         self.begin_again(exact=False)
 
     @rule(seed=st.integers(0, 99), hostile=st.booleans())
     def cut(self, seed: int, hostile: bool) -> None:
         self.space(False)
-        self.rig.cut(Random(seed), hostile=hostile)
+        self.harness.cut(Random(seed), hostile=hostile)
         cursor = self.q.cursor
         if self.only_length:
             gone = max(self.first, self.may_go)
@@ -914,15 +914,15 @@ class StreamModel(RuleBasedStateMachine):
         q = self.q
         assert q.ready == q.next - q.cursor == len(self.sent) - q.cursor
         assert q.ready_bytes == sum(len(b) for b in self.sent[q.cursor :] if b is not None)
-        if not self.rig.broker.unwritten:  # else there may be the name of one that had no room
+        if not self.harness.broker.unwritten:  # else there may be the name of one that had no room
             kept = [
-                base for base in on_disk(self.rig, q) if base >= q.log.first
+                base for base in on_disk(self.harness, q) if base >= q.log.first
             ]  # what is below goes with the next sync
             assert kept == [part.base for part in q.log.segments]
         if self.only_length:
             assert q.cursor <= max(self.floor, self.may_go)
         # a disk that was full may have left half an entry of a named consumer
-        assert not [text for text in self.rig.store.alarms if "/offsets" not in text or not self.was_full]
+        assert not [text for text in self.harness.store.alarms if "/offsets" not in text or not self.was_full]
 
 
 TestStreamModel = StreamModel.TestCase
@@ -939,12 +939,12 @@ TestStreamModel.settings = settings(
 def test_damage_in_a_segment_whose_file_has_been_closed_is_stepped_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """D3: a consumer's window still holds the batches before it, and other segments have been read meanwhile."""
     monkeypatch.setattr("kvitto.store.stream.OPEN_MAX", 2)
-    rig = Rig()
-    stream(rig, x_stream_max_segment_size_bytes=700)
-    fill(rig, 0, 60)
-    rig.settle_down()
-    rig.kill()
-    queue = rig.queue("s")
+    harness = BrokerHarness()
+    stream(harness, x_stream_max_segment_size_bytes=700)
+    fill(harness, 0, 60)
+    harness.settle_down()
+    harness.kill()
+    queue = harness.queue("s")
     assert isinstance(queue, Stream)
     head = queue.log.segments[0]
     file = queue.log.file_of(head)
@@ -952,12 +952,12 @@ def test_damage_in_a_segment_whose_file_has_been_closed_is_stepped_over(monkeypa
     end = second + BatchHeader(file.read_at(second, BATCH_HEADER), 0).length
     file.write_at(end - 2, [b"\xff"])
     slow = Follower(queue, x_stream_offset=0, room=1)
-    rig.settle_down()
+    harness.settle_down()
     Follower(queue, x_stream_offset=20, room=100)
-    rig.settle_down()
+    harness.settle_down()
     assert head.file is None, "it was closed"
     slow.unacked = 0
     queue.mark_dirty()
-    rig.settle_down()
+    harness.settle_down()
     assert slow.offsets == [0, 2] and queue.fault is None
-    assert any("offsets 1 to 1 cannot be read" in alarm for alarm in rig.store.alarms)
+    assert any("offsets 1 to 1 cannot be read" in alarm for alarm in harness.store.alarms)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.broker.timers import DEAD_MAX, Timers
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 
 
 @given(st.lists(st.tuples(st.sampled_from(["after", "after", "cancel", "run"]), st.integers(0, 5), st.integers(0, 30))))
@@ -44,32 +44,32 @@ def test_the_heap_does_not_grow_with_what_is_moved() -> None:
 
 def test_deleted_queues_are_forgotten_whenever_they_would_have_expired() -> None:
     """They stayed in memory until their time was up, a day with x-expires of a day."""
-    rig = Rig()
+    harness = BrokerHarness()
     seen: list[weakref.ref[Any]] = []
     for i in range(3):
-        queue = rig.declare(f"q{i}", durable=False, x_expires=86_400_000, x_message_ttl=86_400_000)
-        rig.publish(f"q{i}", b"x")
-        rig.turn()
+        queue = harness.declare(f"q{i}", durable=False, x_expires=86_400_000, x_message_ttl=86_400_000)
+        harness.publish(f"q{i}", b"x")
+        harness.turn()
         seen.append(weakref.ref(queue))
-        rig.delete(f"q{i}")
+        harness.delete(f"q{i}")
     del queue
-    rig.settle_down()
+    harness.settle_down()
     gc.collect()
-    assert len(rig.broker.timers) == 0 and [ref() for ref in seen] == [None] * 3
+    assert len(harness.broker.timers) == 0 and [ref() for ref in seen] == [None] * 3
 
 
 def test_a_queue_has_one_timer_for_its_messages() -> None:
     """Each earlier expiry at the head had set one more."""
-    rig = Rig()
-    queue = rig.declare("q")
+    harness = BrokerHarness()
+    queue = harness.declare("q")
     for ttl_ms in (5000, 4000, 3000):
-        rig.publish("q", b"x", ttl_ms=ttl_ms)
-        rig.turn()
-        rig.drain("q")
-    assert len(rig.broker.timers) <= 1
-    rig.publish("q", b"x", ttl_ms=1000)
-    rig.turn()
-    rig.clock.advance(1.0)
-    rig.broker.tick()
-    rig.turn()
+        harness.publish("q", b"x", ttl_ms=ttl_ms)
+        harness.turn()
+        harness.drain("q")
+    assert len(harness.broker.timers) <= 1
+    harness.publish("q", b"x", ttl_ms=1000)
+    harness.turn()
+    harness.clock.advance(1.0)
+    harness.broker.tick()
+    harness.turn()
     assert queue.ready == 0

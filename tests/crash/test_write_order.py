@@ -22,7 +22,7 @@ from kvitto.wire import methods as m
 from tests.crash.serve import Served
 from tests.crash.trace import STRACE, Call, Replay, calls
 from tests.protocol.raw import Raw
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
 
 pytestmark = pytest.mark.slow
@@ -116,9 +116,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Call]
 
 def contents(disk: SimDisk) -> dict[str, list[bytes]]:
     """What a start finds; it takes nothing for damage."""
-    rig = Rig(disk)
-    assert rig.store.alarms == []
-    return {name: rig.peek(name) for name in rig.broker.vhosts["/"].queues}
+    harness = BrokerHarness(disk)
+    assert harness.store.alarms == []
+    return {name: harness.peek(name) for name in harness.broker.vhosts["/"].queues}
 
 
 def check(found: dict[str, list[bytes]], replay: Replay, day: Day) -> None:

@@ -20,7 +20,7 @@ from kvitto.protocol.states import CLOSING, RUNNING
 from kvitto.store import stream as stream_store
 from kvitto.wire.buf import Buf
 from tests.protocol.answers import check_answer, check_service
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 FEED, PIECES, TURN, SETTLE, TIME, CHOKE, LEAVE, BLOCK, KINDS = range(9)
 WAITS_S = (0.0, 0.001, 0.1, 1.0, 10.0, 60.0, 3600.0, 1e6)
@@ -53,8 +53,8 @@ def unpack(data: bytes) -> list[Step]:
 class Peer(Wire):
     """A connection whose bytes wait where the server would not read; it reads once more after it was told to stop, as the server does."""
 
-    def __init__(self, house: House) -> None:
-        super().__init__(house)
+    def __init__(self, harness: ProtocolHarness) -> None:
+        super().__init__(harness)
         self.waiting: list[bytes] = []
         self.once_more = False
 
@@ -85,18 +85,18 @@ class Peer(Wire):
 
 def tell(data: bytes, watch: Callable[[bool], None] = lambda on: None) -> None:
     """Run a story. Whatever it raises is a mistake in Kvitto. `watch` is told when the steps begin and end."""
-    house = House()
-    peers = [Peer(house), Peer(house)]
+    harness = ProtocolHarness()
+    peers = [Peer(harness), Peer(harness)]
     everybody = list(peers)
     watch(True)
     try:
-        take_steps(house, peers, everybody, unpack(data))
+        take_steps(harness, peers, everybody, unpack(data))
     finally:
         watch(False)
-    end(house, everybody, zlib.crc32(data))
+    end(harness, everybody, zlib.crc32(data))
 
 
-def take_steps(house: House, peers: list[Peer], everybody: list[Peer], steps: list[Step]) -> None:
+def take_steps(harness: ProtocolHarness, peers: list[Peer], everybody: list[Peer], steps: list[Step]) -> None:
     for step in steps:
         who = step.argument & 1
         peer = peers[who]
@@ -106,13 +106,13 @@ def take_steps(house: House, peers: list[Peer], everybody: list[Peer], steps: li
             n = 1 + (step.argument >> 1)
             peer.waiting += [step.data[i : i + n] for i in range(0, len(step.data), n)]
         elif step.kind == TURN:
-            house.turn()
+            harness.turn()
         elif step.kind == SETTLE:
-            house.settle()
+            harness.settle_down()
         elif step.kind == TIME:
-            house.clock.advance(WAITS_S[step.argument >> 1 & 7])
-            house.broker.tick()
-            house.turn()
+            harness.clock.advance(WAITS_S[step.argument >> 1 & 7])
+            harness.broker.tick()
+            harness.turn()
             peer.connection.beat()
             peer.connection.give_back()
         elif step.kind == CHOKE:
@@ -120,41 +120,41 @@ def take_steps(house: House, peers: list[Peer], everybody: list[Peer], steps: li
         elif step.kind == LEAVE:
             peer.closed = True
             peer.connection.lost()
-            peers[who] = Peer(house)
+            peers[who] = Peer(harness)
             everybody.append(peers[who])
         elif step.kind == BLOCK:
-            house.hub.alarms.block("no room" if step.argument & 2 else None)
+            harness.hub.alarms.block("no room" if step.argument & 2 else None)
         for each in peers:
             each.take()
 
 
-def end(house: House, everybody: list[Peer], dice: int) -> None:
+def end(harness: ProtocolHarness, everybody: list[Peer], dice: int) -> None:
     """Time passes, both go. Of some stories also: the next peer is served; what was stored can be read after a restart."""
-    house.hub.alarms.block(None)
-    house.settle()
+    harness.hub.alarms.block(None)
+    harness.settle_down()
     for peer in everybody:
         peer.take()
         peer.connection.writable(True)
-    house.settle()
+    harness.settle_down()
     for peer in everybody:
         check_answer(peer)
-        if peer.connection.state < CLOSING or peer.connection in house.hub.connections:
+        if peer.connection.state < CLOSING or peer.connection in harness.hub.connections:
             peer.connection.lost()
         assert not peer.connection.channels and not peer.connection.queues
         assert peer.connection.staged == peer.connection.unfinished == 0
-    house.clock.advance(2.0)
-    house.broker.tick()
-    house.settle()
-    assert not house.hub.connections and not house.hub.holding.total and not house.hub.channels
-    assert not any(house.hub.timeouts._channels.values())
-    for queue in house.broker.queues.values():
+    harness.clock.advance(2.0)
+    harness.broker.tick()
+    harness.settle_down()
+    assert not harness.hub.connections and not harness.hub.holding.total and not harness.hub.channels
+    assert not any(harness.hub.timeouts._channels.values())
+    for queue in harness.broker.queues.values():
         assert queue.unacked == 0 == getattr(queue, "moving", 0) and not queue.consumers, queue.name
         if isinstance(queue, WorkQueue):
             assert queue.ready == queue.next - queue.cursor + len(queue.backlog.requeued), queue.name
     if dice % 4 == 0:
-        check_service(house)
+        check_service(harness)
     if dice % 8 == 0:
-        check_service(House(house.disk.kill()))
+        check_service(ProtocolHarness(harness.disk.kill()))
 
 
 @contextmanager

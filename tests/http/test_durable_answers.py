@@ -12,7 +12,7 @@ from kvitto.base.config import Config
 from kvitto.http.api import Api, Call
 from kvitto.http.request import Request, Response
 from kvitto.http.router import Router
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 
 Q, X, Y = "/api/queues/%2F/q", "/api/exchanges/%2F/x", "/api/exchanges/%2F/y"
 TO_QUEUE, TO_EXCHANGE = "/api/bindings/%2F/e/x/q/q", "/api/bindings/%2F/e/x/e/y"
@@ -68,9 +68,9 @@ class Host:
 
     tls_port = http_port = port = uptime_ms = started_ms = 0
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, harness: ProtocolHarness) -> None:
         self.config = Config()
-        self.store, self.broker, self.hub, self.logins = house.store, house.broker, house.hub, None
+        self.store, self.broker, self.hub, self.logins = harness.store, harness.broker, harness.hub, None
 
     def schedule(self) -> None:
         pass
@@ -82,16 +82,16 @@ class Host:
 class Caller:
     """guest, who calls handlers without sockets."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
-        self.api = Api(Host(house))
+    def __init__(self, harness: ProtocolHarness) -> None:
+        self.harness = harness
+        self.api = Api(Host(harness))
         self.router = Router()
 
     async def begin(self, method: str, path: str, body: dict[str, Any]) -> asyncio.Task[Response]:
         """A call that has gone as far as it gets without a sync."""
         route, args = self.router.find(method, path)
         request = Request(method, path, {}, {}, True, "test", body)
-        handled = route.handler(Call(self.api, request, args, self.house.broker.users.get("guest")))
+        handled = route.handler(Call(self.api, request, args, self.harness.broker.users.get("guest")))
 
         async def finish() -> Response:
             return await handled if inspect.isawaitable(handled) else handled
@@ -99,12 +99,12 @@ class Caller:
         task = asyncio.create_task(finish())
         for _ in range(20):
             await asyncio.sleep(0)
-            self.house.turn()
+            self.harness.turn()
         return task
 
     async def end(self, task: asyncio.Task[Response]) -> Response:
         while not task.done():
-            self.house.settle()
+            self.harness.settle_down()
             await asyncio.sleep(0)
         return task.result()
 
@@ -129,13 +129,13 @@ def test_the_answer_waits_for_the_definition(method: str, path: str, body: dict[
     """D2"""
 
     async def scenario() -> None:
-        house = House()
-        caller = Caller(house)
+        harness = ProtocolHarness()
+        caller = Caller(harness)
         for other in SETUP:
             assert (await caller.end(await caller.begin(*other))).status in (201, 204)
-        before = house.store.definitions.file.size()
+        before = harness.store.definitions.file.size()
         task = await caller.begin(method, path, body)
-        assert house.store.definitions.file.size() > before, "this route changes no definition"
+        assert harness.store.definitions.file.size() > before, "this route changes no definition"
         assert not task.done()
         assert (await caller.end(task)).status in (200, 201, 204)
 
@@ -146,15 +146,15 @@ def test_so_does_the_answer_to_a_job_of_several_turns() -> None:
     """D2"""
 
     async def scenario() -> None:
-        house = House()
-        caller = Caller(house)
+        harness = ProtocolHarness()
+        caller = Caller(harness)
         for other in SETUP:
             await caller.end(await caller.begin(*other))
         for n in range(200):
-            house.broker.vhosts["/"].bind("amq.direct", house.broker.vhosts["/"].queues["q"], f"k{n}", {})
-        house.settle()
+            harness.broker.vhosts["/"].bind("amq.direct", harness.broker.vhosts["/"].queues["q"], f"k{n}", {})
+        harness.settle_down()
         task = await caller.begin("DELETE", Q, {})
-        assert "q" not in house.broker.vhosts["/"].queues and not task.done()
+        assert "q" not in harness.broker.vhosts["/"].queues and not task.done()
         assert (await caller.end(task)).status == 204
 
     asyncio.run(scenario())

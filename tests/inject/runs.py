@@ -18,7 +18,7 @@ from kvitto.store.commit import Commit
 from kvitto.store.store import Store
 from tests.inject.sites import SITES, Injected
 from tests.protocol.answers import check_service
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 from tests.sim.world import SeededIds, SimulatedRun, check_state, small_world
 
 ENDS_THE_PROCESS = {
@@ -108,10 +108,10 @@ def count(day: int) -> Counter[int]:
 @contextmanager
 def stopping() -> Iterator[None]:
     """End the day when the turn is over in which the exception was raised."""
-    turn, begin_sync = House.turn, Store.begin_sync
+    turn, begin_sync = ProtocolHarness.turn, Store.begin_sync
     turned = False
 
-    def stopping_turn(self: House) -> None:
+    def stopping_turn(self: ProtocolHarness) -> None:
         nonlocal turned
         stop_if_over()
         turn(self)
@@ -126,7 +126,7 @@ def stopping() -> Iterator[None]:
             raise DayOver
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(House, "turn", stopping_turn)
+        patch.setattr(ProtocolHarness, "turn", stopping_turn)
         patch.setattr(Store, "begin_sync", stopping_begin)
         yield
 
@@ -136,7 +136,7 @@ def run(day: int, number: int, hit: int) -> tuple[str, str]:
     with small_world(day):
         world = SimulatedRun(day)
         world.start()
-        bystander = Bystander(world.house)
+        bystander = Bystander(world.harness)
         SITES.arm(number, hit)
         ended = play(world)
         fired = SITES.fired
@@ -145,11 +145,11 @@ def run(day: int, number: int, hit: int) -> tuple[str, str]:
             return "not reached", ""
         outcome = ""
         try:
-            if ended is None and not world.house.store.commits.busy:  # else the day has ended in the middle of a sync
+            if ended is None and not world.harness.store.commits.busy:  # else the day has ended in the middle of a sync
                 outcome = what_happened(world)
                 if outcome != "nothing that anybody notices":
                     bystander.check()
-                    check_service(world.house)
+                    check_service(world.harness)
             elif ended is not None:
                 outcome = "the process ends"
                 check_may_end(ended)
@@ -181,7 +181,7 @@ def play(world: SimulatedRun) -> Exception | None:
     try:
         note_unread(world)
         world.actor.read()
-        world.house.turn()
+        world.harness.turn()
         world.actor.read()
     except (Injected, StoreError) as error:
         return error
@@ -199,12 +199,12 @@ def note_unread(world: SimulatedRun) -> None:
 
 def what_happened(world: SimulatedRun) -> str:
     """Whom the broker has ended."""
-    house = world.house
-    if any(queue.fault for queue in house.broker.queues.values()):
+    harness = world.harness
+    if any(queue.fault for queue in harness.broker.queues.values()):
         return "a queue is out of service"
-    if any(wire.connection not in house.hub.connections or wire.connection.state > 4 for wire in world.actor.wires):
+    if any(wire.connection not in harness.hub.connections or wire.connection.state > 4 for wire in world.actor.wires):
         return "a connection is closed"
-    if house.store.alarms:
+    if harness.store.alarms:
         return "a service has stopped"
     return "a channel is closed, or nobody notices"
 
@@ -234,14 +234,14 @@ def shown(error: Exception) -> str:
 class Bystander:
     """A connection with a queue of its own, which has nothing to do with what fails."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, harness: ProtocolHarness) -> None:
         from kvitto.wire import methods as m
 
-        self.house = house
-        self.wire = Wire(house)
+        self.harness = harness
+        self.wire = Wire(harness)
         self.wire.login()
         self.wire.put(1, m.QueueDeclare("bystander", durable=True), m.ConfirmSelect(), m.BasicConsume("bystander", "c"))
-        house.settle()
+        harness.settle_down()
         self.wire.frames()
 
     def check(self) -> None:
@@ -250,7 +250,7 @@ class Bystander:
         from tests.protocol import sessions
 
         self.wire.feed(sessions.content(1, m.BasicPublish("", "bystander"), b"\0\0", b"x"))
-        self.house.settle()
+        self.harness.settle_down()
         kinds = {type(method) for method in self.wire.methods()}
         assert kinds == {m.BasicAck, m.BasicDeliver}, f"the bystander is not served: {kinds}"
         assert isinstance(self.wire.connection, Connection)

@@ -8,7 +8,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol import sessions
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 
 def check_answer(wire: Wire) -> None:
@@ -34,14 +34,14 @@ def check_close(close: Method) -> None:
     assert "Traceback" not in close.reply_text and close.reply_text
 
 
-def check_service(house: House) -> None:
+def check_service(harness: ProtocolHarness) -> None:
     """A peer without malice gets what it asks for."""
-    probe = house.wire()
+    probe = harness.wire()
     probe.put(1, m.QueueDeclare("probe", durable=True), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     probe.feed(sessions.content(1, m.BasicPublish("", "probe"), b"\0\0", b"x"))
-    house.settle()
+    harness.settle_down()
     probe.put(1, m.BasicGet("probe", True))
-    house.settle()
+    harness.settle_down()
     kinds = [type(method) for method in probe.methods()]
     assert kinds == [m.QueueDeclareOk, m.ConfirmSelectOk, m.BasicAck, m.BasicGetOk], kinds

@@ -27,14 +27,14 @@ BLOCKED: dict[str, Any] = {"connection.blocked": True}
 class Wire:
     """A transport that takes everything, and the connection on it."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, harness: ProtocolHarness) -> None:
+        self.harness = harness
         self.written = bytearray()
         self.read = 0
         self.reading = True
         self.closed = False
         self.aborted = False
-        self.connection = Connection(house.hub, self, "test:1", True)
+        self.connection = Connection(harness.hub, self, "test:1", True)
 
     # -- what a connection asks of its transport -------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Wire:
     def feed(self, data: bytes) -> None:
         """As the server does: what was left over comes first. The turn is the caller's."""
         while self.connection.yielded:
-            self.house.turn()
+            self.harness.turn()
         assert self.reading, "the server would not have read this yet"
         if self.closed:
             return
@@ -96,11 +96,11 @@ class Wire:
         self.put(0, m.ConnectionTuneOk(2047, frame_max, 0))
         self.put(0, m.ConnectionOpen("/"))
         self.put(1, m.ChannelOpen())
-        self.house.settle()
+        self.harness.settle_down()
         self.frames()
 
 
-class House:
+class ProtocolHarness:
     """Hub, broker and store on a simulated disk."""
 
     def __init__(
@@ -150,7 +150,7 @@ class House:
         if self.store.failed is not None:
             raise self.store.failed
 
-    def settle(self) -> None:
+    def settle_down(self) -> None:
         """Turn and sync until nobody waits and nothing is left for the next turn."""
         self.turn()
         for _ in range(1000):

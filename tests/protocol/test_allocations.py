@@ -16,7 +16,7 @@ from kvitto.wire.buf import Buf
 from kvitto.wire.methods import frame
 from kvitto.wire.spec import FRAME_METHOD
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 limit = pytest.importorskip("_testcapi", reason="this Python comes without its test modules")
 pytestmark = pytest.mark.skipif(not compiled(), reason="needs the compiled form: run `make build`")
@@ -47,16 +47,16 @@ def publishes(first: int = 0) -> Buf:
     )
 
 
-def pair(house: House, *, durable: bool, no_ack: bool, confirm: bool = False) -> tuple[Wire, Wire]:
+def pair(harness: ProtocolHarness, *, durable: bool, no_ack: bool, confirm: bool = False) -> tuple[Wire, Wire]:
     """A publisher and a consumer of `q`, warm."""
-    publisher, consumer = house.wire(), house.wire()
+    publisher, consumer = harness.wire(), harness.wire()
     publisher.put(1, m.QueueDeclare("q", durable=durable))
-    house.settle()
+    harness.settle_down()
     if confirm:
         publisher.put(1, m.ConfirmSelect())
     consumer.put(1, m.BasicQos(0, COUNT))
     consumer.put(1, m.BasicConsume("q", "tag", no_ack=no_ack))
-    house.settle()
+    harness.settle_down()
     return publisher, consumer
 
 
@@ -67,26 +67,26 @@ def delivered(wire: Wire) -> int:
 @pytest.mark.parametrize("durable", [False, True])
 def test_publish_and_deliver(durable: bool) -> None:
     """Benchmarks (a) and (b)."""
-    house = House()
-    publisher, consumer = pair(house, durable=durable, no_ack=True)
+    harness = ProtocolHarness()
+    publisher, consumer = pair(harness, durable=durable, no_ack=True)
     for round_ in range(3):  # the first one fills pools and makes buffers grow
         box = publishes()
         if round_ < 2:
             publisher.connection.receive(box, box.n)
-            house.settle()
+            harness.settle_down()
             assert delivered(consumer) == COUNT
     with few_allocations():
         publisher.connection.receive(box, box.n)
     with few_allocations():
-        house.turn()
-    house.settle()
+        harness.turn()
+    harness.settle_down()
     assert delivered(consumer) == COUNT
 
 
 def test_publish_with_confirms_and_acks() -> None:
     """Benchmark (d): confirms, manual acks, prefetch."""
-    house = House()
-    publisher, consumer = pair(house, durable=True, no_ack=False, confirm=True)
+    harness = ProtocolHarness()
+    publisher, consumer = pair(harness, durable=True, no_ack=False, confirm=True)
     tag = 0
     for round_ in range(3):
         box = publishes()
@@ -97,41 +97,41 @@ def test_publish_with_confirms_and_acks() -> None:
         )
         if round_ < 2:
             publisher.connection.receive(box, box.n)
-            house.settle()
+            harness.settle_down()
             assert delivered(consumer) == COUNT
             consumer.connection.receive(acks, acks.n)
-            house.settle()
+            harness.settle_down()
         tag += COUNT
     with few_allocations():
         publisher.connection.receive(box, box.n)
-        house.turn()
-    house.settle()
+        harness.turn()
+    harness.settle_down()
     assert delivered(consumer) == COUNT
     with few_allocations():
         consumer.connection.receive(acks, acks.n)
-        house.turn()
-    house.settle()
-    assert house.broker.vhosts["/"].queues["q"].unacked == 0
+        harness.turn()
+    harness.settle_down()
+    assert harness.broker.vhosts["/"].queues["q"].unacked == 0
 
 
 def test_a_backlog() -> None:
     """Benchmark (c): read back from the disk."""
-    house = House()
-    publisher = house.wire()
+    harness = ProtocolHarness()
+    publisher = harness.wire()
     publisher.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     for _ in range(3):
         box = publishes()
         publisher.connection.receive(box, box.n)
-        house.settle()
+        harness.settle_down()
     for _ in range(2):
-        consumer = house.wire()
+        consumer = harness.wire()
         consumer.put(1, m.BasicQos(0, COUNT))
-        house.settle()
+        harness.settle_down()
         consumer.put(1, m.BasicConsume("q", "tag", no_ack=False))
         with few_allocations():
-            house.turn()
-        house.settle()
+            harness.turn()
+        harness.settle_down()
         assert delivered(consumer) == COUNT
 
 
@@ -143,19 +143,19 @@ def test_an_ack_finds_its_consumer_whatever_failed_behind_the_delivery(again: bo
     """
     failed = 0
     for n in range(60):
-        house = House()
-        publisher, consumer = pair(house, durable=True, no_ack=False)
+        harness = ProtocolHarness()
+        publisher, consumer = pair(harness, durable=True, no_ack=False)
         publisher.put(1, m.QueueDeclare("other", durable=True))
-        house.settle()
+        harness.settle_down()
         for number in range(3):
             publisher.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"%d" % number))
         if again:
-            house.settle()
+            harness.settle_down()
             consumer.put(1, m.BasicNack(consumer.connection.channels[1].next_tag - 1, True, True))
-        queue = house.broker.vhosts["/"].queues["q"]
+        queue = harness.broker.vhosts["/"].queues["q"]
         limit.set_nomemory(n, n + 1)
         try:
-            house.turn()
+            harness.turn()
         except MemoryError:
             pass  # in the harness
         finally:
@@ -165,8 +165,8 @@ def test_an_ack_finds_its_consumer_whatever_failed_behind_the_delivery(again: bo
             continue
         consumer.put(1, m.BasicConsume("other", "another"))
         publisher.feed(content(1, m.BasicPublish("", "other"), NO_PROPERTIES, b"x"))
-        house.settle()
+        harness.settle_down()
         consumer.put(1, m.BasicAck(0, True))
-        house.settle()
-        assert house.broker.vhosts["/"].queues["other"].unacked == 0
+        harness.settle_down()
+        assert harness.broker.vhosts["/"].queues["other"].unacked == 0
     assert failed

@@ -17,7 +17,7 @@ from kvitto.store.commit import Commit
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 SETTINGS = settings(
@@ -38,7 +38,7 @@ def publish(channel: int, queue: str, body: bytes, mandatory: bool = False, exch
 def declare(wire: Wire, name: str, durable: bool = True, **arguments: Any) -> None:
     known = {key.replace("_", "-"): value for key, value in arguments.items()}
     wire.put(1, m.QueueDeclare(name, False, durable, False, False, False, known))
-    wire.house.settle()
+    wire.harness.settle_down()
 
 
 # -- confirms ----------------------------------------------------------------------------------------------------
@@ -69,9 +69,9 @@ class ConfirmModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.house = House()
-        self.wire = self.house.wire()
-        self.admin = self.house.wire()
+        self.harness = ProtocolHarness()
+        self.wire = self.harness.wire()
+        self.admin = self.harness.wire()
         self.job: Commit | None = None
         self.rest = b""
         self.sent = self.fed = 0
@@ -85,14 +85,14 @@ class ConfirmModel(RuleBasedStateMachine):
         declare(self.admin, "full", x_max_length=0, x_overflow="reject-publish")
         for exchange, queues in (("both", ("durable", "brief")), ("some-full", ("durable", "full"))):
             self.admin.put(1, m.ExchangeDeclare(exchange, "fanout", False, True, False, False, False, {}))
-            self.house.settle()
+            self.harness.settle_down()
             for queue in queues:
                 self.admin.put(1, m.QueueBind(queue, exchange, "", False, {}))
-                self.house.settle()
+                self.harness.settle_down()
         self.wire.put(2, m.ChannelOpen())
         for publisher in self.publishers:
             self.wire.put(publisher.number, m.ConfirmSelect(False))
-        self.house.settle()
+        self.harness.settle_down()
         self.wire.frames()
 
     @rule(
@@ -121,19 +121,19 @@ class ConfirmModel(RuleBasedStateMachine):
             self.fed += len(self.rest[:count])
             self.rest = self.rest[count:]
 
-    def house_turn(self) -> None:
+    def harness_turn(self) -> None:
         arrived = self.fed - len(self.wire.connection.rest)
-        self.house.turn()
+        self.harness.turn()
         for publisher in self.publishers:
             for p in publisher.publishes:
-                if p.state == "fed" and p.end <= arrived and not self.house.broker.unwritten:
+                if p.state == "fed" and p.end <= arrived and not self.harness.broker.unwritten:
                     p.state = "written"
         self.read()
 
     @rule()
     def turn(self) -> None:
         self.feed(1 << 20)
-        self.house_turn()
+        self.harness_turn()
 
     def advance(self, old: str, new: str) -> None:
         for publisher in self.publishers:
@@ -144,8 +144,8 @@ class ConfirmModel(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None and not self.failed)
     @rule(everything=st.booleans())
     def begin_sync(self, everything: bool) -> None:
-        if everything or self.house.store.commits.waiting:
-            self.job = self.house.store.begin_sync(everything=everything)
+        if everything or self.harness.store.commits.waiting:
+            self.job = self.harness.store.begin_sync(everything=everything)
             self.advance("written", "syncing")
 
     @precondition(lambda self: self.job is not None)
@@ -154,44 +154,44 @@ class ConfirmModel(RuleBasedStateMachine):
         assert self.job is not None
         self.job.run()
         self.advance("syncing", "safe")
-        self.house.store.end_sync(self.job)
+        self.harness.store.end_sync(self.job)
         self.job = None
-        self.house_turn()
+        self.harness_turn()
 
     @precondition(lambda self: self.job is not None and self.job.files)
     @rule()
     def fail_sync(self) -> None:
         """C8: from now on nothing that waits is acked, whatever the loop still does."""
         assert self.job is not None
-        self.house.disk.fail_at[self.house.disk.operations + 1] = StoreError("gone")
+        self.harness.disk.fail_at[self.harness.disk.operations + 1] = StoreError("gone")
         self.job.run()
-        self.house.store.end_sync(self.job)
+        self.harness.store.end_sync(self.job)
         self.job, self.failed = None, True
-        self.house_turn()
+        self.harness_turn()
 
-    @precondition(lambda self: self.job is None and not self.failed and not self.house.disk.full)
+    @precondition(lambda self: self.job is None and not self.failed and not self.harness.disk.full)
     @rule()
     def lose_queue(self) -> None:
         """C7: what waits for a queue that goes, or is purged, is acked all the same."""
         self.room()
         self.admin.put(1, m.QueueDelete("durable", False, False, False))
-        self.house.settle()
+        self.harness.settle_down()
         declare(self.admin, "durable")
         for exchange in ("both", "some-full"):
             self.admin.put(1, m.QueueBind("durable", exchange, "", False, {}))
-            self.house.settle()
+            self.harness.settle_down()
         for state in ("fed", "written", "syncing"):
             self.advance(state, "safe")
         self.read()
 
     @rule()
     def no_room(self) -> None:
-        self.house.disk.full = True
+        self.harness.disk.full = True
 
     @rule()
     def room(self) -> None:
-        self.house.disk.full = False
-        self.house.broker.retry_writes()
+        self.harness.disk.full = False
+        self.harness.broker.retry_writes()
         self.turn()
 
     def read(self) -> None:
@@ -232,7 +232,7 @@ class ConfirmModel(RuleBasedStateMachine):
         self.room()
         for _ in range(4):
             self.turn()
-            if self.house.store.commits.waiting:
+            if self.harness.store.commits.waiting:
                 self.begin_sync(True)
                 self.end_sync()
         assert not self.rest
@@ -252,8 +252,8 @@ class TagModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.house = House()
-        self.admin = self.house.wire()
+        self.harness = ProtocolHarness()
+        self.admin = self.harness.wire()
         self.number = 0
         self.ready: list[bytes] = []
         self.order: dict[bytes, int] = {}
@@ -269,7 +269,7 @@ class TagModel(RuleBasedStateMachine):
 
     def open(self) -> None:
         """A channel with a consumer."""
-        self.wire = self.house.wire()
+        self.wire = self.harness.wire()
         self.tags: dict[int, bytes] = {}
         self.next = 1
         self.pending: list[Method] = []
@@ -282,7 +282,7 @@ class TagModel(RuleBasedStateMachine):
 
     def run(self) -> list[Method]:
         """Turns and syncs until all is said; deliveries go into the model in the order in which they come."""
-        self.house.settle()
+        self.harness.settle_down()
         said: list[Method] = []
         for kind, number, payload in self.wire.frames():
             if kind == FRAME_METHOD:
@@ -369,7 +369,7 @@ class TagModel(RuleBasedStateMachine):
     def lose(self) -> None:
         self.back(list(self.tags.values()))
         self.wire.connection.lost()
-        self.house.settle()
+        self.harness.settle_down()
         self.open()
 
     @rule()
@@ -434,15 +434,15 @@ class TagModel(RuleBasedStateMachine):
     @rule()
     def drain_limited(self) -> None:
         self.admin.put(1, m.QueuePurge("limited", False))
-        self.house.settle()
+        self.harness.settle_down()
         self.full = []
 
     @invariant()
     def books(self) -> None:
         if hasattr(self, "tags"):
-            queue = self.house.broker.vhosts["/"].queues["q"]
+            queue = self.harness.broker.vhosts["/"].queues["q"]
             assert (queue.ready, queue.unacked) == (len(self.ready), len(self.tags))
-            assert self.house.broker.vhosts["/"].queues["limited"].ready == len(self.full)
+            assert self.harness.broker.vhosts["/"].queues["limited"].ready == len(self.full)
             assert not self.ready or (self.prefetch and len(self.tags) >= self.prefetch), (
                 "messages wait, and there is credit"
             )
@@ -455,11 +455,11 @@ TestTags.settings = SETTINGS
 def test_confirm_and_tx_do_not_mix() -> None:
     """C10: either order is 406."""
     for first, second in ((m.ConfirmSelect(False), m.TxSelect()), (m.TxSelect(), m.ConfirmSelect(False))):
-        house = House()
-        wire = house.wire()
+        harness = ProtocolHarness()
+        wire = harness.wire()
         wire.put(1, first)
         wire.put(1, second)
-        house.settle()
+        harness.settle_down()
         last = wire.methods()[-1]
         assert isinstance(last, m.ChannelClose) and last.reply_code == 406
 
@@ -467,85 +467,85 @@ def test_confirm_and_tx_do_not_mix() -> None:
 @pytest.mark.parametrize("method", [m.TxCommit(), m.TxRollback()])
 def test_commit_without_select_is_refused(method: Method) -> None:
     """T1."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, method)
-    house.settle()
+    harness.settle_down()
     last = wire.methods()[-1]
     assert isinstance(last, m.ChannelClose) and last.reply_code == 406
 
 
 def test_confirms_cost_the_same_however_many_are_outstanding() -> None:
     """C9: one ack covers all of them, and nothing is kept for each."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     declare(wire, "q")
     wire.put(1, m.ConfirmSelect(False))
-    house.settle()
+    harness.settle_down()
     wire.frames()
     one = publish(1, "q", b"x")
     for _ in range(20):
         wire.feed(one * 500)
-        house.turn()
-    house.settle()
+        harness.turn()
+    harness.settle_down()
     acks = wire.methods()
     assert acks == [m.BasicAck(10_000, True)]
 
 
 def test_a_reject_in_a_transaction_moves_its_message_with_the_commit() -> None:
     """T2, T4: the dead letter came after commit-ok, in a record of its own: a power cut between them undid the reject."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     declare(wire, "dead")
     declare(wire, "work", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     wire.feed(publish(1, "work", b"m"))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.TxSelect(), m.BasicGet("work", False))
-    house.settle()
-    job = house.store.begin_sync(everything=True)
+    harness.settle_down()
+    job = harness.store.begin_sync(everything=True)
     job.run()
-    house.store.end_sync(job)
+    harness.store.end_sync(job)
     wire.put(1, m.BasicReject(1, False), m.TxCommit())
-    house.turn()
+    harness.turn()
     while not any(isinstance(method, m.TxCommitOk) for method in wire.methods()):
-        house.sync()
+        harness.sync()
     for seed in range(10):
-        queues = House(house.disk.copy().crash(Random(seed), hostile=True)).broker.vhosts["/"].queues
+        queues = ProtocolHarness(harness.disk.copy().crash(Random(seed), hostile=True)).broker.vhosts["/"].queues
         assert (queues["work"].messages, queues["dead"].messages) == (0, 1)
 
 
 def test_unblocking_does_not_start_a_connection_that_waits_for_its_commit() -> None:
     """Room on the disk let in what came behind a commit before the commit was answered."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     declare(wire, "q")
     wire.put(1, m.TxSelect())
     wire.feed(publish(1, "q", b"m"))
     wire.put(1, m.TxCommit())
     wire.frames()
     assert not wire.reading
-    house.hub.alarms.block("test")
-    house.hub.alarms.block(None)
+    harness.hub.alarms.block("test")
+    harness.hub.alarms.block(None)
     assert not wire.reading
-    house.settle()
+    harness.settle_down()
     assert wire.reading
     assert any(isinstance(method, m.TxCommitOk) for method in wire.methods())
 
 
 def test_a_commit_that_finds_no_room_closes_the_channel_and_undoes_its_acks() -> None:
     """T5, D4: also when the room is missed later, because what it settles had to be synced first."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     declare(wire, "q")
     wire.feed(publish(1, "q", b"m"))
     wire.put(1, m.TxSelect(), m.BasicGet("q", False))
-    house.turn()
+    harness.turn()
     wire.frames()
     wire.put(1, m.BasicAck(1, False), m.TxCommit())
-    house.disk.full = True
-    house.settle()
+    harness.disk.full = True
+    harness.settle_down()
     closes = [method for method in wire.methods() if isinstance(method, m.ChannelClose)]
     assert closes and closes[0].reply_code == 406 and "full" in closes[0].reply_text
-    queue = house.broker.vhosts["/"].queues["q"]
+    queue = harness.broker.vhosts["/"].queues["q"]
     assert (queue.ready, queue.unacked) == (1, 0)
     assert wire.reading

@@ -13,16 +13,16 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, ChannelClose, Method, decode
 from kvitto.wire.spec import FRAME_METHOD
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 TIMEOUT_MS = 10_000
 LATE_MS = 1000
 """A tenth of it: what a timeout may be exceeded by."""
 
 
-def opened(house: House, *methods: Method, **arguments: Any) -> Wire:
+def opened(harness: ProtocolHarness, *methods: Method, **arguments: Any) -> Wire:
     """A connection that has declared "q" with the timeout, and "free" without one."""
-    wire = house.wire()
+    wire = harness.wire()
     arguments = {"x-consumer-timeout": TIMEOUT_MS} | arguments
     say(wire, 1, m.QueueDeclare("q", durable=True, arguments=arguments), m.QueueDeclare("free", durable=True), *methods)
     wire.frames()
@@ -33,23 +33,23 @@ def say(wire: Wire, channel: int, *methods: Method) -> None:
     """One after the other: some answers wait for the disk."""
     for method in methods:
         wire.put(channel, method)
-        wire.house.settle()
+        wire.harness.settle_down()
 
 
-def publish(house: House, queue: str, *bodies: bytes) -> None:
+def publish(harness: ProtocolHarness, queue: str, *bodies: bytes) -> None:
     for body in bodies:
-        house.wire().feed(content(1, m.BasicPublish("", queue), NO_PROPERTIES, body))
-    house.settle()
+        harness.wire().feed(content(1, m.BasicPublish("", queue), NO_PROPERTIES, body))
+    harness.settle_down()
 
 
-def pass_time(house: House, ms: int) -> None:
+def pass_time(harness: ProtocolHarness, ms: int) -> None:
     """As the server does: every timer when it is due."""
-    end = house.clock.monotonic_ms() + ms
-    while (due := house.broker.timers.next_ms) is not None and due <= end:
-        house.clock.advance(max(due - house.clock.monotonic_ms(), 0) / 1000)
-        house.broker.tick()
-        house.settle()
-    house.clock.advance((end - house.clock.monotonic_ms()) / 1000)
+    end = harness.clock.monotonic_ms() + ms
+    while (due := harness.broker.timers.next_ms) is not None and due <= end:
+        harness.clock.advance(max(due - harness.clock.monotonic_ms(), 0) / 1000)
+        harness.broker.tick()
+        harness.settle_down()
+    harness.clock.advance((end - harness.clock.monotonic_ms()) / 1000)
 
 
 def tags(wire: Wire) -> list[tuple[int, bool]]:
@@ -63,29 +63,31 @@ def closed(wire: Wire) -> list[tuple[int, ChannelClose]]:
     return [(number, each) for number, each in found if isinstance(each, ChannelClose)]
 
 
-def set_timeout(house: House, ms: int) -> None:
+def set_timeout(harness: ProtocolHarness, ms: int) -> None:
     """A policy for all queues."""
-    house.broker.vhosts["/"].set_policy("policy", policy("p", {"pattern": "", "definition": {"consumer-timeout": ms}}))
+    harness.broker.vhosts["/"].set_policy(
+        "policy", policy("p", {"pattern": "", "definition": {"consumer-timeout": ms}})
+    )
 
 
-def ready(house: House, queue: str = "q") -> int:
-    return int(house.broker.vhosts["/"].queues[queue].ready)
+def ready(harness: ProtocolHarness, queue: str = "q") -> int:
+    return int(harness.broker.vhosts["/"].queues[queue].ready)
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> ProtocolHarness:
+    return ProtocolHarness()
 
 
-def test_the_channel_is_closed_and_its_messages_come_back(house: House) -> None:
+def test_the_channel_is_closed_and_its_messages_come_back(harness: ProtocolHarness) -> None:
     """A16, A6: never before the time, at most a tenth later; in RabbitMQ's words, and no method is to blame."""
-    wire = opened(house, m.BasicConsume("q", "c"))
-    publish(house, "q", b"a", b"b")
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"a", b"b")
     assert tags(wire) == [(1, False), (2, False)]
     say(wire, 1, m.BasicAck(1))
-    pass_time(house, TIMEOUT_MS - 1)
-    assert not closed(wire) and house.broker.vhosts["/"].queues["q"].unacked == 1
-    pass_time(house, LATE_MS + 1)
+    pass_time(harness, TIMEOUT_MS - 1)
+    assert not closed(wire) and harness.broker.vhosts["/"].queues["q"].unacked == 1
+    pass_time(harness, LATE_MS + 1)
     text = (
         "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 10000 ms. "
         "This timeout value can be configured, see consumers doc guide to learn more"
@@ -93,158 +95,158 @@ def test_the_channel_is_closed_and_its_messages_come_back(house: House) -> None:
     assert closed(wire) == [(1, ChannelClose(406, text, 0, 0))]
     say(wire, 1, m.ChannelCloseOk())
     say(wire, 1, m.ChannelOpen(), m.BasicConsume("q", "again"))
-    house.settle()
+    harness.settle_down()
     assert tags(wire) == [(1, True)]
 
 
-def test_who_acks_in_time_is_never_closed(house: House) -> None:
+def test_who_acks_in_time_is_never_closed(harness: ProtocolHarness) -> None:
     """A16: it is the oldest delivery that counts, not the consumer's age; every way to settle it is one."""
-    wire = opened(house, m.BasicConsume("q", "c"))
+    wire = opened(harness, m.BasicConsume("q", "c"))
     settle = [m.BasicAck(1), m.BasicReject(2, False), m.BasicNack(3, False, False), m.BasicRecover(True)]
     for method in settle:
-        publish(house, "q", b"x")
-        pass_time(house, TIMEOUT_MS - 1)
+        publish(harness, "q", b"x")
+        pass_time(harness, TIMEOUT_MS - 1)
         say(wire, 1, method)
-    pass_time(house, TIMEOUT_MS - 1)
+    pass_time(harness, TIMEOUT_MS - 1)
     assert not closed(wire)
-    pass_time(house, LATE_MS + 1)
+    pass_time(harness, LATE_MS + 1)
     assert [number for number, _ in closed(wire)] == [1], "what was recovered has come again, and its time is over too"
 
 
-def test_many_deliveries_have_a_time_each(house: House) -> None:
+def test_many_deliveries_have_a_time_each(harness: ProtocolHarness) -> None:
     """A16: the oldest that is left decides, wherever it is."""
-    wire = opened(house, m.BasicConsume("q", "c"))
+    wire = opened(harness, m.BasicConsume("q", "c"))
     for tag in range(1, 31):
-        publish(house, "q", b"x")
-        pass_time(house, 700)
+        publish(harness, "q", b"x")
+        pass_time(harness, 700)
         if tag > 10:
             say(wire, 1, m.BasicAck(tag - 10))
     say(wire, 1, *(m.BasicAck(tag) for tag in range(21, 31) if tag != 25))
-    pass_time(house, TIMEOUT_MS - 6 * 700 - 1)
+    pass_time(harness, TIMEOUT_MS - 6 * 700 - 1)
     assert not closed(wire)
-    pass_time(house, LATE_MS + 1)
+    pass_time(harness, LATE_MS + 1)
     assert len(closed(wire)) == 1
 
 
-def test_only_queues_that_have_it(house: House) -> None:
+def test_only_queues_that_have_it(harness: ProtocolHarness) -> None:
     """A16: another queue's deliveries may be as old as they like, on the same channel too."""
     wire = opened(
-        house, m.BasicConsume("free", "free"), m.BasicConsume("q", "q"), m.BasicConsume("q", "no", True, True)
+        harness, m.BasicConsume("free", "free"), m.BasicConsume("q", "q"), m.BasicConsume("q", "no", True, True)
     )
-    publish(house, "free", b"x", b"x")
-    publish(house, "q", b"x", b"x")
+    publish(harness, "free", b"x", b"x")
+    publish(harness, "q", b"x", b"x")
     given = {each.delivery_tag: each.consumer_tag for each in wire.methods() if isinstance(each, BasicDeliver)}
     say(wire, 1, *(m.BasicAck(tag) for tag, consumer in given.items() if consumer == "q"))
-    pass_time(house, 10 * TIMEOUT_MS)
-    assert not closed(wire) and house.broker.vhosts["/"].queues["free"].unacked == 2
+    pass_time(harness, 10 * TIMEOUT_MS)
+    assert not closed(wire) and harness.broker.vhosts["/"].queues["free"].unacked == 2
 
 
-def test_each_channel_and_timeout_for_itself(house: House) -> None:
+def test_each_channel_and_timeout_for_itself(harness: ProtocolHarness) -> None:
     """A16: the other channels of the connection live on."""
-    wire = opened(house, m.BasicConsume("q", "slow"))
+    wire = opened(harness, m.BasicConsume("q", "slow"))
     say(wire, 1, m.QueueDeclare("short", durable=True, arguments={"x-consumer-timeout": 200}))
     say(wire, 2, m.ChannelOpen(), m.BasicConsume("short", "a"), m.BasicConsume("q", "b"))
-    publish(house, "q", b"x", b"x")
-    publish(house, "short", b"x")
-    pass_time(house, 199)
+    publish(harness, "q", b"x", b"x")
+    publish(harness, "short", b"x")
+    pass_time(harness, 199)
     assert not closed(wire)
-    pass_time(house, 101)
+    pass_time(harness, 101)
     ((number, why),) = closed(wire)
     assert number == 2 and " 200 ms" in why.reply_text
     say(wire, 2, m.ChannelCloseOk())
-    pass_time(house, TIMEOUT_MS + LATE_MS)
+    pass_time(harness, TIMEOUT_MS + LATE_MS)
     assert [number for number, _ in closed(wire)] == [1]
-    assert ready(house) == 2 and ready(house, "short") == 1
+    assert ready(harness) == 2 and ready(harness, "short") == 1
 
 
-def test_get_counts_and_a_consumer_that_was_cancelled(house: House) -> None:
+def test_get_counts_and_a_consumer_that_was_cancelled(harness: ProtocolHarness) -> None:
     """A16, A14: as in RabbitMQ, whoever took it."""
-    wire = opened(house, m.BasicConsume("q", "c"))
-    publish(house, "q", b"x")
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
     say(wire, 1, m.BasicCancel("c"))
-    publish(house, "q", b"y")
+    publish(harness, "q", b"y")
     say(wire, 2, m.ChannelOpen(), m.BasicGet("q"))
     say(wire, 3, m.ChannelOpen(), m.BasicGet("free"), m.BasicGet("q", True))
-    pass_time(house, TIMEOUT_MS + LATE_MS)
+    pass_time(harness, TIMEOUT_MS + LATE_MS)
     assert [number for number, _ in closed(wire)] == [1, 2]
-    assert ready(house) == 2
+    assert ready(harness) == 2
 
 
-def test_what_a_transaction_holds_is_acknowledged(house: House) -> None:
+def test_what_a_transaction_holds_is_acknowledged(harness: ProtocolHarness) -> None:
     """A16, T6: as in RabbitMQ; after a rollback it is unacked again."""
-    wire = opened(house, m.TxSelect(), m.BasicConsume("q", "c"))
-    publish(house, "q", b"x")
+    wire = opened(harness, m.TxSelect(), m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
     say(wire, 1, m.BasicAck(1))
-    pass_time(house, 2 * TIMEOUT_MS)
+    pass_time(harness, 2 * TIMEOUT_MS)
     assert not closed(wire)
     say(wire, 1, m.TxRollback())
-    pass_time(house, LATE_MS)
+    pass_time(harness, LATE_MS)
     assert [number for number, _ in closed(wire)] == [1]
 
 
-def test_acks_that_are_held_back_by_the_broker_are_waited_for(house: House) -> None:
+def test_acks_that_are_held_back_by_the_broker_are_waited_for(harness: ProtocolHarness) -> None:
     """A16, D4: a publisher that is blocked is not read from, so its acks cannot come in."""
-    wire = opened(house, m.BasicConsume("q", "c"))
-    publish(house, "q", b"x")
-    house.hub.alarms.block("low on disk")
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
+    harness.hub.alarms.block("low on disk")
     wire.feed(content(1, m.BasicPublish("", "free"), NO_PROPERTIES, b"one more"))
     assert not wire.reading
-    pass_time(house, 2 * TIMEOUT_MS)
+    pass_time(harness, 2 * TIMEOUT_MS)
     assert not closed(wire)
-    house.hub.alarms.block(None)
+    harness.hub.alarms.block(None)
     say(wire, 1, m.BasicAck(1))
-    pass_time(house, 2 * TIMEOUT_MS)
+    pass_time(harness, 2 * TIMEOUT_MS)
     assert not closed(wire)
 
 
-def test_a_clock_that_jumps_makes_nobody_late(house: House) -> None:
+def test_a_clock_that_jumps_makes_nobody_late(harness: ProtocolHarness) -> None:
     """A16."""
-    wire = opened(house, m.BasicConsume("q", "c"))
-    publish(house, "q", b"x")
-    house.clock.advance(86_400)
-    house.broker.tick()
-    pass_time(house, TIMEOUT_MS // 2)
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
+    harness.clock.advance(86_400)
+    harness.broker.tick()
+    pass_time(harness, TIMEOUT_MS // 2)
     assert not closed(wire)
 
 
-def test_it_counts_as_a_delivery(house: House) -> None:
+def test_it_counts_as_a_delivery(harness: ProtocolHarness) -> None:
     """A16, A8: what is taken again and again and never acknowledged ends where its queue says."""
-    wire = opened(house, **{"x-delivery-limit": 1})
-    publish(house, "q", b"x")
+    wire = opened(harness, **{"x-delivery-limit": 1})
+    publish(harness, "q", b"x")
     for _ in range(2):
         say(wire, 1, m.BasicConsume("q", "c"))
-        pass_time(house, TIMEOUT_MS + LATE_MS)
+        pass_time(harness, TIMEOUT_MS + LATE_MS)
         assert closed(wire)
         say(wire, 1, m.ChannelCloseOk(), m.ChannelOpen())
-    assert house.broker.vhosts["/"].queues["q"].messages == 0
+    assert harness.broker.vhosts["/"].queues["q"].messages == 0
 
 
-def test_a_stream_lets_go_of_a_reader_too(house: House) -> None:
+def test_a_stream_lets_go_of_a_reader_too(harness: ProtocolHarness) -> None:
     """A16: nothing comes back, it was never taken."""
-    wire = house.wire()
+    wire = harness.wire()
     arguments: dict[str, Any] = {"x-queue-type": "stream", "x-consumer-timeout": TIMEOUT_MS}
     say(wire, 1, m.QueueDeclare("s", durable=True, arguments=arguments), m.BasicQos(0, 1), m.BasicConsume("s", "c"))
-    house.settle()
-    publish(house, "s", b"x")
+    harness.settle_down()
+    publish(harness, "s", b"x")
     assert tags(wire) == [(1, False)]
-    pass_time(house, TIMEOUT_MS + LATE_MS)
+    pass_time(harness, TIMEOUT_MS + LATE_MS)
     assert [number for number, _ in closed(wire)] == [1]
 
 
-def test_nothing_is_kept_of_those_who_are_gone(house: House) -> None:
+def test_nothing_is_kept_of_those_who_are_gone(harness: ProtocolHarness) -> None:
     """A16: neither channels nor timers; a queue that was deleted has no timeout any more."""
-    wire = opened(house, m.BasicConsume("q", "c"))
-    publish(house, "q", b"x")
+    wire = opened(harness, m.BasicConsume("q", "c"))
+    publish(harness, "q", b"x")
     say(wire, 2, m.ChannelOpen(), m.BasicConsume("q", "d"), m.ChannelClose(200, "bye"))
-    other = opened(house, m.BasicConsume("q", "e"))
+    other = opened(harness, m.BasicConsume("q", "e"))
     other.connection.lost()
-    assert [[*channels] for channels in house.hub.timeouts._channels.values()] == [[wire.connection.channels[1]]]
+    assert [[*channels] for channels in harness.hub.timeouts._channels.values()] == [[wire.connection.channels[1]]]
     say(wire, 1, m.QueueDelete("q"))
-    pass_time(house, 2 * TIMEOUT_MS)
+    pass_time(harness, 2 * TIMEOUT_MS)
     assert not closed(wire)
     say(wire, 1, m.BasicAck(1))
-    pass_time(house, TIMEOUT_MS)
-    assert not house.hub.timeouts._channels and not len(house.broker.timers)
+    pass_time(harness, TIMEOUT_MS)
+    assert not harness.hub.timeouts._channels and not len(harness.broker.timers)
 
 
 @pytest.mark.parametrize("value", [-1, "1000", True, 1.8e6])
@@ -254,29 +256,29 @@ def test_the_argument_is_a_number_of_ms(raw: Raw, name: str, value: Any) -> None
     assert "invalid arg 'x-consumer-timeout'" in raw.channel_error(406).reply_text
 
 
-def test_another_one_is_refused(house: House) -> None:
+def test_another_one_is_refused(harness: ProtocolHarness) -> None:
     """A16, D1."""
-    wire = opened(house)
+    wire = opened(harness)
     say(wire, 1, m.QueueDeclare("q", durable=True, arguments={"x-consumer-timeout": 5}))
     assert "inequivalent arg 'x-consumer-timeout'" in closed(wire)[0][1].reply_text
 
 
-def test_policies_give_and_take_it(house: House) -> None:
+def test_policies_give_and_take_it(harness: ProtocolHarness) -> None:
     """A16: also to consumers that are there; it counts from then on, and of two timeouts the smaller one."""
-    wire = opened(house, m.BasicConsume("free", "c"))
+    wire = opened(harness, m.BasicConsume("free", "c"))
     say(wire, 2, m.ChannelOpen(), m.BasicConsume("q", "d"))
-    publish(house, "free", b"x")
-    publish(house, "q", b"x")
-    pass_time(house, TIMEOUT_MS // 2)
-    set_timeout(house, 1000)
-    pass_time(house, 999)
+    publish(harness, "free", b"x")
+    publish(harness, "q", b"x")
+    pass_time(harness, TIMEOUT_MS // 2)
+    set_timeout(harness, 1000)
+    pass_time(harness, 999)
     assert not closed(wire)
-    set_timeout(house, 2 * TIMEOUT_MS)
-    pass_time(house, TIMEOUT_MS - TIMEOUT_MS // 2 - 1000)
+    set_timeout(harness, 2 * TIMEOUT_MS)
+    pass_time(harness, TIMEOUT_MS - TIMEOUT_MS // 2 - 1000)
     assert not closed(wire)
-    pass_time(house, LATE_MS + 1)
+    pass_time(harness, LATE_MS + 1)
     assert [number for number, _ in closed(wire)] == [2], "the queue's own timeout"
-    pass_time(house, 2 * TIMEOUT_MS + 2 * LATE_MS)
+    pass_time(harness, 2 * TIMEOUT_MS + 2 * LATE_MS)
     assert [number for number, _ in closed(wire)] == [1]
 
 
@@ -298,64 +300,64 @@ def test_pika(port: int, name: str) -> None:
 
 @pytest.mark.parametrize("queues", [None, 3 * TIMEOUT_MS])
 def test_a_consumers_own_timeout_counts_before_its_queues(queues: int | None) -> None:
-    house = House()
-    wire = opened(house, **{"x-consumer-timeout": queues})
+    harness = ProtocolHarness()
+    wire = opened(harness, **{"x-consumer-timeout": queues})
     say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": TIMEOUT_MS}))
-    publish(house, "q", b"x")
-    pass_time(house, TIMEOUT_MS - LATE_MS)
+    publish(harness, "q", b"x")
+    pass_time(harness, TIMEOUT_MS - LATE_MS)
     assert closed(wire) == []
-    pass_time(house, 2 * LATE_MS)
+    pass_time(harness, 2 * LATE_MS)
     ((number, close),) = closed(wire)
     assert (number, close.reply_code) == (1, 406) and f"{TIMEOUT_MS} ms" in close.reply_text
 
 
 def test_a_consumer_may_be_without_a_timeout_on_a_queue_that_has_one() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": 0}))
-    publish(house, "q", b"x")
-    pass_time(house, 3 * TIMEOUT_MS)
+    publish(harness, "q", b"x")
+    pass_time(harness, 3 * TIMEOUT_MS)
     assert closed(wire) == []
 
 
 def test_a_queue_with_a_timeout_of_zero_has_none() -> None:
-    house = House()
-    wire = opened(house, m.BasicConsume("q", "c"), **{"x-consumer-timeout": 0})
-    publish(house, "q", b"x")
-    pass_time(house, 3 * TIMEOUT_MS)
+    harness = ProtocolHarness()
+    wire = opened(harness, m.BasicConsume("q", "c"), **{"x-consumer-timeout": 0})
+    publish(harness, "q", b"x")
+    pass_time(harness, 3 * TIMEOUT_MS)
     assert closed(wire) == []
 
 
 @pytest.mark.parametrize("wrong", [-1, "soon", 1.5, True, None])
 def test_a_consumers_timeout_that_is_none_is_refused(wrong: Any) -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     say(wire, 1, m.BasicConsume("q", "c", arguments={"x-consumer-timeout": wrong}))
     ((_, close),) = closed(wire)
     assert close.reply_code == 406 and "invalid arg 'x-consumer-timeout'" in close.reply_text
 
 
 @pytest.mark.parametrize("timeout_ms", [1, 33, 999, 1056, 1057, 10_001, 131_071, 3_600_001])
-def test_timeouts_that_are_looked_at_together_are_kept_each(house: House, timeout_ms: int) -> None:
+def test_timeouts_that_are_looked_at_together_are_kept_each(harness: ProtocolHarness, timeout_ms: int) -> None:
     """A16: at most a tenth of the time late, or a tenth of a second, and the peer is told its own timeout."""
-    house.clock.advance(1)
+    harness.clock.advance(1)
     for other in (timeout_ms + 1, timeout_ms):
-        wire = opened(house, m.BasicConsume("free", str(other), arguments={"x-consumer-timeout": other}))
-    publish(house, "free", b"x", b"x")
-    pass_time(house, timeout_ms - 1)
+        wire = opened(harness, m.BasicConsume("free", str(other), arguments={"x-consumer-timeout": other}))
+    publish(harness, "free", b"x", b"x")
+    pass_time(harness, timeout_ms - 1)
     assert not closed(wire)
-    pass_time(house, max(timeout_ms // 10, 100) + 1)
+    pass_time(harness, max(timeout_ms // 10, 100) + 1)
     ((_, close),) = closed(wire)
     assert f"Timeout value used: {timeout_ms} ms" in close.reply_text
 
 
-def test_ten_thousand_different_timeouts_are_few_timers(house: House) -> None:
+def test_ten_thousand_different_timeouts_are_few_timers(harness: ProtocolHarness) -> None:
     """Each consumer may have one of its own; a look at each took a third of the CPU."""
-    wire = opened(house)
-    before = len(house.broker.timers)
+    wire = opened(harness)
+    before = len(harness.broker.timers)
     for ms in range(1, 10_000):
         wire.connection.hub.timeouts.watch(wire.connection.channels[1], ms)
-    assert len(house.broker.timers) - before < 200
+    assert len(harness.broker.timers) - before < 200
     wire.connection.hub.timeouts.forget(wire.connection.channels[1])
-    pass_time(house, 1000)
-    assert len(house.broker.timers) == before
+    pass_time(harness, 1000)
+    assert len(harness.broker.timers) == before

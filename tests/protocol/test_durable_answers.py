@@ -11,7 +11,7 @@ from kvitto.broker.changes import Changes, Unanswered
 from kvitto.protocol.methods import HANDLERS
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 from tests.protocol.test_stage import publish
 
 SETUP = (
@@ -69,36 +69,36 @@ UNCHANGING = {
 """Methods whose answers tell of no definition."""
 
 
-def opened(house: House) -> Wire:
-    wire = house.wire()
+def opened(harness: ProtocolHarness) -> Wire:
+    wire = harness.wire()
     for method in SETUP:
         put(wire, method)
     put(wire, m.ConfirmSelect(False))
     for n in range(3):
         publish(wire, 1, "", "held", b"%d" % n)
-    house.settle()
+    harness.settle_down()
     wire.frames()
     return wire
 
 
 def put(wire: Wire, method: Method) -> None:
     wire.put(1, method)
-    wire.house.settle()
+    wire.harness.settle_down()
     wire.frames()
 
 
-def turn(house: House) -> None:
+def turn(harness: ProtocolHarness) -> None:
     """Turns without a sync, until none has anything to do."""
-    house.turn()
-    while house.hub.unfinished:
-        house.turn()
+    harness.turn()
+    while harness.hub.unfinished:
+        harness.turn()
 
 
 @contextmanager
-def counted(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def counted(harness: ProtocolHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The definitions that have changed meanwhile."""
     found: list[str] = []
-    store = house.store.definitions
+    store = harness.store.definitions
     for name in ("put", "delete"):
         original = getattr(store, name)
         monkeypatch.setattr(store, name, lambda kind, *rest, original=original: (found.append(kind), original(kind, *rest)))  # fmt: skip
@@ -116,17 +116,17 @@ def test_the_answer_waits_for_the_definition(
     before: tuple[Method, ...], method: Method, answer: type[Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D2"""
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     for other in before:
         put(wire, other)
-    with counted(house, monkeypatch) as changed:
+    with counted(harness, monkeypatch) as changed:
         wire.put(1, method)
-        turn(house)
+        turn(harness)
     if not isinstance(method, m.StageCommit):  # its definition is written once its messages are durable
         assert changed, "this method changes no definition"
     assert not any(isinstance(found, answer) for found in wire.methods())
-    house.settle()
+    harness.settle_down()
     assert any(isinstance(found, answer) for found in wire.methods())
 
 
@@ -139,49 +139,49 @@ def many_bindings(wire: Wire, name: str) -> None:
 
 def test_so_does_the_answer_to_a_job_of_several_turns() -> None:
     """D2"""
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     many_bindings(wire, "many")
     wire.put(1, m.QueueDelete("many"))
-    assert house.hub.unfinished, "it was all done at once"
-    turn(house)
-    assert "many" not in house.broker.vhosts["/"].queues and wire.methods() == []
-    house.settle()
+    assert harness.hub.unfinished, "it was all done at once"
+    turn(harness)
+    assert "many" not in harness.broker.vhosts["/"].queues and wire.methods() == []
+    harness.settle_down()
     assert isinstance(wire.methods()[0], m.QueueDeleteOk)
 
 
 def test_whoever_deletes_waits_for_the_definition_although_another_one_has_ended_the_deletion() -> None:
     """D2"""
-    house = House()
-    wire, other = opened(house), house.wire()
+    harness = ProtocolHarness()
+    wire, other = opened(harness), harness.wire()
     put(wire, m.QueueDeclare("many", durable=True))
     put(wire, m.ExchangeDeclare("passing", "direct"))
     for n in range(110):  # bindings without definitions
         put(wire, m.QueueBind("many", "passing", f"k{n}"))
     wire.put(1, m.QueueDelete("many"))
-    assert "many" in house.broker.vhosts["/"].queues, "it was all done at once"
+    assert "many" in harness.broker.vhosts["/"].queues, "it was all done at once"
     other.put(1, m.QueueDeclare("many", durable=True))
-    turn(house)
-    assert house.broker.vhosts["/"].going == {}
+    turn(harness)
+    assert harness.broker.vhosts["/"].going == {}
     assert wire.methods() == [] and other.methods() == []
-    house.settle()
+    harness.settle_down()
     assert isinstance(wire.methods()[0], m.QueueDeleteOk)
     assert isinstance(other.methods()[0], m.QueueDeclareOk)
 
 
 def test_no_answer_waits_for_what_others_change() -> None:
-    house = House()
-    wire, other = opened(house), house.wire()
+    harness = ProtocolHarness()
+    wire, other = opened(harness), harness.wire()
     other.put(1, m.QueueDeclare("new", durable=True))
     wire.put(1, m.QueueDeclare("q", durable=True))
-    turn(house)
+    turn(harness)
     assert other.methods() == []
     assert isinstance(wire.methods()[0], m.QueueDeclareOk)
-    house.settle()
+    harness.settle_down()
 
 
 def test_changes_are_those_of_all_around_them_but_for_unanswered_ones() -> None:
-    broker = House().broker
+    broker = ProtocolHarness().broker
     outer, inner, unanswered = Changes(broker), Changes(broker), Unanswered(broker)
     with outer:
         with unanswered, Changes(broker) as lost:

@@ -12,7 +12,7 @@ from kvitto.broker.routing import exchange
 from kvitto.broker.routing.exchange import DirectIndex
 from kvitto.broker.routing.index import Arguments, Dest
 from kvitto.wire import methods as m
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 from tests.protocol.test_stage import answers, ask, bodies, commit, publish, stage
 
 NAME = "x-by-property"
@@ -45,7 +45,7 @@ class PropertyIndex(DirectIndex):
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     """Queues q1 and q2, bound for the message ids 1 and 2."""
     monkeypatch.setitem(exchange.TYPES, NAME, PropertyIndex)
-    wire = House().wire()
+    wire = ProtocolHarness().wire()
     wire.put(2, m.ChannelOpen())
     ask(wire, 2, m.ExchangeDeclare("x", NAME, durable=True, arguments={"property": "message_id"}))
     for n in "12":
@@ -63,7 +63,7 @@ def expect_routed(wire: Wire, *numbers: int) -> None:
 def put(wire: Wire, *numbers: int) -> None:
     for n in numbers:
         publish(wire, 1, "x", "key", b"for %d" % n, message_id=str(n))
-    wire.house.settle()
+    wire.harness.settle_down()
 
 
 def test_it_checks_its_own_arguments(wire: Wire) -> None:
@@ -105,12 +105,12 @@ def test_dead_letters(wire: Wire) -> None:
     ask(wire, 2, m.QueueDeclare("source", durable=True, arguments={"x-dead-letter-exchange": "x"}))
     for n in (1, 2, 1):
         publish(wire, 1, "", "source", b"for %d" % n, message_id=str(n))
-        wire.house.settle()
+        wire.harness.settle_down()
         wire.put(2, m.BasicGet("source", False))
-        wire.house.settle()
+        wire.harness.settle_down()
         [tag] = [method.delivery_tag for method in wire.methods() if isinstance(method, m.BasicGetOk)]
         wire.put(2, m.BasicReject(tag, False))
-        wire.house.settle()
+        wire.harness.settle_down()
     expect_routed(wire, 1, 2, 1)
 
 
@@ -120,17 +120,17 @@ def test_after_a_start(wire: Wire) -> None:
     stage(wire)
     put(wire, 1, 2)
     wire.put(2, m.StageCommit("w", 0, b"t"))
-    house = wire.house
-    house.turn()
-    while house.broker.stages.writers["/", "w"].last:
-        job = house.store.begin_sync(everything=False)
+    harness = wire.harness
+    harness.turn()
+    while harness.broker.stages.writers["/", "w"].last:
+        job = harness.store.begin_sync(everything=False)
         job.run()
-        house.end_sync(job)  # without a turn behind it, in which the messages would begin to move
-    again = House(house.disk.kill()).wire()
+        harness.end_sync(job)  # without a turn behind it, in which the messages would begin to move
+    again = ProtocolHarness(harness.disk.kill()).wire()
     again.put(2, m.ChannelOpen())
-    again.house.settle()
+    again.harness.settle_down()
     for _ in range(5):
-        again.house.settle()
+        again.harness.settle_down()
     expect_routed(again, 1, 2)
     put(again, 2, 1)
     expect_routed(again, 2, 1)

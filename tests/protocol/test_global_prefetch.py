@@ -6,7 +6,7 @@ import pytest
 
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 QUEUE = "q"
 
@@ -14,12 +14,12 @@ QUEUE = "q"
 @pytest.fixture
 def wire() -> Wire:
     """A peer with a queue of three messages."""
-    wire = House().wire()
+    wire = ProtocolHarness().wire()
     wire.put(1, m.QueueDeclare(QUEUE))
-    wire.house.settle()
+    wire.harness.settle_down()
     for _ in range(3):
         wire.feed(content(1, m.BasicPublish("", QUEUE), NO_PROPERTIES, b"x"))
-    wire.house.settle()
+    wire.harness.settle_down()
     wire.frames()
     return wire
 
@@ -30,15 +30,15 @@ def consume() -> m.BasicConsume:
 
 def delivered(wire: Wire) -> int:
     """Deliveries to consumers since the last look."""
-    wire.house.settle()
+    wire.harness.settle_down()
     return sum(isinstance(method, m.BasicDeliver) for method in wire.methods())
 
 
 def check_goes_on(wire: Wire) -> None:
     """Acks of everything give the consumer what is left."""
     wire.put(1, m.BasicAck(0, True))
-    wire.house.settle()
-    assert wire.house.broker.vhosts["/"].queues[QUEUE].ready == 0
+    wire.harness.settle_down()
+    assert wire.harness.broker.vhosts["/"].queues[QUEUE].ready == 0
     assert not wire.closed
 
 

@@ -24,7 +24,7 @@ from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol import sessions
 from tests.protocol.answers import check_answer, check_service
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
 thorough = settings(
@@ -41,52 +41,52 @@ def small_segments() -> Iterator[None]:
         yield
 
 
-def feed(house: House, wire: Wire, pieces: list[bytes]) -> None:
+def feed(harness: ProtocolHarness, wire: Wire, pieces: list[bytes]) -> None:
     """Give the connection the pieces, as fast as it takes them."""
     for piece in pieces:
         if not wire.reading and not wire.closed:
-            house.settle()
+            harness.settle_down()
         if wire.closed or not wire.reading:
             break  # where the next frame begins is not known: what came in the same read is dropped
         wire.feed(piece)
         assert len(wire.connection.rest) <= sum(map(len, pieces))
-    house.settle()
+    harness.settle_down()
 
 
-def serve(pieces: list[bytes]) -> tuple[House, Wire]:
-    house = House()
-    wire = house.wire(login=False)
-    feed(house, wire, pieces)
-    return house, wire
+def serve(pieces: list[bytes]) -> tuple[ProtocolHarness, Wire]:
+    harness = ProtocolHarness()
+    wire = harness.wire(login=False)
+    feed(harness, wire, pieces)
+    return harness, wire
 
 
-def check_house(house: House, wire: Wire) -> None:
+def check_harness(harness: ProtocolHarness, wire: Wire) -> None:
     """Time passes, the peer goes, the next one comes; and what was stored can be read after a restart."""
-    house.clock.advance(2.0)
-    house.broker.tick()
-    house.settle()
+    harness.clock.advance(2.0)
+    harness.broker.tick()
+    harness.settle_down()
     wire.connection.lost()
-    house.settle()
+    harness.settle_down()
     for restart in (False, True):
-        check_service(House(house.disk.kill()) if restart else house)
+        check_service(ProtocolHarness(harness.disk.kill()) if restart else harness)
 
 
 @given(sessions.session())
 @settings(thorough, max_examples=200)
 def test_any_session_is_served_or_closed(data: bytes) -> None:
     """W8."""
-    house, wire = serve([data])
+    harness, wire = serve([data])
     check_answer(wire)
-    check_house(house, wire)
+    check_harness(harness, wire)
 
 
 @given(st.binary(max_size=300) | sessions.wire.any_bytes(), st.sampled_from([b"", PROTOCOL_HEADER, sessions.login()]))
 @settings(thorough, max_examples=200)
 def test_any_bytes_are_answered(data: bytes, before: bytes) -> None:
     """W8."""
-    house, wire = serve([before + data])
+    harness, wire = serve([before + data])
     check_answer(wire)
-    check_house(house, wire)
+    check_harness(harness, wire)
 
 
 def story(wire: Wire) -> list[tuple[int, str]]:

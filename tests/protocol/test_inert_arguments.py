@@ -8,15 +8,15 @@ import pytest
 
 from kvitto.wire import methods as m
 from kvitto.wire.methods import ChannelClose, Method
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 
 
-def answer(house: House, *methods: Method) -> Method:
+def answer(harness: ProtocolHarness, *methods: Method) -> Method:
     """To the last of them."""
-    wire = house.wire()
+    wire = harness.wire()
     for method in methods:
         wire.put(1, method)
-        house.settle()
+        harness.settle_down()
     return wire.methods()[-1]
 
 
@@ -35,24 +35,26 @@ def stream() -> Method:
     ],
 )
 def test_what_somebody_would_rely_on_is_refused(methods: list[Method], name: str) -> None:
-    close = answer(House(), *methods)
+    close = answer(ProtocolHarness(), *methods)
     assert isinstance(close, ChannelClose) and close.reply_code == 406
     assert close.reply_text.startswith(f"PRECONDITION_FAILED - invalid arg '{name}' for ")
 
 
 @pytest.mark.parametrize("arguments", [{"x-message-deduplication": False}, {"x-message-deduplication": None}])
 def test_what_asks_for_nothing_is_not_refused(arguments: dict[str, Any]) -> None:
-    assert isinstance(answer(House(), m.QueueDeclare("q", arguments=arguments)), m.QueueDeclareOk)
+    assert isinstance(answer(ProtocolHarness(), m.QueueDeclare("q", arguments=arguments)), m.QueueDeclareOk)
 
 
 def test_arguments_without_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    house = House()
+    harness = ProtocolHarness()
     queue: dict[str, Any] = {"x-queue-mode": "lazy", "x-expires": 1000, "x-queue-type": "classic", "x-foo": 1}
     for name in "ab":
-        answer(house, m.QueueDeclare(name, arguments=queue))
-        answer(house, m.ExchangeDeclare(name, "direct", arguments={"alternate-exchange": "x", "x-bar": 1}))
+        answer(harness, m.QueueDeclare(name, arguments=queue))
+        answer(harness, m.ExchangeDeclare(name, "direct", arguments={"alternate-exchange": "x", "x-bar": 1}))
         answer(
-            house, m.QueueDeclare(name, arguments=queue), m.BasicConsume(name, arguments={"x-priority": 1, "x-baz": 1})
+            harness,
+            m.QueueDeclare(name, arguments=queue),
+            m.BasicConsume(name, arguments={"x-priority": 1, "x-baz": 1}),
         )
     assert [record.getMessage() for record in caplog.records] == [
         "queue 'a' in vhost '/': 'x-queue-mode' is accepted without effect; this is said once",
@@ -64,14 +66,14 @@ def test_arguments_without_effect_are_named_once(caplog: pytest.LogCaptureFixtur
 
 def test_what_is_there_already_starts_without_the_argument(caplog: pytest.LogCaptureFixture) -> None:
     """Of an earlier version, which took it without effect."""
-    house = House()
-    answer(house, m.QueueDeclare("q", durable=True), m.ExchangeDeclare("e", "direct", durable=True))
-    queue = house.broker.vhosts["/"].queues["q"]
+    harness = ProtocolHarness()
+    answer(harness, m.QueueDeclare("q", durable=True), m.ExchangeDeclare("e", "direct", durable=True))
+    queue = harness.broker.vhosts["/"].queues["q"]
     value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": {"x-message-deduplication": True}}
-    house.broker.define("queue", ("/", "q"), value)
+    harness.broker.define("queue", ("/", "q"), value)
     value = {"type": "direct", "auto_delete": False, "internal": False, "arguments": {"x-delayed-exchange": True}}
-    house.broker.define("exchange", ("/", "e"), value)
-    house.settle()
-    again = House(house.disk.kill(), house.clock)
+    harness.broker.define("exchange", ("/", "e"), value)
+    harness.settle_down()
+    again = ProtocolHarness(harness.disk.kill(), harness.clock)
     assert "q" in again.broker.vhosts["/"].queues and "e" in again.broker.vhosts["/"].exchanges
     assert "x-message-deduplication=True" in caplog.text

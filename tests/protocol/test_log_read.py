@@ -15,12 +15,12 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import frame
 from kvitto.wire.properties import edit_headers, join
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 from tests.protocol.test_hold import ask, bodies, publish
 
 
-def filled(house: House, count: int) -> Wire:
-    wire = house.wire()
+def filled(harness: ProtocolHarness, count: int) -> Wire:
+    wire = harness.wire()
     ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True))
     publish(wire, *(b"m%d" % n for n in range(count)))
     return wire
@@ -53,22 +53,22 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_settled_messages_are_stepped_over_by_the_run(steps: list[int]) -> None:
-    house = House()
-    wire = filled(house, 3000)
+    harness = ProtocolHarness()
+    wire = filled(harness, 3000)
     take(wire, 2999)
     assert bodies(wire, 0, 3000) == [b"m2999"]
     assert sum(steps) < 300, "it does not walk each offset"
 
 
 def test_a_queue_full_of_holes_is_read_over_several_turns(steps: list[int]) -> None:
-    house = House()
-    wire = filled(house, 2000)
+    harness = ProtocolHarness()
+    wire = filled(harness, 2000)
     take(wire, 2000, keep=2)
     wire.frames()
     wire.put(1, m.LogRead("q", "r", 0, 2000))
     turns = 0
-    while len(house.broker.readers.ready):
-        house.turn()
+    while len(harness.broker.readers.ready):
+        harness.turn()
         turns += 1
     assert turns > 2
     assert max(steps) <= readers.STEPS + readers.LOAD_STEPS
@@ -79,60 +79,60 @@ def test_a_queue_full_of_holes_is_read_over_several_turns(steps: list[int]) -> N
 
 
 def test_readers_share_the_steps_of_a_turn() -> None:
-    house = House()
-    wire = filled(house, 1000)
+    harness = ProtocolHarness()
+    wire = filled(harness, 1000)
     take(wire, 1000, keep=2)
-    others = [house.wire() for _ in range(5)]
+    others = [harness.wire() for _ in range(5)]
     for other in others:
         other.put(1, m.LogRead("q", "r", 0, 1000))
     seen = []
-    while len(house.broker.readers.ready):
-        house.turn()
+    while len(harness.broker.readers.ready):
+        harness.turn()
         seen.append([len(other.methods()) for other in others])
     assert sum(seen[0]) <= readers.STEPS, "all of them together in one turn"
     assert [sum(each) for each in zip(*seen, strict=True)] == [501] * 5
 
 
 def test_a_reader_that_takes_no_more_waits_and_costs_no_turns() -> None:
-    house = House()
-    wire = filled(house, 100)
+    harness = ProtocolHarness()
+    wire = filled(harness, 100)
     wire.connection.writable(False)
     wire.put(1, m.LogRead("q", "r", 0, 100))
-    house.turn()
-    assert house.broker.idle()
+    harness.turn()
+    assert harness.broker.idle()
     wire.connection.writable(True)
-    house.settle()
+    harness.settle_down()
     assert len([each for each in wire.methods() if isinstance(each, m.BasicDeliver)]) == 100
 
 
 def test_a_message_whose_properties_do_not_fit_the_negotiated_frame_ends_the_channel() -> None:
-    house = House()
-    wire = filled(house, 1)
+    harness = ProtocolHarness()
+    wire = filled(harness, 1)
     fields: dict[str, bytes] = {}
     edit_headers(fields, {"long": "x" * 8000})
     props = join(fields)
     head = frame(FRAME_HEADER, 1, b"\0\x3c\0\0" + (1).to_bytes(8, "big") + props)
     wire.feed(frame(FRAME_METHOD, 1, m.BasicPublish("", "q").encode()) + head + frame(FRAME_BODY, 1, b"x"))
     publish(wire, b"m2" * 5000)
-    small = house.wire(login=False)
+    small = harness.wire(login=False)
     small.login(frame_max=4096)
     small.put(1, m.LogRead("q", "r", 0, 3))
-    house.settle()
+    harness.settle_down()
     found = small.methods()
     assert isinstance(found[0], m.BasicDeliver)
     assert isinstance(found[-1], m.ChannelClose)
     assert (found[-1].reply_code, found[-1].class_id, found[-1].method_id) == (406, 19286, 20)
     assert "4096" in found[-1].reply_text
-    assert not len(house.broker.readers.ready)
+    assert not len(harness.broker.readers.ready)
     assert ask(small, m.ChannelCloseOk(), m.ChannelOpen()) == m.ChannelOpenOk()
     small.put(1, m.LogRead("q", "r", 2, 3))
-    house.settle()
+    harness.settle_down()
     assert max(len(payload) + 8 for _, _, payload in small.frames()) <= 4096
 
 
 def test_messages_that_wait_to_be_tried_again_are_read() -> None:
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments={"x-retry-delay-min": 60_000}))
     publish(wire, *(b"m%d" % n for n in range(5)))
     ask(wire, m.BasicConsume("q", "c"))
@@ -161,23 +161,23 @@ def test_a_queue_full_of_holes_is_held_and_settled_over_several_turns(
     limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "OFFSETS_PER_PIECE", 500)
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     ask(wire, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments=limit))
     publish(wire, *(b"m%d" % n for n in range(2000)))
     take(wire, 2000, keep=2)
     ask(wire, m.LogAttach("q", "spark"))
-    queue = house.broker.vhosts["/"].queues["q"]
+    queue = harness.broker.vhosts["/"].queues["q"]
     for request, answer in (
         (m.LogHold("q", "spark", "", 0, 1990), m.LogHoldOk(0, 1990, 995)),
         (m.LogSettle("q", "spark", "", 1990), m.LogSettleOk(1990)),
     ):
         wire.put(1, request)
-        assert len(house.broker.jobs.waiting), "it is not done at once"
-        house.settle()
-        while len(house.broker.jobs.waiting):
-            house.turn()
-        house.settle()
+        assert len(harness.broker.jobs.waiting), "it is not done at once"
+        harness.settle_down()
+        while len(harness.broker.jobs.waiting):
+            harness.turn()
+        harness.settle_down()
         assert wire.methods() == [answer]
     assert queue.ready == 5
     if limit:
@@ -188,8 +188,8 @@ def test_a_queue_whose_files_cannot_be_read_is_out_of_service_and_the_broker_goe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """D6: the error of one queue's files ended the process if it was met by a reader, and not by a consumer."""
-    house = House()
-    wire = filled(house, 3)
+    harness = ProtocolHarness()
+    wire = filled(harness, 3)
 
     def failing(self: LogReader, window: object, offset: int) -> bool:
         raise StoreError("cannot read: input/output error")
@@ -198,4 +198,4 @@ def test_a_queue_whose_files_cannot_be_read_is_out_of_service_and_the_broker_goe
         patch.setattr(LogReader, "load", failing)
         close = ask(wire, m.LogRead("q", "r", 0, 3))
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541 and "queue 'q'" in close.reply_text
-    assert isinstance(ask(house.wire(), m.QueueDeclare("other")), m.QueueDeclareOk)
+    assert isinstance(ask(harness.wire(), m.QueueDeclare("other")), m.QueueDeclareOk)

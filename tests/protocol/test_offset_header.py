@@ -9,7 +9,7 @@ import pytest
 
 from kvitto.wire import methods as m
 from tests.protocol.raw import ALL_CAPABILITIES, Message, Raw, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 More = Callable[..., Raw]
 ASK: dict[str, Any] = {"x-offset-header": True}
@@ -50,13 +50,13 @@ def test_a_consumer_that_asks_gets_each_offset(raw: Raw, queue: str, properties:
     raw.call(1, m.BasicCancel(tag), m.BasicCancelOk)
 
 
-def one_waits(house: House) -> tuple[Wire, Wire]:
+def one_waits(harness: ProtocolHarness) -> tuple[Wire, Wire]:
     """A publisher, and a consumer that asks for offsets; both are logged in, and queue `q` is there."""
-    publisher, consumer = house.wire(), house.wire()
+    publisher, consumer = harness.wire(), harness.wire()
     publisher.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     consumer.put(1, m.BasicConsume("q", "tag", arguments=ASK))
-    house.settle()
+    harness.settle_down()
     consumer.frames()
     return publisher, consumer
 
@@ -67,36 +67,36 @@ def delivered(consumer: Wire) -> int:
 
 def test_only_what_is_durable_is_delivered() -> None:
     """Nobody is told of an offset that a power cut could give to another message; the sync comes although nobody waits for a confirm."""
-    house = House()
-    publisher, consumer = one_waits(house)
+    harness = ProtocolHarness()
+    publisher, consumer = one_waits(harness)
     publisher.feed(content(1, m.BasicPublish("", "q"), b"\0\0", b"x") * 3)
     for _ in range(3):
-        house.turn()
+        harness.turn()
     assert delivered(consumer) == 0
-    assert house.store.commits.waiting
-    house.settle()  # two syncs: the segment is new, and then the inventory
+    assert harness.store.commits.waiting
+    harness.settle_down()  # two syncs: the segment is new, and then the inventory
     assert delivered(consumer) == 3
-    house.settle()
+    harness.settle_down()
 
 
 def test_a_full_disk_is_waited_for_without_a_busy_loop() -> None:
     """D4: nothing is written and nothing is delivered; when there is room it goes on."""
-    house = House()
-    publisher, consumer = one_waits(house)
-    house.disk.full = True
+    harness = ProtocolHarness()
+    publisher, consumer = one_waits(harness)
+    harness.disk.full = True
     publisher.feed(content(1, m.BasicPublish("", "q"), b"\0\0", b"x") * 3)
-    house.settle()
-    assert house.broker.full and delivered(consumer) == 0
+    harness.settle_down()
+    assert harness.broker.full and delivered(consumer) == 0
     for _ in range(3):  # it looks now and then
-        house.clock.advance(1)
-        house.broker.tick()
-        house.settle()
+        harness.clock.advance(1)
+        harness.broker.tick()
+        harness.settle_down()
     assert delivered(consumer) == 0
-    house.disk.full = False
-    house.broker.retry_writes()
-    house.clock.advance(1)
-    house.broker.tick()
-    house.settle()
+    harness.disk.full = False
+    harness.broker.retry_writes()
+    harness.clock.advance(1)
+    harness.broker.tick()
+    harness.settle_down()
     assert delivered(consumer) == 3
 
 

@@ -9,44 +9,44 @@ import pytest
 
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def harness() -> Iterator[ProtocolHarness]:
     """Queue "bad", which cannot be written from now on, and "good"; each has one message already, and both are bound to amq.fanout."""
-    yield from failing_house({})
+    yield from failing_harness({})
 
 
 @pytest.fixture
-def ranked_house() -> Iterator[House]:
+def ranked_harness() -> Iterator[ProtocolHarness]:
     """The same with queues that have priorities."""
-    yield from failing_house({"x-max-priority": 3})
+    yield from failing_harness({"x-max-priority": 3})
 
 
-def failing_house(arguments: dict[str, Any]) -> Iterator[House]:
-    house = House()
-    wire = house.wire()
+def failing_harness(arguments: dict[str, Any]) -> Iterator[ProtocolHarness]:
+    harness = ProtocolHarness()
+    wire = harness.wire()
     for name in ("bad", "good"):
         declare = m.QueueDeclare(name, durable=True, arguments=arguments)
         wire.put(1, declare, m.QueueBind(name, "amq.fanout", ""))
-        house.settle()
+        harness.settle_down()
         wire.feed(content(1, m.BasicPublish("", name), NO_PROPERTIES, b"before"))
-    house.settle()
-    bad = house.broker.vhosts["/"].queues["bad"].log
+    harness.settle_down()
+    bad = harness.broker.vhosts["/"].queues["bad"].log
 
     def failing(batch: Any) -> None:
         raise RuntimeError("a bug")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad, "write", failing)
-        yield house
+        yield harness
 
 
-def publisher(house: House) -> Wire:
-    wire = house.wire()
+def publisher(harness: ProtocolHarness) -> Wire:
+    wire = harness.wire()
     wire.put(1, m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     return wire
 
@@ -54,33 +54,35 @@ def publisher(house: House) -> Wire:
 def publish(wire: Wire, exchange: str, key: str) -> list[type]:
     """What the publisher is told."""
     wire.feed(content(1, m.BasicPublish(exchange, key), NO_PROPERTIES, b"x"))
-    wire.house.settle()
+    wire.harness.settle_down()
     return [type(method) for method in wire.methods()]
 
 
-def test_what_was_published_to_it_in_that_turn_is_not_confirmed_and_the_connection_lives(house: House) -> None:
-    first, other = publisher(house), publisher(house)
+def test_what_was_published_to_it_in_that_turn_is_not_confirmed_and_the_connection_lives(
+    harness: ProtocolHarness,
+) -> None:
+    first, other = publisher(harness), publisher(harness)
     first.feed(content(1, m.BasicPublish("", "bad"), NO_PROPERTIES, b"x"))
     other.feed(content(1, m.BasicPublish("", "good"), NO_PROPERTIES, b"x"))
-    house.settle()
+    harness.settle_down()
     close = first.methods()[-1]
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541 and "queue 'bad'" in close.reply_text
     assert not first.closed
     assert [type(method) for method in other.methods()] == [m.BasicAck]
 
 
-def test_later_publishes_are_nacked_and_other_queues_get_their_copies(house: House) -> None:
-    publish(publisher(house), "", "bad")
-    wire = publisher(house)
+def test_later_publishes_are_nacked_and_other_queues_get_their_copies(harness: ProtocolHarness) -> None:
+    publish(publisher(harness), "", "bad")
+    wire = publisher(harness)
     assert publish(wire, "amq.fanout", "") == [m.BasicNack]
     assert publish(wire, "", "bad") == [m.BasicNack]
     assert publish(wire, "", "good") == [m.BasicAck]
-    assert house.broker.vhosts["/"].queues["good"].ready == 3
+    assert harness.broker.vhosts["/"].queues["good"].ready == 3
 
 
-def test_without_confirms_a_publish_to_it_closes_the_channel(house: House) -> None:
-    publish(publisher(house), "", "bad")
-    assert publish(house.wire(), "", "bad") == [m.ChannelClose]
+def test_without_confirms_a_publish_to_it_closes_the_channel(harness: ProtocolHarness) -> None:
+    publish(publisher(harness), "", "bad")
+    assert publish(harness.wire(), "", "bad") == [m.ChannelClose]
 
 
 @pytest.mark.parametrize(
@@ -95,55 +97,55 @@ def test_without_confirms_a_publish_to_it_closes_the_channel(house: House) -> No
     ],
     ids=lambda method: method.NAME,
 )
-def test_its_operations_get_541(house: House, method: m.Method) -> None:
-    publish(publisher(house), "", "bad")
-    wire = house.wire()
+def test_its_operations_get_541(harness: ProtocolHarness, method: m.Method) -> None:
+    publish(publisher(harness), "", "bad")
+    wire = harness.wire()
     wire.put(1, method)
-    house.settle()
+    harness.settle_down()
     close = wire.methods()[-1]
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541
 
 
-def test_its_consumers_are_cancelled_and_acks_of_what_they_hold_are_passed_over(house: House) -> None:
-    wire = house.wire(login=False)
+def test_its_consumers_are_cancelled_and_acks_of_what_they_hold_are_passed_over(harness: ProtocolHarness) -> None:
+    wire = harness.wire(login=False)
     wire.login(consumer_cancel_notify=True)
     wire.put(1, m.BasicConsume("bad", "b"), m.BasicConsume("good", "g"))
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    publish(publisher(house), "", "bad")
+    publish(publisher(harness), "", "bad")
     assert [method.consumer_tag for method in wire.methods() if isinstance(method, m.BasicCancel)] == ["b"]
     wire.put(1, m.BasicAck(0, True))
-    assert publish(publisher(house), "", "good") == [m.BasicAck]
+    assert publish(publisher(harness), "", "good") == [m.BasicAck]
     assert [method.consumer_tag for method in wire.methods() if isinstance(method, m.BasicDeliver)] == ["g"]
 
 
-def test_a_transaction_that_it_takes_part_in_is_refused(house: House) -> None:
-    wire = house.wire()
+def test_a_transaction_that_it_takes_part_in_is_refused(harness: ProtocolHarness) -> None:
+    wire = harness.wire()
     wire.put(1, m.TxSelect())
     for name in ("good", "bad"):
         wire.feed(content(1, m.BasicPublish("", name), NO_PROPERTIES, b"tx"))
-    publish(publisher(house), "", "bad")
+    publish(publisher(harness), "", "bad")
     wire.put(1, m.TxCommit())
-    house.settle()
+    harness.settle_down()
     close = wire.methods()[-1]
     assert isinstance(close, m.ChannelClose) and close.reply_code == 541
-    assert house.broker.vhosts["/"].queues["good"].ready == 1
+    assert harness.broker.vhosts["/"].queues["good"].ready == 1
 
 
-def test_a_restart_flags_the_messages_of_a_queue_with_priorities_too(ranked_house: House) -> None:
-    test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged(ranked_house)
+def test_a_restart_flags_the_messages_of_a_queue_with_priorities_too(ranked_harness: ProtocolHarness) -> None:
+    test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged(ranked_harness)
 
 
-def test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged(house: House) -> None:
-    publish(publisher(house), "", "bad")
-    (alarm,) = house.store.alarms
+def test_an_alarm_says_so_and_a_restart_brings_it_back_with_its_messages_flagged(harness: ProtocolHarness) -> None:
+    publish(publisher(harness), "", "bad")
+    (alarm,) = harness.store.alarms
     assert "queue 'bad'" in alarm and "restart" in alarm.lower()
-    again = House(house.disk.kill(), house.clock)
+    again = ProtocolHarness(harness.disk.kill(), harness.clock)
     assert not again.store.alarms
     wire = again.wire()
     for name, flagged in (("bad", True), ("good", False)):
         wire.put(1, m.BasicGet(name, True))
-        again.settle()
+        again.settle_down()
         (got,) = wire.methods()
         assert isinstance(got, m.BasicGetOk) and got.redelivered is flagged
     assert not again.broker.faults.restored

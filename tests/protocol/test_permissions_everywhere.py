@@ -10,7 +10,7 @@ import pytest
 from kvitto.wire import methods as m
 from kvitto.wire.methods import METHODS, Method
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 REFUSED: list[Method] = [
     m.ExchangeDeclare("x", "direct"),
@@ -80,39 +80,39 @@ PASSIVE: list[Method] = [m.QueueDeclare("q", passive=True), m.ExchangeDeclare("x
 """As with RabbitMQ these ask for no permission: they tell whether it is there, and how many messages and consumers."""
 
 
-def enter() -> tuple[House, Wire]:
-    """A house with things in it, and a user without permissions but the entry."""
-    house = House()
-    wire = house.wire()
+def enter() -> tuple[ProtocolHarness, Wire]:
+    """A harness with things in it, and a user without permissions but the entry."""
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True), m.ExchangeDeclare("x", "direct"), m.ExchangeDeclare("y", "direct"))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.QueueDeclare("s", durable=True, arguments={"x-queue-type": "stream"}))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.QueueBind("q", "x", "k"))
-    house.settle()
+    harness.settle_down()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"secret"))
-    house.settle()
-    house.broker.users.add("mallory", "mallory")
-    house.broker.users.set_permission("mallory", "/", "", "", "")
-    mallory = Wire(house)
+    harness.settle_down()
+    harness.broker.users.add("mallory", "mallory")
+    harness.broker.users.set_permission("mallory", "/", "", "", "")
+    mallory = Wire(harness)
     mallory.login("mallory")
-    return house, mallory
+    return harness, mallory
 
 
-def state(house: House) -> Any:
-    vhost = house.broker.vhosts["/"]
+def state(harness: ProtocolHarness) -> Any:
+    vhost = harness.broker.vhosts["/"]
     queues = {name: (q.ready, q.unacked, len(q.consumers), q.group) for name, q in vhost.queues.items()}
     bindings = {name: len(list(exchange.bindings())) for name, exchange in vhost.exchanges.items()}
-    return queues, bindings, len(house.broker.queues)
+    return queues, bindings, len(harness.broker.queues)
 
 
-def answer(house: House, wire: Wire, method: Method) -> list[Method]:
+def answer(harness: ProtocolHarness, wire: Wire, method: Method) -> list[Method]:
     """What comes back to it, and to a request behind it."""
     if isinstance(method, m.BasicPublish):
         wire.feed(content(1, method, NO_PROPERTIES, b"x"))
     else:
         wire.put(1, method)
-    house.settle()
+    harness.settle_down()
     return wire.methods()
 
 
@@ -121,12 +121,12 @@ def test_every_method_is_in_a_table() -> None:
     asked = {type(method) for method in (*REFUSED, *PASSIVE)}
     assert not asked & FREE.keys()
     rest = [kind for kind in METHODS.values() if kind not in asked | FREE.keys()]
-    house, _ = enter()
+    harness, _ = enter()
     for kind in rest:
-        wire = Wire(house)
+        wire = Wire(harness)
         wire.login("mallory")
         wire.put(1, blank(kind))
-        house.settle()
+        harness.settle_down()
         [close] = [x for x in wire.methods() if isinstance(x, m.ConnectionClose | m.ChannelClose)]
         assert isinstance(close, m.ConnectionClose) and close.reply_code == 503, kind
 
@@ -144,43 +144,43 @@ def blank(kind: type[Method]) -> Method:
 @pytest.mark.parametrize("method", REFUSED, ids=lambda method: repr(method)[:50])
 def test_a_user_without_rights_is_refused(method: Method) -> None:
     """403 on the channel, and nothing has changed."""
-    house, mallory = enter()
-    before = state(house)
-    [close] = answer(house, mallory, method)
+    harness, mallory = enter()
+    before = state(harness)
+    [close] = answer(harness, mallory, method)
     assert isinstance(close, m.ChannelClose) and close.reply_code == 403, close
     assert "refused for user 'mallory'" in close.reply_text
-    assert state(house) == before
+    assert state(harness) == before
 
 
 @pytest.mark.parametrize("publish", [m.BasicPublish("", "q"), m.BasicPublish("x", "k")], ids=["default", "direct"])
 @pytest.mark.parametrize("select", [m.TxSelect(), m.ConfirmSelect()], ids=["tx", "confirm"])
 def test_neither_transaction_nor_confirms_go_round_it(publish: Method, select: Method) -> None:
     """T3: asked at the publish, also when CC in the headers names the queue."""
-    house, mallory = enter()
-    before = state(house)
+    harness, mallory = enter()
+    before = state(harness)
     mallory.put(1, select)
-    house.settle()
+    harness.settle_down()
     mallory.methods()
-    [close] = answer(house, mallory, publish)
+    [close] = answer(harness, mallory, publish)
     assert isinstance(close, m.ChannelClose) and close.reply_code == 403
-    assert state(house) == before
+    assert state(harness) == before
 
 
 @pytest.mark.parametrize("method", PASSIVE, ids=repr)
 def test_what_is_passive_needs_no_right(method: Method) -> None:
-    house, mallory = enter()
-    before = state(house)
-    [found] = answer(house, mallory, method)
+    harness, mallory = enter()
+    before = state(harness)
+    [found] = answer(harness, mallory, method)
     assert isinstance(found, m.QueueDeclareOk | m.ExchangeDeclareOk)
-    assert state(house) == before
+    assert state(harness) == before
 
 
 def test_an_exclusive_queue_is_its_owners_alone() -> None:
     """W5: 405 for everybody else, whatever the permissions."""
-    house = House()
-    owner, other = house.wire(), house.wire()
+    harness = ProtocolHarness()
+    owner, other = harness.wire(), harness.wire()
     owner.put(1, m.QueueDeclare("mine", exclusive=True))
-    house.settle()
+    harness.settle_down()
     for n, method in enumerate(
         (
             m.QueueDeclare("mine", passive=True),
@@ -195,6 +195,6 @@ def test_an_exclusive_queue_is_its_owners_alone() -> None:
     ):
         other.put(n, m.ChannelOpen())
         other.put(n, method)
-        house.settle()
+        harness.settle_down()
         [close] = [x for x in other.methods() if isinstance(x, m.ChannelClose)]
         assert close.reply_code == 405, method

@@ -18,7 +18,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode
 from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 QUEUES = ("q0", "q1")
 READY, HELD, GONE = "ready", "held", "gone"
@@ -63,10 +63,10 @@ class Channel:
 
 
 class Peer:
-    def __init__(self, house: House) -> None:
-        self.wire: Wire = house.wire()
+    def __init__(self, harness: ProtocolHarness) -> None:
+        self.wire: Wire = harness.wire()
         self.wire.put(2, m.ChannelOpen())
-        house.settle()
+        harness.settle_down()
         self.wire.frames()
         self.channels = {1: Channel(), 2: Channel()}
 
@@ -74,8 +74,8 @@ class Peer:
 class PrefetchModel:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
-        self.house = House()
-        self.peers = [Peer(self.house), Peer(self.house)]
+        self.harness = ProtocolHarness()
+        self.peers = [Peer(self.harness), Peer(self.harness)]
         self.messages: list[Message] = []
         self.tags = 0
         self.steps: list[str] = []
@@ -86,13 +86,13 @@ class PrefetchModel:
         arguments: dict[str, Any] = {"x-single-active-consumer": True} if single else {}
         wire.put(1, m.QueueDeclare("q0", arguments={"x-delivery-limit": 100} if limited else {}))
         wire.put(1, m.QueueDeclare("q1", arguments=arguments))
-        self.house.settle()
+        self.harness.settle_down()
         wire.frames()
 
     # -- what the peers see ----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        self.house.settle()
+        self.harness.settle_down()
         for peer in self.peers:
             frames = peer.wire.frames()
             for at, (kind, number, payload) in enumerate(frames):
@@ -213,7 +213,7 @@ class PrefetchModel:
     def close(self, which: int) -> None:
         wire, number, chan = self.channel(which)
         wire.put(number, m.ChannelClose(200, "done"))
-        self.house.settle()
+        self.harness.settle_down()
         wire.put(number, m.ChannelOpen())
         self.back(chan, [*chan.held], READY)
         self.peers[which % 2].channels[number] = Channel()
@@ -223,7 +223,7 @@ class PrefetchModel:
         for chan in self.peers[which].channels.values():
             self.back(chan, [*chan.held], READY)
         self.peers[which].wire.connection.lost()
-        self.peers[which] = Peer(self.house)
+        self.peers[which] = Peer(self.harness)
         self.step()
 
     # -- what holds after each step --------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class PrefetchModel:
 
     def books(self) -> None:
         for name in QUEUES:
-            queue = self.house.broker.vhosts["/"].queues[name]
+            queue = self.harness.broker.vhosts["/"].queues[name]
             places = [message.place for message in self.messages if message.queue == name]
             assert (queue.ready, queue.unacked) == (places.count(READY), places.count(HELD))
             consumers = [(chan, c) for p in self.peers for chan in p.channels.values() for c in chan.consumers.values()]

@@ -12,7 +12,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_HEADER
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 More = Callable[..., Raw]
 
@@ -239,17 +239,17 @@ def test_what_is_gone_gives_its_messages_back(raw: Raw, more: More, name: str, e
 
 def test_a_silent_consumer_loses_its_messages() -> None:
     """A6, W6: two heartbeat intervals without a word. Time is the test's."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q"), m.BasicConsume("q", "c"))
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.turn()
-    assert house.broker.vhosts["/"].queues["q"].unacked == 1
+    harness.turn()
+    assert harness.broker.vhosts["/"].queues["q"].unacked == 1
     beats = [wire.connection.beat() for _ in range(5)]
     assert beats == [True] * 4 + [False]
     wire.connection.lost()
-    house.turn()
-    queue = house.broker.vhosts["/"].queues["q"]
+    harness.turn()
+    queue = harness.broker.vhosts["/"].queues["q"]
     assert (queue.ready, queue.unacked) == (1, 0)
 
 
@@ -308,19 +308,19 @@ def test_a_delivery_limit_without_dead_letters_drops(raw: Raw, name: str) -> Non
 
 def test_redelivered_and_the_count_survive_a_restart() -> None:
     """A9."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     for body in (b"twice", b"once", b"never"):
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, body))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.BasicGet("q"), m.BasicNack(1, False, True), m.BasicGet("q"), m.BasicGet("q"))
-    house.settle()
-    house = House(house.disk.kill())
-    wire = house.wire()
+    harness.settle_down()
+    harness = ProtocolHarness(harness.disk.kill())
+    wire = harness.wire()
     wire.put(1, m.BasicGet("q"), m.BasicGet("q"), m.BasicGet("q"))
-    house.settle()
+    harness.settle_down()
     redelivered = [method.redelivered for method in wire.methods() if isinstance(method, m.BasicGetOk)]
     assert redelivered == [True, True, False]
     assert b"x-delivery-count" in wire.written
@@ -530,30 +530,30 @@ def test_acks_for_a_queue_that_is_gone_are_fine(raw: Raw, name: str) -> None:
 
 def test_a_channel_that_holds_one_message_for_long_does_not_grow() -> None:
     """W8: the books of a channel are about what is unacked, not about all that ever was."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q"), m.BasicQos(0, 2), m.BasicConsume("q", "c"))
     one = content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"")
     wire.feed(one)
-    house.turn()
+    harness.turn()
     for tag in range(2, 20_000):
         wire.feed(one)
-        house.turn()
+        harness.turn()
         wire.put(1, m.BasicAck(tag))
     channel = wire.connection.channels[1]
     assert channel.unacked == 1 and channel._tags.cap < 16_384
 
 
-def house_with(props: bytes) -> tuple[House, Wire]:
+def harness_with(props: bytes) -> tuple[ProtocolHarness, Wire]:
     """One message with these properties in queue q, and a peer with large frames."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    return house, wire
+    return harness, wire
 
 
 def headers_of(wire: Wire) -> list[bytes]:
@@ -568,10 +568,10 @@ def test_the_count_is_left_out_where_it_does_not_fit(room: int) -> None:
     """A8: the redelivered message was larger than a frame, and the consumer was cut off again and again."""
     props = Properties(headers={"own": b"x" * (PROPERTIES_MAX - room - 15)}).encode()
     assert len(props) == PROPERTIES_MAX - room
-    house, wire = house_with(props)
+    harness, wire = harness_with(props)
     for _ in range(2):
         wire.put(1, m.BasicGet("q"))
-        house.settle()
+        harness.settle_down()
         last = headers_of(wire)[-1]
         wire.put(1, m.BasicNack(0, True, True))
     assert last.startswith(b"\0\x3c\0\0" + b"\0" * 7 + b"\x01" + props[:2])
@@ -581,10 +581,10 @@ def test_the_count_is_left_out_where_it_does_not_fit(room: int) -> None:
 def test_a_redelivered_message_keeps_the_types_of_its_headers() -> None:
     """A8: an array of bytes became one of 32-bit numbers."""
     small = b"\x01hA\0\0\x01\0" + b"b\x01" * 128
-    house, wire = house_with(b"\x20\0" + len(small).to_bytes(4, "big") + small)
+    harness, wire = harness_with(b"\x20\0" + len(small).to_bytes(4, "big") + small)
     for _ in range(2):
         wire.put(1, m.BasicGet("q"), m.BasicNack(0, True, True))
-    house.settle()
+    harness.settle_down()
     first, again = headers_of(wire)
     assert small in first and small in again and b"x-delivery-countl" + (1).to_bytes(8, "big") in again
 
@@ -592,40 +592,40 @@ def test_a_redelivered_message_keeps_the_types_of_its_headers() -> None:
 @pytest.mark.parametrize("redelivered", [False, True])
 def test_properties_that_do_not_fit_its_frames_cancel_the_consumer(redelivered: bool) -> None:
     """W8: sent all the same, they ended its connection, and the next one. The message waits for somebody else."""
-    house, wire = house_with(Properties(headers={"own": b"x" * 5000}).encode())
+    harness, wire = harness_with(Properties(headers={"own": b"x" * 5000}).encode())
     if redelivered:
         wire.put(1, m.BasicGet("q"), m.BasicNack(0, True, True))
-        house.settle()
+        harness.settle_down()
         wire.frames()
-    small = house.wire(login=False)
+    small = harness.wire(login=False)
     small.login(frame_max=4096, consumer_cancel_notify=True)
     small.put(1, m.BasicConsume("q", "tag"))
-    house.settle()
-    queue = house.broker.vhosts["/"].queues["q"]
+    harness.settle_down()
+    queue = harness.broker.vhosts["/"].queues["q"]
     assert small.methods() == [m.BasicConsumeOk("tag"), m.BasicCancel("tag", True)]
     assert (queue.ready, queue.unacked, queue.consumers) == (1, 0, [])
     small.put(1, m.BasicGet("q"))
-    house.settle()
+    harness.settle_down()
     (close,) = small.methods()
     assert isinstance(close, m.ChannelClose) and close.reply_code == 406
     assert (queue.ready, queue.unacked) == (1, 0)
     wire.put(1, m.BasicConsume("q", "large", False, True))
-    house.settle()
+    harness.settle_down()
     assert len(headers_of(wire)) == 1 and queue.messages == 0
 
 
 def test_others_go_on_when_a_consumer_is_turned_away() -> None:
     """A12."""
-    house, wire = house_with(NO_PROPERTIES)
-    small = house.wire(login=False)
+    harness, wire = harness_with(NO_PROPERTIES)
+    small = harness.wire(login=False)
     small.login(frame_max=4096, consumer_cancel_notify=True)
     for peer in (small, wire):
         peer.put(1, m.BasicConsume("q", "tag", False, True))
-    house.settle()
+    harness.settle_down()
     large = Properties(headers={"own": b"x" * 5000}).encode()
     for props in (large, large, NO_PROPERTIES, large):
         wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
-    house.settle()
-    queue = house.broker.vhosts["/"].queues["q"]
+    harness.settle_down()
+    queue = harness.broker.vhosts["/"].queues["q"]
     assert (queue.ready, len(queue.consumers), queue.delivered) == (0, 1, 5)
     assert isinstance(small.methods()[-1], m.BasicCancel)

@@ -10,7 +10,7 @@ import pytest
 
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 
 
 def confirmed(raw: Raw, count: int) -> tuple[list[int], list[int]]:
@@ -51,94 +51,94 @@ def test_each_channel_counts_for_itself(raw: Raw, name: str) -> None:
         assert (channel, method) == (number, m.BasicAck(1, False))
 
 
-def house_with(*queues: str) -> House:
+def harness_with(*queues: str) -> ProtocolHarness:
     """Queues whose segments the inventory knows: before a first message is confirmed it takes a sync of its own."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, *(m.QueueDeclare(name, durable=True) for name in queues), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     for name in queues:
         wire.feed(content(1, m.BasicPublish("", name), NO_PROPERTIES, b"first"))
-    house.settle()
-    return house
+    harness.settle_down()
+    return harness
 
 
 def test_a_persistent_message_is_confirmed_only_once_it_is_durable() -> None:
     """C2: neither the write nor another sync that began before it is enough."""
-    house = house_with("q")
-    wire = house.wire()
+    harness = harness_with("q")
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"one"))
-    house.turn()
-    job = house.store.begin_sync(everything=True)
+    harness.turn()
+    job = harness.store.begin_sync(everything=True)
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"two"))
-    house.turn()
+    harness.turn()
     assert wire.methods() == []
     job.run()
     assert wire.methods() == []
-    house.store.end_sync(job)
-    house.turn()
+    harness.store.end_sync(job)
+    harness.turn()
     assert wire.methods() == [m.BasicAck(1, False)]
-    house.sync()
+    harness.sync()
     assert wire.methods() == [m.BasicAck(2, False)]
 
 
 def test_one_sync_confirms_all_that_is_pending() -> None:
     """C2, C5: grouped, cumulative, in order."""
-    house = house_with("a", "b")
-    wire = house.wire()
+    harness = harness_with("a", "b")
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("a", durable=True), m.QueueDeclare("b", durable=True), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    syncs = house.store.commits.syncs
+    syncs = harness.store.commits.syncs
     for number in range(100):
         wire.feed(content(1, m.BasicPublish("", "ab"[number % 2]), NO_PROPERTIES, b"x"))
-        house.turn()
-    house.settle()
-    assert wire.methods() == [m.BasicAck(100, True)] and house.store.commits.syncs == syncs + 1
+        harness.turn()
+    harness.settle_down()
+    assert wire.methods() == [m.BasicAck(100, True)] and harness.store.commits.syncs == syncs + 1
 
 
 def test_a_failed_sync_confirms_nothing() -> None:
     """C8."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.turn()
-    job = house.store.begin_sync(everything=True)
+    harness.turn()
+    job = harness.store.begin_sync(everything=True)
     job.error = OSError("the device is gone")
-    house.store.end_sync(job)
-    house.turn()
-    assert house.store.failed is not None and wire.methods() == []
+    harness.store.end_sync(job)
+    harness.turn()
+    assert harness.store.failed is not None and wire.methods() == []
     with pytest.raises(AssertionError):
-        house.store.begin_sync(everything=True)
+        harness.store.begin_sync(everything=True)
 
 
 def test_a_message_that_was_consumed_before_the_sync_is_confirmed() -> None:
     """C2: already consumed and settled there."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True), m.ConfirmSelect(), m.BasicConsume("q", "c", no_ack=True))
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.settle()
+    harness.settle_down()
     assert [type(method) for method in wire.methods()] == [m.BasicDeliver, m.BasicAck]
 
 
 def test_a_transient_queue_confirms_without_a_sync() -> None:
     """C3."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q"), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.turn()
+    harness.turn()
     assert wire.methods() == [m.BasicAck(1, False)]
 
 
@@ -226,14 +226,14 @@ def test_a_full_queue_nacks_and_the_other_copy_stays(raw: Raw, name: str) -> Non
 @pytest.mark.parametrize("end", ["delete", "purge", "reject", "expire"])
 def test_a_pending_confirm_of_a_message_that_goes_is_an_ack(end: str) -> None:
     """C7."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     arguments: dict[str, Any] = {"x-message-ttl": 5} if end == "expire" else {}
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.turn()
+    harness.turn()
     match end:
         case "delete":
             wire.put(1, m.QueueDelete("q"))
@@ -242,9 +242,9 @@ def test_a_pending_confirm_of_a_message_that_goes_is_an_ack(end: str) -> None:
         case "reject":
             wire.put(1, m.BasicGet("q"), m.BasicReject(1, False))
         case "expire":
-            house.clock.advance(1.0)
-            house.broker.tick()
-    house.settle()
+            harness.clock.advance(1.0)
+            harness.broker.tick()
+    harness.settle_down()
     assert m.BasicAck(1, False) in wire.methods()
 
 
@@ -274,16 +274,16 @@ def test_confirms_of_an_open_transaction_of_others_are_not_held_up(raw: Raw, nam
 @pytest.mark.slow
 def test_the_cost_of_a_confirm_does_not_grow_with_those_outstanding() -> None:
     """C9: what a sync costs is the same with 1,000 and with 200,000 publishes pending (measured in steps, not in time)."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True), m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     one = content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"")
     for count in (1000, 200_000):
         for _ in range(count // 1000):
             wire.feed(one * 1000)
-        house.settle()
+        harness.settle_down()
         assert len(wire.methods()) == 1
 
 

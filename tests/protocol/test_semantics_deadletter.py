@@ -11,7 +11,7 @@ from kvitto.base.limits import PROPERTIES_MAX
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from tests.protocol.raw import NO_PROPERTIES, Message, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.support.wait import wait_until
 
 
@@ -206,8 +206,8 @@ def test_reject_publish_dlx_sends_the_newest(raw: Raw, name: str) -> None:
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
 def test_each_queue_keeps_a_refused_message_or_its_grave_does(length: int) -> None:
     """C6: a queue that took the message and is full from now on had refused it, too, if another queue did."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     full: dict[str, Any] = {"x-max-length": length, "x-overflow": "reject-publish-dlx"}
     small: dict[str, Any] = {**full, "x-max-length": 1}
     graves = [("one", to("one.dead"), full), ("two", to("two.dead"), small)]
@@ -215,11 +215,11 @@ def test_each_queue_keeps_a_refused_message_or_its_grave_does(length: int) -> No
         wire.put(1, m.QueueDeclare(name + ".dead"), m.QueueDeclare(name, arguments=dead | limits))
         wire.put(1, m.QueueBind(name, "amq.fanout", ""))
     wire.put(1, m.ConfirmSelect())
-    house.settle()
+    harness.settle_down()
     for _ in range(3):
         wire.feed(content(1, m.BasicPublish("amq.fanout", "k"), NO_PROPERTIES, b"x"))
-        house.settle()
-    queues = house.broker.vhosts["/"].queues
+        harness.settle_down()
+    queues = harness.broker.vhosts["/"].queues
     for name, _, limits in graves:
         kept = min(limits["x-max-length"], 3)
         assert (queues[name].ready, queues[name + ".dead"].ready) == (kept, 3 - kept)
@@ -246,61 +246,61 @@ def test_copies_of_the_message_are_in_the_routing_keys(raw: Raw, name: str) -> N
 
 def test_a_letter_that_nobody_can_take_stays() -> None:
     """X4: it is not dropped, consumers do not see it, and it goes as soon as there is a target."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     arguments: dict[str, Any] = {"x-dead-letter-exchange": "later"}
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=arguments), m.QueueDeclare("dead", durable=True))
-    house.settle()
+    harness.settle_down()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.BasicGet("q"), m.BasicReject(1, False), m.BasicGet("q"))
-    house.settle()
-    queue = house.broker.vhosts["/"].queues["q"]
+    harness.settle_down()
+    queue = harness.broker.vhosts["/"].queues["q"]
     assert isinstance(wire.methods()[-1], m.BasicGetEmpty) and queue.messages == 1
     wire.put(1, m.ExchangeDeclare("later", "fanout", durable=True))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.QueueBind("dead", "later", ""))
-    house.settle()
-    house.clock.advance(5.0)
-    house.broker.tick()
-    house.settle()
-    assert (queue.messages, house.broker.vhosts["/"].queues["dead"].ready) == (0, 1)
+    harness.settle_down()
+    harness.clock.advance(5.0)
+    harness.broker.tick()
+    harness.settle_down()
+    assert (queue.messages, harness.broker.vhosts["/"].queues["dead"].ready) == (0, 1)
 
 
 def test_a_letter_that_fits_no_frame_any_more_stays() -> None:
     """X4: in the dead-letter queue it would hold up all that is behind it, for nobody could be sent its properties."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("dead"), m.QueueDeclare("q", arguments=to("dead")))
-    house.settle()
+    harness.settle_down()
     for size in (PROPERTIES_MAX - 100, 100):
         props = Properties(headers={"own": b"x" * size}).encode()
         wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
     wire.put(1, m.BasicGet("q"), m.BasicGet("q"), m.BasicNack(2, True, False))
-    house.settle()
-    queues = house.broker.vhosts["/"].queues
+    harness.settle_down()
+    queues = harness.broker.vhosts["/"].queues
     assert (queues["q"].messages, queues["q"].ready, queues["dead"].ready) == (1, 0, 1)
 
 
 def test_a_full_target_keeps_the_letter_in_its_source() -> None:
     """X4."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     source: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-message-ttl": 0}
     wire.put(1, m.QueueDeclare("dead", durable=True, arguments=full))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.QueueDeclare("q", durable=True, arguments=source))
-    house.settle()
+    harness.settle_down()
     for _ in range(3):
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-        house.settle()
-    queues = house.broker.vhosts["/"].queues
+        harness.settle_down()
+    queues = harness.broker.vhosts["/"].queues
     assert (queues["dead"].ready, queues["q"].messages) == (1, 2)
     for _ in range(2):
         wire.put(1, m.BasicGet("dead", True))
-        house.settle()
-        house.clock.advance(5.0)
-        house.broker.tick()
-        house.settle()
+        harness.settle_down()
+        harness.clock.advance(5.0)
+        harness.broker.tick()
+        harness.settle_down()
     assert (queues["dead"].ready, queues["q"].messages) == (1, 0)

@@ -9,7 +9,7 @@ import pytest
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from tests.protocol.raw import NO_PROPERTIES, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 DEAD: dict[str, Any] = {"x-dead-letter-exchange": "x.dead"}
 ALTERNATE: dict[str, Any] = {"alternate-exchange": "x.other"}
@@ -37,29 +37,29 @@ CASES: list[tuple[Method, list[tuple[str, str]]]] = [
 ]
 
 
-def enter(rights: dict[str, str]) -> tuple[House, Wire]:
-    """A house with queue q and exchanges x and y, and a user with these rights: operation -> expression."""
-    house = House()
-    wire = house.wire()
+def enter(rights: dict[str, str]) -> tuple[ProtocolHarness, Wire]:
+    """A harness with queue q and exchanges x and y, and a user with these rights: operation -> expression."""
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q"), m.ExchangeDeclare("x", "direct"), m.ExchangeDeclare("y", "direct"))
-    house.settle()
-    house.broker.users.add("alice", "alice")
-    house.broker.users.set_permission(
+    harness.settle_down()
+    harness.broker.users.add("alice", "alice")
+    harness.broker.users.set_permission(
         "alice", "/", rights.get("configure", ""), rights.get("write", ""), rights.get("read", "")
     )
-    alice = Wire(house)
+    alice = Wire(harness)
     alice.login("alice")
-    return house, alice
+    return harness, alice
 
 
-def answer(house: House, wire: Wire, method: Method) -> Any:
+def answer(harness: ProtocolHarness, wire: Wire, method: Method) -> Any:
     """What comes back; a publish is followed by a request, so that there is an answer."""
     if isinstance(method, m.BasicPublish):
         wire.feed(content(1, method, NO_PROPERTIES, b"x"))
         wire.put(1, m.BasicQos())
     else:
         wire.put(1, method)
-    house.settle()
+    harness.settle_down()
     return wire.methods()[0]
 
 
@@ -88,50 +88,50 @@ def test_every_right_is_needed_and_enough(method: Method, needed: list[tuple[str
 
 def test_what_is_there_may_be_declared_again_without_the_rights_on_what_it_points_to() -> None:
     """W5, D1: read and write are asked for when the arguments begin to count, as with RabbitMQ; others than those it has are still 406."""
-    house, alice = enter({"configure": r"^[qx]\."})
-    admin = house.wire()
+    harness, alice = enter({"configure": r"^[qx]\."})
+    admin = harness.wire()
     queue, exchange = m.QueueDeclare("q.new", arguments=DEAD), m.ExchangeDeclare("x.new", "fanout", arguments=ALTERNATE)
     admin.put(1, queue, exchange)
-    house.settle()
-    assert isinstance(answer(house, alice, queue), m.QueueDeclareOk)
-    assert isinstance(answer(house, alice, exchange), m.ExchangeDeclareOk)
+    harness.settle_down()
+    assert isinstance(answer(harness, alice, queue), m.QueueDeclareOk)
+    assert isinstance(answer(harness, alice, exchange), m.ExchangeDeclareOk)
     other = m.QueueDeclare("q.new", arguments={"x-dead-letter-exchange": "x.more"})
-    assert answer(house, alice, other).reply_code == 406
+    assert answer(harness, alice, other).reply_code == 406
 
 
 def test_a_generated_name_is_asked_for_as_it_is() -> None:
     """W5: an expression may want more than how it begins."""
-    house, alice = enter({"configure": r"^amq\.gen-[\w-]{22}$"})
-    assert isinstance(answer(house, alice, m.QueueDeclare("")), m.QueueDeclareOk)
+    harness, alice = enter({"configure": r"^amq\.gen-[\w-]{22}$"})
+    assert isinstance(answer(harness, alice, m.QueueDeclare("")), m.QueueDeclareOk)
 
 
 def test_rights_that_change_count_at_once() -> None:
     """W5: for a publish whose route is cached too."""
-    house, alice = enter({"write": ".*"})
+    harness, alice = enter({"write": ".*"})
     publish = m.BasicPublish("x", "k")
-    assert isinstance(answer(house, alice, publish), m.BasicQosOk)
-    house.broker.users.set_permission("alice", "/", "", "", "")
-    assert isinstance(answer(house, alice, publish), m.ChannelClose)
+    assert isinstance(answer(harness, alice, publish), m.BasicQosOk)
+    harness.broker.users.set_permission("alice", "/", "", "", "")
+    assert isinstance(answer(harness, alice, publish), m.ChannelClose)
 
 
 def test_no_rights_on_a_vhost_means_no_entry() -> None:
     """W4: 530."""
-    house = House()
-    house.broker.users.add("bob", "bob")
-    wire = Wire(house)
+    harness = ProtocolHarness()
+    harness.broker.users.add("bob", "bob")
+    wire = Wire(harness)
     wire.login("bob")
     assert b"access to vhost '/' refused for user 'bob'" in wire.written
 
 
 def test_the_name_that_is_looked_for_is_not_told_to_who_may_not_know() -> None:
     """W5: 403 before 404."""
-    house, _ = enter({})
+    harness, _ = enter({})
     for method in (
         m.BasicConsume("q.none", "c"),
         m.BasicGet("q.none"),
         m.QueueDelete("q.none"),
         m.ExchangeDelete("x.none"),
     ):
-        wire = Wire(house)
+        wire = Wire(harness)
         wire.login("alice")
-        assert answer(house, wire, method).reply_code == 403, method
+        assert answer(harness, wire, method).reply_code == 403, method

@@ -13,7 +13,7 @@ from kvitto.broker.queues import leaving
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.support.wait import wait_until
 
 More = Callable[..., Raw]
@@ -290,97 +290,99 @@ def test_ttl_zero_is_for_whoever_waits(raw: Raw, name: str) -> None:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> ProtocolHarness:
+    return ProtocolHarness()
 
 
-def ready(house: House, queue: str) -> int:
-    found = house.broker.vhosts["/"].queues.get(queue)
+def ready(harness: ProtocolHarness, queue: str) -> int:
+    found = harness.broker.vhosts["/"].queues.get(queue)
     return -1 if found is None else found.ready
 
 
-def pass_time(house: House, seconds: float) -> None:
-    house.clock.advance(seconds)
-    house.broker.tick()
-    house.settle()
+def pass_time(harness: ProtocolHarness, seconds: float) -> None:
+    harness.clock.advance(seconds)
+    harness.broker.tick()
+    harness.settle_down()
 
 
-def test_messages_expire_when_their_time_is_up(house: House) -> None:
+def test_messages_expire_when_their_time_is_up(harness: ProtocolHarness) -> None:
     """Q: the queue's ttl, the message's expiration, the smaller one of both."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True, arguments={"x-message-ttl": 10_000}))
-    house.settle()
+    harness.settle_down()
     for expiration in (b"", b"\x03500", b"\x0520000"):
         props = b"\x01\x00" + expiration if expiration else NO_PROPERTIES
         wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
-    house.settle()
-    pass_time(house, 0.4)
-    assert ready(house, "q") == 3
-    pass_time(house, 9.0)
-    assert ready(house, "q") == 3, "only the head is looked at, like both peers"
-    pass_time(house, 0.7)
-    assert ready(house, "q") == 0
+    harness.settle_down()
+    pass_time(harness, 0.4)
+    assert ready(harness, "q") == 3
+    pass_time(harness, 9.0)
+    assert ready(harness, "q") == 3, "only the head is looked at, like both peers"
+    pass_time(harness, 0.7)
+    assert ready(harness, "q") == 0
 
 
-def test_the_time_of_a_message_begins_when_it_comes_in(house: House) -> None:
+def test_the_time_of_a_message_begins_when_it_comes_in(harness: ProtocolHarness) -> None:
     """Q: not with the broker's last turn, which may be a second ago; nor with that of a message that it shares a batch with."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", arguments={"x-message-ttl": 600}))
-    house.settle()
+    harness.settle_down()
     for _ in range(2):
-        house.clock.advance(0.5)
+        harness.clock.advance(0.5)
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.settle()
-    assert ready(house, "q") == 2
-    pass_time(house, 0.2)
-    assert ready(house, "q") == 1
-    pass_time(house, 0.5)
-    assert ready(house, "q") == 0
+    harness.settle_down()
+    assert ready(harness, "q") == 2
+    pass_time(harness, 0.2)
+    assert ready(harness, "q") == 1
+    pass_time(harness, 0.5)
+    assert ready(harness, "q") == 0
 
 
-def test_a_clock_that_is_set_back_does_not_make_messages_live_for_ever(house: House) -> None:
+def test_a_clock_that_is_set_back_does_not_make_messages_live_for_ever(harness: ProtocolHarness) -> None:
     """Q."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", arguments={"x-message-ttl": 600}))
-    house.settle()
+    harness.settle_down()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"before"))
-    house.clock.advance(-60.0)
+    harness.clock.advance(-60.0)
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"after"))
-    house.settle()
-    pass_time(house, 61.0)
-    assert ready(house, "q") == 0
+    harness.settle_down()
+    pass_time(harness, 61.0)
+    assert ready(harness, "q") == 0
 
 
-def test_get_finds_what_is_behind_very_many_that_have_expired(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_finds_what_is_behind_very_many_that_have_expired(
+    harness: ProtocolHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A14: they leave over several turns; until then nobody is told that the queue is empty."""
     monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 3)
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     for props in (NO_PROPERTIES, *[b"\x01\x00\x0210"] * 20, NO_PROPERTIES):
         wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
-    house.settle()
-    house.clock.advance(1.0)
+    harness.settle_down()
+    harness.clock.advance(1.0)
     wire.frames()
     wire.put(1, m.BasicGet("q", True), m.BasicGet("q", True), m.BasicGet("q", True), m.BasicQos(0, 1))
     for _ in range(10):
-        pass_time(house, 0.001)
+        pass_time(harness, 0.001)
     assert [type(method) for method in wire.methods()] == [m.BasicGetOk, m.BasicGetOk, m.BasicGetEmpty, m.BasicQosOk]
 
 
 @pytest.mark.parametrize("end", ["delete", "close", "lost"])
 def test_a_get_that_waits_ends_with_its_queue_or_connection(
-    house: House, end: str, monkeypatch: pytest.MonkeyPatch
+    harness: ProtocolHarness, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaving, "LEAVING_PER_TURN", 1)
-    wire, other = house.wire(), house.wire()
+    wire, other = harness.wire(), harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     for props in (*[b"\x01\x00\x0210"] * 20, NO_PROPERTIES):
         wire.feed(content(1, m.BasicPublish("", "q"), props, b"x"))
-    house.settle()
-    house.clock.advance(1.0)
-    house.turn()
+    harness.settle_down()
+    harness.clock.advance(1.0)
+    harness.turn()
     wire.frames()
     wire.put(1, m.BasicGet("q"))
     assert wire.methods() == [] and not wire.reading
@@ -391,45 +393,45 @@ def test_a_get_that_waits_ends_with_its_queue_or_connection(
     else:
         wire.connection.lost()
     for _ in range(30):
-        pass_time(house, 0.002)
+        pass_time(harness, 0.002)
     assert wire.reading or end == "lost"
     answers = {"delete": [m.BasicGetEmpty], "close": [m.ConnectionClose], "lost": []}
     assert [type(method) for method in wire.methods()] == answers[end]
 
 
-def test_expiry_counts_over_a_restart(house: House) -> None:
+def test_expiry_counts_over_a_restart(harness: ProtocolHarness) -> None:
     """Q, P4: the time of a message goes on."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True, arguments={"x-message-ttl": 10_000}))
-    house.settle()
+    harness.settle_down()
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.settle()
-    house.clock.advance(6.0)
-    again = House(house.disk.kill(), house.clock)
+    harness.settle_down()
+    harness.clock.advance(6.0)
+    again = ProtocolHarness(harness.disk.kill(), harness.clock)
     again.broker.tick()
     assert ready(again, "q") == 1
     pass_time(again, 5.0)
     assert ready(again, "q") == 0
 
 
-def test_an_unused_queue_expires(house: House) -> None:
+def test_an_unused_queue_expires(harness: ProtocolHarness) -> None:
     """Q: x-expires; gets, declarations and consumers are use."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", arguments={"x-expires": 10_000}))
     for method in (m.BasicGet("q"), m.QueueDeclare("q", passive=True)):
-        pass_time(house, 6.0)
+        pass_time(harness, 6.0)
         wire.put(1, method)
-        house.settle()
+        harness.settle_down()
     wire.put(1, m.BasicConsume("q", "c"))
-    house.settle()
-    pass_time(house, 60.0)
-    assert ready(house, "q") == 0
+    harness.settle_down()
+    pass_time(harness, 60.0)
+    assert ready(harness, "q") == 0
     wire.put(1, m.BasicCancel("c"))
-    house.settle()
-    pass_time(house, 9.0)
-    assert ready(house, "q") == 0
-    pass_time(house, 2.0)
-    assert ready(house, "q") == -1
+    harness.settle_down()
+    pass_time(harness, 9.0)
+    assert ready(harness, "q") == 0
+    pass_time(harness, 2.0)
+    assert ready(harness, "q") == -1
 
 
 @pytest.mark.parametrize("expiration", ["", "-1", "soon", "1.5", " 1", "315360000001", "٣"])

@@ -11,9 +11,9 @@ from kvitto.base.errors import ChannelError
 from kvitto.store.batch import HEADER, BatchHeader
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
+from tests.support.harness import work_queue
 from tests.support.limited import limit
-from tests.support.rig import work_queue
 
 More = Callable[..., Raw]
 
@@ -150,56 +150,56 @@ def test_returns_precede_commit_ok(tx: Raw, name: str) -> None:
 
 def test_commit_ok_waits_for_the_disk() -> None:
     """T4: publishes and acks."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("a", durable=True), m.QueueDeclare("b", durable=True))
-    house.settle()
+    harness.settle_down()
     wire.feed(content(1, m.BasicPublish("", "a"), NO_PROPERTIES, b"x"))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.BasicGet("a"), m.TxSelect(), m.BasicAck(1))
     wire.feed(content(1, m.BasicPublish("", "b"), NO_PROPERTIES, b"y"))
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.put(1, m.TxCommit())
-    house.turn()
+    harness.turn()
     assert wire.methods() == []
-    house.settle()
+    harness.settle_down()
     assert wire.methods() == [m.TxCommitOk()]
-    house = House(house.disk.kill())
-    queues = house.broker.vhosts["/"].queues
+    harness = ProtocolHarness(harness.disk.kill())
+    queues = harness.broker.vhosts["/"].queues
     assert (queues["a"].messages, queues["b"].messages) == (0, 1)
 
 
 def test_requests_behind_a_commit_are_answered_behind_it() -> None:
     """T4: the channel's order holds while the commit waits for the disk."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("a", durable=True), m.TxSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.feed(content(1, m.BasicPublish("", "a"), NO_PROPERTIES, b"x"))
     wire.put(1, m.TxCommit(), m.BasicQos(0, 1))
-    house.turn()
+    harness.turn()
     assert wire.methods() == []
-    house.settle()
+    harness.settle_down()
     assert wire.methods() == [m.TxCommitOk(), m.BasicQosOk()]
 
 
 def test_a_channel_that_is_closed_during_its_commit_hears_no_more() -> None:
     """commit-ok came behind the close, on a number that may be another channel's by then."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     for queue in ("a", "b"):
         wire.put(1, m.QueueDeclare(queue, durable=True))
-        house.settle()
+        harness.settle_down()
     wire.put(1, m.TxSelect())
     for queue in ("a", "b"):
         wire.feed(content(1, m.BasicPublish("", queue), NO_PROPERTIES, b"x"))
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.put(1, m.TxCommit())
     wire.connection.fail_channel(wire.connection.channels[1], ChannelError(541, "a queue is out of service"))
-    house.settle()
+    harness.settle_down()
     assert [type(method) for method in wire.methods()] == [m.ChannelClose] and wire.reading
 
 
@@ -218,21 +218,21 @@ def test_a_queue_that_refuses_fails_all_of_it(tx: Raw, name: str) -> None:
 
 def test_what_a_transaction_brings_has_its_room_until_it_is_there() -> None:
     """T5: two that waited for one sync found the same room, and a publish beside them too."""
-    house = House()
-    wires = [house.wire() for _ in range(2)]
+    harness = ProtocolHarness()
+    wires = [harness.wire() for _ in range(2)]
     limited: dict[str, Any] = {"x-max-length": 3, "x-overflow": "reject-publish"}
     wires[0].put(1, m.QueueDeclare("q", durable=True, arguments=limited))
-    house.settle()
+    harness.settle_down()
     for wire in wires:
         wire.frames()
         wire.put(1, m.TxSelect())
         for _ in range(2):
             wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
         wire.put(1, m.TxCommit())
-    house.settle()
+    harness.settle_down()
     answers = [wire.methods()[-1] for wire in wires]
     assert answers[0] == m.TxCommitOk() and isinstance(answers[1], m.ChannelClose)
-    queue = work_queue(house.broker, "q")
+    queue = work_queue(harness.broker, "q")
     assert (queue.ready, queue.coming, queue.coming_bytes) == (2, 0, 0)
 
 
@@ -322,11 +322,11 @@ def test_empty_messages_and_settlements_count_too(tx: Raw, name: str, allow: Cal
 
 def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: 2047 channels may hold one each. What is committed, rolled back or closed is out of it."""
-    house = House()
-    limit(house.broker, staged_max=2_500)
-    wire = house.wire()
+    harness = ProtocolHarness()
+    limit(harness.broker, staged_max=2_500)
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     for channel in range(2, 6):
         wire.put(channel, m.ChannelOpen(), m.TxSelect())
 
@@ -339,20 +339,20 @@ def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pyt
         assert wire.connection.staged > 1_400
         for channel in (2, 3):
             wire.put(channel, end)
-            house.settle()
+            harness.settle_down()
         assert wire.connection.staged == 0
     wire.put(2, m.ChannelOpen(), m.TxSelect())
     wire.put(3, m.ChannelOpen(), m.TxSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
     for channel in (2, 3, 4):
         publish(channel)
-    house.settle()
+    harness.settle_down()
     (close,) = wire.methods()
     assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "commit more often" in close.reply_text
     for channel in (2, 3):
         wire.put(channel, m.TxCommit())
-        house.settle()
+        harness.settle_down()
     assert wire.methods() == [m.TxCommitOk()] * 2 and wire.connection.staged == 0
     publish(5)
     wire.connection.lost()
@@ -362,9 +362,9 @@ def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pyt
 @pytest.mark.parametrize(("size", "count"), [(30_000, 20), (0, 700)])
 def test_rejects_with_their_dead_letters_have_a_limit(size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """W8, T5: all their copies are in one record, and were not counted. Nothing is applied if it would be too large."""
-    house = House()
-    wire = house.wire()
-    vhost = house.broker.vhosts["/"]
+    harness = ProtocolHarness()
+    wire = harness.wire()
+    vhost = harness.broker.vhosts["/"]
     vhost.declare_exchange("x", "fanout", True, False, False, {})
     targets = [vhost.declare_queue(f"dead{i}", True, False, False, {}, None) for i in range(4)]
     for target in targets:
@@ -372,67 +372,67 @@ def test_rejects_with_their_dead_letters_have_a_limit(size: int, count: int, mon
     queue = vhost.declare_queue("q", True, False, False, {"x-dead-letter-exchange": "x"}, None)
     for _ in range(count):
         queue.append_bytes(b"\0\1q", b"\0\0", bytes(size), -1, 0)
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.TxSelect(), *[m.BasicGet("q")] * count)
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    limit(house.broker, tx_max=200_000)
+    limit(harness.broker, tx_max=200_000)
     wire.put(1, m.BasicNack(2, True, False), m.TxCommit())
-    house.settle()
+    harness.settle_down()
     assert wire.methods() == [m.TxCommitOk()] and [t.ready for t in targets] == [2] * 4
     reads = []
-    address = house.broker.dead_letters.address_steps
+    address = harness.broker.dead_letters.address_steps
     monkeypatch.setattr(
-        house.broker.dead_letters, "address_steps", lambda *args: reads.append(args[2]) or address(*args)
+        harness.broker.dead_letters, "address_steps", lambda *args: reads.append(args[2]) or address(*args)
     )
     wire.put(1, m.BasicNack(0, True, False), m.TxCommit())
-    house.settle()
+    harness.settle_down()
     (close,) = wire.methods()
     assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "commit more often" in close.reply_text
     assert 0 < len(reads) * max(size, 1) <= 800_000
     assert [t.ready for t in targets] == [2] * 4 and queue.ready == count - 2
-    assert all(work_queue(house.broker, t.name).coming == 0 for t in targets) and wire.connection.staged == 0
+    assert all(work_queue(harness.broker, t.name).coming == 0 for t in targets) and wire.connection.staged == 0
 
 
 def test_rejects_of_a_transaction_keep_to_the_limit_of_their_dead_letter_queue() -> None:
     """X4, T5: those that find no room in it stay where they are; its own publishes come first."""
-    house = House()
-    wire = house.wire()
-    vhost = house.broker.vhosts["/"]
+    harness = ProtocolHarness()
+    wire = harness.wire()
+    vhost = harness.broker.vhosts["/"]
     full = {"x-max-length": 3, "x-overflow": "reject-publish"}
     dead = vhost.declare_queue("dead", True, False, False, full, None)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     queue = vhost.declare_queue("q", True, False, False, arguments, None)
     for _ in range(5):
         queue.append_bytes(b"\0\1q", b"\0\0", b"x", -1, 0)
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.TxSelect(), *[m.BasicGet("q")] * 5)
-    house.settle()
+    harness.settle_down()
     wire.frames()
     wire.put(1, m.BasicNack(0, True, False))
     wire.feed(content(1, m.BasicPublish("", "dead"), NO_PROPERTIES, b"published"))
     wire.put(1, m.TxCommit())
-    house.settle()
+    harness.settle_down()
     assert wire.methods() == [m.TxCommitOk()]
-    assert (dead.ready, work_queue(house.broker, "dead").coming, queue.messages) == (3, 0, 3)
+    assert (dead.ready, work_queue(harness.broker, "dead").coming, queue.messages) == (3, 0, 3)
 
 
 def test_large_transactions_of_one_sync_are_batches_of_their_own() -> None:
     """T4: what is read back is one transaction at a time."""
-    house = House()
-    wires = [house.wire(), house.wire()]
+    harness = ProtocolHarness()
+    wires = [harness.wire(), harness.wire()]
     wires[0].put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     for wire in wires:
         wire.put(1, m.TxSelect())
         for _ in range(5):
             wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(16 << 20)))
         wire.put(1, m.TxCommit())
-    house.settle()
-    (part,) = house.broker.vhosts["/"].queues["q"].log.segments
+    harness.settle_down()
+    (part,) = harness.broker.vhosts["/"].queues["q"].log.segments
     head = BatchHeader(part.file.read_at(part.position_before(0), HEADER), 0)
     assert (head.first, head.count) == (0, 5)
-    assert House(house.disk.kill()).broker.vhosts["/"].queues["q"].ready == 10
+    assert ProtocolHarness(harness.disk.kill()).broker.vhosts["/"].queues["q"].ready == 10
 
 
 def test_what_comes_back_in_a_commit_is_delivered_before_what_it_publishes(tx: Raw, name: str) -> None:

@@ -19,7 +19,7 @@ from kvitto.wire.methods import Method, frame
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_HEARTBEAT, FRAME_METHOD, PROTOCOL_HEADER
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import BLOCKED, House, Wire
+from tests.protocol.sansio import BLOCKED, ProtocolHarness, Wire
 from tests.support.wait import wait_until
 
 More = Callable[..., Raw]
@@ -176,14 +176,14 @@ def test_a_large_frame_before_the_connection_is_open(silent: Raw) -> None:
 
 def test_guest_comes_from_loopback_only() -> None:
     """W7."""
-    house = House()
+    harness = ProtocolHarness()
     answers: list[Any] = []
     for loopback in (True, False):
-        wire = Wire(house)
-        wire.connection = Connection(house.hub, wire, "192.0.2.1:5", loopback)
+        wire = Wire(harness)
+        wire.connection = Connection(harness.hub, wire, "192.0.2.1:5", loopback)
         wire.feed(PROTOCOL_HEADER)
         wire.put(0, start_ok())
-        house.settle()
+        harness.settle_down()
         answers.append(wire.methods()[-1])
     assert isinstance(answers[0], m.ConnectionTune)
     assert isinstance(answers[1], m.ConnectionClose) and answers[1].reply_code == 403
@@ -385,16 +385,16 @@ def test_body_frames_of_any_size(raw: Raw, name: str) -> None:
 
 def test_a_heartbeat_alone_asks_for_no_turn() -> None:
     """W6: the peer is alive, and nothing else has changed."""
-    house = House()
-    wire = house.wire()
-    house.settle()
+    harness = ProtocolHarness()
+    wire = harness.wire()
+    harness.settle_down()
     turns: list[bool] = []
 
     class Counting(Driver):
         def schedule(self) -> None:
             turns.append(True)
 
-    house.hub.driver = Counting()
+    harness.hub.driver = Counting()
     wire.connection.quiet_in = 3
     wire.feed(frame(FRAME_HEARTBEAT, 0, b""))
     assert not turns and wire.connection.quiet_in == 0
@@ -440,16 +440,16 @@ def test_bodies_that_never_end_have_a_limit(raw: Raw, name: str, allow: Callable
 
 def test_heartbeats_come_and_count() -> None:
     """W6: one per half interval of silence, and any bytes of the peer's count as a sign of life."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     for _ in range(3):
         assert wire.connection.beat()
-    house.turn()
+    harness.turn()
     assert {kind for kind, _, _ in wire.frames()} == {FRAME_HEARTBEAT}
     for _ in range(20):
         wire.feed(b"\x08\0\0\0\0\0\0\xce")
         assert wire.connection.beat()
-    house.turn()
+    harness.turn()
     beats = wire.frames()
     assert beats and all(beat == (FRAME_HEARTBEAT, 0, b"") for beat in beats)
 
@@ -486,52 +486,52 @@ def blocked(wire: Wire) -> list[Method]:
 
 def test_publishers_are_told_when_they_have_to_wait() -> None:
     """W6, D4: blocked and unblocked, when they publish, and can take it; new ones too; acks and consumers go on."""
-    house = House()
-    able, unable, consumer = Wire(house), Wire(house), house.wire()
+    harness = ProtocolHarness()
+    able, unable, consumer = Wire(harness), Wire(harness), harness.wire()
     able.login(**BLOCKED)
     unable.login()
     able.put(1, m.QueueDeclare("q"), m.ConfirmSelect())
     able.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"0"))
-    house.settle()
+    harness.settle_down()
     for wire in (able, unable, consumer):
         wire.frames()
-    house.hub.alarms.block("no room")
-    house.turn()
-    late, idle = Wire(house), Wire(house)
+    harness.hub.alarms.block("no room")
+    harness.turn()
+    late, idle = Wire(harness), Wire(harness)
     late.login(**BLOCKED)
     idle.login(**BLOCKED)
     assert blocked(able) == [] and blocked(late) == []
     for wire in (able, unable, late):
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"1") * 3)
-    house.settle()
+    harness.settle_down()
     assert not (able.reading or unable.reading or late.reading), "no further input is taken from a publisher"
     assert blocked(able) == blocked(late) == [m.ConnectionBlocked("no room")] and blocked(unable) == []
     consumer.put(1, m.BasicGet("q"), m.BasicAck(1), m.QueueDeclare("other", durable=True))
-    house.settle()
+    harness.settle_down()
     assert [type(x) for x in consumer.methods()] == [m.BasicGetOk, m.QueueDeclareOk]
-    house.hub.alarms.block(None)
-    house.settle()
+    harness.hub.alarms.block(None)
+    harness.settle_down()
     assert able.reading and blocked(late) == [m.ConnectionUnblocked()]
     assert m.ConnectionUnblocked() in able.methods()
     assert blocked(unable) == blocked(idle) == []
-    assert house.broker.vhosts["/"].queues["q"].ready == 9
+    assert harness.broker.vhosts["/"].queues["q"].ready == 9
 
 
 def test_the_end_of_a_block_does_not_overtake_an_answer() -> None:
     """W6, D2: a publisher that waits for a declare-ok goes on after it, not when publishing is free again."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q"))
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"x"))
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    house.hub.alarms.block("no room")
+    harness.hub.alarms.block("no room")
     wire.put(1, m.QueueDeclare("d", durable=True), m.QueueDeclare("q", passive=True))
-    house.turn()
-    house.hub.alarms.block(None)
-    house.turn()
+    harness.turn()
+    harness.hub.alarms.block(None)
+    harness.turn()
     assert wire.methods() == []
-    house.settle()
+    harness.settle_down()
     assert [x.queue for x in wire.methods() if isinstance(x, m.QueueDeclareOk)] == ["d", "q"]
 
 
@@ -557,21 +557,21 @@ def test_a_blocked_publisher_still_hears_us() -> None:
 
 def test_the_end_of_a_block_does_not_overtake_a_commit() -> None:
     """T4, W6."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("d", durable=True), m.TxSelect())
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    house.hub.alarms.block("no room")
+    harness.hub.alarms.block("no room")
     wire.feed(content(1, m.BasicPublish("", "d"), NO_PROPERTIES, b"x"))
-    house.hub.alarms.block(None)
+    harness.hub.alarms.block(None)
     wire.put(1, m.TxCommit())
-    house.hub.alarms.block("no room")
+    harness.hub.alarms.block("no room")
     wire.connection.stall()
-    house.hub.alarms.block(None)
-    house.turn()
+    harness.hub.alarms.block(None)
+    harness.turn()
     assert wire.methods() == [] and not wire.reading
-    house.settle()
+    harness.settle_down()
     assert wire.methods() == [m.TxCommitOk()] and wire.reading
 
 
@@ -592,38 +592,38 @@ DEFINITIONS: list[Method] = [
 
 def test_definitions_are_durable_before_their_answer() -> None:
     """D2: each of them; requests behind them wait too."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     for method in DEFINITIONS:
         wire.put(1, method, m.BasicQos())
-        house.turn()
+        harness.turn()
         assert wire.methods() == [], method
-        house.settle()
+        harness.settle_down()
         answer, behind = wire.methods()
         assert type(answer).__name__ == type(method).__name__ + "Ok" and isinstance(behind, m.BasicQosOk)
 
 
 def test_what_a_queue_takes_with_it_does_not_let_others_answer_early() -> None:
     """D2: an auto-delete queue went by itself; the next declaration still waits for the disk."""
-    house = House()
-    wire, other = house.wire(), house.wire()
+    harness = ProtocolHarness()
+    wire, other = harness.wire(), harness.wire()
     wire.put(1, m.QueueDeclare("gone", durable=True, auto_delete=True), m.BasicConsume("gone", "c"))
-    house.settle()
+    harness.settle_down()
     wire.connection.lost()
-    house.turn()
+    harness.turn()
     other.put(1, m.QueueDeclare("q", durable=True))
-    house.turn()
+    harness.turn()
     assert other.methods() == []
-    house.settle()
+    harness.settle_down()
     assert [type(x) for x in other.methods()] == [m.QueueDeclareOk]
 
 
 def test_nothing_transient_waits_for_the_disk() -> None:
     """D2: only what is durable."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("t"), m.ExchangeDeclare("e", "direct"), m.QueueBind("t", "e"), m.QueueDelete("t"))
-    house.turn()
+    harness.turn()
     assert len(wire.methods()) == 4
 
 
@@ -632,38 +632,38 @@ def test_nothing_transient_waits_for_the_disk() -> None:
 
 def test_what_comes_behind_close_is_dropped() -> None:
     """A6, W4: a connection that has said goodbye takes nothing more, not even from the same read."""
-    house = House()
-    house.wire().put(1, m.QueueDeclare("q"))
-    wire = house.wire()
+    harness = ProtocolHarness()
+    harness.wire().put(1, m.QueueDeclare("q"))
+    wire = harness.wire()
     wire.feed(
         frame(FRAME_METHOD, 0, m.ConnectionClose(200, "bye").encode())
         + frame(FRAME_METHOD, 1, m.ChannelOpen().encode())
         + frame(FRAME_METHOD, 1, m.BasicConsume("q", "t").encode())
         + frame(FRAME_METHOD, 1, m.QueueDeclare("mine", exclusive=True).encode())
     )
-    house.settle()
+    harness.settle_down()
     assert wire.methods() == [m.ConnectionCloseOk()] and wire.closed
-    queues = house.broker.vhosts["/"].queues
+    queues = harness.broker.vhosts["/"].queues
     assert "mine" not in queues and not queues["q"].consumers
 
 
 def test_an_exclusive_queue_that_is_deleted_leaves_nothing_behind() -> None:
     """W8: a reply queue for each request."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     for _ in range(3):
         wire.put(1, m.QueueDeclare("reply", exclusive=True), m.QueueDelete("reply"))
     assert not wire.connection.queues
     wire.put(1, m.QueueDeclare("reply", exclusive=True))
-    house.settle()
+    harness.settle_down()
     wire.connection.lost()
-    assert "reply" not in house.broker.vhosts["/"].queues
+    assert "reply" not in harness.broker.vhosts["/"].queues
 
 
 def test_a_password_is_checked_outside_the_loop() -> None:
     """W7, W8: a slow hash holds up nobody else, and what the peer sends meanwhile waits."""
-    house = House()
-    guest = house.broker.users.get("guest")
+    harness = ProtocolHarness()
+    guest = harness.broker.users.get("guest")
     assert guest is not None
     guest.proof = b""  # as after a start: the password has not been seen yet
     checks: list[Callable[[], None]] = []
@@ -673,21 +673,21 @@ def test_a_password_is_checked_outside_the_loop() -> None:
             checks.append(lambda: checked(attempt.check()))
             return True
 
-    house.hub.driver = Slow()
-    right, wrong, gone = (Wire(house) for _ in range(3))
+    harness.hub.driver = Slow()
+    right, wrong, gone = (Wire(harness) for _ in range(3))
     behind = b"".join(
         frame(FRAME_METHOD, 0, method.encode()) for method in (m.ConnectionTuneOk(0, 0, 0), m.ConnectionOpen("/"))
     )
     for wire, password in ((right, b"guest"), (wrong, b"no"), (gone, b"guest")):
         wire.feed(PROTOCOL_HEADER)
-        house.settle()
+        harness.settle_down()
         wire.frames()
         wire.feed(frame(FRAME_METHOD, 0, start_ok(b"\0guest\0" + password).encode()) + behind)
         assert not wire.reading
     gone.connection.lost()
     for check in checks:
         check()
-        house.settle()
+        harness.settle_down()
     assert [type(x) for x in right.methods()] == [m.ConnectionTune, m.ConnectionOpenOk] and right.reading
     assert [x.reply_code for x in wrong.methods() if isinstance(x, m.ConnectionClose)] == [403] and wrong.reading
     assert gone.methods() == []
@@ -695,14 +695,14 @@ def test_a_password_is_checked_outside_the_loop() -> None:
 
 def test_a_channel_reads_one_range_at_a_time() -> None:
     """W8: what is asked for and not yet read must not pile up."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    house.settle()
+    harness.settle_down()
     wire.put(1, m.LogRead("q", "a", 0, 9), m.LogRead("q", "b", 0, 9))
-    house.settle()
+    harness.settle_down()
     assert [x.reply_code for x in wire.methods() if isinstance(x, m.ChannelClose)] == [406]
-    assert not house.broker.readers.ready
+    assert not harness.broker.readers.ready
 
 
 def test_update_secret(raw: Raw) -> None:
@@ -735,43 +735,43 @@ def test_access_request_is_answered(raw: Raw) -> None:
 
 def test_answers_that_nobody_reads_are_bounded(more: More, name: str) -> None:
     """W8: a peer that asks and never reads is not read from either, and costs no more than some MiB."""
-    house = House()
-    wire = house.wire()
+    harness = ProtocolHarness()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q"))
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(100_000)))
-    house.turn()
+    harness.turn()
     wire.connection.writable(False)
     ask = frame(FRAME_METHOD, 1, m.BasicGet("q").encode()) + frame(FRAME_METHOD, 1, m.BasicNack(0, True, True).encode())
     wire.feed(ask * 2000)
-    house.turn()
+    harness.turn()
     assert not wire.reading
     assert wire.connection.output.buf.n < 32 * MIB
     answers = 0
     while not wire.reading:
         wire.connection.writable(True)
-        house.turn()
+        harness.turn()
         answers += sum(isinstance(x, m.BasicGetOk) for x in wire.methods())
         wire.connection.writable(False)
-        house.turn()
+        harness.turn()
     wire.connection.writable(True)
-    house.turn()
+    harness.turn()
     assert answers + sum(isinstance(x, m.BasicGetOk) for x in wire.methods()) == 2000
 
 
 def test_replies_that_nobody_reads_are_bounded() -> None:
     """W8: direct reply-to has no queue in which answers could wait."""
-    house = House()
-    asker, server = house.wire(), house.wire()
+    harness = ProtocolHarness()
+    asker, server = harness.wire(), harness.wire()
     asker.put(1, m.BasicConsume("amq.rabbitmq.reply-to", "c", no_ack=True), m.QueueDeclare("q"))
     asker.feed(content(1, m.BasicPublish("", "q"), Properties(reply_to="amq.rabbitmq.reply-to").encode(), b""))
-    house.settle()
+    harness.settle_down()
     server.put(1, m.BasicGet("q", True))
-    house.settle()
+    harness.settle_down()
     header = next(payload for kind, _, payload in server.frames() if kind == FRAME_HEADER)
     address = Properties.decode(header[12:]).reply_to
     assert address is not None
     asker.connection.writable(False)
     for _ in range(100):
         server.feed(content(1, m.BasicPublish("", address), NO_PROPERTIES, bytes(MIB)))
-        house.turn()
+        harness.turn()
     assert asker.connection.output.buf.n < 32 * MIB

@@ -10,7 +10,7 @@ import pytest
 
 from kvitto.wire import methods as m
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 More = Callable[..., Raw]
 BODIES = [b"%d" % number for number in range(9)]
@@ -163,61 +163,61 @@ def test_those_that_wait_are_told_of_the_queues_end(raw: Raw, more: More, queue:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> ProtocolHarness:
+    return ProtocolHarness()
 
 
-def filled(house: House) -> Wire:
+def filled(harness: ProtocolHarness) -> Wire:
     """A connection, and queue "q" with three messages that are durable."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.ConfirmSelect(), m.QueueDeclare("q", durable=True, arguments=SINGLE))
-    house.settle()
+    harness.settle_down()
     for body in BODIES[:3]:
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, body))
-    house.settle()
+    harness.settle_down()
     return wire
 
 
-def test_a_queue_may_be_deleted_while_messages_wait(house: House) -> None:
+def test_a_queue_may_be_deleted_while_messages_wait(harness: ProtocolHarness) -> None:
     """Q: in the turn in which they came."""
-    wire = house.wire()
+    wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", arguments=SINGLE), m.BasicQos(0, 1), m.BasicConsume("q", "a"))
     wire.put(1, m.BasicConsume("q", "b"))
     for body in BODIES[:3]:
         wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, body))
     wire.put(1, m.QueueDelete("q"))
-    house.settle()
+    harness.settle_down()
     assert isinstance(wire.methods()[-1], m.QueueDeleteOk)
 
 
-def test_it_survives_a_kill(house: House) -> None:
+def test_it_survives_a_kill(harness: ProtocolHarness) -> None:
     """Q, D2."""
-    filled(house)
-    house = House(house.disk.kill())
-    wire = house.wire()
+    filled(harness)
+    harness = ProtocolHarness(harness.disk.kill())
+    wire = harness.wire()
     wire.put(1, m.BasicQos(0, 1), m.BasicConsume("q", "a"), m.BasicConsume("q", "b"))
-    house.settle()
+    harness.settle_down()
     assert [each.consumer_tag for each in wire.methods() if isinstance(each, m.BasicDeliver)] == ["a"]
 
 
-def test_a_group_reads_by_range_when_nobody_consumes(house: House) -> None:
+def test_a_group_reads_by_range_when_nobody_consumes(harness: ProtocolHarness) -> None:
     """Q, class log: those that wait are consumers; a group keeps all of them out, reads and settles as from any queue."""
-    wire = filled(house)
+    wire = filled(harness)
     wire.put(1, m.BasicConsume("q", "a", no_ack=True), m.BasicConsume("q", "b"), m.BasicCancel("a"))
     wire.put(1, m.LogAttach("q", "readers"))
-    house.settle()
+    harness.settle_down()
     refusal = wire.methods()[-1]
     assert isinstance(refusal, m.ChannelClose) and refusal.reply_code == 403
     wire.put(1, m.ChannelCloseOk(), m.ChannelOpen(), m.LogAttach("q", "readers"), m.LogRead("q", "r", 0, 9))
     wire.put(2, m.ChannelOpen(), m.BasicConsume("q", "c"))
-    house.settle()
+    harness.settle_down()
     methods = wire.methods()
     assert [each.delivery_tag for each in methods if isinstance(each, m.BasicDeliver)] == [1, 2, 3]
     (refusal,) = [each for each in methods if isinstance(each, m.ChannelClose)]
     assert refusal.reply_code == 403 and "read by range" in refusal.reply_text
     wire.put(1, m.LogSettle("q", "readers", "", 2), m.LogDetach("q", "readers"))
     wire.put(1, m.BasicConsume("q", "d"))
-    house.settle()
+    harness.settle_down()
     assert [each.consumer_tag for each in wire.methods() if isinstance(each, m.BasicDeliver)] == ["d"]
 
 

@@ -8,8 +8,8 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, BasicReturn, ChannelClose, Method, decode, frame
 from kvitto.wire.properties import Properties
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
-from tests.protocol.sansio import House, Wire
-from tests.support.rig import work_queue
+from tests.protocol.sansio import ProtocolHarness, Wire
+from tests.support.harness import work_queue
 
 NONE = (1 << 64) - 1
 
@@ -29,7 +29,7 @@ def publish(
 def answers(wire: Wire, channel: int, *methods: Method) -> list[Method]:
     wire.put(channel, *methods)
     for _ in range(5):
-        wire.house.settle()
+        wire.harness.settle_down()
     return [decode(p) for kind, c, p in wire.frames() if kind == FRAME_METHOD and c == channel]
 
 
@@ -40,14 +40,14 @@ def ask(wire: Wire, channel: int, method: Method) -> Method:
 def bodies(wire: Wire, channel: int, queue: str) -> list[bytes]:
     """All that is in a queue, taken."""
     wire.put(channel, m.BasicConsume(queue, f"take-{queue}", False, True))
-    wire.house.settle()
+    wire.harness.settle_down()
     found = [p for kind, c, p in wire.frames() if kind == FRAME_BODY and c == channel]
     ask(wire, channel, m.BasicCancel(f"take-{queue}"))
     return found
 
 
-def opened(house: House, **arguments: Any) -> Wire:
-    wire = house.wire()
+def opened(harness: ProtocolHarness, **arguments: Any) -> Wire:
+    wire = harness.wire()
     ask(wire, 1, m.ConfirmSelect(False))
     wire.put(2, m.ChannelOpen())
     ask(wire, 2, m.QueueDeclare("q", durable=True, arguments=arguments))
@@ -61,19 +61,19 @@ def stage(wire: Wire, batch: int = 0, task: str = "t", channel: int = 1) -> None
 def commit(wire: Wire, batch: int = 0, *tasks: str) -> Method:
     answer = ask(wire, 2, m.StageCommit("w", batch, "\n".join(tasks or ("t",)).encode()))
     for _ in range(5):
-        wire.house.clock.advance(1.0)
-        wire.house.broker.tick()
-        wire.house.settle()
+        wire.harness.clock.advance(1.0)
+        wire.harness.broker.tick()
+        wire.harness.settle_down()
     return answer
 
 
 def test_nothing_is_published_before_the_commit_and_all_of_it_after() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     for n in range(50):
         publish(wire, 1, "", "q", b"%d" % n)
-    house.settle()
+    harness.settle_down()
     assert any(isinstance(method, m.BasicAck) for method in wire.methods()), "confirmed as ever"
     assert bodies(wire, 2, "q") == []
     answer = commit(wire)
@@ -83,23 +83,23 @@ def test_nothing_is_published_before_the_commit_and_all_of_it_after() -> None:
     assert isinstance(last, m.StageLastOk) and last.last == 0
     again = commit(wire)
     assert isinstance(again, m.StageCommitOk) and not again.fresh
-    assert not [q for q in house.broker.queues.values() if q.name.startswith("stage")]
+    assert not [q for q in harness.broker.queues.values() if q.name.startswith("stage")]
 
 
 def test_a_stage_may_be_empty() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     answer = commit(wire)
     assert isinstance(answer, m.StageCommitOk) and answer.fresh
     none = ask(wire, 2, m.StageCommit("w", 1, b""))
     assert isinstance(none, m.StageCommitOk) and none.fresh, "a batch without rows"
-    assert not house.broker.stages.open_stages
+    assert not harness.broker.stages.open_stages
 
 
 def test_stages_are_published_in_the_order_of_the_commit_and_the_others_are_dropped() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     wire.put(3, m.ChannelOpen())
     wire.put(4, m.ChannelOpen())
     for channel, task in ((1, "one"), (3, "two"), (4, "lost")):
@@ -108,14 +108,14 @@ def test_stages_are_published_in_the_order_of_the_commit_and_the_others_are_drop
     assert isinstance(commit(wire, 7, "two", "one"), m.StageCommitOk)
     assert bodies(wire, 2, "q") == [b"two", b"one"]
     publish(wire, 4, "", "q", b"late")
-    house.settle()
+    harness.settle_down()
     closed = wire.methods()[-1]
     assert isinstance(closed, ChannelClose) and closed.reply_code == 406 and "committed or dropped" in closed.reply_text
 
 
 def test_what_is_opened_again_is_empty() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     publish(wire, 1, "", "q", b"first attempt")
     stage(wire)
@@ -126,8 +126,8 @@ def test_what_is_opened_again_is_empty() -> None:
 
 def test_properties_that_decide_where_and_how_long_are_looked_at_when_messages_move() -> None:
     """CC and BCC, headers exchanges, expiration."""
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     for queue in ("cc", "bcc", "headers"):
         ask(wire, 2, m.QueueDeclare(queue, durable=True))
     ask(wire, 2, m.QueueBind("headers", "amq.headers", "", arguments={"kind": "h", "x-match": "all"}))
@@ -139,23 +139,23 @@ def test_properties_that_decide_where_and_how_long_are_looked_at_when_messages_m
     publish(wire, 1, "", "q", b"4")
     publish(wire, 1, "", "q", b"gone", expiration="10000")
     commit(wire)
-    message = work_queue(house.broker, "bcc").read(0)
+    message = work_queue(harness.broker, "bcc").read(0)
     assert message is not None and b"BCC" not in message[1]
     assert bodies(wire, 2, "cc") == bodies(wire, 2, "bcc") == [b"1"]
     assert bodies(wire, 2, "headers") == [b"3"]
-    house.clock.advance(60.0)
-    house.broker.tick()
-    house.settle()
+    harness.clock.advance(60.0)
+    harness.broker.tick()
+    harness.settle_down()
     assert bodies(wire, 2, "q") == [b"1", b"2", b"4"]
 
 
 def test_a_message_for_nobody_is_returned_at_once() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     publish(wire, 1, "", "nobody", b"x", mandatory=True)
     publish(wire, 1, "", "q", b"y", mandatory=True)
-    house.settle()
+    harness.settle_down()
     returned = [method for method in wire.methods() if isinstance(method, BasicReturn)]
     assert [r.routing_key for r in returned] == ["nobody"]
     commit(wire)
@@ -164,8 +164,8 @@ def test_a_message_for_nobody_is_returned_at_once() -> None:
 
 def test_a_full_queue_holds_up_what_is_behind_it_and_loses_nothing() -> None:
     """C6: reject-publish was asked when the messages were put aside, and is asked again when they move."""
-    house = House()
-    wire = opened(house, **{"x-max-length": 2, "x-overflow": "reject-publish"})
+    harness = ProtocolHarness()
+    wire = opened(harness, **{"x-max-length": 2, "x-overflow": "reject-publish"})
     stage(wire)
     for n in range(5):
         publish(wire, 1, "", "q", b"%d" % n)
@@ -174,15 +174,15 @@ def test_a_full_queue_holds_up_what_is_behind_it_and_loses_nothing() -> None:
     for _ in range(4):
         found += bodies(wire, 2, "q")
         for _ in range(5):
-            house.clock.advance(1.0)
-            house.broker.tick()
-            house.settle()
+            harness.clock.advance(1.0)
+            harness.broker.tick()
+            harness.settle_down()
     assert found == [b"%d" % n for n in range(5)]
 
 
 def test_what_cannot_be_is_refused() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
 
     def refused(channel: int, method: Method, code: int, text: str) -> None:
         closed = ask(wire, channel, method)
@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused() -> None:
     late = ask(wire, 3, m.StageOpen("w", 4, "t"))
     assert isinstance(late, m.StageOpenOk) and late.last == 4
     publish(wire, 3, "", "q", b"late")
-    house.settle()
+    harness.settle_down()
     closed = wire.methods()[-1]
     assert isinstance(closed, ChannelClose) and "was committed or dropped" in closed.reply_text
     wire.put(3, m.ChannelCloseOk(), m.ChannelOpen())
@@ -209,19 +209,19 @@ def test_what_cannot_be_is_refused() -> None:
     assert isinstance(ask(wire, 2, m.StageForget("w")), m.StageForgetOk)
     last = ask(wire, 2, m.StageLast("w"))
     assert isinstance(last, m.StageLastOk) and last.last == NONE
-    assert not house.broker.stages.open_stages and not house.broker.stages.writers
+    assert not harness.broker.stages.open_stages and not harness.broker.stages.writers
 
 
 def test_deliveries_are_those_of_any_message() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     publish(wire, 1, "amq.direct", "k", b"unbound by then")
     ask(wire, 2, m.QueueBind("q", "amq.direct", "k"))
     publish(wire, 1, "amq.direct", "k", b"bound", message_id="m1")
     commit(wire)
     wire.put(2, m.BasicConsume("q", "c"))
-    house.settle()
+    harness.settle_down()
     frames = wire.frames()
     delivery = next(decode(p) for kind, _, p in frames if kind == FRAME_METHOD and isinstance(decode(p), BasicDeliver))
     assert isinstance(delivery, BasicDeliver)
@@ -231,22 +231,22 @@ def test_deliveries_are_those_of_any_message() -> None:
 
 
 def test_a_stage_that_nobody_commits_goes_after_a_day() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     publish(wire, 1, "", "q", b"x")
-    house.settle()
+    harness.settle_down()
     for _ in range(24 * 6 + 12):
-        house.clock.advance(600.0)
-        house.broker.tick()
-        house.settle()
-    assert not house.broker.stages.open_stages
+        harness.clock.advance(600.0)
+        harness.broker.tick()
+        harness.settle_down()
+    assert not harness.broker.stages.open_stages
 
 
 def test_batches_that_overlap_move_once_and_in_order() -> None:
     """A record that is held because a transaction's record is, and the next commit durable before it."""
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     for channel in (3, 4):
         wire.put(channel, m.ChannelOpen())
     ask(wire, 3, m.ConfirmSelect(False))
@@ -255,67 +255,67 @@ def test_batches_that_overlap_move_once_and_in_order() -> None:
         stage(wire, batch, "t", channel)
         for text in texts:
             publish(wire, channel, "", "q", text)
-    house.settle()
-    consumer, driver, other = house.wire(), house.wire(), house.wire()
+    harness.settle_down()
+    consumer, driver, other = harness.wire(), harness.wire(), harness.wire()
     ask(consumer, 1, m.TxSelect())
     consumer.put(1, m.BasicConsume("other", "c"))
-    house.settle()
+    harness.settle_down()
     driver.put(1, m.StageCommit("w", 0, b"t"))
-    house.turn()
-    job = house.store.begin_sync(everything=False)
+    harness.turn()
+    job = harness.store.begin_sync(everything=False)
     publish(wire, 4, "", "other", b"x")
-    house.turn()
+    harness.turn()
     consumer.put(1, m.BasicAck(1, False), m.TxCommit())
-    house.turn()
+    harness.turn()
     job.run()
-    house.store.end_sync(job)
-    house.turn()
+    harness.store.end_sync(job)
+    harness.turn()
     other.put(1, m.StageCommit("w", 1, b"t"))
-    house.turn()
+    harness.turn()
     for _ in range(8):
-        house.settle()
+        harness.settle_down()
     assert bodies(wire, 2, "q") == [b"0.0", b"0.1", b"1.0"]
 
 
 def test_a_full_disk_puts_a_commit_off_and_loses_nothing() -> None:
     """D4: the definitions still have room when messages have none."""
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     for _ in range(5):
         publish(wire, 1, "", "q", bytes(100_000))
-    house.disk.free = 16 << 20
-    house.store._room = 0
+    harness.disk.free = 16 << 20
+    harness.store._room = 0
     wire.put(2, m.StageCommit("w", 0, b"t"))
-    house.settle()
-    assert house.broker.full and not [a for a in wire.methods() if isinstance(a, m.StageCommitOk)]
-    house.disk.free = 1 << 40
+    harness.settle_down()
+    assert harness.broker.full and not [a for a in wire.methods() if isinstance(a, m.StageCommitOk)]
+    harness.disk.free = 1 << 40
     for _ in range(5):
-        house.clock.advance(1.0)
-        house.broker.tick()
-        house.broker.retry_writes()
-        house.settle()
+        harness.clock.advance(1.0)
+        harness.broker.tick()
+        harness.broker.retry_writes()
+        harness.settle_down()
     assert [a.fresh for a in wire.methods() if isinstance(a, m.StageCommitOk)] == [True]
     assert len(bodies(wire, 2, "q")) == 5
 
 
 def test_what_is_said_of_a_batch_is_durable() -> None:
     """A driver that asks while a commit waits for its sync must not skip a batch that the power takes."""
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     stage(wire)
     publish(wire, 1, "", "q", b"x")
-    house.settle()
+    harness.settle_down()
     wire.frames()
-    other, again = house.wire(), house.wire()
+    other, again = harness.wire(), harness.wire()
     wire.put(2, m.StageCommit("w", 0, b"t"))
-    house.turn()
+    harness.turn()
     other.put(1, m.StageLast("w"))
-    house.turn()
+    harness.turn()
     assert [a.last for a in other.methods() if isinstance(a, m.StageLastOk)] == [NONE]
     again.put(1, m.StageCommit("w", 0, b"t"), m.StageOpen("w", 0, "t"))
-    house.settle()
-    house.settle()
+    harness.settle_down()
+    harness.settle_down()
     assert [a.fresh for a in wire.methods() if isinstance(a, m.StageCommitOk)] == [True]
     answers = again.methods()
     assert [a.fresh for a in answers if isinstance(a, m.StageCommitOk)] == [False]
@@ -323,27 +323,27 @@ def test_what_is_said_of_a_batch_is_durable() -> None:
 
 
 def test_a_task_that_is_named_twice_counts_once_and_a_start_takes_it() -> None:
-    house = House()
-    wire = opened(house, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    harness = ProtocolHarness()
+    wire = opened(harness, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     stage(wire)
     publish(wire, 1, "", "q", b"0")
     publish(wire, 1, "", "q", b"1")
     answer = commit(wire, 0, "t", "t")
     assert isinstance(answer, m.StageCommitOk)
-    again = House(house.disk.kill())
+    again = ProtocolHarness(harness.disk.kill())
     taker = opened(again, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     found: list[bytes] = []
     for _ in range(3):
         found += bodies(taker, 2, "q")
         again.clock.advance(1.0)
         again.broker.tick()
-        again.settle()
+        again.settle_down()
     assert found == [b"0", b"1"]
 
 
 def test_a_message_that_its_queue_can_never_take_does_not_stop_its_writer() -> None:
-    house = House()
-    wire = opened(house, **{"x-max-length-bytes": 3, "x-overflow": "reject-publish"})
+    harness = ProtocolHarness()
+    wire = opened(harness, **{"x-max-length-bytes": 3, "x-overflow": "reject-publish"})
     stage(wire)
     publish(wire, 1, "", "q", b"far too long")
     publish(wire, 1, "", "q", b"ok")
@@ -353,12 +353,12 @@ def test_a_message_that_its_queue_can_never_take_does_not_stop_its_writer() -> N
 
 def test_only_those_who_may_configure_a_writer_use_it() -> None:
     """D2: a permission like any other, on the writer's name."""
-    house = House()
-    wire = opened(house)
-    house.broker.users.add("eve", "eve")
-    house.broker.users.set_permission("eve", "/", "^mine$", ".*", ".*")
+    harness = ProtocolHarness()
+    wire = opened(harness)
+    harness.broker.users.add("eve", "eve")
+    harness.broker.users.set_permission("eve", "/", "^mine$", ".*", ".*")
     stage(wire)
-    eve = house.wire(login=False)
+    eve = harness.wire(login=False)
     eve.login("eve")
     closed = ask(eve, 1, m.StageCommit("w", 0, b"t"))
     assert isinstance(closed, ChannelClose) and closed.reply_code == 403
@@ -367,28 +367,28 @@ def test_only_those_who_may_configure_a_writer_use_it() -> None:
 
 
 def test_a_start_that_ends_the_deletion_of_an_archived_queue_first_loses_no_commit() -> None:
-    house = House()
-    wire = opened(house)
+    harness = ProtocolHarness()
+    wire = opened(harness)
     ask(wire, 2, m.QueueDeclare("old", durable=True, arguments={"x-archive": True}))
     publish(wire, 1, "", "old", b"x")
-    house.settle()
+    harness.settle_down()
     ask(wire, 2, m.QueuePurge("old"))
     stage(wire)
     for n in range(10):
         publish(wire, 1, "", "q", b"%d" % n)
-    house.settle()
+    harness.settle_down()
     wire.put(2, m.QueueDelete("old"))
-    house.turn()
-    driver = house.wire()
+    harness.turn()
+    driver = harness.wire()
     driver.put(1, m.StageCommit("w", 0, b"t"))
-    house.turn()
-    job = house.store.begin_sync(everything=False)
+    harness.turn()
+    job = harness.store.begin_sync(everything=False)
     job.run()
-    again = House(house.disk.kill())
+    again = ProtocolHarness(harness.disk.kill())
     taker = again.wire()
     taker.put(2, m.ChannelOpen())
     for _ in range(3):
-        again.settle()
+        again.settle_down()
     last = ask(taker, 2, m.StageLast("w"))
     assert isinstance(last, m.StageLastOk) and last.last == 0
     assert bodies(taker, 2, "q") == [b"%d" % n for n in range(10)]

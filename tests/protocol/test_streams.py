@@ -16,7 +16,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.methods import Method
 from kvitto.wire.properties import Properties
 from tests.protocol.raw import Message, Raw, content
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 
 More = Callable[..., Raw]
 STREAM: dict[str, Any] = {"x-queue-type": "stream"}
@@ -398,17 +398,17 @@ def test_a_stage_is_committed_to_it(raw: Raw, stream: str) -> None:
 
 def test_properties_that_leave_no_room_for_the_offset() -> None:
     """The consumer's frames are too small: it is cancelled, as from any queue, and others go on."""
-    house = House()
-    publisher, small, large = house.wire(), house.wire(login=False), house.wire()
+    harness = ProtocolHarness()
+    publisher, small, large = harness.wire(), harness.wire(login=False), harness.wire()
     small.login(frame_max=4096, consumer_cancel_notify=True)
     publisher.put(1, m.QueueDeclare("s", durable=True, arguments=STREAM))
     for wire in (small, large):
         wire.put(1, m.BasicQos(0, 10, False))
         wire.put(1, m.BasicConsume("s", "c", arguments={"x-stream-offset": "first"}))
-    house.settle()
+    harness.settle_down()
     properties = Properties(headers={"k": "v" * 4050}).encode()
     publisher.feed(content(1, m.BasicPublish("", "s"), properties, b""))
-    house.settle()
+    harness.settle_down()
     assert [type(method) for method in small.methods()][-1] is m.BasicCancel
     assert m.BasicDeliver in [type(method) for method in large.methods()]
 

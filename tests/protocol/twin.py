@@ -14,23 +14,23 @@ from pathlib import Path
 
 import kvitto
 from kvitto.base.errors import StoreError
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 
 
-def answers(data: bytes) -> tuple[House, Wire]:
+def answers(data: bytes) -> tuple[ProtocolHarness, Wire]:
     """Whole and then in pieces of 7 bytes, with a turn after each piece: deliveries and acks meet half a frame."""
-    house = House()
+    harness = ProtocolHarness()
     for pieces in ([data], [data[i : i + 7] for i in range(0, len(data), 7)]):
-        wire = house.wire(login=False)
+        wire = harness.wire(login=False)
         for piece in pieces:
             if not wire.reading:
-                house.settle()
+                harness.settle_down()
             if wire.closed or not wire.reading:
                 break
             wire.feed(piece)
-            house.turn()
-        house.settle()
-    return house, wire
+            harness.turn()
+        harness.settle_down()
+    return harness, wire
 
 
 def line(data: bytes) -> str:
@@ -39,11 +39,11 @@ def line(data: bytes) -> str:
     secrets.token_urlsafe = lambda nbytes=0: f"made-up-{next(count)}"
     secrets.token_hex = lambda nbytes=0: f"{next(count):032x}"
     try:
-        house, wire = answers(data)
+        harness, wire = answers(data)
     except (ArithmeticError, AssertionError, LookupError, StoreError, TypeError, ValueError) as error:
         return repr(error)
     digest = hashlib.sha256(wire.written)
-    queues = [(q.name, q.ready, q.unacked, q.cursor, q.next) for q in house.broker.queues.values()]
+    queues = [(q.name, q.ready, q.unacked, q.cursor, q.next) for q in harness.broker.queues.values()]
     return f"{len(wire.written)} {digest.hexdigest()} {sorted(queues)}"
 
 

@@ -27,7 +27,7 @@ from kvitto.wire import methods as m
 from kvitto.wire.spec import PROTOCOL_HEADER
 from tests.protocol import sessions
 from tests.protocol.raw import Raw
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.protocol.test_limits import ask
 from tests.support.certificates import Authority
 from tests.support.wait import wait_until
@@ -53,18 +53,18 @@ def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_connection_that_has_ended_is_no_garbage_in_a_cycle() -> None:
     """A look for such garbage takes long where there are many objects, so nothing may need it."""
-    house = House()
+    harness = ProtocolHarness()
     with no_garbage_collection():
-        wire = house.wire()
+        wire = harness.wire()
         ask(wire, m.QueueDeclare("a"), m.BasicQos(0, 1, True), m.BasicConsume("a", "c"))
         ask(wire, m.ChannelOpen(), channel=2)
         ask(wire, m.TxSelect(), m.BasicConsume("a", "d"), channel=2)
         wire.feed(sessions.content(1, m.BasicPublish("", "a"), b"\0\0", b"x") * 5)
-        house.settle()
+        harness.settle_down()
         gone = [weakref.ref(wire.connection)]
         parts = [wire.connection.output, *wire.connection.channels.values()]
         wire.connection.lost()
-        house.settle()
+        harness.settle_down()
         del wire.connection, parts
         assert gone[0]() is None
 

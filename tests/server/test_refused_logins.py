@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ def test_only_users_who_may_not_come_from_elsewhere_are_told_so(
     user: str, loopback: bool, hint: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """W7"""
-    connection = House().wire(login=False).connection
+    connection = ProtocolHarness().wire(login=False).connection
     connection.loopback = loopback
     connection.why_refused(user)
     assert f"login of user '{user}' refused" in caplog.text

@@ -14,7 +14,7 @@ from kvitto.server.driving import IDLE_BYTES
 from kvitto.server.poller import run as run_loop
 from kvitto.server.server import Server
 from kvitto.store.disk import RealDisk
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
 from tests.support.wait import TIMEOUT_S
 
@@ -136,18 +136,18 @@ def test_a_stop_ends_although_its_last_writes_fail(tmp_path: Path) -> None:
 
 def test_a_full_disk_that_fails_next_has_confirmed_nothing() -> None:
     """C2, D4: what a full disk has refused is not stored if the next try ends in another error; its queue is out of service then."""
-    rig = Rig()
-    queue = rig.declare("q")
-    rig.settle_down()
-    rig.disk.full = True
-    rig.publish("q", b"waits")
-    rig.turn()
-    assert rig.broker.full and queue in rig.broker.unwritten
-    rig.disk.full = False
-    rig.disk.fail_at[rig.disk.operations + 1] = StoreError("cannot write: Input/output error")
-    rig.broker.retry_writes()
+    harness = BrokerHarness()
+    queue = harness.declare("q")
+    harness.settle_down()
+    harness.disk.full = True
+    harness.publish("q", b"waits")
+    harness.turn()
+    assert harness.broker.full and queue in harness.broker.unwritten
+    harness.disk.full = False
+    harness.disk.fail_at[harness.disk.operations + 1] = StoreError("cannot write: Input/output error")
+    harness.broker.retry_writes()
     assert queue.fault is not None and "Input/output" in queue.fault
-    assert rig.broker.faults.fresh == [queue] and queue not in rig.broker.unwritten
+    assert harness.broker.faults.fresh == [queue] and queue not in harness.broker.unwritten
 
 
 def test_any_disk_is_told_who_frees_the_bytes_of_removed_files(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.support.certificates import Authority
 from tests.support.wait import TIMEOUT_S, wait_until
 
 
-class House:
+class ProtocolHarness:
     """A broker with a TLS listener, and what a test does to it."""
 
     def __init__(self, broker: Tls, authority: Path) -> None:
@@ -71,41 +71,41 @@ class Eager(Pacing):
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProtocolHarness]:
     authority = Authority(tmp_path_factory.mktemp("tls"))
     pair = authority.sign("server", "/CN=localhost", "DNS:localhost,IP:127.0.0.1")
     with Tls(tmp_path_factory.mktemp("data"), pair.cert, pair.key) as broker:
-        yield House(broker, authority.cert)
+        yield ProtocolHarness(broker, authority.cert)
 
 
 def test_input_that_waits_in_openssl_is_read_when_its_connection_may_go_on(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: ProtocolHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fast publisher was paused when a read had ended inside of a record. The socket had no more, so the rest was never read."""
-    monkeypatch.setattr(house.server, "inbox", Buf(20_000))
-    monkeypatch.setattr(house.server, "pacing", Eager())
-    with house.client() as client:
+    monkeypatch.setattr(harness.server, "inbox", Buf(20_000))
+    monkeypatch.setattr(harness.server, "pacing", Eager())
+    with harness.client() as client:
         client.channel(confirm=True)
         client.declare("records", auto_delete=True)
         messages = 30
-        with house.busy():
+        with harness.busy():
             client.send(content(1, m.BasicPublish("", "records"), b"\0\0", bytes(1000), client.frame_max) * messages)
         confirmed = 0
         while confirmed < messages:
             confirmed = client.expect(m.BasicAck).delivery_tag
 
 
-def test_a_broken_record_behind_a_good_one_ends_the_connection(house: House) -> None:
+def test_a_broken_record_behind_a_good_one_ends_the_connection(harness: ProtocolHarness) -> None:
     """The good one was handled, and the socket said nothing of the broken one again."""
-    client = house.client()
-    peers = house.peers()
+    client = harness.client()
+    peers = harness.peers()
     assert isinstance(client.socket, ssl.SSLSocket)
     plain = socket.socket(fileno=os.dup(client.socket.fileno()))
     with client, plain:
-        with house.busy():
+        with harness.busy():
             client.send(HEARTBEAT)
             plain.sendall(b"\x17\x03\x03\x00\x40" + bytes(64))  # application data with a wrong checksum
-        wait_until(lambda: house.peers() < peers)
+        wait_until(lambda: harness.peers() < peers)
 
 
 def test_a_peer_that_half_closes_behind_its_close_gets_all_that_waits_for_it() -> None:

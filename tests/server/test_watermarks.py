@@ -19,7 +19,7 @@ from kvitto.server.watermarks import Watermarks
 from kvitto.wire import methods as m
 from tests.http.api import Http
 from tests.protocol.raw import NO_PROPERTIES, Raw, content
-from tests.protocol.sansio import BLOCKED, House
+from tests.protocol.sansio import BLOCKED, ProtocolHarness
 from tests.support.wait import wait_until
 
 
@@ -28,8 +28,8 @@ class Machine:
 
     def __init__(self) -> None:
         self.free = self.used = 100 * MIB
-        self.house = House()
-        self.hub = self.house.hub
+        self.harness = ProtocolHarness()
+        self.hub = self.harness.hub
         settings = Config(disk_free_limit=50 * MIB, memory_limit=200 * MIB)
         self.marks = Watermarks(settings, self.hub.alarms.block, lambda: self.free, lambda: self.used)
 
@@ -68,14 +68,14 @@ def test_with_a_large_limit_an_alarm_ends_soon_behind_it() -> None:
 def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     machine = Machine()
-    wire = machine.house.wire(login=False)
+    wire = machine.harness.wire(login=False)
     wire.login(**BLOCKED)
     caplog.clear()
     machine.look(free=10)
     machine.look(used=300)
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, b"0"))
     machine.look(free=100)
-    machine.house.turn()
+    machine.harness.turn()
     [told] = wire.methods()
     assert isinstance(told, m.ConnectionBlocked)
     low_on_disk, low_on_memory = (
@@ -85,7 +85,7 @@ def test_publishers_hear_of_the_first_alarm_and_of_the_end_of_the_last(caplog: p
     )
     assert told.reason == f"{low_on_disk}; {low_on_memory}"
     machine.look(used=100)
-    machine.house.turn()
+    machine.harness.turn()
     assert wire.methods() == [m.ConnectionUnblocked()]
     said = [record.getMessage() for record in caplog.records]
     assert said == [
@@ -130,13 +130,13 @@ def test_reasons_fit_into_a_short_string() -> None:
 def test_what_stays_free_for_acks_is_said() -> None:
     """It said that there was no room left while df showed 17 MiB."""
     machine = Machine()
-    machine.house.disk.free = (16 << 20) + 100_000
-    wire = machine.house.wire()
+    machine.harness.disk.free = (16 << 20) + 100_000
+    wire = machine.harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
-    machine.house.settle()
-    machine.house.store._room = 0
+    machine.harness.settle_down()
+    machine.harness.store._room = 0
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(110_000)))
-    machine.house.turn()
+    machine.harness.turn()
     assert machine.hub.alarms.blocked == (
         "low on disk: no room for messages with 16.1 MiB free, 16 MiB are kept free for acks and definitions;"
         " make room, or consume, purge or delete queues"

@@ -13,7 +13,7 @@ from kvitto.store.commit import Commit
 from kvitto.store.disk import Bytes
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, BasicGetOk, Method
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.ledger import Ledger, Transaction
 from tests.sim.workload import CONFIRMS, TX, Client, content
 
@@ -73,9 +73,11 @@ class Meanwhile:
 
 
 class Actor(Client):
-    def __init__(self, house: House, ledger: Ledger, rng: Random, queues: Plan, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, harness: ProtocolHarness, ledger: Ledger, rng: Random, queues: Plan, numbers: Iterator[int]
+    ) -> None:
         """`numbers`: of bodies."""
-        super().__init__(house, ledger)
+        super().__init__(harness, ledger)
         self.rng = rng
         self.queues = queues
         self.everything = len(queues) > len(PLAIN_QUEUES) + 2
@@ -89,7 +91,7 @@ class Actor(Client):
         self.fanout: list[str] = []
         self.while_full: Callable[[], None] = lambda: None
         """Called now and then as long as the disk is full."""
-        self.inbox = house.wire()
+        self.inbox = harness.wire()
         self.wires.append(self.inbox)
         self.wire.put(STAGE, m.ChannelOpen(), m.ConfirmSelect(False))
         self.wire.put(DRIVER, m.ChannelOpen())
@@ -116,7 +118,7 @@ class Actor(Client):
             self.note_refused(queue, body, True)
 
     def flow(self) -> list[Method]:
-        if self.house.broker.full:
+        if self.harness.broker.full:
             self.while_full()
         return super().flow()
 
@@ -131,7 +133,7 @@ class Actor(Client):
             (4, self.start_or_end_consumer),
             (2, self.get),
             (3, self.flow),
-            (2, self.house.turn),
+            (2, self.harness.turn),
             (3, self.full_sync),
             (3, self.sync_meanwhile),
             (5, self.transaction),
@@ -151,7 +153,7 @@ class Actor(Client):
         return f"m{next(self.numbers)}".encode().ljust(self.rng.choice(SIZES), b".")
 
     def now_ms(self) -> int:
-        return self.house.clock.now_ms()
+        return self.harness.clock.now_ms()
 
     # -- publish ---------------------------------------------------------------------------------------------
 
@@ -432,11 +434,11 @@ class Actor(Client):
 
     def let_time_pass(self) -> None:
         self.let_tick(self.rng.choice((300, 1100, 1100, 4000)))
-        self.house.turn()
+        self.harness.turn()
 
     def let_tick(self, ms: int) -> None:
         """What the clock ends may leave."""
-        self.house.clock.advance(ms / 1000)
+        self.harness.clock.advance(ms / 1000)
         for name, told in self.ledger.queues.items():
             late = [body for body, due in told.expires.items() if due <= self.now_ms()]
             for body in late:
@@ -445,27 +447,27 @@ class Actor(Client):
                 self.ledger.move(name, DEAD, *late)
             else:
                 told.doomed |= set(late)
-        self.house.broker.tick()
+        self.harness.broker.tick()
 
     def sync_meanwhile(self) -> None:
         """More happens while a sync runs, before and between its files."""
-        if self.house.broker.full:
+        if self.harness.broker.full:
             return
-        self.house.turn()
+        self.harness.turn()
         self.read()
-        job: Commit = self.house.store.begin_sync(everything=self.rng.random() < 0.5)
+        job: Commit = self.harness.store.begin_sync(everything=self.rng.random() < 0.5)
         self.something_quick()
         at = self.rng.randint(0, len(job.files))
         job.files.insert(at, Meanwhile(self.something_quick))  # type: ignore[arg-type]
         job.run()
-        self.house.end_sync(job)
+        self.harness.end_sync(job)
         self.rest()
 
     def something_quick(self) -> None:
         """Nothing that waits for an answer."""
-        if self.wire.reading and not self.house.broker.full:
+        if self.wire.reading and not self.harness.broker.full:
             self._send((self.rng.choice((*PLAIN_QUEUES, "work")),), [self.body()], "")
         if self.inbox.reading and self.in_hand:
             self.settle(self.rng.choice(self.in_hand))
-        self.house.turn()
+        self.harness.turn()
         self.read()

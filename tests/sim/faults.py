@@ -15,7 +15,7 @@ from kvitto.broker.transfers.parked import WAIT_MAX_MS
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, decode
 from kvitto.wire.spec import FRAME_BODY, FRAME_METHOD
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.actor import INBOX, PROBE
 from tests.sim.result import Result, finding
 from tests.sim.workload import CONFIRMS, content
@@ -70,20 +70,20 @@ class OutOfService(BaseException):
 def stopping() -> Iterator[list[str]]:
     """Have the broker stop, as if it were killed, at the end of the turn that takes a queue out of service; gives the reasons."""
     taken: list[str] = []
-    take_out, turn = Faults.take_out, House.turn
+    take_out, turn = Faults.take_out, ProtocolHarness.turn
 
     def noting(self: Faults, queue: Queue, error: Exception) -> None:
         take_out(self, queue, error)
         taken.append(str(error))
 
-    def stopping_turn(self: House) -> None:
+    def stopping_turn(self: ProtocolHarness) -> None:
         if taken:
             raise OutOfService
         turn(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Faults, "take_out", noting)
-        patch.setattr(House, "turn", stopping_turn)
+        patch.setattr(ProtocolHarness, "turn", stopping_turn)
         yield taken
 
 
@@ -105,10 +105,10 @@ def fail(world: SimulatedRun, error: StoreError) -> None:
         return
     if world.up:
         actor = getattr(world, "actor", None)
-        if actor is not None and actor.house is world.house:
+        if actor is not None and actor.harness is world.harness:
             actor.read()
-        world.house.fail(error)
-        if actor is not None and actor.house is world.house:
+        world.harness.fail(error)
+        if actor is not None and actor.harness is world.harness:
             assert not actor.read(), "something was told after the failure"
 
 
@@ -140,7 +140,7 @@ def enospc(seed: int, part: float = 1.0) -> Result:
         world.play(ends=0)
         recover(world, length)
         assert not world.actor.unconfirmed, "not confirmed"
-        assert not world.house.store.alarms
+        assert not world.harness.store.alarms
         world.actor.full_sync()
         result.notes["while full, acks that brought the next message"] += probe.acked
         for way in range(1 + CUTS):
@@ -156,9 +156,9 @@ def recover(world: SimulatedRun, length: int) -> None:
     Such a letter is tried again after 1, 2, 4 ... s, at most WAIT_MAX_MS. While the disk is full each wait has to end with another
     attempt, and there may be `length` of them; once there is room, no wait is longer either.
     """
-    house, disk = world.house, world.disk
+    harness, disk = world.harness, world.disk
     was_full, tried, left = True, -1, 0
-    while house.broker.full or any(stored.parked(queue) for queue in house.broker.queues.values()):
+    while harness.broker.full or any(stored.parked(queue) for queue in harness.broker.queues.values()):
         if was_full and disk.operations > tried:
             left = LONGEST if disk.full else min(LONGEST, 2 * length)
             was_full, tried = disk.full, disk.operations
@@ -174,7 +174,7 @@ class Probe:
     MESSAGES = 8
 
     def __init__(self, world: SimulatedRun) -> None:
-        self.house, self.told = world.house, world.ledger.queue(PROBE)
+        self.harness, self.told = world.harness, world.ledger.queue(PROBE)
         self.acked = 0
         actor = world.actor
         actor.declare(PROBE)
@@ -185,7 +185,7 @@ class Probe:
             self.told.sent.append(body)
             actor.wire.feed(content(CONFIRMS, PROBE, body))
         actor.full_sync()
-        self.wire = world.house.wire()
+        self.wire = world.harness.wire()
         self.wire.put(INBOX, m.ChannelOpen(), m.BasicQos(0, 1, False))
         self.wire.put(INBOX, m.BasicConsume(PROBE, PROBE, False, False, False, False, {}))
         actor.rest()
@@ -204,7 +204,7 @@ class Probe:
             self.acked += 1
             self.told.settled.add(self.body)
             self.wire.put(INBOX, m.BasicAck(self.tag, False))
-            self.house.turn()
-            while self.house.hub.unfinished:
-                self.house.turn()
+            self.harness.turn()
+            while self.harness.hub.unfinished:
+                self.harness.turn()
             self.tag, self.body = self.next()

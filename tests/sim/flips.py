@@ -70,9 +70,9 @@ class Flips:
             if kind is not None and content:
                 self.files.setdefault(kind, {})[path] = content
         with SeededIds.others(self.rng):
-            rig = world.begin(world.disk.copy())
-            self.names = {queue.log.queue_id: name for name, queue in rig.broker.vhosts["/"].queues.items()}
-            self.before = served(rig)
+            harness = world.begin(world.disk.copy())
+            self.names = {queue.log.queue_id: name for name, queue in harness.broker.vhosts["/"].queues.items()}
+            self.before = served(harness)
 
     def run(self, flips: int) -> None:
         for _ in range(flips):
@@ -92,12 +92,12 @@ class Flips:
         """How it came out; AssertionError if it did not, and it matters."""
         self.errors.count = 0
         try:
-            rig = self.world.begin(disk)
+            harness = self.world.begin(disk)
         except StoreError:
             assert kind in (JOURNAL, DEFINITIONS), "the start is refused"
             return "start refused"
-        found = served(rig)
-        told = bool(rig.store.alarms or self.errors.count)
+        found = served(harness)
+        told = bool(harness.store.alarms or self.errors.count)
         self.check_bodies(found)
         if found != self.before:
             assert told, "nothing is told of what is missing or back"

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from random import Random
 
 from kvitto.store.commit import Commit
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.cuts import Shown, play
 from tests.sim.result import Result, finding
 from tests.sim.world import (
@@ -30,7 +30,7 @@ from tests.support.recording import RecordingDisk, Replica
 from tests.support.simdisk import SimDisk
 
 
-class Lagging(House):
+class Lagging(ProtocolHarness):
     """A broker that may announce a commit once its replica has all that the commit's sync had covered."""
 
     def __init__(self, disk: RecordingDisk, clock: ManualClock, replica: Replica, rng: Random) -> None:
@@ -73,37 +73,37 @@ class Lagging(House):
         if self.marks:
             self.store.commits.allow(self.before + bisect_right(self.marks, self.replica.applied))
 
-    def settle(self) -> None:
-        super().settle()
+    def settle_down(self) -> None:
+        super().settle_down()
         while self.store.commits.behind:
             self.catch_up()
-            super().settle()
+            super().settle_down()
 
 
 class ReplicatedRun(SimulatedRun):
     """Each end is followed by a start of the leader, or of its replica."""
 
-    house: Lagging
+    harness: Lagging
     disk: RecordingDisk
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, RecordingDisk())
         self.lags = Random(f"{seed} lags")
 
-    def open_house(self) -> House:
+    def open_harness(self) -> ProtocolHarness:
         return Lagging(self.disk, self.clock, Replica(self.disk, self.disk.copy()), self.lags)
 
     def found_after(self, old: SimDisk, kind: str) -> SimDisk:
         found = super().found_after(old, kind)
         if kind != "order" and self.rng.random() < 0.6:
-            found = lost(self.house, self.rng)
+            found = lost(self.harness, self.rng)
         return RecordingDisk.of(found)
 
 
-def lost(house: Lagging, rng: Random) -> SimDisk:
+def lost(harness: Lagging, rng: Random) -> SimDisk:
     """The disk of a replica from which a broker starts when the leader is lost: it has at least all that has been announced."""
-    replica = house.replica.copy()
-    recorded = len(house.leader.recorded)
+    replica = harness.replica.copy()
+    recorded = len(harness.leader.recorded)
     replica.apply(rng.choice((replica.applied, recorded, rng.randint(replica.applied, recorded))))
     disk = replica.disk
     disk._boot += 1  # another machine
@@ -125,9 +125,9 @@ class Losses:
             return
         world = self.world
         rng = Random(f"{world.seed} {world.disk.operations}")
-        found = lost(world.house, rng)
+        found = lost(world.harness, rng)
         state = digest(found), len(world.ledger.queues)
-        with finding(self.result, f"operation {world.disk.operations}, of the replica {world.house.replica.applied}"):
+        with finding(self.result, f"operation {world.disk.operations}, of the replica {world.harness.replica.applied}"):
             self.result.tried += 1
             self.result.notes["states"] += state not in self._seen
             self._seen.add(state)

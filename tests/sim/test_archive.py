@@ -11,12 +11,12 @@ from random import Random
 import pytest
 
 from kvitto.store import journal, log
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.ledger import Ledger
 from tests.sim.test_power_cut import contents
 from tests.sim.workload import Client, bodies, day
 from tests.support.archived import ARCHIVE, Files, bases, entries, segment
-from tests.support.rig import Rig, work_queue
+from tests.support.harness import BrokerHarness, work_queue
 from tests.support.simdisk import FillingDisk, PowerCut, SimDisk
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -43,9 +43,9 @@ class Receipts:
 class Keeper(Client):
     """Declares every queue with an archive, and notes what must stay."""
 
-    def __init__(self, house: House, ledger: Ledger, receipts: Receipts) -> None:
+    def __init__(self, harness: ProtocolHarness, ledger: Ledger, receipts: Receipts) -> None:
         self.receipts = receipts
-        super().__init__(house, ledger)
+        super().__init__(harness, ledger)
 
     def declare(self, name: str, arguments: dict[str, object] | None = None) -> None:
         super().declare(name, {**(arguments or {}), "x-archive": True})
@@ -53,12 +53,12 @@ class Keeper(Client):
     def delete(self, name: str) -> None:
         """What waits goes, and a segment with something that waits; all else stays owed."""
         self.receipts.confirmed.pop(self.incarnation(name), None)
-        if self.house.broker.vhosts["/"].queues[name].messages:
+        if self.harness.broker.vhosts["/"].queues[name].messages:
             self.receipts.gone.pop(self.incarnation(name), None)
         super().delete(name)
 
     def incarnation(self, name: str) -> str:
-        return str(self.house.broker.vhosts["/"].queues[name].log.queue_id)
+        return str(self.harness.broker.vhosts["/"].queues[name].log.queue_id)
 
     def full_sync(self) -> None:
         super().full_sync()
@@ -66,14 +66,14 @@ class Keeper(Client):
 
     def rest(self) -> list[object]:  # type: ignore[override]
         methods = super().rest()
-        for name in self.house.broker.vhosts["/"].queues:
+        for name in self.harness.broker.vhosts["/"].queues:
             confirmed = self.receipts.confirmed.setdefault(self.incarnation(name), set())
             confirmed |= self.ledger.queue(name).confirmed
         return list(methods)
 
     def note(self) -> None:
         for name, told in self.ledger.queues.items():
-            if told.exists and name in self.house.broker.vhosts["/"].queues:
+            if told.exists and name in self.harness.broker.vhosts["/"].queues:
                 self.receipts.gone.setdefault(self.incarnation(name), set()).update(told.gone & told.confirmed)
 
 
@@ -94,7 +94,7 @@ def purge(client: Client) -> None:
     client.declare("clean")
     trickle(client, "clean", bodies("c", 0, 10, 200))
     client.ledger.queue("clean").settled |= set(client.ledger.queue("clean").sent)
-    client.house.broker.vhosts["/"].queues["clean"].purge()
+    client.harness.broker.vhosts["/"].queues["clean"].purge()
     client.full_sync()
     client.full_sync()
     client.declare("brief")
@@ -114,8 +114,8 @@ def run(cut_at: int | None, what: Callable[[Client], None], linking: bool = True
     disk, ledger, receipts = SimDisk(), Ledger(), Receipts()
     disk.cut_at, disk.linking = cut_at, linking
     try:
-        house = House(disk)
-        what(Keeper(house, ledger, receipts))
+        harness = ProtocolHarness(disk)
+        what(Keeper(harness, ledger, receipts))
     except PowerCut:
         pass
     else:
@@ -135,10 +135,10 @@ def check_files(files: Files) -> None:
 def check(disk: SimDisk, ledger: Ledger, receipts: Receipts) -> Files:
     """Before a start and after one: the books of the client, and every receipt. Gives the files after the start."""
     check_files(disk.files())
-    rig = Rig(disk)
-    rig.settle_down()
-    assert not rig.store.alarms
-    files = rig.disk.files()
+    harness = BrokerHarness(disk)
+    harness.settle_down()
+    assert not harness.store.alarms
+    files = harness.disk.files()
     check_files(files)
     for queue_id, gone in receipts.gone.items():
         found = entries(files, queue_id)
@@ -147,16 +147,16 @@ def check(disk: SimDisk, ledger: Ledger, receipts: Receipts) -> Files:
     for queue_id, confirmed in receipts.confirmed.items():
         lost = confirmed - {e.body for e in entries(files, queue_id).values()}
         assert not lost, f"{queue_id}: neither waiting nor archived: {lost}"
-    offsets = {queue_id: {o: e.body for o, e in entries(files, queue_id).items()} for queue_id in rig.broker.queues}
-    for name in rig.broker.vhosts["/"].queues:
-        queue = work_queue(rig.broker, name)
+    offsets = {queue_id: {o: e.body for o, e in entries(files, queue_id).items()} for queue_id in harness.broker.queues}
+    for name in harness.broker.vhosts["/"].queues:
+        queue = work_queue(harness.broker, name)
         waiting = {o for start, n in queue.backlog.requeued for o in range(start, start + n)} | set(
             range(queue.cursor, queue.next)
         )
         for offset in waiting:
             message = queue.read(offset)
             assert message is not None and offsets[queue.log.queue_id][offset] == message[2], f"{offset}: a wrong body"
-    ledger.check(contents(rig))
+    ledger.check(contents(harness))
     return files
 
 
@@ -186,12 +186,12 @@ def test_a_start_that_is_cut_short_itself_loses_no_receipt() -> None:
         rng = Random(cut_at)
         found = copy.deepcopy(disk).crash(rng, hostile=True)
         whole = copy.deepcopy(found)
-        Rig(whole).settle_down()
+        BrokerHarness(whole).settle_down()
         if whole.operations == found.operations:
             continue
         found.cut_at = found.operations + rng.randint(1, whole.operations - found.operations)
         with pytest.raises(PowerCut):
-            Rig(found).settle_down()
+            BrokerHarness(found).settle_down()
         again = found.crash(rng, hostile=True)
         try:
             check(again, ledger, receipts)
@@ -202,7 +202,7 @@ def test_a_start_that_is_cut_short_itself_loses_no_receipt() -> None:
 def opened() -> int:
     """Operations of a first start, which needs some room."""
     disk = SimDisk()
-    House(disk)
+    ProtocolHarness(disk)
     return disk.operations
 
 
@@ -214,16 +214,16 @@ def test_a_full_disk_loses_no_receipt(length: int, linking: bool) -> None:
     for start in range(opened() + 1, disk.operations, 1 if THOROUGH else 5):
         filling, ledger, receipts = FillingDisk(start, length), Ledger(), Receipts()
         filling.linking = linking
-        house = House(filling)
-        client = Keeper(house, ledger, receipts)
+        harness = ProtocolHarness(filling)
+        client = Keeper(harness, ledger, receipts)
         try:
             purge(client)
             for seconds in [*[2.0] * length, 61.0]:
-                house.clock.advance(seconds)
-                house.broker.tick()
+                harness.clock.advance(seconds)
+                harness.broker.tick()
                 client.rest()
             client.full_sync()
-            assert not house.store.alarms
+            assert not harness.store.alarms
             check(filling.kill(), ledger, receipts)
         except BaseException as error:
             raise AssertionError(f"full from operation {start} on") from error

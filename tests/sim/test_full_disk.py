@@ -11,13 +11,13 @@ import pytest
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import journal, log
 from kvitto.wire import methods as m
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.faults import OutOfService, stopping
 from tests.sim.ledger import Ledger
 from tests.sim.test_power_cut import contents, look
 from tests.sim.workload import PLAIN, Client, day
 from tests.support import stored
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 from tests.support.simdisk import FillingDisk, SimDisk
 
 STEP = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
@@ -33,9 +33,9 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def operations() -> tuple[int, int]:
     """When the client comes, and when its day is over."""
     disk = SimDisk()
-    house = House(disk)
+    harness = ProtocolHarness(disk)
     first = disk.operations
-    day(Client(house, Ledger()))
+    day(Client(harness, Ledger()))
     return first, disk.operations
 
 
@@ -44,19 +44,19 @@ def test_a_full_disk_loses_nothing_and_the_broker_goes_on_when_there_is_room(len
     """D4: whichever write is the first that finds no room, all is confirmed, committed and moved in the end, once."""
     first, last = operations()
     for start in range(first, last, STEP):
-        house, ledger = House(FillingDisk(start, length)), Ledger()
-        client = Client(house, ledger)
+        harness, ledger = ProtocolHarness(FillingDisk(start, length)), Ledger()
+        client = Client(harness, ledger)
         try:
             day(client)
             for _ in range(length):
-                house.clock.advance(2.0)
-                house.broker.tick()  # parked dead letters are tried again
+                harness.clock.advance(2.0)
+                harness.broker.tick()  # parked dead letters are tried again
                 client.rest()
             assert not client.unconfirmed
-            assert not any(stored.parked(queue) for queue in house.broker.queues.values())
-            assert not house.store.alarms
+            assert not any(stored.parked(queue) for queue in harness.broker.queues.values())
+            assert not harness.store.alarms
             client.full_sync()
-            ledger.check(look(house.disk.kill(), ledger.ends))
+            ledger.check(look(harness.disk.kill(), ledger.ends))
         except BaseException as error:
             raise AssertionError(f"full from operation {start} on") from error
 
@@ -65,22 +65,22 @@ def test_an_end_while_the_disk_is_full_leaves_nothing_that_looks_like_damage() -
     """D3: half a block, footer or record stayed where it had found no room, and the next start raised an alarm or refused."""
     first, last = operations()
     for start in range(first, last, STEP):
-        house, ledger = House(FillingDisk(start, 1 << 60)), Ledger()
-        client = Client(house, ledger)
+        harness, ledger = ProtocolHarness(FillingDisk(start, 1 << 60)), Ledger()
+        client = Client(harness, ledger)
         client.patience = 3
         with suppress(AssertionError):  # it waits for ever
             day(client)
         in_order = True
         try:
-            house.broker.finish()
-            house.store.shut()
+            harness.broker.finish()
+            harness.store.shut()
         except StoreFull:
             in_order = False
-        rig = Rig(house.disk.kill())
+        restarted = BrokerHarness(harness.disk.kill())
         try:
-            assert rig.store.ending.in_order == in_order
-            assert not rig.store.alarms
-            found = contents(rig)
+            assert restarted.store.ending.in_order == in_order
+            assert not restarted.store.alarms
+            found = contents(restarted)
             assert all(name in found for name, told in ledger.queues.items() if told.exists)
             ledger.check_lost({name: {body for body, _ in messages} for name, messages in found.items()})
         except BaseException as error:
@@ -89,49 +89,49 @@ def test_an_end_while_the_disk_is_full_leaves_nothing_that_looks_like_damage() -
 
 def test_an_end_that_a_full_disk_has_taken_acks_from_is_not_in_order() -> None:
     """D4, A11: it said nothing, its exit code was 0, and what had been acked came again, not flagged."""
-    rig = Rig()
-    rig.declare("q")
+    harness = BrokerHarness()
+    harness.declare("q")
     for body in (b"a", b"b"):
-        rig.publish("q", body)
-    rig.settle_down()
-    rig.disk.full = True
-    for delivery in rig.take("q"):
-        rig.queue("q").ack(delivery.offset, 1)
+        harness.publish("q", body)
+    harness.settle_down()
+    harness.disk.full = True
+    for delivery in harness.take("q"):
+        harness.queue("q").ack(delivery.offset, 1)
     with pytest.raises(StoreFull, match="what came last could not be written"):
-        rig.broker.finish()
-    rig.disk.full = False
-    rig.broker.finish()
-    rig.store.shut()
-    rig.disk = rig.disk.kill()
-    rig.start()
-    assert rig.store.ending.in_order and rig.peek("q") == []
+        harness.broker.finish()
+    harness.disk.full = False
+    harness.broker.finish()
+    harness.store.shut()
+    harness.disk = harness.disk.kill()
+    harness.start()
+    assert harness.store.ending.in_order and harness.peek("q") == []
 
 
 def test_acks_work_while_the_disk_is_full_and_a_durable_queue_declared_then_is_answered_later() -> None:
     """D2, D4: a StoreFull of the definitions log ended the process."""
-    house, ledger = House(), Ledger()
-    client = Client(house, ledger)
+    harness, ledger = ProtocolHarness(), Ledger()
+    client = Client(harness, ledger)
     client.declare("q")
     client.publish("q", b"a", b"b")
     client.rest()
     client.consume("q", prefetch=1)
-    house.disk.full = True
+    harness.disk.full = True
     client.ack("q", b"a")
     client.flow()
     assert (PLAIN, b"b") in client.tags, "the ack gave no credit"
     client.put(PLAIN, m.QueueDeclare("late", False, True, False, False, False, {}))
     assert not any(isinstance(method, m.QueueDeclareOk) for method in client.flow() + client.flow())
-    assert "late" not in look(house.disk.kill())
-    house.disk._dead = False
-    house.disk.full = False
+    assert "late" not in look(harness.disk.kill())
+    harness.disk._dead = False
+    harness.disk.full = False
     assert any(isinstance(method, m.QueueDeclareOk) for method in client.rest())
-    assert "late" in look(house.disk.kill())
+    assert "late" in look(harness.disk.kill())
 
 
 def test_acks_that_a_queue_had_not_written_when_it_went_out_of_service_come_again_flagged() -> None:
     """D6, A9, A11: the ledger took them for synced, since the sync behind that turn covered all other queues."""
-    house, ledger = House(), Ledger()
-    client = Client(house, ledger)
+    harness, ledger = ProtocolHarness(), Ledger()
+    client = Client(harness, ledger)
     for name in ("other", "q"):
         client.declare(name)
         client.publish(name, name.encode() + b"1", name.encode() + b"2")
@@ -139,10 +139,10 @@ def test_acks_that_a_queue_had_not_written_when_it_went_out_of_service_come_agai
         client.consume(name, prefetch=1)
         client.rest()
         client.ack(name, name.encode() + b"1")
-    house.disk.fail_at[house.disk.operations + 1] = StoreError("the device is gone")
+    harness.disk.fail_at[harness.disk.operations + 1] = StoreError("the device is gone")
     client.full_sync()
-    assert [queue.name for queue in house.broker.listed if queue.fault is not None] == ["q"]
-    found = look(house.disk.kill())
+    assert [queue.name for queue in harness.broker.listed if queue.fault is not None] == ["q"]
+    found = look(harness.disk.kill())
     assert found == {"q": [(b"q1", True), (b"q2", True)], "other": [(b"other2", True)]}
     ledger.check(found)
 
@@ -153,16 +153,16 @@ def test_after_a_failed_sync_nothing_is_told_any_more() -> None:
     for at in range(first + 1, last, STEP):
         disk, ledger = SimDisk(), Ledger()
         disk.fail_at[at] = StoreError("the device is gone")
-        house = House(disk)
-        client = Client(house, ledger)
+        harness = ProtocolHarness(disk)
+        client = Client(harness, ledger)
         # a sync fails in its job; a write takes its queue out of service
         with stopping(), suppress(StoreError, AssertionError, OutOfService):
             day(client)
-        if house.store.failed is not None:
+        if harness.store.failed is not None:
             with pytest.raises(AssertionError):
-                house.store.begin_sync(everything=True)
+                harness.store.begin_sync(everything=True)
             with suppress(StoreError):
-                house.turn()
+                harness.turn()
                 client.read()
         for seed in range(3):
             ledger.check(look(disk.copy().crash(Random(seed)), ledger.ends))

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from kvitto.store import definitions, journal, log
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.ledger import Ledger
 from tests.sim.workload import Client, churn, day
-from tests.support.rig import Rig, Taker
+from tests.support.harness import BrokerHarness, Taker
 from tests.support.simdisk import PowerCut, SimDisk
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -34,8 +34,8 @@ def run(cut_at: int | None, day: Callable[[Client], None] = day) -> tuple[SimDis
     disk, ledger = SimDisk(), Ledger()
     disk.cut_at = cut_at
     try:
-        house = House(disk)
-        day(Client(house, ledger))
+        harness = ProtocolHarness(disk)
+        day(Client(harness, ledger))
     except PowerCut:
         pass
     else:
@@ -46,10 +46,10 @@ def run(cut_at: int | None, day: Callable[[Client], None] = day) -> tuple[SimDis
 Found = dict[str, list[tuple[bytes, bool]]]
 
 
-def contents(rig: Rig) -> Found:
+def contents(harness: BrokerHarness) -> Found:
     """Every message of every queue with its redelivered flag; takes them."""
     found: Found = {}
-    for name, queue in rig.broker.vhosts["/"].queues.items():
+    for name, queue in harness.broker.vhosts["/"].queues.items():
         taker = Taker(queue, no_ack=True)
         while queue.get(taker):
             pass
@@ -59,14 +59,14 @@ def contents(rig: Rig) -> Found:
 
 def look(disk: SimDisk, ends: dict[str, int] | None = None) -> Found:
     """What a start from this disk would serve; the disk itself is left alone. `ends`: no offset below these is used again."""
-    rig = Rig(copy.deepcopy(disk))
-    assert not rig.store.alarms
+    harness = BrokerHarness(copy.deepcopy(disk))
+    assert not harness.store.alarms
     for incarnation, end in (ends or {}).items():
-        queue = rig.broker.queues.get(incarnation)
+        queue = harness.broker.queues.get(incarnation)
         assert queue is None or queue.next >= queue.log.announced_end >= end, (
             f"{queue.name}: {queue.next} is told again"
         )
-    return contents(rig)
+    return contents(harness)
 
 
 def names(messages: list[tuple[bytes, bool]]) -> list[bytes]:
@@ -125,12 +125,12 @@ def test_a_second_start_is_the_same_as_the_first() -> None:
         found = copy.deepcopy(disk).crash(rng, hostile=True)
         first = look(found, ledger.ends)
         again = copy.deepcopy(found)
-        Rig(again)
+        BrokerHarness(again)
         assert look(again.kill(), ledger.ends) == first, f"cut at {cut_at}: killed after the start"
         starting = copy.deepcopy(found)
         starting.cut_at = starting.operations + rng.randint(1, again.operations - found.operations)
         with pytest.raises(PowerCut):
-            Rig(starting)
+            BrokerHarness(starting)
         second = look(starting.crash(rng, hostile=True), ledger.ends)
         ledger.check(second)
         assert [names(m) for m in second.values()] == [names(m) for m in first.values()], (
@@ -144,19 +144,19 @@ def test_life_goes_on_after_a_power_cut() -> None:
     for cut_at in range(3, operations() + 1, STEP * 4):
         disk, ledger = run(cut_at)
         rng = Random(cut_at)
-        rig = Rig(copy.deepcopy(disk).crash(rng, hostile=True))
-        for name in rig.broker.vhosts["/"].queues:
+        harness = BrokerHarness(copy.deepcopy(disk).crash(rng, hostile=True))
+        for name in harness.broker.vhosts["/"].queues:
             told = ledger.queue(name)
             told.exists = True
             fresh = [f"{name}-fresh-{i}".encode() for i in range(3)]
             told.sent += fresh
             told.confirmed |= set(fresh)
             for body in fresh:
-                rig.publish(name, body)
-        rig.turn()
+                harness.publish(name, body)
+        harness.turn()
         if rng.random() < 0.5:
-            rig.kill()
-        rig.settle_down()
+            harness.kill()
+        harness.settle_down()
         for _ in range(3):
-            ledger.check(look(copy.deepcopy(rig.disk).crash(rng, hostile=True)))
-            rig.kill()
+            ledger.check(look(copy.deepcopy(harness.disk).crash(rng, hostile=True)))
+            harness.kill()

@@ -90,7 +90,7 @@ def replace(monkeypatch: pytest.MonkeyPatch, where: type, name: str, broken: Any
             part = self if where is Store else self.commits
             setattr(part, name, partial(broken, part))
 
-    for module in ("tests.support.rig", "tests.protocol.sansio"):
+    for module in ("tests.support.harness", "tests.protocol.sansio"):
         monkeypatch.setattr(f"{module}.Store", Broken)
 
 

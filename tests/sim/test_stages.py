@@ -13,8 +13,8 @@ from kvitto.store import journal, log
 from kvitto.wire import methods as m
 from kvitto.wire.methods import Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
-from tests.protocol.sansio import House, Wire
-from tests.support.rig import Rig, Taker
+from tests.protocol.sansio import ProtocolHarness, Wire
+from tests.support.harness import BrokerHarness, Taker
 from tests.support.simdisk import SimDisk
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -64,10 +64,10 @@ def expected() -> dict[str, list[bytes]]:
 class Job:
     """What a sink does: asks for the last batch, and writes those behind it. `told`: the batches whose commit was answered."""
 
-    def __init__(self, house: House, told: list[int]) -> None:
-        self.house = house
+    def __init__(self, harness: ProtocolHarness, told: list[int]) -> None:
+        self.harness = harness
         self.told = told
-        self.wire: Wire = house.wire()
+        self.wire: Wire = harness.wire()
         for channel in (*TASKS, 3, DRIVER):
             if channel != 1:
                 self.wire.put(channel, m.ChannelOpen())
@@ -80,7 +80,7 @@ class Job:
         self.wire.put(channel, method)
         answers: list[Method] = []
         for _ in range(100):
-            self.house.settle()
+            self.harness.settle_down()
             answers += [decode(p) for kind, c, p in self.wire.frames() if kind == FRAME_METHOD and c == channel]
             if answers:
                 return answers[-1]
@@ -92,7 +92,7 @@ class Job:
         messages = rows(batch, task)
         for exchange, key, body in messages[: 3 if half else None]:
             self.wire.feed(content(channel, exchange, key, body))
-        self.house.settle()
+        self.harness.settle_down()
         acks = [method for method in self.wire.methods() if isinstance(method, m.BasicAck)]
         assert acks, "not confirmed"
         return name
@@ -113,11 +113,11 @@ class Job:
 
 
 def contents(disk: SimDisk) -> dict[str, list[bytes]]:
-    rig = Rig(copy.deepcopy(disk))
-    assert not rig.store.alarms
+    harness = BrokerHarness(copy.deepcopy(disk))
+    assert not harness.store.alarms
     found = {}
     for name in ("a", "b"):
-        queue = rig.broker.vhosts["/"].queues[name]
+        queue = harness.broker.vhosts["/"].queues[name]
         taker = Taker(queue, no_ack=True)
         while queue.get(taker):
             pass
@@ -125,22 +125,22 @@ def contents(disk: SimDisk) -> dict[str, list[bytes]]:
     return found
 
 
-def rest(house: House) -> None:
+def rest(harness: ProtocolHarness) -> None:
     """Until all that was committed has moved."""
     for _ in range(200):
-        house.clock.advance(1.0)
-        house.broker.tick()
-        house.settle()
-        if not any(writer.moving for writer in house.broker.stages.writers.values()):
+        harness.clock.advance(1.0)
+        harness.broker.tick()
+        harness.settle_down()
+        if not any(writer.moving for writer in harness.broker.stages.writers.values()):
             return
     raise AssertionError("something never moves")
 
 
-def begin(disk: SimDisk, told: list[int]) -> House:
-    house = House(disk)
-    Job(house, told).run()
-    rest(house)
-    return house
+def begin(disk: SimDisk, told: list[int]) -> ProtocolHarness:
+    harness = ProtocolHarness(disk)
+    Job(harness, told).run()
+    rest(harness)
+    return harness
 
 
 def test_every_batch_comes_once_and_whole_wherever_the_power_goes() -> None:
@@ -156,8 +156,8 @@ def test_every_batch_comes_once_and_whole_wherever_the_power_goes() -> None:
                 raise AssertionError(f"cut at {disk.operations}, seed {seed}") from error
 
     disk.watch = cut
-    house = begin(disk, told)
+    harness = begin(disk, told)
     assert disk.operations > 100
-    assert not house.broker.stages.open_stages, "what was not committed is gone"
+    assert not harness.broker.stages.open_stages, "what was not committed is gone"
     assert len(disk.listdir("queues")) == 2
     assert contents(disk.kill()) == expected()

@@ -16,7 +16,7 @@ from kvitto.store import stream as stream_store
 from kvitto.store.batch import Batch
 from kvitto.store.record import Append, Record
 from tests.support import stored
-from tests.support.rig import NO_PROPERTIES, Rig, Taker, address
+from tests.support.harness import NO_PROPERTIES, BrokerHarness, Taker, address
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
@@ -66,50 +66,50 @@ class Reader(Taker):
         self.queue.mark_dirty()
 
 
-def day(rig: Rig, told: Told) -> None:
+def day(harness: BrokerHarness, told: Told) -> None:
     arguments: dict[str, Any] = {"x_max_length": told.length, "x_stream_max_segment_size_bytes": told.segment}
-    queue = rig.declare("s", x_queue_type="stream", **arguments)
+    queue = harness.declare("s", x_queue_type="stream", **arguments)
     assert isinstance(queue, Stream)
-    rig.declare("beside")
-    rig.settle_down()
+    harness.declare("beside")
+    harness.settle_down()
     told.declared = True
     reader = Reader(queue, told)
     for hour in range(12):
         for _ in range(1 + hour % 4):
             told.sent.append(f"m{len(told.sent)}".ljust(20 + 40 * (hour % 3), ".").encode())
-            rig.publish("s", told.sent[-1])
-        rig.turn()
+            harness.publish("s", told.sent[-1])
+        harness.turn()
         queue.mark_dirty()
-        rig.turn()  # what has been written is not durable yet: nobody may get it
+        harness.turn()  # what has been written is not durable yet: nobody may get it
         now = len(told.sent)
-        rig.store.commits.when_announced(lambda now=now: setattr(told, "confirmed", now))  # type: ignore[misc]
-        rig.sync(everything=hour % 2 == 0)
+        harness.store.commits.when_announced(lambda now=now: setattr(told, "confirmed", now))  # type: ignore[misc]
+        harness.sync(everything=hour % 2 == 0)
         reader.ack()
-        rig.clock.advance(streams.SAVE_MS / 1000)
-        rig.broker.tick()
+        harness.clock.advance(streams.SAVE_MS / 1000)
+        harness.broker.tick()
         acked = told.acked
-        rig.sync()
+        harness.sync()
         told.saved = acked
         if hour % 3 == 2:
-            transact(rig, queue, told)
-    rig.settle_down()
+            transact(harness, queue, told)
+    harness.settle_down()
     reader.ack()
 
 
-def transact(rig: Rig, queue: Stream, told: Told) -> None:
+def transact(harness: BrokerHarness, queue: Stream, told: Told) -> None:
     """T4: to the stream and to a queue beside it, at once."""
     told.sent.append(f"t{len(told.sent)}".encode())
     record = Record()
-    for to in (queue, rig.queue("beside")):
+    for to in (queue, harness.queue("beside")):
         record.appends.append(Append(to.log.queue_id, address(to.name), NO_PROPERTIES, told.sent[-1], -1))
 
     def done() -> None:
-        rig.broker.apply(record)
+        harness.broker.apply(record)
         told.confirmed = len(told.sent)
 
-    rig.broker.records.write(record, done, lambda: None)
+    harness.broker.records.write(record, done, lambda: None)
     while told.confirmed < len(told.sent):  # a journal file that is new waits for the inventory, too
-        rig.sync(everything=False)
+        harness.sync(everything=False)
 
 
 def run(cut_at: int | None, *retention: int) -> tuple[SimDisk, Told]:
@@ -118,7 +118,7 @@ def run(cut_at: int | None, *retention: int) -> tuple[SimDisk, Told]:
     told.length, told.segment = retention
     disk.cut_at = cut_at
     try:
-        day(Rig(disk), told)
+        day(BrokerHarness(disk), told)
     except PowerCut:
         pass
     else:
@@ -126,9 +126,9 @@ def run(cut_at: int | None, *retention: int) -> tuple[SimDisk, Told]:
     return disk, told
 
 
-def check(rig: Rig, told: Told) -> None:
-    assert not rig.store.alarms
-    queue = rig.broker.vhosts["/"].queues.get("s")
+def check(harness: BrokerHarness, told: Told) -> None:
+    assert not harness.store.alarms
+    queue = harness.broker.vhosts["/"].queues.get("s")
     if queue is None:
         assert not told.declared
         return
@@ -141,7 +141,7 @@ def check(rig: Rig, told: Told) -> None:
         assert message is None or message[2] == told.sent[offset]
     for offset in range(min(kept, told.confirmed), told.confirmed):
         assert offset >= queue.cursor, f"{offset} was confirmed, and is gone"
-    beside = rig.peek("beside") if told.declared else []
+    beside = harness.peek("beside") if told.declared else []
     assert len(set(beside)) == len(beside), "a record was applied twice"
     for offset in range(queue.cursor, queue.next):
         message = stored.read(queue, offset)
@@ -153,9 +153,9 @@ def check(rig: Rig, told: Told) -> None:
 def operations(*retention: int) -> int:
     disk, told = run(None, *retention)
     assert told.confirmed == len(told.sent) == told.acked == 34
-    rig = Rig(disk.kill())
-    check(rig, told)
-    assert rig.queue("s").cursor > 10, "retention has done something"
+    harness = BrokerHarness(disk.kill())
+    check(harness, told)
+    assert harness.queue("s").cursor > 10, "retention has done something"
     return disk.operations
 
 
@@ -167,9 +167,9 @@ def test_nothing_confirmed_or_read_is_lost_wherever_the_power_goes(retention: tu
         for seed in range(SEEDS):
             found = copy.deepcopy(disk).crash(Random(1000 * cut_at + seed), hostile=seed % 2 == 1)
             try:
-                rig = Rig(found)
-                check(rig, told)
-                rig.kill()
-                check(rig, told)
+                harness = BrokerHarness(found)
+                check(harness, told)
+                harness.kill()
+                check(harness, told)
             except BaseException as error:
                 raise AssertionError(f"cut at {cut_at}, seed {seed}") from error

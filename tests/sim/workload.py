@@ -9,17 +9,17 @@ from typing import Any
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method, decode, frame
 from kvitto.wire.spec import FRAME_BODY, FRAME_HEADER, FRAME_METHOD
-from tests.protocol.sansio import House, Wire
+from tests.protocol.sansio import ProtocolHarness, Wire
 from tests.sim.ledger import Ledger, Transaction
 
 CONFIRMS, PLAIN, TX = 1, 2, 3
 
 
 class Client:
-    def __init__(self, house: House, ledger: Ledger) -> None:
-        self.house = house
+    def __init__(self, harness: ProtocolHarness, ledger: Ledger) -> None:
+        self.harness = harness
         self.ledger = ledger
-        self.wire: Wire = house.wire()
+        self.wire: Wire = harness.wire()
         self.wires = [self.wire]
         self.unconfirmed: dict[int, tuple[tuple[str, ...], bytes]] = {}
         self.published = 0
@@ -53,7 +53,7 @@ class Client:
                     self._channels.append(channel)
             elif kind == FRAME_BODY:
                 self.take(self._deliveries.pop(0), self._channels.pop(0), payload)
-        for queue in self.house.broker.queues.values():
+        for queue in self.harness.broker.queues.values():
             if queue.durable:
                 self.ledger.tell_end(queue.log.queue_id, queue.log.announced_end)
         return methods
@@ -86,47 +86,47 @@ class Client:
 
     def flow(self) -> list[Method]:
         """A turn and a sync of what somebody waits for."""
-        if self.house.broker.full:
+        if self.harness.broker.full:
             self.let_tick(1000)
-            self.house.broker.retry_writes()
-        self.house.turn()
+            self.harness.broker.retry_writes()
+        self.harness.turn()
         methods = self.read()
-        if self.house.store.commits.waiting:
-            self.house.sync()
+        if self.harness.store.commits.waiting:
+            self.harness.sync()
         return methods + self.read()
 
     def let_tick(self, ms: int) -> None:
-        self.house.clock.advance(ms / 1000)
-        self.house.broker.tick()
+        self.harness.clock.advance(ms / 1000)
+        self.harness.broker.tick()
 
     def rest(self) -> list[Method]:
         methods = self.flow()
-        commits = self.house.store.commits
+        commits = self.harness.store.commits
         for _ in range(self.patience):
-            if not (commits.waiting or commits.behind or self.house.broker.full or self.house.hub.unfinished):
+            if not (commits.waiting or commits.behind or self.harness.broker.full or self.harness.hub.unfinished):
                 return methods
             methods += self.flow()
         raise AssertionError("the broker never comes to rest")
 
     def full_sync(self) -> None:
         """Settlements too."""
-        commits = self.house.store.commits
+        commits = self.harness.store.commits
         gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
-        self.house.turn()
-        while self.house.hub.unfinished:
-            self.house.turn()
+        self.harness.turn()
+        while self.harness.hub.unfinished:
+            self.harness.turn()
         self.read()
-        for queue in self.house.broker.queues.values():
+        for queue in self.harness.broker.queues.values():
             if queue.fault is not None:  # it writes nothing any more: what it had not written comes again (D6)
                 gone.pop(queue.name, None)
-        job = self.house.store.begin_sync(everything=True)
+        job = self.harness.store.begin_sync(everything=True)
         job.run()
-        self.house.end_sync(job)
+        self.harness.end_sync(job)
         for name, bodies in gone.items():
             # a replica that has not synced them yet may bring them back
-            if not self.house.broker.unwritten and (commits.allowed is None or commits.allowed >= commits.syncs):
+            if not self.harness.broker.unwritten and (commits.allowed is None or commits.allowed >= commits.syncs):
                 self.ledger.queue(name).gone |= bodies
-        self.house.turn()
+        self.harness.turn()
         self.read()
 
     # -- what the client does --------------------------------------------------------------------------------
@@ -183,21 +183,21 @@ class Client:
 
     def expire(self, source: str, target: str, *bodies: bytes) -> None:
         self.ledger.move(source, target, *bodies)
-        self.house.clock.advance(2.0)
-        self.house.broker.tick()
+        self.harness.clock.advance(2.0)
+        self.harness.broker.tick()
         self.rest()
 
     def meanwhile(self, act: Callable[[], None]) -> None:
         """A sync runs while more happens: it covers what was there when it began."""
-        self.house.turn()
+        self.harness.turn()
         self.read()
-        store = self.house.store
+        store = self.harness.store
         job = store.begin_sync(everything=True)
         act()
-        self.house.turn()
+        self.harness.turn()
         self.read()
         job.run()
-        self.house.end_sync(job)
+        self.harness.end_sync(job)
         self.rest()
 
     def roll_back(self, queue: str, *bodies: bytes) -> None:
@@ -306,7 +306,7 @@ def day(client: Client) -> None:
     client.publish("through", *bodies("p", 9, 11))
     client.rest()
     client.publish("work", *bodies("w", 14, 16))
-    client.house.turn()
+    client.harness.turn()
     client.read()
     client.reject("work", "dead", *bodies("w", 12, 15))  # 14 is not durable yet
     client.rest()

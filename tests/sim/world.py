@@ -20,13 +20,13 @@ from kvitto.broker.transfers import deadletter, stages
 from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, store, stream
 from kvitto.store.repair.survey import Survey
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.sim.actor import Actor, Plan, plan
 from tests.sim.ledger import Ledger
 from tests.support import stored
 from tests.support.archived import entries
 from tests.support.clock import ManualClock
-from tests.support.rig import Rig, Taker
+from tests.support.harness import BrokerHarness, Taker
 from tests.support.simdisk import SimDisk
 
 Found = dict[str, list[tuple[bytes, bool]]]
@@ -107,7 +107,7 @@ class SimulatedRun:
         self.ledger = Ledger()
         self._numbers = count(1)
         self.up = False
-        self.house: House
+        self.harness: ProtocolHarness
         self.actor: Actor
 
     def play(self, steps: int = 60, ends: int = 2) -> None:
@@ -124,22 +124,22 @@ class SimulatedRun:
 
     def start(self) -> None:
         self.up = False
-        self.house = self.open_house()
+        self.harness = self.open_harness()
         self.up = True
         if self.ledger.queues:
-            self.house.settle()
-            found = waiting(self.house.broker)
+            self.harness.settle_down()
+            found = waiting(self.harness.broker)
             self.ledger.check(found)
             self.ledger.adopt(found)
-        self.actor = Actor(self.house, self.ledger, self.rng, self.queues, self._numbers)
+        self.actor = Actor(self.harness, self.ledger, self.rng, self.queues, self._numbers)
 
-    def open_house(self) -> House:
+    def open_harness(self) -> ProtocolHarness:
         """Start a broker on the disk."""
-        return House(self.disk, self.clock)
+        return ProtocolHarness(self.disk, self.clock)
 
-    def begin(self, disk: SimDisk) -> Rig:
+    def begin(self, disk: SimDisk) -> BrokerHarness:
         """A start at this time, on another disk."""
-        return Rig(disk, ManualClock(self.clock.wall_ms, self.clock.seconds))
+        return BrokerHarness(disk, ManualClock(self.clock.wall_ms, self.clock.seconds))
 
     def end(self, kind: str) -> None:
         """In order, by a kill, or by a power cut; the disk is the next one's."""
@@ -148,9 +148,9 @@ class SimulatedRun:
             self.actor.rest()
             for wire in self.actor.wires:
                 wire.connection.lost()
-            self.house.turn()
-            self.house.broker.finish()
-            self.house.store.shut()
+            self.harness.turn()
+            self.harness.broker.finish()
+            self.harness.store.shut()
         old.watch, watch = None, old.watch
         self.disk = self.found_after(old, kind)
         self.disk.watch, self.disk.trace, self.disk.operations, self.disk.reads = (
@@ -178,41 +178,41 @@ def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
     return ((body, stored.flagged(queue, offset)) for offset, body in stored.bodies(queue))
 
 
-def moving(rig: Rig) -> bool:
+def moving(harness: BrokerHarness) -> bool:
     """Whether anything is on its way from one queue to another."""
-    letters, writers = rig.broker.dead_letters, rig.broker.stages.writers.values()
+    letters, writers = harness.broker.dead_letters, harness.broker.stages.writers.values()
     return bool(letters.moves or letters.in_flight or any(writer.moving for writer in writers))
 
 
-def rest(rig: Rig) -> None:
+def rest(harness: BrokerHarness) -> None:
     """Until everything has arrived."""
-    rig.turn()
+    harness.turn()
     for _ in range(200):
-        if not moving(rig):
+        if not moving(harness):
             return
-        rig.settle_down()
-        rig.clock.advance(0.1)
-        rig.broker.tick()
+        harness.settle_down()
+        harness.clock.advance(0.1)
+        harness.broker.tick()
     raise AssertionError("something never arrives")
 
 
-def served(rig: Rig) -> Found:
+def served(harness: BrokerHarness) -> Found:
     """Every message as a consumer gets it, in order, with its flag."""
-    rest(rig)
+    rest(harness)
     takers: dict[str, Taker] = {}
-    streams = {name: list(_waiting(q)) for name, q in rig.broker.vhosts["/"].queues.items() if q.stream}
+    streams = {name: list(_waiting(q)) for name, q in harness.broker.vhosts["/"].queues.items() if q.stream}
     while True:
-        for name, queue in rig.broker.vhosts["/"].queues.items():
+        for name, queue in harness.broker.vhosts["/"].queues.items():
             if not queue.stream:
                 taker = takers.setdefault(name, Taker(queue, no_ack=True))
                 while queue.get(taker) or queue.ready:
                     if not queue.get(taker):
-                        rig.turn()
-        if not moving(rig):
+                        harness.turn()
+        if not moving(harness):
             break
-        rest(rig)
+        rest(harness)
     found = {name: [(d.body, d.redelivered) for d in taker.got] for name, taker in takers.items()} | streams
-    for name, queue in rig.broker.vhosts["/"].queues.items():
+    for name, queue in harness.broker.vhosts["/"].queues.items():
         parked = [stored.read(queue, offset) for offset in stored.parked(queue)]
         found[name] += [(message[2], True) for message in parked if message is not None]
     return found
@@ -232,16 +232,16 @@ class Begun:
 
 def begin(disk: SimDisk, clock: ManualClock) -> Begun:
     """Start from a disk, which is used up, and serve everything."""
-    rig = Rig(disk, ManualClock(clock.wall_ms, clock.seconds))
-    assert not rig.store.alarms, rig.store.alarms
-    queues = {key: (queue.name, queue.next, queue.log.announced_end) for key, queue in rig.broker.queues.items()}
-    return Begun(queues, archived(rig), served(rig))
+    harness = BrokerHarness(disk, ManualClock(clock.wall_ms, clock.seconds))
+    assert not harness.store.alarms, harness.store.alarms
+    queues = {key: (queue.name, queue.next, queue.log.announced_end) for key, queue in harness.broker.queues.items()}
+    return Begun(queues, archived(harness), served(harness))
 
 
-def archived(rig: Rig) -> dict[str, dict[bytes, int]]:
+def archived(harness: BrokerHarness) -> dict[str, dict[bytes, int]]:
     """The bodies and outcomes in the files of each queue with an archive, its live segments included."""
-    queues = [queue for queue in rig.broker.vhosts["/"].queues.values() if queue.archived]
-    files = rig.disk.files() if queues else {}
+    queues = [queue for queue in harness.broker.vhosts["/"].queues.values() if queue.archived]
+    files = harness.disk.files() if queues else {}
     return {
         queue.name: {entry.body: entry.outcome for entry in entries(files, queue.log.queue_id).values()}
         for queue in queues

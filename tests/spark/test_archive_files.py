@@ -26,7 +26,7 @@ from kvitto.spark.errors import OptionError, SourceError
 from kvitto.store.settlements import Settlements
 from kvitto.wire.properties import Properties
 from tests.store.logs import DIRECTORY, QUEUE, LogHarness, batch_of, forged
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
 
 NAMES = {"vhost": "/", "queue": "orders", "id": QUEUE, "arguments": {}}
@@ -109,12 +109,12 @@ def test_what_the_store_wrote_is_read(steps: list[tuple[str, Any]], chunk: int, 
             harness.log.skip(harness.log.next, value)
             harness.log.next += value
         elif step == "sync":
-            harness.rest()
+            harness.settle_down()
         elif step == "seal" and harness.log.segments and not harness.log.segments[-1].full:
             harness.log.fill(harness.log.segments[-1])
-            harness.rest()
+            harness.settle_down()
         elif step == "again":
-            harness.again()
+            harness.kill()
     names = ("acked", "rejected", "dead-lettered", "expired", "dropped", "", "range-settled")
     with TemporaryDirectory() as directory, small_chunks(chunk):
         data = Path(directory)
@@ -137,15 +137,15 @@ def test_what_the_store_wrote_is_read(steps: list[tuple[str, Any]], chunk: int, 
 
 
 def test_all_columns_of_a_message(tmp_path: Path) -> None:
-    rig = Rig()
-    rig.declare("orders")
+    harness = BrokerHarness()
+    harness.declare("orders")
     properties = Properties(message_id="m-1", priority=3, timestamp=1_700_000_000, headers={"a": 1})
-    rig.queue("orders").append_bytes(b"\4logs\5k.\xc3\xbcx", properties.encode(), b"one", -1, 0)
-    rig.queue("orders").append_bytes(b"\0\0", b"\0\0", b"", 60_000, 2)
-    published = rig.clock.now_ms()
-    rig.settle_down()
-    directory = f"queues/{rig.queue('orders').log.queue_id}"
-    for path, content in rig.disk.files().items():
+    harness.queue("orders").append_bytes(b"\4logs\5k.\xc3\xbcx", properties.encode(), b"one", -1, 0)
+    harness.queue("orders").append_bytes(b"\0\0", b"\0\0", b"", 60_000, 2)
+    published = harness.clock.now_ms()
+    harness.settle_down()
+    directory = f"queues/{harness.queue('orders').log.queue_id}"
+    for path, content in harness.disk.files().items():
         if path.startswith(directory):
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_bytes(content)
@@ -199,7 +199,7 @@ def test_the_mark_may_be_in_the_log_of_a_later_segment(tmp_path: Path) -> None:
     harness = LogHarness()
     harness.write(b"a", b"b")
     harness.log.fill(harness.log.segments[-1])
-    harness.rest()
+    harness.settle_down()
     harness.write(b"c", b"d")
     harness.settle(2, mark=3)
     dump(harness.disk, tmp_path)
@@ -245,7 +245,7 @@ def sealed(tmp_path: Path, place: str = DIRECTORY) -> tuple[Path, LogHarness]:
         harness.write(b"body %d" % k, b"more %d" % k)
     harness.settle(0)
     harness.log.fill(harness.log.segments[-1])
-    harness.rest()
+    harness.settle_down()
     return dump(harness.disk, tmp_path, place), harness
 
 

@@ -14,7 +14,7 @@ from kvitto.store.recovery import Recovered
 from kvitto.store.settlements import Settlements
 from kvitto.store.store import Store
 from tests.support.clock import ManualClock
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
 
 QUEUE = "ab" * 16
@@ -24,7 +24,7 @@ DIRECTORY = f"queues/{QUEUE}"
 @cache
 def batch_maker() -> Queue:
     """A queue whose tails become the batches of any log: only it can add messages when compiled."""
-    return Rig().declare("maker", durable=False)
+    return BrokerHarness().declare("maker", durable=False)
 
 
 def batch_of(*bodies: bytes) -> Batch:
@@ -92,11 +92,11 @@ class LogHarness:
         self.store.end_sync(job)
         assert self.store.failed is None
 
-    def rest(self) -> None:
+    def settle_down(self) -> None:
         while self.store.commits.dirty:
             self.sync()
 
-    def again(self) -> Recovered:
+    def kill(self) -> Recovered:
         """Killed and started."""
         self.disk = self.disk.kill()
         self.start()

@@ -10,7 +10,7 @@ from kvitto.format.entry import DEAD, EXPIRES, TTL_MAX
 from kvitto.store.batch import Batch, BatchHeader, verify
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import priority_of
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 
 Message = tuple[bytes, bytes, bytes, int, int]
 SALT = 0x0123456789ABCDEF
@@ -28,7 +28,7 @@ messages = st.lists(
 
 
 def tail(contents: list[Message]) -> Batch:
-    queue = Rig().declare("q")
+    queue = BrokerHarness().declare("q")
     for key, props, body, ttl_ms, flags in contents:
         queue.append_bytes(key, props, body, ttl_ms, flags)
     assert queue.tail.batch is not None

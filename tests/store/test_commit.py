@@ -8,7 +8,7 @@ from pathlib import Path
 import kvitto
 from kvitto.store.commit import Commit
 from tests.store.logs import LogHarness
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 
 ORDER_HERE = {"broker/transfers/records.py", "broker/transfers/stages.py", "server/driving.py"}
 """Outside of the store, these may ask for an order on this machine. All others tell peers something."""
@@ -18,7 +18,7 @@ def gated() -> LogHarness:
     """A log whose commits are announced when a test says so."""
     harness = LogHarness()
     harness.write(b"the inventory knows the segment")
-    harness.rest()
+    harness.settle_down()
     harness.store.commits.allow(harness.store.commits.syncs)
     return harness
 
@@ -95,18 +95,18 @@ def test_a_reader_is_told_of_no_offset_that_has_not_been_announced() -> None:
 
 def test_what_is_announced_of_a_queue_never_goes_back() -> None:
     """Its segments may all be settled and go: a new one begins at the next offset, and has announced nothing."""
-    rig = Rig()
-    queue = rig.declare("q")
+    harness = BrokerHarness()
+    queue = harness.declare("q")
     queue.log.segment_bytes = 1
     for number in range(5):
-        rig.publish("q", b"%d" % number)
-        rig.settle_down()
+        harness.publish("q", b"%d" % number)
+        harness.settle_down()
     end = queue.log.announced_end
-    rig.drain("q")
-    rig.settle_down()
+    harness.drain("q")
+    harness.settle_down()
     assert queue.log.announced_end >= end == 5
-    rig.restart()
-    assert rig.queue("q").log.announced_end >= end
+    harness.restart()
+    assert harness.queue("q").log.announced_end >= end
 
 
 def test_a_new_segment_is_announced_when_the_inventory_names_it() -> None:

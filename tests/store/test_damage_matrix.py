@@ -22,7 +22,7 @@ from kvitto.store.record import Append, Record
 from kvitto.store.repair.survey import Survey
 from tests.support import stored
 from tests.support.datadir import SEGMENT_BYTES, Home, Memory
-from tests.support.rig import address
+from tests.support.harness import address
 
 DAMAGES = int(os.environ.get("KVITTO_DAMAGES", "100"))
 KINDS = {

@@ -8,7 +8,7 @@ from kvitto.base.errors import StoreFull
 from kvitto.store import definitions, inventory, journal, paths
 from kvitto.store.inventory import DEFINITIONS, HALF, NOBODY, SEGMENT, SLOT, Inventory
 from kvitto.store.record import Append, Record
-from tests.support.rig import Rig, address
+from tests.support.harness import BrokerHarness, address
 from tests.support.simdisk import SimDisk
 
 
@@ -53,77 +53,77 @@ def test_what_a_full_disk_refused_does_not_take_the_place_of_what_came_later() -
 @pytest.mark.parametrize("suffix", [paths.SEGMENT_SUFFIX, ".jnl"])
 def test_a_file_that_cannot_be_made_takes_no_slot(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no inodes it is tried again and again: the inventory grew until the disk was full."""
-    rig = Rig()
-    queue_id = rig.declare("q").log.queue_id
-    rig.settle_down()
-    before, make = sorted(rig.store.inventory._free), rig.disk.open
+    harness = BrokerHarness()
+    queue_id = harness.declare("q").log.queue_id
+    harness.settle_down()
+    before, make = sorted(harness.store.inventory._free), harness.disk.open
 
     def refuse(path: str, *, create: bool = False) -> object:
         if create and path.endswith(suffix):
             raise StoreFull("no inodes")
         return make(path, create=create)
 
-    monkeypatch.setattr(rig.disk, "open", refuse)
+    monkeypatch.setattr(harness.disk, "open", refuse)
     for _ in range(3):
-        rig.publish("q", b"m")
-        rig.turn()
+        harness.publish("q", b"m")
+        harness.turn()
         if suffix == ".jnl":
             with pytest.raises(StoreFull):
-                rig.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", b"m")]))
+                harness.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", b"m")]))
     if suffix == ".jnl":
-        rig.settle_down()
-        assert len(rig.store.inventory._free) == len(before) - 1, "the queue's segment has one"
+        harness.settle_down()
+        assert len(harness.store.inventory._free) == len(before) - 1, "the queue's segment has one"
     else:
-        assert sorted(rig.store.inventory._free) == before
+        assert sorted(harness.store.inventory._free) == before
 
 
 def test_a_journal_file_that_ends_while_it_is_synced_is_entered() -> None:
     """The next record began another file during the sync: the one that was synced was not entered, and its loss was silent."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "ROTATE_BYTES", 300)
-        rig = Rig()
-        queue_id = rig.declare("q").log.queue_id
-        rig.settle_down()
+        harness = BrokerHarness()
+        queue_id = harness.declare("q").log.queue_id
+        harness.settle_down()
         done: list[bool] = []
-        record(rig, queue_id, b"x" * 400)
-        rig.store.commits.when_announced(lambda: done.append(True), messages=False)
-        job = rig.store.begin_sync(everything=False)
-        record(rig, queue_id, b"y" * 400)
+        record(harness, queue_id, b"x" * 400)
+        harness.store.commits.when_announced(lambda: done.append(True), messages=False)
+        job = harness.store.begin_sync(everything=False)
+        record(harness, queue_id, b"y" * 400)
         job.run()
-        rig.store.end_sync(job)
+        harness.store.end_sync(job)
         while not done:
-            sync(rig)
-        assert (inventory.JOURNAL, 1) in entered(rig.disk)
-        record(rig, queue_id, b"z" * 400)
-        sync(rig)
-        sizes = {number: size for (kind, number), size in entered(rig.disk).items() if kind == inventory.JOURNAL}
+            sync(harness)
+        assert (inventory.JOURNAL, 1) in entered(harness.disk)
+        record(harness, queue_id, b"z" * 400)
+        sync(harness)
+        sizes = {number: size for (kind, number), size in entered(harness.disk).items() if kind == inventory.JOURNAL}
         assert sorted(sizes) == [1, 2, 3] and min(sizes.values()) > 400
 
 
-def record(rig: Rig, queue_id: str, body: bytes) -> None:
-    rig.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", body)]))
+def record(harness: BrokerHarness, queue_id: str, body: bytes) -> None:
+    harness.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", body)]))
 
 
-def sync(rig: Rig) -> None:
-    job = rig.store.begin_sync(everything=False)
+def sync(harness: BrokerHarness) -> None:
+    job = harness.store.begin_sync(everything=False)
     job.run()
-    rig.store.end_sync(job)
+    harness.store.end_sync(job)
 
 
 def test_definitions_are_not_written_anew_while_the_inventory_cannot_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new file is shorter than what the inventory says: a start after a kill refused it."""
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 1000)
-    rig = Rig()
-    file = FullFile(rig.store.inventory)
-    size = rig.store.definitions.file.end
+    harness = BrokerHarness()
+    file = FullFile(harness.store.inventory)
+    size = harness.store.definitions.file.end
     for _ in range(20):
-        rig.store.definitions.put("policy", ("/", "p"), {"pattern": "x" * 100})
-        rig.store.commits.wrote_file(rig.store.definitions.file)
-        sync(rig)
-    assert rig.store.definitions.file.end > size + 1000, "it was written anew"
+        harness.store.definitions.put("policy", ("/", "p"), {"pattern": "x" * 100})
+        harness.store.commits.wrote_file(harness.store.definitions.file)
+        sync(harness)
+    assert harness.store.definitions.file.end > size + 1000, "it was written anew"
     file.full = False
-    rig.settle_down()
-    rig.kill()
-    assert not rig.store.alarms
-    assert HALF * 2 == SLOT and entered(rig.disk)[DEFINITIONS, 0] == rig.store.definitions.file.durable
-    assert rig.store.inventory.claim(DEFINITIONS, NOBODY) == {}
+    harness.settle_down()
+    harness.kill()
+    assert not harness.store.alarms
+    assert HALF * 2 == SLOT and entered(harness.disk)[DEFINITIONS, 0] == harness.store.definitions.file.durable
+    assert harness.store.inventory.claim(DEFINITIONS, NOBODY) == {}

@@ -21,8 +21,8 @@ from kvitto.store.repair.salvage import Salvage
 from kvitto.store.repair.survey import Survey
 from kvitto.store.store import Store
 from tests.support.clock import ManualClock
+from tests.support.harness import BrokerHarness, Taker, address
 from tests.support.older import without_inventory
-from tests.support.rig import Rig, Taker, address
 from tests.support.simdisk import SimDisk
 
 SALT = 0xFEED
@@ -68,8 +68,8 @@ message = st.tuples(st.binary(min_size=2, max_size=30), st.binary(min_size=2, ma
 def test_runs_come_back(runs: list[tuple[str, list[tuple[bytes, bytes, bytes]]]], settle: Settle) -> None:
     record = Record(settles=[settle])
     for queue_id, messages in runs:
-        rig = Rig()
-        queue = rig.declare("q")
+        harness = BrokerHarness()
+        queue = harness.declare("q")
         for key, props, body in messages:
             queue.append_bytes(key, props, body, -1, 0)
         assert queue.tail.batch is not None
@@ -194,52 +194,52 @@ def test_damage_at_the_end_of_a_file_is_told_by_the_next_one(monkeypatch: pytest
     """T4, D3: the last transaction in a file was taken for a torn one, although later ones were there, and was gone without a word."""
     monkeypatch.setattr(journals, "ROTATE_BYTES", 100)
     monkeypatch.setattr(journals, "RESERVE_BYTES", 0)
-    rig = Rig(SimDisk(reserving=False))
-    rig.declare("q")
-    rig.settle_down()
-    queue_id = rig.queue("q").log.queue_id
+    harness = BrokerHarness(SimDisk(reserving=False))
+    harness.declare("q")
+    harness.settle_down()
+    queue_id = harness.queue("q").log.queue_id
     for i in range(6):
-        rig.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", b"%d" % i)]))
-    sync(rig.store)
-    first, *_, last = journal_files(rig.disk)
-    without_inventory(rig.disk)
-    whole = rig.disk.kill()
+        harness.store.journal.write(Record(appends=[Append(queue_id, address("q"), b"\0\0", b"%d" % i)]))
+    sync(harness.store)
+    first, *_, last = journal_files(harness.disk)
+    without_inventory(harness.disk)
+    whole = harness.disk.kill()
     path, size = f"journal/{first}", len(whole.files()[f"journal/{first}"])
     broken = whole.copy()
     broken.flip(path, size - 3)
     before = broken.files()
     with pytest.raises(StoreError, match="is damaged at its end"):
-        Rig(broken.copy())
+        BrokerHarness(broken.copy())
     found = Survey(broken)
     assert [finding.path for finding in found.findings] == [path] and broken.files() == before
     target = SimDisk()
     Salvage(found, target, ManualClock()).run()
-    assert Rig(target).peek("q") == [b"0", b"2", b"3", b"4", b"5"]
+    assert BrokerHarness(target).peek("q") == [b"0", b"2", b"3", b"4", b"5"]
     whole.flip(f"journal/{last}", len(whole.files()[f"journal/{last}"]) - 3)  # nothing tells of that one (P5)
-    assert Rig(whole).peek("q") == [b"0", b"1", b"2", b"3", b"4"]
+    assert BrokerHarness(whole).peek("q") == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_files_go_one_by_one_while_records_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal grew for ever while a record was always on its way."""
     monkeypatch.setattr(journals, "ROTATE_BYTES", 200)
-    rig = Rig()
-    rig.declare("dead")
-    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    harness = BrokerHarness()
+    harness.declare("dead")
+    harness.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     for i in range(30):
-        rig.publish("q", f"{i}".encode() * 20)
-        rig.turn()
-        rig.sync()
-        reject_first(rig)
-        rig.turn()
-        rig.sync()
-        assert len(journal_files(rig.disk)) <= 4
-    rig.settle_down()
-    assert len(journal_files(rig.disk)) <= 1
-    assert len(rig.peek("dead")) == 30
+        harness.publish("q", f"{i}".encode() * 20)
+        harness.turn()
+        harness.sync()
+        reject_first(harness)
+        harness.turn()
+        harness.sync()
+        assert len(journal_files(harness.disk)) <= 4
+    harness.settle_down()
+    assert len(journal_files(harness.disk)) <= 1
+    assert len(harness.peek("dead")) == 30
 
 
-def reject_first(rig: Rig) -> None:
-    queue = rig.queue("q")
+def reject_first(harness: BrokerHarness) -> None:
+    queue = harness.queue("q")
     taker = Taker(queue)
     assert queue.get(taker)
     queue.reject(taker.got[0].offset, 1)
@@ -248,120 +248,120 @@ def reject_first(rig: Rig) -> None:
 def test_a_record_is_not_retired_before_the_queues_have_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync that began between the apply and the turn's write let the record go: a confirmed move was lost by a power cut."""
     monkeypatch.setattr(journals, "ROTATE_BYTES", 0)
-    rig = Rig()
-    rig.declare("dead")
-    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    rig.publish("q", b"m")
-    rig.settle_down()
-    reject_first(rig)
-    rig.turn()
-    job = rig.store.begin_sync(everything=True)
+    harness = BrokerHarness()
+    harness.declare("dead")
+    harness.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    harness.publish("q", b"m")
+    harness.settle_down()
+    reject_first(harness)
+    harness.turn()
+    job = harness.store.begin_sync(everything=True)
     job.run()
-    rig.store.end_sync(job)  # applied: "dead" holds the message in memory
-    job = rig.store.begin_sync(everything=True)
+    harness.store.end_sync(job)  # applied: "dead" holds the message in memory
+    job = harness.store.begin_sync(everything=True)
     job.run()
-    rig.store.end_sync(job)
+    harness.store.end_sync(job)
     for seed in range(10):
-        other = Rig(rig.disk.copy().crash(Random(seed), hostile=True))
+        other = BrokerHarness(harness.disk.copy().crash(Random(seed), hostile=True))
         assert other.peek("dead") == [b"m"], seed
 
 
 def test_segments_stay_until_the_journal_is_durably_gone() -> None:
     """An unlinked journal that a power cut brings back found no trace of its records, and applied them again."""
     for seed in range(80):
-        rig = journaled()
-        rig.cut(Random(seed), hostile=True)
-        assert rig.peek("dead") == [], seed
+        harness = journaled()
+        harness.cut(Random(seed), hostile=True)
+        assert harness.peek("dead") == [], seed
 
 
-def journaled() -> Rig:
+def journaled() -> BrokerHarness:
     """A moved message has been consumed, and so much behind it that its segment is full and goes."""
     with pytest.MonkeyPatch().context() as patch:
         patch.setattr(log, "ROLL_WHEN_SETTLED_BYTES", 100)
-        rig = Rig()
-        rig.declare("dead")
-        rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-        rig.publish("q", b"m")
-        rig.settle_down()
-        reject_first(rig)
-        rig.settle_down()
-        assert rig.drain("dead") == [b"m"]
-        rig.turn()
-        rig.sync()
-        return rig
+        harness = BrokerHarness()
+        harness.declare("dead")
+        harness.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        harness.publish("q", b"m")
+        harness.settle_down()
+        reject_first(harness)
+        harness.settle_down()
+        assert harness.drain("dead") == [b"m"]
+        harness.turn()
+        harness.sync()
+        return harness
 
 
 def test_what_a_record_settles_is_durable_before_the_record() -> None:
     """X4: offsets of messages that a power cut takes are given to others; an old record would settle those."""
-    rig = Rig()
-    rig.declare("dead")
-    rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    rig.publish("q", b"m")
-    rig.turn()
-    reject_first(rig)
-    rig.turn()
-    assert not journal_files(rig.disk), "the record was written before the message was synced"
-    rig.sync()  # the segment
-    rig.sync()  # the inventory
-    assert journal_files(rig.disk)
-    rig.settle_down()
-    assert rig.peek("dead") == [b"m"]
+    harness = BrokerHarness()
+    harness.declare("dead")
+    harness.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    harness.publish("q", b"m")
+    harness.turn()
+    reject_first(harness)
+    harness.turn()
+    assert not journal_files(harness.disk), "the record was written before the message was synced"
+    harness.sync()  # the segment
+    harness.sync()  # the inventory
+    assert journal_files(harness.disk)
+    harness.settle_down()
+    assert harness.peek("dead") == [b"m"]
 
 
 def test_an_expired_message_is_not_moved_twice_by_a_start() -> None:
     """X4: a start expired the message before the journal had said that it was moved already."""
-    rig = Rig()
-    rig.declare("dead")
-    rig.declare("q", x_message_ttl=1000, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    rig.publish("q", b"m")
-    rig.settle_down()
-    rig.clock.advance(2)
-    rig.broker.tick()
-    job = rig.store.begin_sync(everything=True)
+    harness = BrokerHarness()
+    harness.declare("dead")
+    harness.declare("q", x_message_ttl=1000, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    harness.publish("q", b"m")
+    harness.settle_down()
+    harness.clock.advance(2)
+    harness.broker.tick()
+    job = harness.store.begin_sync(everything=True)
     job.run()  # the record is durable, nobody has applied it
-    rig.kill()
-    rig.settle_down()
-    assert rig.peek("dead") == [b"m"]
-    assert rig.peek("q") == []
+    harness.kill()
+    harness.settle_down()
+    assert harness.peek("dead") == [b"m"]
+    assert harness.peek("q") == []
 
 
 def test_a_replay_takes_the_bodies_out_of_the_books() -> None:
     """x-max-length-bytes counted messages that a replayed record had settled."""
-    rig = Rig()
-    rig.declare("dead")
-    rig.declare("q", x_max_length_bytes=100, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-    rig.publish("q", b"m" * 60)
-    rig.publish("q", b"n" * 10)
-    rig.settle_down()
-    reject_first(rig)
-    rig.turn()
-    job = rig.store.begin_sync(everything=True)
+    harness = BrokerHarness()
+    harness.declare("dead")
+    harness.declare("q", x_max_length_bytes=100, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    harness.publish("q", b"m" * 60)
+    harness.publish("q", b"n" * 10)
+    harness.settle_down()
+    reject_first(harness)
+    harness.turn()
+    job = harness.store.begin_sync(everything=True)
     job.run()
-    rig.kill()
-    assert rig.queue("q").ready_bytes == 10
-    assert rig.publish("q", b"o" * 80) and rig.peek("q") == [b"n" * 10, b"o" * 80]
+    harness.kill()
+    assert harness.queue("q").ready_bytes == 10
+    assert harness.publish("q", b"o" * 80) and harness.peek("q") == [b"n" * 10, b"o" * 80]
 
 
 def test_a_queue_deleted_between_the_record_and_its_application() -> None:
     """X4: the target takes the message with it, the source lets it go; nothing else happens."""
     for name, left in (("dead", []), ("q", [b"m"])):
-        rig = Rig()
-        rig.declare("dead")
-        rig.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-        rig.publish("q", b"m")
-        rig.settle_down()
-        reject_first(rig)
-        rig.turn()
-        job = rig.store.begin_sync(everything=True)
+        harness = BrokerHarness()
+        harness.declare("dead")
+        harness.declare("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        harness.publish("q", b"m")
+        harness.settle_down()
+        reject_first(harness)
+        harness.turn()
+        job = harness.store.begin_sync(everything=True)
         job.run()
-        rig.delete(name)
-        rig.store.end_sync(job)
-        rig.settle_down()
+        harness.delete(name)
+        harness.store.end_sync(job)
+        harness.settle_down()
         other = "q" if name == "dead" else "dead"
-        assert rig.peek(other) == left
-        assert rig.queue(other).messages == len(left)
-        rig.kill()
-        assert rig.peek(other) == left
+        assert harness.peek(other) == left
+        assert harness.queue(other).messages == len(left)
+        harness.kill()
+        assert harness.peek(other) == left
 
 
 @pytest.mark.parametrize("salt", [0, 1])

@@ -33,23 +33,23 @@ def test_segments_roll_and_everything_is_found_by_its_offset() -> None:
     """P4."""
     harness = LogHarness()
     fill(harness, 20)
-    harness.rest()
+    harness.settle_down()
     assert len(harness.names(".log")) > 3
     assert {o: harness.body(o) for o in range(20)} == harness.written
-    harness.again()
+    harness.kill()
     assert harness.served() == harness.written
 
 
 def test_a_settled_segment_goes_and_its_settlement_log_after_it() -> None:
     harness = LogHarness()
     fill(harness, 12)
-    harness.rest()
+    harness.settle_down()
     first = harness.names(".log")[0]
     harness.settle(*range(harness.log.segments[1].base))
-    harness.rest()
+    harness.settle_down()
     assert first not in harness.names(".log")
     assert not harness.names(".ack") or harness.names(".ack")[0] != first.replace(".log", ".ack")
-    harness.again()
+    harness.kill()
     assert harness.served() == harness.expected
 
 
@@ -58,7 +58,7 @@ def test_a_segment_that_goes_while_it_is_dirty_is_not_synced_any_more() -> None:
     harness = LogHarness()
     fill(harness, 6)
     harness.settle(*range(harness.log.next))
-    harness.rest()
+    harness.settle_down()
     assert harness.log.segments[-1].base == harness.log.next
 
 
@@ -68,8 +68,8 @@ def test_offsets_are_not_used_again_after_the_last_segment_has_gone() -> None:
     fill(harness, 6)
     harness.settle(*range(harness.log.next))
     for _ in range(3):
-        harness.rest()
-        harness.again()
+        harness.settle_down()
+        harness.kill()
         assert harness.log.next == 6
     assert len(harness.names(".log")) == 1
 
@@ -93,7 +93,7 @@ def test_an_orphaned_settlement_log_counts_and_goes() -> None:
     harness = LogHarness()
     fill(harness, 3)
     harness.settle(0, mark=2)
-    harness.rest()
+    harness.settle_down()
     disk = harness.disk.kill()
     without_inventory(disk)
     disk.unlink(f"{DIRECTORY}/{0:020d}.log")
@@ -101,7 +101,7 @@ def test_an_orphaned_settlement_log_counts_and_goes() -> None:
     assert left.log.next == 2
     assert left.names(".ack") == []
     left.write(b"new")
-    assert left.again() and left.served() == {2: b"new"}
+    assert left.kill() and left.served() == {2: b"new"}
 
 
 def test_the_delivered_mark_outlives_the_settlement_log_that_had_it() -> None:
@@ -111,9 +111,9 @@ def test_the_delivered_mark_outlives_the_settlement_log_that_had_it() -> None:
     first_end = harness.log.segments[1].base
     harness.settle(0, mark=first_end + 2)
     harness.settle(*range(1, first_end), mark=first_end + 2)
-    harness.rest()
+    harness.settle_down()
     assert harness.log.segments[0].base == first_end
-    found = harness.again()
+    found = harness.kill()
     assert found.requeued == [(first_end, 2)]
     assert found.cursor == first_end + 2
 
@@ -122,7 +122,7 @@ def test_a_settlement_is_counted_once_when_a_full_disk_ends_its_turn_half_way() 
     """Counted twice, a segment went with unsettled messages in it."""
     harness = LogHarness()
     fill(harness, 16)
-    harness.rest()
+    harness.settle_down()
     bases = [part.base for part in harness.log.segments]
     for at in range(8):
         disk = harness.disk.copy()
@@ -142,8 +142,8 @@ def test_a_settlement_is_counted_once_when_a_full_disk_ends_its_turn_half_way() 
         other.settled = set(some)
         assert [part.settled for part in other.log.segments if part.count] == [1] * len(some)
         disk.fail_at.clear()
-        other.rest()
-        other.again()
+        other.settle_down()
+        other.kill()
         assert other.served() == other.expected
         assert not other.store.alarms
 
@@ -152,7 +152,7 @@ def test_a_settlement_log_whose_header_had_no_room_gets_it_later() -> None:
     """Without it the next start wrote one over the first block: what was acked and synced came back."""
     harness = LogHarness()
     fill(harness, 2)
-    harness.rest()
+    harness.settle_down()
     for at in (1, 2, 3):
         disk = harness.disk.copy()
         other = LogHarness(disk)
@@ -164,8 +164,8 @@ def test_a_settlement_log_whose_header_had_no_room_gets_it_later() -> None:
             except StoreFull:
                 continue
             break
-        other.rest()
-        other.again()
+        other.settle_down()
+        other.kill()
         assert 0 not in other.served()
 
 
@@ -182,7 +182,7 @@ def test_a_footer_that_finds_no_room_does_not_end_the_sync() -> None:
     harness.sync()  # of the inventory
     assert told == [True]
     harness.disk.full = False
-    harness.again()
+    harness.kill()
     assert harness.served() == harness.written
 
 
@@ -192,7 +192,7 @@ def test_a_killed_process_has_synced_neither_bytes_nor_names() -> None:
         harness = LogHarness()
         fill(harness, 4)
         harness.store.disk.sync_dir("queues")
-        harness.again()
+        harness.kill()
         fill(harness, 1)
         harness.sync()
         harness.cut(Random(seed), hostile=True)
@@ -219,7 +219,7 @@ def test_damage_is_read_around_from_either_side() -> None:
     start = harness.log.segments[0].size
     harness.write(b"c", b"d")
     harness.write(b"e", b"f")
-    harness.rest()
+    harness.settle_down()
     for position in range(start, start + 64):
         for order in ((0, 2, 4), (4, 2, 0), (3, 5, 1)):
             disk = harness.disk.copy()
@@ -239,7 +239,7 @@ def test_what_nobody_has_checked_leads_nowhere_outside_of_a_large_batch(monkeypa
     start = harness.log.segments[0].size
     harness.write(*[b"%d" % n * 30 for n in range(1, 7)])
     harness.write(b"h")
-    harness.rest()
+    harness.settle_down()
     for position in range(start, start + 64 + 6 * 24):
         for bit in range(8):
             other, window = LogHarness(harness.disk.copy()), Window(outline=True)
@@ -259,7 +259,7 @@ def test_a_segment_that_is_cut_while_it_is_in_use_is_read_up_to_the_cut() -> Non
     harness = LogHarness()
     for name in (b"a", b"b", b"c"):
         harness.write(name * 100)
-    harness.rest()
+    harness.settle_down()
     end = harness.log.segments[0].size
     for cut in range(1, 300, 7):
         other = LogHarness(harness.disk.copy())
@@ -274,7 +274,7 @@ def test_a_window_holds_nothing_after_a_read_that_found_damage() -> None:
     """D3: it went on to say that it held the batch before, and gave bytes of the damaged one as that one's bodies."""
     harness = LogHarness()
     fill(harness, 7)
-    harness.rest()
+    harness.settle_down()
     last = harness.log.segments[-1]
     harness.disk.flip(f"{DIRECTORY}/{last.base:020d}.log", last.size - 1)
     window = Window()
@@ -298,12 +298,12 @@ def test_nobody_is_told_of_offsets_that_a_start_would_use_again() -> None:
             if step % 2:
                 harness.sync()
                 told.append(harness.log.announced_end)
-        harness.rest()
+        harness.settle_down()
         told.append(harness.log.announced_end)
         assert told == sorted(told) and told[0] == 0
         assert told[-1] < harness.log.next
         if end == "again":
-            harness.again()
+            harness.kill()
         else:
             harness.cut(Random(1), hostile=True)
         assert harness.log.next >= harness.log.announced_end >= told[-1]
@@ -315,14 +315,14 @@ def test_what_only_an_orphaned_settlement_log_says_of_offsets_is_written_elsewhe
         harness = LogHarness()
         fill(harness, 3)
         harness.settle(0, mark=2)
-        harness.rest()
+        harness.settle_down()
         disk = harness.disk.copy().kill()
         without_inventory(disk)
         disk.unlink(f"{DIRECTORY}/{0:020d}.log")
         disk.sync_dir(DIRECTORY)
         disk.cut_at = disk.operations + 1 + cut_at
         with suppress(PowerCut):
-            LogHarness(disk).rest()
+            LogHarness(disk).settle_down()
         left = LogHarness(disk.crash(Random(cut_at), hostile=True))
         assert left.log.next == left.log.announced_end == 2
 
@@ -337,8 +337,8 @@ def test_a_start_takes_no_memory_for_what_was_never_written() -> None:
     first = 3 + (1 << 37)
     harness.settle(1, first + 1, mark=first + 3)
     harness.redeliver(first, 2)
-    harness.rest()
-    found = harness.again()
+    harness.settle_down()
+    found = harness.kill()
     assert harness.served() == harness.expected
     assert found.ready == len(harness.expected) == 10
     assert found.redeliveries == {first: 2}

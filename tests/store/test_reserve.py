@@ -7,7 +7,7 @@ from random import Random
 from kvitto.store.commit import ROOM_KEPT
 from kvitto.store.segment import HEADER, RESERVE_LEAST
 from tests.store.logs import DIRECTORY, LogHarness
-from tests.support.rig import Rig
+from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
 
 SEGMENT = f"{DIRECTORY}/{0:020d}.log"
@@ -15,18 +15,18 @@ SEGMENT = f"{DIRECTORY}/{0:020d}.log"
 
 def test_a_segment_has_room_ahead_until_it_is_left_in_order() -> None:
     """D3, P4: zeros behind the last batch are no damage, and after an end in order there are none."""
-    rig = Rig()
-    rig.declare("q")
-    rig.publish("q", b"a")
-    rig.settle_down()
-    (path,) = (path for path in rig.disk.files() if path.endswith(".log") and path.startswith("queues/"))
-    assert rig.disk.files()[path].endswith(bytes(RESERVE_LEAST))
-    rig.kill()
-    assert not rig.store.alarms and rig.peek("q") == [b"a"]
-    rig.publish("q", b"b")
-    rig.restart()
-    assert not rig.store.alarms and rig.store.ending.in_order
-    assert rig.disk.files()[path].endswith(b"b") and rig.peek("q") == [b"a", b"b"]
+    harness = BrokerHarness()
+    harness.declare("q")
+    harness.publish("q", b"a")
+    harness.settle_down()
+    (path,) = (path for path in harness.disk.files() if path.endswith(".log") and path.startswith("queues/"))
+    assert harness.disk.files()[path].endswith(bytes(RESERVE_LEAST))
+    harness.kill()
+    assert not harness.store.alarms and harness.peek("q") == [b"a"]
+    harness.publish("q", b"b")
+    harness.restart()
+    assert not harness.store.alarms and harness.store.ending.in_order
+    assert harness.disk.files()[path].endswith(b"b") and harness.peek("q") == [b"a", b"b"]
 
 
 def test_a_power_cut_in_the_room_ahead_is_a_torn_end() -> None:
@@ -34,7 +34,7 @@ def test_a_power_cut_in_the_room_ahead_is_a_torn_end() -> None:
     for seed in range(200):
         harness = LogHarness(SimDisk())
         harness.write(b"kept")
-        harness.rest()
+        harness.settle_down()
         harness.write(b"one", b"two")
         harness.write(b"three")
         after = LogHarness(harness.disk.crash(Random(seed)))
@@ -56,27 +56,31 @@ def test_a_full_disk_gives_no_room_ahead() -> None:
 
 def test_what_is_settled_goes_at_once_while_the_disk_is_short_of_room() -> None:
     """D4: below 8 MiB a settled segment waits for more. While publishers wait no more comes: many queues kept the disk full for ever."""
-    rig = Rig()
+    harness = BrokerHarness()
     for n in range(3):
-        rig.declare(f"q{n}")
+        harness.declare(f"q{n}")
         for _ in range(10):
-            rig.publish(f"q{n}", bytes(1000))
-        rig.settle_down()
-        rig.drain(f"q{n}")
-    rig.settle_down()
-    sizes = [len(content) for path, content in rig.disk.files().items() if path.endswith(".log") and "queues" in path]
+            harness.publish(f"q{n}", bytes(1000))
+        harness.settle_down()
+        harness.drain(f"q{n}")
+    harness.settle_down()
+    sizes = [
+        len(content) for path, content in harness.disk.files().items() if path.endswith(".log") and "queues" in path
+    ]
     assert min(sizes) > 10_000
-    rig.disk.free, rig.store._room = ROOM_KEPT, 0
-    rig.publish("q0", b"m")
-    rig.turn()
-    assert rig.broker.full
-    rig.broker.make_room(True)
-    rig.settle_down()
-    sizes = [len(content) for path, content in rig.disk.files().items() if path.endswith(".log") and "queues" in path]
+    harness.disk.free, harness.store._room = ROOM_KEPT, 0
+    harness.publish("q0", b"m")
+    harness.turn()
+    assert harness.broker.full
+    harness.broker.make_room(True)
+    harness.settle_down()
+    sizes = [
+        len(content) for path, content in harness.disk.files().items() if path.endswith(".log") and "queues" in path
+    ]
     assert sizes == [HEADER] * 3
-    rig.disk.free = 1 << 40
-    rig.broker.retry_writes()
-    rig.broker.make_room(False)
-    rig.settle_down()
-    rig.restart()
-    assert rig.drain("q0") == [b"m"] and not rig.store.short
+    harness.disk.free = 1 << 40
+    harness.broker.retry_writes()
+    harness.broker.make_room(False)
+    harness.settle_down()
+    harness.restart()
+    assert harness.drain("q0") == [b"m"] and not harness.store.short

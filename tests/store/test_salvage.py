@@ -19,8 +19,8 @@ from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import HEADER
 from tests.support import datadir
 from tests.support.datadir import Memory, Message
+from tests.support.harness import BrokerHarness
 from tests.support.older import without_inventory
-from tests.support.rig import Rig
 from tests.support.simdisk import PowerCut
 
 FLIPS = int(os.environ.get("KVITTO_FLIPS", "20"))
@@ -360,21 +360,21 @@ def test_what_is_read_is_not_written(tmp_path: Path) -> None:
 
 def test_a_deleted_queue_whose_removal_was_cut_short_is_no_damage() -> None:
     """A killed process leaves a directory that is being removed, and the start after it is killed as well, wherever that is."""
-    rig = Rig()
+    harness = BrokerHarness()
     for name in ("stays", "goes"):
-        rig.declare(name)
-        rig.publish(name, name.encode())
-    rig.settle_down()
-    queue = rig.queue("goes")
-    rig.broker.undefine("queue", ("/", "goes"))
-    assert rig.disk.exists(paths.segment(queue.log.directory, 0))
-    left, steps = rig.disk.kill(), 0
+        harness.declare(name)
+        harness.publish(name, name.encode())
+    harness.settle_down()
+    queue = harness.queue("goes")
+    harness.broker.undefine("queue", ("/", "goes"))
+    assert harness.disk.exists(paths.segment(queue.log.directory, 0))
+    left, steps = harness.disk.kill(), 0
     while True:
         steps += 1
         disk = left.copy()
         disk.cut_at = steps
         try:
-            Rig(disk)
+            BrokerHarness(disk)
         except PowerCut:
             assert Survey(disk.kill()).findings == []
         else:

@@ -14,7 +14,7 @@ from kvitto.store import segment as segments
 from kvitto.store.batch import verify
 from kvitto.store.segment import HEADER
 from tests.store.logs import DIRECTORY, LogHarness, forged
-from tests.support.rig import Rig, Taker
+from tests.support.harness import BrokerHarness, Taker
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEGMENT = f"{DIRECTORY}/{0:020d}.log"
@@ -25,7 +25,7 @@ def shelf_of_three() -> tuple[LogHarness, int]:
     harness = LogHarness()
     harness.write(b"one", b"two")
     harness.write(b"three")
-    harness.rest()
+    harness.settle_down()
     start = harness.log.segments[0].size
     harness.write(b"four" * 10, b"five", b"six")
     return harness, start
@@ -44,7 +44,7 @@ def test_a_tail_torn_at_any_byte_is_cut_back_to_the_last_whole_batch() -> None:
             assert torn.served() == {o: b for o, b in harness.written.items() if o not in lost}
             assert not torn.store.alarms
             torn.write(b"after")
-            assert torn.again() and torn.body(torn.log.next - 1) == b"after"
+            assert torn.kill() and torn.body(torn.log.next - 1) == b"after"
 
 
 def test_a_flipped_bit_in_a_sealed_segment_is_never_a_wrong_body() -> None:
@@ -77,7 +77,7 @@ def sealed() -> LogHarness:
     part = harness.log.segments[0]
     harness.log.fill(part)
     harness.write(b"next")
-    harness.rest()
+    harness.settle_down()
     assert part.sealed and FOOTER_MAGIC in harness.disk.files()[SEGMENT]
     return harness
 
@@ -89,7 +89,7 @@ def test_damage_in_the_middle_of_an_open_segment_is_quarantined_and_the_rest_ser
     for i in range(4):
         starts.append(harness.log.segments[0].size if harness.log.segments else HEADER)
         harness.write(f"a{i}".encode(), f"b{i}".encode())
-        harness.rest()
+        harness.settle_down()
     for position in range(starts[1], starts[2]):
         disk = harness.disk.copy()
         disk.flip(SEGMENT, position)
@@ -99,14 +99,14 @@ def test_damage_in_the_middle_of_an_open_segment_is_quarantined_and_the_rest_ser
         assert damaged.log.reader.lost[0] == (2, 2)
         assert damaged.names(".bad")
         damaged.write(b"more")
-        assert damaged.again() and damaged.body(8) == b"more"
+        assert damaged.kill() and damaged.body(8) == b"more"
 
 
 def test_offsets_that_were_never_written_are_gaps_after_a_start() -> None:
     """A batch that is settled before it is written leaves a gap, which is neither served nor an alarm."""
     harness = sealed()
     for _ in range(2):
-        harness.again()
+        harness.kill()
         assert harness.served() == harness.expected
         assert harness.found.ready == len(harness.expected)
         assert not harness.store.alarms
@@ -116,15 +116,15 @@ def test_a_reader_by_offset_is_not_held_up_by_a_gap_between_segments() -> None:
     """`synced_end` stayed for ever at the end of a segment whose last offsets were never written."""
     harness = LogHarness()
     harness.write(b"x")
-    harness.rest()
+    harness.settle_down()
     harness.log.fill(harness.log.segments[0])
-    harness.rest()
+    harness.settle_down()
     harness.log.skip(harness.log.next, 3)
     harness.write(b"y")
     assert harness.log.announced_end < harness.log.next
-    harness.rest()
+    harness.settle_down()
     assert harness.log.announced_end == harness.log.next
-    harness.again()
+    harness.kill()
     assert harness.log.announced_end == harness.log.next
 
 
@@ -160,8 +160,8 @@ def test_a_body_that_ends_like_a_footer_is_a_body() -> None:
     footer += b"".join(value.to_bytes(8, "little") for value in (0, 10, 0, 0, 0))
     footer += xxhash.xxh3_64_intdigest(footer).to_bytes(8, "little") + position.to_bytes(8, "little")
     harness.write(footer)
-    harness.rest()
-    harness.again()
+    harness.settle_down()
+    harness.kill()
     assert harness.served() == harness.written
     assert harness.log.next == 2
 
@@ -173,7 +173,7 @@ def test_a_body_that_is_a_batch_is_a_body(first: int, salt: int) -> None:
     fake = forged(first, b"forged", durable=1 << 60, salt=salt) + b"z" * 100
     harness = LogHarness()
     harness.write(b"good")
-    harness.rest()
+    harness.settle_down()
     start = harness.log.segments[0].size
     harness.write(fake)
     whole = harness.disk.files()[SEGMENT]
@@ -189,11 +189,11 @@ def test_a_body_that_is_a_batch_is_a_body(first: int, salt: int) -> None:
         check(LogHarness(disk), alarms=False)
     for seed in range(60):
         check(LogHarness(harness.disk.copy().crash(Random(seed), hostile=True)), alarms=False)
-    harness.rest()
+    harness.settle_down()
     for is_sealed in (False, True):  # damaged, found by the next start, or by whoever reads
         if is_sealed:
             harness.log.fill(harness.log.segments[0])
-            harness.rest()
+            harness.settle_down()
         for position in range(start, start + 64 + 24):
             disk = harness.disk.copy()
             disk.flip(SEGMENT, position)
@@ -205,12 +205,12 @@ def test_a_batch_of_another_segment_is_a_body() -> None:
     harness = LogHarness()
     harness.write(b"inner")
     harness.write(b"from elsewhere")
-    harness.rest()
+    harness.settle_down()
     other = LogHarness()
     other.write(b"good")
     other.write(harness.disk.files()[SEGMENT] + b"z" * 20)
     other.disk._names[SEGMENT].live[-10:] = b""
-    other.again()
+    other.kill()
     assert other.served() == {0: b"good"}
 
 
@@ -221,7 +221,7 @@ def test_a_damaged_header_costs_nothing_if_one_copy_of_the_salt_is_left() -> Non
         if not is_sealed:
             harness.write(b"a", b"b")
             harness.write(b"c")
-            harness.rest()
+            harness.settle_down()
         for position in range(HEADER - 8):  # what is behind is the copy of the salt
             disk = harness.disk.copy()
             disk.flip(SEGMENT, position, position % 8)
@@ -229,7 +229,7 @@ def test_a_damaged_header_costs_nothing_if_one_copy_of_the_salt_is_left() -> Non
             assert damaged.served() == harness.expected, position
             assert any("header is damaged" in alarm for alarm in damaged.store.alarms)
             assert damaged.names(".bad")
-            assert damaged.again() and damaged.served() == harness.expected
+            assert damaged.kill() and damaged.served() == harness.expected
             assert not damaged.store.alarms
 
 
@@ -237,7 +237,7 @@ def test_a_damaged_copy_of_the_salt_is_written_again() -> None:
     """D3: a power cut may tear it, and from the next start on it would be damage; without it a damaged header costs the segment."""
     harness = LogHarness()
     harness.write(b"a")
-    harness.rest()
+    harness.settle_down()
     whole = harness.disk.files()[SEGMENT]
     disk = harness.disk.copy()
     disk.flip(SEGMENT, 70, 3)
@@ -245,7 +245,7 @@ def test_a_damaged_copy_of_the_salt_is_written_again() -> None:
     assert not damaged.store.alarms and damaged.served() == {0: b"a"}
     assert damaged.disk.files()[SEGMENT] == whole
     damaged.disk.flip(SEGMENT, 50)
-    assert damaged.again() and damaged.served() == {0: b"a"}
+    assert damaged.kill() and damaged.served() == {0: b"a"}
 
 
 def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_again() -> None:
@@ -253,7 +253,7 @@ def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_ag
     harness = LogHarness()
     for i in range(4):
         harness.write(f"{i}".encode())
-        harness.rest()
+        harness.settle_down()
     whole = harness.disk.files()[SEGMENT]
     for power_cut in (False, True):
         disk = harness.disk.copy()
@@ -266,7 +266,7 @@ def test_a_segment_without_its_salt_is_set_aside_and_its_offsets_are_not_used_ag
         assert len(damaged.disk.read_file(f"{DIRECTORY}/{name}")) == len(whole)
         for _ in range(2):
             assert damaged.log.next == damaged.log.announced_end == 4
-            damaged.again()
+            damaged.kill()
             assert not damaged.store.alarms
 
 
@@ -276,35 +276,35 @@ def test_the_books_of_a_queue_that_has_lost_a_segment_are_right(monkeypatch: pyt
     for lost in range(4):
         for taken in (0, 2, 5):
             for power_cut in (False, True):
-                rig = Rig()
-                rig.declare("q")
+                harness = BrokerHarness()
+                harness.declare("q")
                 for i in range(8):
-                    rig.publish("q", f"{i}".encode() * 200)
-                    rig.turn()
-                rig.settle_down()
-                taker = Taker(rig.queue("q"))
+                    harness.publish("q", f"{i}".encode() * 200)
+                    harness.turn()
+                harness.settle_down()
+                taker = Taker(harness.queue("q"))
                 for _ in range(taken):
-                    rig.queue("q").get(taker)
-                rig.settle_down()
-                parts = [(p.base, p.end) for p in rig.queue("q").log.segments]
+                    harness.queue("q").get(taker)
+                harness.settle_down()
+                parts = [(p.base, p.end) for p in harness.queue("q").log.segments]
                 first, end = parts[lost]
-                path = f"{rig.queue('q').log.directory}/{first:020d}.log"
+                path = f"{harness.queue('q').log.directory}/{first:020d}.log"
                 for position in (50, 70):
-                    rig.disk.flip(path, position)
+                    harness.disk.flip(path, position)
                 if power_cut:
-                    rig.cut(Random(lost), hostile=True)
+                    harness.cut(Random(lost), hostile=True)
                 else:
-                    rig.kill()
+                    harness.kill()
                 for _ in range(2):
-                    queue = rig.queue("q")
+                    queue = harness.queue("q")
                     assert queue.ready == queue.next - queue.cursor + len(queue.backlog.requeued) == 8 - (end - first)
                     assert queue.next == 8
-                    rig.kill()
-                queue = rig.queue("q")
+                    harness.kill()
+                queue = harness.queue("q")
                 queue.settle_until(3)
                 left = [i for i in range(3, 8) if not first <= i < end]
                 assert queue.ready == len(left)
-                assert [body[:1] for body in rig.drain("q")] == [f"{i}".encode() for i in left]
+                assert [body[:1] for body in harness.drain("q")] == [f"{i}".encode() for i in left]
 
 
 def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,10 +316,10 @@ def test_a_body_full_of_beginnings_does_not_hold_up_the_start(monkeypatch: pytes
     beginnings = [b"KVB1" + _claim(64 * (count - i)) for i in range(count)]
     harness = LogHarness()
     harness.write(b"good")
-    harness.rest()
+    harness.settle_down()
     harness.write(b"".join(beginnings) + b"z")
     harness.disk._names[SEGMENT].live[-1:] = b""
-    harness.again()
+    harness.kill()
     assert harness.served() == {0: b"good"}
     assert sum(verified) < 3 << 20
     assert harness.store.alarms and harness.names(".bad"), "what was not looked at is not thrown away"

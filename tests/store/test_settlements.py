@@ -97,7 +97,7 @@ def harness() -> LogHarness:
 def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
     """A11: the last ones may come again, no others; nothing is an alarm."""
     made = harness()
-    made.rest()
+    made.settle_down()
     without_inventory(made.disk)
     whole = made.disk.files()[ACKS]
     blocks = [HEADER, HEADER + 40 + 32, HEADER + 40 + 32 + 40 + 32, len(whole)]
@@ -109,7 +109,7 @@ def test_a_settlement_log_torn_at_any_byte_keeps_its_whole_blocks() -> None:
         assert torn.served() == {o: b for o, b in made.written.items() if o not in settled}
         assert not torn.store.alarms
         torn.settle(9, mark=10)
-        torn.again()
+        torn.kill()
         assert 9 not in torn.served()
 
 
@@ -119,7 +119,7 @@ def test_a_flipped_bit_in_a_settlement_log_only_brings_messages_back() -> None:
     made.write(*[f"m{i}".encode() for i in range(10)])
     for i in range(3):
         made.settle(i, mark=6)
-        made.rest()
+        made.settle_down()
     bodies = made.written
     size = len(made.disk.files()[ACKS])
     for position in range(size):
@@ -156,7 +156,7 @@ def test_delivered_marks_and_counts_survive() -> None:
     made.redeliver(3, 2)
     made.settle(3)
     for _ in range(2):
-        found = made.again()
+        found = made.kill()
         assert found.requeued == [(1, 2)]
         assert found.cursor == 4
         assert found.redeliveries == {2: 3}
@@ -167,14 +167,14 @@ def test_doubt_is_remembered() -> None:
     """A11: after a power cut all that was there may have been delivered, also for the starts that follow."""
     made = LogHarness()
     made.write(b"a", b"b")
-    made.rest()
+    made.settle_down()
     assert made.cut(Random(1)).flagged_below == 2
     made.write(b"c")
-    made.rest()
-    assert made.again().flagged_below == 2
-    made.rest()
+    made.settle_down()
+    assert made.kill().flagged_below == 2
+    made.settle_down()
     made.store.shut()
-    assert made.again().flagged_below == 2
+    assert made.kill().flagged_below == 2
 
 
 def test_in_doubt_settles_nothing() -> None:
@@ -190,7 +190,7 @@ def test_a_power_cut_in_the_start_after_one_that_was_killed_is_no_damage() -> No
     made = LogHarness()
     made.write(b"a", b"b")
     made.settle(0)
-    made.rest()
+    made.settle_down()
     found = made.disk.crash(Random(1))
     for killed in starts(found):
         for cut in starts(killed.kill()):

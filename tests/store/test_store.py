@@ -15,8 +15,8 @@ from kvitto.store.repair.survey import Survey
 from kvitto.store.store import FORMAT, Store
 from tests.store.logs import DIRECTORY, LogHarness
 from tests.support.clock import ManualClock
+from tests.support.harness import BrokerHarness
 from tests.support.older import without_inventory
-from tests.support.rig import Rig
 from tests.support.simdisk import PowerCut, SimDisk
 
 
@@ -33,22 +33,22 @@ def test_a_second_open_is_refused(tmp_path: object) -> None:
 @pytest.mark.parametrize("text", [b"kvitto 3\n", b"something else", b""])
 def test_a_directory_of_another_format_is_refused(text: bytes) -> None:
     """D5."""
-    rig = Rig()
-    rig.settle_down()
-    disk = rig.disk.kill()
+    harness = BrokerHarness()
+    harness.settle_down()
+    disk = harness.disk.kill()
     disk._names["format"].live[:] = text
     with pytest.raises(StoreError, match="format"):
-        Rig(disk)
+        BrokerHarness(disk)
     assert disk.files()["format"] == text
 
 
 def test_a_missing_format_is_said_to_be_missing() -> None:
-    rig = Rig()
-    rig.settle_down()
-    disk = rig.disk.kill()
+    harness = BrokerHarness()
+    harness.settle_down()
+    disk = harness.disk.kill()
     disk.unlink("format")
     with pytest.raises(StoreError, match=r"the file format .* is missing or empty, .* `kvitto salvage`"):
-        Rig(disk)
+        BrokerHarness(disk)
 
 
 @pytest.mark.parametrize("own", ["lost+found", "spare", "boot.new", "lock"])
@@ -56,67 +56,67 @@ def test_only_what_is_nobody_s_or_its_own_may_be_there_before_the_first_start(ow
     disk = SimDisk()
     disk.open(own, create=True).close()
     foreign = disk.copy()
-    assert "/" in Rig(disk).broker.vhosts
+    assert "/" in BrokerHarness(disk).broker.vhosts
     foreign.open("notes.txt", create=True).close()
     with pytest.raises(StoreError, match=r"not empty, it holds 'notes.txt': choose an empty directory"):
-        Rig(foreign)
+        BrokerHarness(foreign)
     assert sorted(foreign.files()) == sorted({own, "notes.txt"})
 
 
 def test_files_that_came_later_disturb_nobody() -> None:
-    rig = Rig()
-    rig.settle_down()
-    disk = rig.disk.kill()
+    harness = BrokerHarness()
+    harness.settle_down()
+    disk = harness.disk.kill()
     disk.open("notes.txt", create=True).close()
-    assert "/" in Rig(disk).broker.vhosts
+    assert "/" in BrokerHarness(disk).broker.vhosts
 
 
 def test_a_power_cut_at_the_very_first_start_leaves_a_directory_that_starts() -> None:
     """P2: a torn format file of an empty directory was refused for ever."""
     whole = SimDisk()
-    Rig(whole)
+    BrokerHarness(whole)
     for cut_at in range(1, whole.operations + 1):
         for seed in range(10):
             disk = SimDisk()
             disk.cut_at = cut_at
             with pytest.raises(PowerCut):
-                Rig(disk)
-            rig = Rig(disk.crash(Random(seed), hostile=True))
-            assert rig.disk.files()["format"] == FORMAT
-            assert "/" in rig.broker.vhosts
+                BrokerHarness(disk)
+            harness = BrokerHarness(disk.crash(Random(seed), hostile=True))
+            assert harness.disk.files()["format"] == FORMAT
+            assert "/" in harness.broker.vhosts
 
 
 def test_an_orderly_end_a_kill_and_a_power_cut_are_told_apart() -> None:
     """A11: the machine's boot id is durable before anything else happens."""
     harness = LogHarness()
     assert harness.store.ending.in_order and not harness.store.ending.power_cut
-    harness.again()
+    harness.kill()
     assert not harness.store.ending.in_order and not harness.store.ending.power_cut
     for seed in range(10):
         harness.cut(Random(seed), hostile=True)
         assert harness.store.ending.power_cut
-    harness.rest()
+    harness.settle_down()
     harness.store.shut()
-    harness.again()
+    harness.kill()
     assert harness.store.ending.in_order and not harness.store.ending.power_cut
 
 
 def test_what_was_delivered_before_a_power_cut_is_flagged_by_every_start_that_follows() -> None:
     """A11: the flag was lost by the second start, and by the first if the lock had not been synced."""
     for seed in range(20):
-        rig = Rig()
-        rig.declare("q")
+        harness = BrokerHarness()
+        harness.declare("q")
         for body in (b"a", b"b"):
-            rig.publish("q", body)
-        rig.settle_down()
-        assert rig.bodies("q") == [b"a", b"b"]
-        rig.turn()
-        rig.cut(Random(seed), hostile=True)
+            harness.publish("q", body)
+        harness.settle_down()
+        assert harness.bodies("q") == [b"a", b"b"]
+        harness.turn()
+        harness.cut(Random(seed), hostile=True)
         if seed % 2:
-            rig.kill()
+            harness.kill()
         if seed % 3:
-            rig.restart()
-        assert [d.redelivered for d in rig.take("q")] == [True, True]
+            harness.restart()
+        assert [d.redelivered for d in harness.take("q")] == [True, True]
 
 
 def test_a_directory_that_was_left_in_order_is_damaged_by_any_torn_end() -> None:
@@ -124,7 +124,7 @@ def test_a_directory_that_was_left_in_order_is_damaged_by_any_torn_end() -> None
     harness = LogHarness()
     harness.write(b"a")
     harness.write(b"b")
-    harness.rest()
+    harness.settle_down()
     harness.store.shut()
     path = f"{DIRECTORY}/{0:020d}.log"
     disk = harness.disk.copy()
@@ -139,7 +139,7 @@ def test_a_sync_covers_what_was_written_when_it_began() -> None:
     harness = LogHarness()
     told: list[str] = []
     harness.write(b"the inventory knows the segment")
-    harness.rest()
+    harness.settle_down()
     harness.write(b"a")
     harness.store.commits.when_announced(lambda: told.append("a"))
     job = harness.store.begin_sync(everything=False)
@@ -154,36 +154,36 @@ def test_a_sync_covers_what_was_written_when_it_began() -> None:
 
 
 def test_files_of_a_queue_that_is_deleted_while_a_sync_has_them_are_closed_after_it() -> None:
-    rig = Rig()
-    rig.declare("q")
-    rig.publish("q", b"m")
-    rig.settle_down()
-    rig.publish("q", b"n")
-    rig.turn()
-    job = rig.store.begin_sync(everything=True)
-    rig.delete("q")
+    harness = BrokerHarness()
+    harness.declare("q")
+    harness.publish("q", b"m")
+    harness.settle_down()
+    harness.publish("q", b"n")
+    harness.turn()
+    job = harness.store.begin_sync(everything=True)
+    harness.delete("q")
     job.run()
     assert job.error is None
-    rig.store.end_sync(job)
-    rig.settle_down()
-    assert rig.disk.listdir("queues") == []
-    rig.kill()
-    assert "q" not in rig.broker.vhosts["/"].queues
+    harness.store.end_sync(job)
+    harness.settle_down()
+    assert harness.disk.listdir("queues") == []
+    harness.kill()
+    assert "q" not in harness.broker.vhosts["/"].queues
 
 
 def test_a_deleted_queue_does_not_come_back_empty() -> None:
     """D2: its files stay until the deletion is durable."""
     for seed in range(40):
-        rig = Rig()
-        rig.declare("q")
-        rig.publish("q", b"m")
-        rig.settle_down()
-        rig.delete("q")
+        harness = BrokerHarness()
+        harness.declare("q")
+        harness.publish("q", b"m")
+        harness.settle_down()
+        harness.delete("q")
         if seed % 2:
-            rig.sync(everything=False)
-        rig.cut(Random(seed), hostile=True)
-        queues = rig.broker.vhosts["/"].queues
-        assert "q" not in queues or rig.peek("q") == [b"m"]
+            harness.sync(everything=False)
+        harness.cut(Random(seed), hostile=True)
+        queues = harness.broker.vhosts["/"].queues
+        assert "q" not in queues or harness.peek("q") == [b"m"]
 
 
 def test_after_a_failed_sync_there_is_no_other() -> None:
@@ -224,7 +224,7 @@ def damaged_end() -> LogHarness:
     harness = LogHarness()
     for i in range(6):
         harness.write(f"message {i}".encode() * 4)
-    harness.rest()
+    harness.settle_down()
     harness.store.shut()
     path = f"{DIRECTORY}/{0:020d}.log"
     for i in (4, 5):
@@ -246,9 +246,9 @@ def test_a_damaged_segment_of_which_no_copy_can_be_made_stays_as_it_is() -> None
     assert "no room for a copy" in alarm
     left.disk.free = 1 << 30
     first = left.write(b"more")
-    left.rest()
+    left.settle_down()
     assert left.disk.files()[path] == whole
-    left.again()
+    left.kill()
     assert left.disk.read_file(f"{DIRECTORY}/{0:020d}.bad") == whole, "there is room now"
     assert left.body(first) == b"more"
 
@@ -262,10 +262,10 @@ def test_the_last_of_a_damaged_segment_of_which_there_is_no_copy_is_kept() -> No
     left = LogHarness(harness.disk.copy())
     left.disk.free = 1 << 30
     left.settle(*range(4))
-    left.rest()
+    left.settle_down()
     assert left.disk.read_file(f"{DIRECTORY}/{0:020d}.bad") == whole
     assert path not in left.disk.files()
-    left.again()
+    left.kill()
     assert left.served() == {} and left.log.next >= 4
 
 
@@ -290,15 +290,15 @@ def test_a_copy_of_a_damaged_segment_is_whole_or_not_there_wherever_it_fails() -
             assert copies or whole == found.disk.files()[f"{DIRECTORY}/{0:020d}.log"]
 
 
-def with_a_queue() -> Rig:
+def with_a_queue() -> BrokerHarness:
     """The last line of the definitions declares the queue, and nothing behind it says that it was synced."""
-    rig = Rig()
-    rig.settle_down()
-    rig.declare("q")
+    harness = BrokerHarness()
+    harness.settle_down()
+    harness.declare("q")
     for body in (b"a", b"b"):
-        rig.publish("q", body)
-    rig.settle_down()
-    return rig
+        harness.publish("q", body)
+    harness.settle_down()
+    return harness
 
 
 def test_a_damaged_last_definition_does_not_delete_a_queue_with_its_messages() -> None:
@@ -306,34 +306,34 @@ def test_a_damaged_last_definition_does_not_delete_a_queue_with_its_messages() -
     data = with_a_queue().disk.files()["definitions.log"]
     start = data.rindex(b"\n", 0, -1) + 1
     for position in range(start, len(data), 5):
-        rig = with_a_queue()
-        without_inventory(rig.disk)
-        rig.disk.flip("definitions.log", position)
+        harness = with_a_queue()
+        without_inventory(harness.disk)
+        harness.disk.flip("definitions.log", position)
         if position % 2:
-            rig.kill()
+            harness.kill()
         else:
-            rig.cut(Random(position), hostile=True)
+            harness.cut(Random(position), hostile=True)
         for _ in range(2):
-            assert "q" not in rig.broker.vhosts["/"].queues
-            (alarm,) = rig.store.alarms
+            assert "q" not in harness.broker.vhosts["/"].queues
+            (alarm,) = harness.store.alarms
             assert "not defined" in alarm
-            rig.restart()
-        (kept,) = rig.disk.listdir("queues")
+            harness.restart()
+        (kept,) = harness.disk.listdir("queues")
         target = SimDisk()
-        Salvage(Survey(rig.disk.kill()), target, ManualClock()).run()
-        assert Rig(target).peek(f"salvaged.{kept}") == [b"a", b"b"]
+        Salvage(Survey(harness.disk.kill()), target, ManualClock()).run()
+        assert BrokerHarness(target).peek(f"salvaged.{kept}") == [b"a", b"b"]
 
 
 def test_damaged_definitions_stop_the_start_after_an_end_in_order() -> None:
     """D3: nothing can be torn then."""
-    rig = with_a_queue()
-    rig.store.shut()
-    disk = rig.disk.kill()
+    harness = with_a_queue()
+    harness.store.shut()
+    disk = harness.disk.kill()
     disk.flip("definitions.log", len(disk.files()["definitions.log"]) - 2)
     before = disk.files()["definitions.log"]
     for _ in range(2):
         with pytest.raises(StoreError, match="synced up to byte"):
-            Rig(disk)
+            BrokerHarness(disk)
         disk = disk.kill()
     assert disk.files()["definitions.log"] == before
 
@@ -346,15 +346,15 @@ def test_a_first_start_that_was_killed_anywhere_and_a_power_cut_after_the_next()
         disk = SimDisk()
         disk.cut_at = at
         try:
-            Rig(disk)
+            BrokerHarness(disk)
         except PowerCut:
             killed = True
-        rig = Rig(disk.kill())
-        rig.declare("q")
-        rig.publish("q", b"kept")
-        rig.settle_down()
+        harness = BrokerHarness(disk.kill())
+        harness.declare("q")
+        harness.publish("q", b"kept")
+        harness.settle_down()
         for number in range(6):
-            assert Rig(rig.disk.survivor(Random(number), hostile=True)).peek("q") == [b"kept"], at
+            assert BrokerHarness(harness.disk.survivor(Random(number), hostile=True)).peek("q") == [b"kept"], at
     assert at > 20
 
 
@@ -366,7 +366,7 @@ def test_after_an_end_in_order_a_power_cut_brings_no_name_back() -> None:
         harness.write(b"a")
         harness.write(b"b")
         harness.settle(0)
-        harness.rest()
+        harness.settle_down()
         harness.store.shut()
         names = harness.disk.listdir(DIRECTORY)
         assert names == [f"{1:020d}.log"]
@@ -380,56 +380,56 @@ def test_what_a_first_start_had_made_when_the_power_went_is_no_damage() -> None:
     disk.makedirs("queues")
     with pytest.raises(StoreError, match="no data directory"):
         Survey(disk)
-    Rig(disk)
+    BrokerHarness(disk)
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("left", [None, b"", b"0123456789abcdef {half"])
 def test_without_definitions_no_messages_go(in_order: bool, left: bytes | None) -> None:
     """D3: a file that was gone or empty defined nothing, and every queue's messages went as those of a deleted one."""
-    rig = with_a_queue()
+    harness = with_a_queue()
     if in_order:
-        rig.broker.finish()
-        rig.store.shut()
-    disk = rig.disk.kill()
+        harness.broker.finish()
+        harness.store.shut()
+    disk = harness.disk.kill()
     disk.unlink("definitions.log")
     if left is not None:
         disk.open("definitions.log", create=True).write_at(0, [left])
     before = {path: content for path, content in disk.files().items() if path.startswith("queues")}
     for _ in range(2):
         with pytest.raises(StoreError, match=r"definitions.log (is missing|is damaged at byte 0)"):
-            Rig(disk)
+            BrokerHarness(disk)
         disk = disk.kill()
     assert {path: content for path, content in disk.files().items() if path.startswith("queues")} == before
 
 
 def test_a_definition_that_is_gone_after_an_end_in_order_does_not_take_messages_along() -> None:
     """D3: nothing was torn, so nothing but the messages tells of it."""
-    rig = with_a_queue()
-    rig.broker.finish()
-    rig.store.shut()
-    disk = rig.disk.kill()
+    harness = with_a_queue()
+    harness.broker.finish()
+    harness.store.shut()
+    disk = harness.disk.kill()
     without_inventory(disk)
     size = disk.files()["definitions.log"].rindex(b"\n", 0, -1) + 1
     disk.open("definitions.log").truncate(size)
-    rig = Rig(disk)
-    (alarm,) = rig.store.alarms
-    assert "not defined" in alarm and len(rig.disk.listdir("queues")) == 1
+    harness = BrokerHarness(disk)
+    (alarm,) = harness.store.alarms
+    assert "not defined" in alarm and len(harness.disk.listdir("queues")) == 1
 
 
 def test_a_torn_definition_keeps_no_messages_of_deleted_queues() -> None:
     """D2: those that a power cut has brought back, or never removed."""
-    rig = with_a_queue()
-    old = rig.queue("q").log.queue_id
-    segment = rig.disk.files()[f"queues/{old}/{0:020d}.log"]
-    rig.delete("q")
-    rig.settle_down()
-    disk = rig.disk.kill()
+    harness = with_a_queue()
+    old = harness.queue("q").log.queue_id
+    segment = harness.disk.files()[f"queues/{old}/{0:020d}.log"]
+    harness.delete("q")
+    harness.settle_down()
+    disk = harness.disk.kill()
     disk.makedirs(f"queues/{old}")
     disk.open(f"queues/{old}/{0:020d}.log", create=True).write_at(0, [segment])
     log = disk.open("definitions.log")
     log.write_at(log.size(), [b"0123456789abcdef {half"])
-    left = Rig(disk)
+    left = BrokerHarness(disk)
     assert left.disk.listdir("queues") == []
     assert not left.store.alarms
 
@@ -437,31 +437,31 @@ def test_a_torn_definition_keeps_no_messages_of_deleted_queues() -> None:
 def test_definitions_that_come_and_go_do_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue declared and deleted a thousand times a second took 24 GB a day; what stays is found by the next start."""
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 5000)
-    rig = Rig()
-    rig.declare("stays")
+    harness = BrokerHarness()
+    harness.declare("stays")
     sizes = set()
     for i in range(100):
-        rig.declare(f"q{i}")
-        rig.turn()
-        job = rig.store.begin_sync(everything=i % 2 == 0)
-        rig.declare(f"while{i}")  # while the sync runs
+        harness.declare(f"q{i}")
+        harness.turn()
+        job = harness.store.begin_sync(everything=i % 2 == 0)
+        harness.declare(f"while{i}")  # while the sync runs
         if i:
-            rig.delete(f"while{i - 1}")
+            harness.delete(f"while{i - 1}")
         job.run()
-        rig.store.end_sync(job)
-        rig.delete(f"q{i}")
-        sizes.add(len(rig.disk.files()["definitions.log"]))
+        harness.store.end_sync(job)
+        harness.delete(f"q{i}")
+        sizes.add(len(harness.disk.files()["definitions.log"]))
         if i % 10 == 9:
-            queues = set(rig.broker.vhosts["/"].queues)
-            assert set(Rig(rig.disk.copy().kill()).broker.vhosts["/"].queues) == queues
+            queues = set(harness.broker.vhosts["/"].queues)
+            assert set(BrokerHarness(harness.disk.copy().kill()).broker.vhosts["/"].queues) == queues
     assert max(sizes) < 8000
-    rig.restart()
-    assert set(rig.broker.vhosts["/"].queues) == {"stays", "while99"}
+    harness.restart()
+    assert set(harness.broker.vhosts["/"].queues) == {"stays", "while99"}
 
 
 def test_a_compaction_without_room_is_not_tried_at_each_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
-    rig = Rig()
+    harness = BrokerHarness()
     tried: list[int] = []
 
     def no_room(compaction: definitions.Compaction) -> None:
@@ -470,51 +470,51 @@ def test_a_compaction_without_room_is_not_tried_at_each_sync(monkeypatch: pytest
 
     monkeypatch.setattr(definitions.Compaction, "step", no_room)
     for i in range(50):
-        rig.declare(f"q{i}")
-        rig.delete(f"q{i}")
-        rig.settle_down()
+        harness.declare(f"q{i}")
+        harness.delete(f"q{i}")
+        harness.settle_down()
     assert 1 <= len(tried) <= 6
-    assert not rig.disk.exists(definitions.NEW)
+    assert not harness.disk.exists(definitions.NEW)
 
 
 def test_after_a_failed_sync_the_page_cache_is_not_trusted() -> None:
     """C8, A11: the kernel may drop what it could not write, so the next start takes it for a power cut: torn ends are no damage, and
     what was delivered comes flagged. It took zeros in a segment for damage, and what had been delivered for new."""
-    rig = with_a_queue()
-    rig.take("q")
-    rig.turn()
-    rig.disk.fail_at[rig.disk.operations + 1] = StoreError("gone")
+    harness = with_a_queue()
+    harness.take("q")
+    harness.turn()
+    harness.disk.fail_at[harness.disk.operations + 1] = StoreError("gone")
     with pytest.raises(StoreError):
-        rig.sync()
-    for path in [path for path in rig.disk.files() if path.endswith(".ack")]:
-        rig.disk.open(path).truncate(0)
-    rig.kill()
-    assert rig.store.ending.power_cut
-    assert [delivery.redelivered for delivery in rig.take("q")] == [True, True]
+        harness.sync()
+    for path in [path for path in harness.disk.files() if path.endswith(".ack")]:
+        harness.disk.open(path).truncate(0)
+    harness.kill()
+    assert harness.store.ending.power_cut
+    assert [delivery.redelivered for delivery in harness.take("q")] == [True, True]
 
 
 def test_a_sync_that_fails_in_a_compaction_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8."""
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
-    rig = Rig()
+    harness = BrokerHarness()
 
     def gone(compaction: definitions.Compaction) -> None:
         raise StoreError("gone")
 
     monkeypatch.setattr(definitions.Compaction, "step", gone)
     for i in range(20):
-        rig.declare(f"q{i}")
-        rig.delete(f"q{i}")
+        harness.declare(f"q{i}")
+        harness.delete(f"q{i}")
     with pytest.raises(StoreError, match="gone"):
-        rig.settle_down()
-    assert rig.store.failed is not None
+        harness.settle_down()
+    assert harness.store.failed is not None
 
 
 def test_definitions_are_written_anew_while_they_go_on_changing(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: the loop waited until all of them were written, 1 s for 100,000 bindings; others are served meanwhile."""
     monkeypatch.setattr(definitions, "COMPACT_BYTES", 2000)
     monkeypatch.setattr(definitions, "COMPACT_LINES", 3)
-    rig = Rig()
+    harness = BrokerHarness()
     replaced: list[int] = []
     replace = definitions.Definitions.replace
     monkeypatch.setattr(
@@ -522,32 +522,32 @@ def test_definitions_are_written_anew_while_they_go_on_changing(monkeypatch: pyt
     )
     rng = Random(5)
     for i in range(300):
-        rig.declare(f"q{i}")
+        harness.declare(f"q{i}")
         if i % 3 or rng.random() < 0.5:
-            rig.delete(f"q{i}")
-        rig.turn()
+            harness.delete(f"q{i}")
+        harness.turn()
         if i % 2:
-            rig.sync()
-        names = set(rig.broker.vhosts["/"].queues)
-        assert set(Rig(rig.disk.copy().kill()).broker.vhosts["/"].queues) == names
+            harness.sync()
+        names = set(harness.broker.vhosts["/"].queues)
+        assert set(BrokerHarness(harness.disk.copy().kill()).broker.vhosts["/"].queues) == names
     assert len(replaced) > 3
 
 
 def test_a_queue_that_comes_back_since_its_deletion_had_no_room_is_not_damaged() -> None:
     """D3, D4: nor was the end in order, which is said."""
-    rig = with_a_queue()
-    rig.publish("q", b"c")
-    rig.turn()
-    rig.disk.full = True
-    rig.delete("q")
+    harness = with_a_queue()
+    harness.publish("q", b"c")
+    harness.turn()
+    harness.disk.full = True
+    harness.delete("q")
     with pytest.raises(StoreFull, match="what came last could not be written"):
-        rig.broker.finish()
-    rig.disk = rig.disk.kill()
-    assert Survey(rig.disk.copy()).findings == []
-    rig.start()
-    assert not rig.store.ending.in_order
-    assert not rig.store.alarms
-    assert rig.peek("q") == [b"a", b"b", b"c"]
+        harness.broker.finish()
+    harness.disk = harness.disk.kill()
+    assert Survey(harness.disk.copy()).findings == []
+    harness.start()
+    assert not harness.store.ending.in_order
+    assert not harness.store.alarms
+    assert harness.peek("q") == [b"a", b"b", b"c"]
 
 
 def test_without_syncs_nothing_is_said_to_be_durable() -> None:

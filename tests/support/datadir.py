@@ -15,7 +15,7 @@ from kvitto.store.disk import Disk
 from kvitto.store.record import Append, Record, Settle
 from kvitto.store.store import Store
 from tests.support import stored
-from tests.support.rig import Rig, address
+from tests.support.harness import BrokerHarness, address
 from tests.support.simdisk import SimDisk, SimFile
 
 QUEUES = ("plain", "again", "stream", "kept", "journaled")
@@ -71,8 +71,8 @@ def boot_id() -> str:
     return ""
 
 
-class Home(Rig):
-    """A `Rig` on any disk, that can be left as a killed process leaves it."""
+class Home(BrokerHarness):
+    """A `BrokerHarness` on any disk, that can be left as a killed process leaves it."""
 
     def __init__(self, disk: Disk) -> None:
         self.clock = SystemClock()  # type: ignore[assignment]

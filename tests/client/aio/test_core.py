@@ -19,7 +19,7 @@ from kvitto.wire.properties import Properties
 from tests.support.running import asynchronous
 
 
-class Rig:
+class BrokerHarness:
     """A connection core with channel 1 and a consumer on it."""
 
     def __init__(self, new_future: Callable[[], Any] = lambda: None, *, no_ack: bool = False) -> None:
@@ -90,22 +90,22 @@ STEPS = st.lists(
 def test_exactly_the_acked_deliveries_are_acked_with_as_few_frames_as_that_takes(
     steps: list[tuple[str, int]], combine: bool
 ) -> None:
-    rig, broker = Rig(), BrokerChannel()
-    rig.channel.combine = combine
+    harness, broker = BrokerHarness(), BrokerChannel()
+    harness.channel.combine = combine
     taken: list[IncomingMessage] = []
     acked: set[int] = set()
     rejected: set[int] = set()
 
     def flush() -> None:
-        for method in rig.settled():
+        for method in harness.settled():
             broker.take(method)
 
     for step, number in [("deliver", 0)] * 3 + steps:
         if step == "deliver":
             tag = len(taken) + 1
             broker.unsettled.add(tag)
-            rig.receive(rig.deliver(tag))
-            message = rig.consumer.take()
+            harness.receive(harness.deliver(tag))
+            message = harness.consumer.take()
             assert message is not None and message.delivery_tag == tag
             taken.append(message)
         elif step == "flush":
@@ -137,52 +137,52 @@ def test_exactly_the_acked_deliveries_are_acked_with_as_few_frames_as_that_takes
 
 
 def test_acks_in_a_row_become_one_and_a_gap_is_left_open() -> None:
-    rig = Rig()
-    rig.receive(b"".join(rig.deliver(tag) for tag in range(1, 1001)))
-    messages = list(rig.consumer.messages)
+    harness = BrokerHarness()
+    harness.receive(b"".join(harness.deliver(tag) for tag in range(1, 1001)))
+    messages = list(harness.consumer.messages)
     for message in messages[:500] + messages[600:602]:
         message.ack()
-    assert rig.settled() == [m.BasicAck(500, True), m.BasicAck(601), m.BasicAck(602)]
+    assert harness.settled() == [m.BasicAck(500, True), m.BasicAck(601), m.BasicAck(602)]
     for message in messages[500:600]:
         message.ack()
-    assert rig.settled() == [m.BasicAck(600, True)]
+    assert harness.settled() == [m.BasicAck(600, True)]
 
 
 def test_odd_delivery_tags_are_acked_one_by_one() -> None:
-    rig = Rig()
-    rig.receive(b"".join(rig.deliver(tag) for tag in (1, 2, 1 << 60, 7)))
-    for message in list(rig.consumer.messages):
+    harness = BrokerHarness()
+    harness.receive(b"".join(harness.deliver(tag) for tag in (1, 2, 1 << 60, 7)))
+    for message in list(harness.consumer.messages):
         message.ack()
-    assert rig.settled() == [m.BasicAck(1), m.BasicAck(2), m.BasicAck(1 << 60), m.BasicAck(7)]
+    assert harness.settled() == [m.BasicAck(1), m.BasicAck(2), m.BasicAck(1 << 60), m.BasicAck(7)]
 
 
 def test_deliveries_that_need_no_ack_cost_no_memory() -> None:
-    rig = Rig(no_ack=True)
+    harness = BrokerHarness(no_ack=True)
     for tag in range(1, 2000):
-        rig.receive(rig.deliver(tag))
-    assert rig.channel.unacked_low == 2000
-    message = rig.consumer.take()
+        harness.receive(harness.deliver(tag))
+    assert harness.channel.unacked_low == 2000
+    message = harness.consumer.take()
     assert message is not None and message.settled
     with pytest.raises(AlreadySettled):
         message.ack()
 
 
 def test_acks_after_the_end_say_so() -> None:
-    rig = Rig()
-    rig.receive(rig.deliver(1) + rig.deliver(2))
-    first, second = rig.consumer.messages
-    rig.channel.die()
+    harness = BrokerHarness()
+    harness.receive(harness.deliver(1) + harness.deliver(2))
+    first, second = harness.consumer.messages
+    harness.channel.die()
     assert first.ack() is False
     assert second.reject() is False
-    assert rig.settled() == [] and rig.core.dropped == 2
+    assert harness.settled() == [] and harness.core.dropped == 2
 
 
 @given(st.lists(st.binary(max_size=3000), min_size=1, max_size=5), st.integers(1, 50))
 def test_messages_arrive_whole_however_they_are_cut(bodies: list[bytes], step: int) -> None:
-    rig = Rig()
-    data = b"".join(rig.deliver(tag, body, key=f"key {tag % 2}") for tag, body in enumerate(bodies, 1))
-    rig.receive(data, step)
-    found = [rig.consumer.take() for _ in bodies]
+    harness = BrokerHarness()
+    data = b"".join(harness.deliver(tag, body, key=f"key {tag % 2}") for tag, body in enumerate(bodies, 1))
+    harness.receive(data, step)
+    found = [harness.consumer.take() for _ in bodies]
     assert [(f.body, f.routing_key, f.consumer_tag) for f in found if f is not None] == [
         (body, f"key {tag % 2}", "c") for tag, body in enumerate(bodies, 1)
     ]
@@ -210,53 +210,53 @@ def test_each_publish_gets_the_confirm_that_the_broker_sent_for_it(
             assert not self.done() and isinstance(error, Nacked)
             self.outcome = "nacked"
 
-    rig = Rig(Future)
-    rig.channel.confirms = True
-    futures: list[Any] = [rig.channel.publish("", "q", 0, b"\0\0", b"x") for _ in range(count)]
+    harness = BrokerHarness(Future)
+    harness.channel.confirms = True
+    futures: list[Any] = [harness.channel.publish("", "q", 0, b"\0\0", b"x") for _ in range(count)]
     expected = ["waits"] * count
     for tag, multiple, ok in confirms:
         method = m.BasicAck(tag, multiple) if ok else m.BasicNack(tag, multiple, False)
         if tag > count:
             with pytest.raises(ConnectionError_):
-                rig.receive(m.frame(1, 1, method.encode()))
+                harness.receive(m.frame(1, 1, method.encode()))
             break
-        rig.receive(m.frame(1, 1, method.encode()))
+        harness.receive(m.frame(1, 1, method.encode()))
         tags = range(1, (tag or count) + 1) if multiple else [tag] if tag else []
         for settled in tags:
             if expected[settled - 1] == "waits":
                 expected[settled - 1] = "acked" if ok else "nacked"
     assert [future.outcome for future in futures] == expected
-    assert len(rig.channel.unconfirmed()) == expected.count("waits")
+    assert len(harness.channel.unconfirmed()) == expected.count("waits")
 
 
 def test_a_confirm_on_a_channel_without_confirms_is_an_error() -> None:
     with pytest.raises(ConnectionError_):
-        Rig().receive(m.frame(1, 1, m.BasicAck(1).encode()))
+        BrokerHarness().receive(m.frame(1, 1, m.BasicAck(1).encode()))
 
 
 @asynchronous
 async def test_a_return_belongs_to_the_first_publish_like_it() -> None:
-    rig = Rig(asyncio.get_running_loop().create_future)
-    rig.channel.confirms = True
-    publish = rig.channel.publish
+    harness = BrokerHarness(asyncio.get_running_loop().create_future)
+    harness.channel.confirms = True
+    publish = harness.channel.publish
     futures: list[Any] = [
         publish("", key, 1, b"\0\0", body) for key, body in [("a", b"1"), ("b", b"1"), ("b", b"1"), ("b", b"2")]
     ]
     returned = m.BasicReturn(312, "NO_ROUTE", "", "b")
-    rig.receive(frames(returned, b"1") + frames(returned, b"2") + frames(returned, b"3"))
-    rig.receive(m.frame(1, 1, m.BasicAck(4, True).encode()))
+    harness.receive(frames(returned, b"1") + frames(returned, b"2") + frames(returned, b"3"))
+    harness.receive(m.frame(1, 1, m.BasicAck(4, True).encode()))
     outcomes = await asyncio.gather(*futures, return_exceptions=True)
     assert [type(outcome).__name__ for outcome in outcomes] == ["NoneType", "Returned", "NoneType", "Returned"]
-    ((_, kind, _, nobodys),) = rig.core.events
+    ((_, kind, _, nobodys),) = harness.core.events
     assert kind == 4 and nobodys.body == b"3"  # type: ignore[attr-defined]
-    assert not rig.channel.mandatory
+    assert not harness.channel.mandatory
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_handled_or_refused(data: bytes) -> None:
-    rig = Rig()
+    harness = BrokerHarness()
     with contextlib.suppress(ConnectionError_):
-        rig.receive(data)
+        harness.receive(data)
 
 
 @given(st.sampled_from([m.BasicDeliver("c", 1, False, "e", "k"), m.BasicGetOk(1), m.BasicReturn(1, "t")]), st.data())
@@ -267,7 +267,7 @@ def test_a_method_with_content_that_is_cut_or_changed_is_handled_or_refused(
     for _ in range(data.draw(st.integers(0, 3))):
         payload[data.draw(st.integers(4, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(payload[: data.draw(st.integers(4, len(payload)))])
-    rig = Rig()
+    harness = BrokerHarness()
     header = b"\0\x3c\0\0" + (1).to_bytes(8, "big") + b"\0\0"
     with contextlib.suppress(ConnectionError_):
-        rig.receive(m.frame(1, 1, cut) + m.frame(2, 1, header) + m.frame(3, 1, b"x"))
+        harness.receive(m.frame(1, 1, cut) + m.frame(2, 1, header) + m.frame(3, 1, b"x"))

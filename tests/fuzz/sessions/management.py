@@ -54,7 +54,7 @@ class Host:
         self.store_path = "nowhere"
         self.pid = 1
         self.uptime_ms = 0
-        self.store, self.broker, self.hub = world.house.store, world.house.broker, world.house.hub
+        self.store, self.broker, self.hub = world.harness.store, world.harness.broker, world.harness.hub
 
     def schedule(self) -> None:
         self.world.due = True

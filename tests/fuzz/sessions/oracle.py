@@ -58,7 +58,7 @@ class Oracle:
     # -- queues ----------------------------------------------------------------------------------------------
 
     def queue(self, client: Client, name: str) -> Queue | None:
-        vhost = self.world.house.broker.vhosts.get(client.vhost)
+        vhost = self.world.harness.broker.vhosts.get(client.vhost)
         return None if vhost is None else vhost.queues.get(name)
 
     def followed(self, client: Client, name: str) -> tuple[str, Followed] | None:
@@ -348,7 +348,7 @@ class Oracle:
 
     def check_kept(self) -> None:
         """Nobody is connected: what was confirmed and not settled is in its queue, once."""
-        for queue in self.world.house.broker.vhosts["/"].queues.values():
+        for queue in self.world.harness.broker.vhosts["/"].queues.values():
             known = self.queues.get(queue.log.queue_id)
             if known is None or not known.followed:
                 continue
@@ -362,7 +362,7 @@ class Oracle:
             twice = {body for body in known.sent if here.count(body) > known.sent.count(body)}
             if twice:
                 raise Finding(f"{queue.name}: twice: {short(twice)}")
-        there = {queue.log.queue_id for queue in self.world.house.broker.queues.values()}
+        there = {queue.log.queue_id for queue in self.world.harness.broker.queues.values()}
         for incarnation, known in self.queues.items():
             if known.followed and known.kept and incarnation not in there:
                 raise Finding(f"the queue {incarnation} is gone, and nobody has deleted it: {short(known.kept)}")

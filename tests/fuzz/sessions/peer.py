@@ -30,7 +30,7 @@ class Peer:
         self.unsent: list[tuple[memoryview, bytes]] = []
         """What the socket has not taken: the bytes where they were given, and as they were."""
         self.written = bytearray()
-        self.connection = Connection(world.house.hub, self, f"test:{slot}", loopback)
+        self.connection = Connection(world.harness.hub, self, f"test:{slot}", loopback)
 
     # -- what a connection asks of its transport -----------------------------------------------------------------
 

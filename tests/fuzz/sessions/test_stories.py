@@ -74,7 +74,7 @@ def test_a_confirmed_message_that_is_not_there_after_the_story_is_found() -> Non
         world = StoryRun(catcher)
         for action in confirmed(b"m1", b"m2"):
             world.perform(action)
-        queue = world.house.broker.vhosts["/"].queues["keep"]
+        queue = world.harness.broker.vhosts["/"].queues["keep"]
         queue.purge()
         with pytest.raises(AssertionError, match="settled by nobody, and not there: m1 m2"):
             world.end()

@@ -20,7 +20,7 @@ from tests.fuzz.sessions.peer import Peer
 from tests.fuzz.sessions.setting import Catcher, setting
 from tests.fuzz.sessions.story import Action, Story
 from tests.protocol.answers import check_service
-from tests.protocol.sansio import House
+from tests.protocol.sansio import ProtocolHarness
 from tests.support.clock import ManualClock
 from tests.support.limited import limit
 from tests.support.simdisk import SimDisk
@@ -54,14 +54,14 @@ class StoryRun:
         self.done: Story = []
         self._start()
         for name, (tags, *allowed) in USERS.items():
-            self.house.broker.users.add(name, name, [tags] if tags else [])
+            self.harness.broker.users.add(name, name, [tags] if tags else [])
             for vhost in ("/", "v"):
-                self.house.broker.add_vhost(vhost)
-                self.house.broker.users.set_permission(name, vhost, *allowed)
-        self.house.settle()
+                self.harness.broker.add_vhost(vhost)
+                self.harness.broker.users.set_permission(name, vhost, *allowed)
+        self.harness.settle_down()
 
     def _start(self) -> None:
-        self.house = House(self.disk, self.clock, self.catcher.limits)
+        self.harness = ProtocolHarness(self.disk, self.clock, self.catcher.limits)
         self.management = management.Management(self)
         self.job = None
 
@@ -84,7 +84,7 @@ class StoryRun:
                 self.do_vanish(peer.client.slot)
         if self.catcher.found:
             raise Finding("the broker logs a mistake of its own: " + self.catcher.found[0])
-        alarms = [text for text in self.house.store.alarms if not (self.cut and UNDEFINED in text)]
+        alarms = [text for text in self.harness.store.alarms if not (self.cut and UNDEFINED in text)]
         if alarms:
             raise Finding(f"the broker gives an alarm: {alarms}")
 
@@ -122,48 +122,48 @@ class StoryRun:
 
     def do_turn(self) -> None:
         self.due = False
-        self.house.turn()
+        self.harness.turn()
 
     def do_sync(self) -> None:
         """Turn, and a whole sync."""
         self.do_turn()
         self.do_end_sync()
-        if self.house.store.commits.waiting or self.house.store.commits.dirty:
+        if self.harness.store.commits.waiting or self.harness.store.commits.dirty:
             self.do_begin_sync(1)
             self.do_end_sync()
 
     def do_begin_sync(self, everything: int = 0) -> None:
-        if self.job is None and (everything or self.house.store.commits.waiting):
-            self.job = self.house.store.begin_sync(everything=bool(everything))
+        if self.job is None and (everything or self.harness.store.commits.waiting):
+            self.job = self.harness.store.begin_sync(everything=bool(everything))
 
     def do_end_sync(self) -> None:
         if self.job is not None:
             job, self.job = self.job, None
             job.run()
-            self.house.end_sync(job)
+            self.harness.end_sync(job)
             self.do_turn()
 
     def do_time(self, seconds: float) -> None:
         """Time passes, and what is due is done."""
         self.clock.advance(seconds)
-        due = self.house.broker.timers.next_ms
+        due = self.harness.broker.timers.next_ms
         if due is not None and due <= self.clock.now_ms():
-            self.house.broker.tick()
+            self.harness.broker.tick()
         if seconds >= 1:
             self._look_after()
         self.do_turn()
 
     def _look_after(self) -> None:
         """What the server does once a second."""
-        broker = self.house.broker
+        broker = self.harness.broker
         broker.read_clock()
-        for connection_ in list(self.house.hub.connections):
+        for connection_ in list(self.harness.hub.connections):
             if connection_.heartbeat and connection_.state < CLOSING and not connection_.beat():
                 connection_.transport.abort()
             connection_.give_back()
         if broker.full:
             broker.retry_writes()
-        if broker.full or self.house.store.short:
+        if broker.full or self.harness.store.short:
             broker.make_room(broker.full)
 
     def do_later(self, seconds: float) -> None:
@@ -182,10 +182,10 @@ class StoryRun:
     def do_full(self, full: int) -> None:
         self.disk.full = bool(full)
         if not full:
-            self.house.broker.retry_writes()
+            self.harness.broker.retry_writes()
 
     def do_block(self, alarm: str, on: int) -> None:
-        self.house.hub.alarms.block(f"low on {alarm}: there is little left" if on else None, alarm)
+        self.harness.hub.alarms.block(f"low on {alarm}: there is little left" if on else None, alarm)
 
     def do_http(self, user: str, method: str, path: str, body: bytes) -> None:
         self._followed_by_http(method, path, body)
@@ -211,14 +211,14 @@ class StoryRun:
     def do_restart(self, kind: str, dice: int = 0) -> None:
         """In order, by a kill, or by a power cut, where `dice` say what is lost; then the next one starts from what is left."""
         self._end_of_process()
-        if self.house.broker.full:
+        if self.harness.broker.full:
             self.oracle.forget_deliveries()
         if kind == "order":
             self.disk.full = False
-            self.house.broker.retry_writes()
+            self.harness.broker.retry_writes()
             self.calm()
-            self.house.broker.finish()
-            self.house.store.shut()
+            self.harness.broker.finish()
+            self.harness.store.shut()
         self.due, self.cut = False, kind == "power"
         self.disk = self.disk.crash(Random(dice)) if kind == "power" else self.disk.kill()
         self._start()
@@ -241,19 +241,19 @@ class StoryRun:
         self.do_end_sync()
         for _ in range(SETTLE_MAX):
             self.do_turn()
-            if self.house.store.commits.waiting or self.house.store.commits.dirty:
+            if self.harness.store.commits.waiting or self.harness.store.commits.dirty:
                 self.do_begin_sync(1)
                 self.do_end_sync()
-            elif self.house.broker.idle() and not getattr(self.house.hub, "unfinished", False):
+            elif self.harness.broker.idle() and not getattr(self.harness.hub, "unfinished", False):
                 return
         raise Finding("the broker never comes to rest")
 
     def end(self) -> None:
         """All go; nothing of them stays; the next peer is served; and a restart finds what there was."""
         self.disk.full = False
-        self.house.broker.retry_writes()
-        for alarm in list(self.house.hub.alarms.reasons):
-            self.house.hub.alarms.block(None, alarm)
+        self.harness.broker.retry_writes()
+        for alarm in list(self.harness.hub.alarms.reasons):
+            self.harness.hub.alarms.block(None, alarm)
         self.calm()
         self._look()
         for slot in list(self.peers):
@@ -266,14 +266,14 @@ class StoryRun:
         for _ in range(3):
             self.do_time(2.0)
             self.calm()
-        while self.house.broker.parking.under_way:  # slice by slice, each some ms after the one before
+        while self.harness.broker.parking.under_way:  # slice by slice, each some ms after the one before
             self.do_time(0.2)
             self.calm()
         self._check_nothing_is_left()
         self._look()
         self.oracle.check_kept()
         before = self.there(lasting=True)
-        check_others_are_served(self.house)
+        check_others_are_served(self.harness)
         self.disk, self.cut = self.disk.kill(), False
         self._start()
         self.calm()
@@ -284,11 +284,13 @@ class StoryRun:
             lost = [body for body in bodies if body not in after.get(name, [])]
             if lost or (name in FOLLOWED and after[name] != bodies):
                 raise Finding(f"{name} has other messages after a restart: {bodies} before, {after.get(name)} after")
-        check_others_are_served(self.house)
+        check_others_are_served(self.harness)
 
     def there(self, lasting: bool) -> dict[str, list[bytes]]:
         """Messages of the durable queues, or of those from which none leaves by itself."""
-        found = [queue for queue in self.house.broker.vhosts["/"].queues.values() if queue.durable and not queue.stream]
+        found = [
+            queue for queue in self.harness.broker.vhosts["/"].queues.values() if queue.durable and not queue.stream
+        ]
         if lasting:
             found = [queue for queue in found if oracle.plain(queue) and not queue.may_expire]
         return {queue.name: [body[:12] for body in oracle.waiting(queue)] for queue in found}
@@ -298,7 +300,7 @@ class StoryRun:
         self.management.end()
 
     def _check_nothing_is_left(self) -> None:
-        hub_ = self.house.hub
+        hub_ = self.harness.hub
         for peer in self.gone:
             c = peer.connection
             assert c.state == CLOSED and not c.channels and not c.queues, "a connection that is gone has something left"
@@ -306,24 +308,24 @@ class StoryRun:
         assert not hub_.connections and not hub_.channels, "peers that are gone are still counted"
         held = hub_.holding.total
         assert not held, f"{held} bytes of peers that are gone are still counted"
-        for queue_ in self.house.broker.queues.values():
+        for queue_ in self.harness.broker.queues.values():
             assert queue_.unacked == 0 and not queue_.consumers, f"{queue_.name}: {queue_.unacked} unacked of nobody"
             if isinstance(queue_, WorkQueue):
                 ready = queue_.next - queue_.cursor + len(queue_.backlog.requeued)
                 assert queue_.ready == ready, f"{queue_.name}: {queue_.ready} ready, the books say {ready}"
 
 
-def check_others_are_served(house: House) -> None:
+def check_others_are_served(harness: ProtocolHarness) -> None:
     """Whatever policies were made: they do not count here."""
-    vhost = house.broker.vhosts["/"]
+    vhost = harness.broker.vhosts["/"]
     for kind in ("policy", "operator_policy"):
         for name in list(vhost.policies_by_name(kind)):
             vhost.clear_policy(kind, name)
     if "probe" in vhost.queues:
         vhost.delete_queue(vhost.queues["probe"])
-    house.settle()
-    limit(house.broker, body_max=1000)
-    check_service(house)
+    harness.settle_down()
+    limit(harness.broker, body_max=1000)
+    check_service(harness)
 
 
 def oracle_client(world: StoryRun) -> Any:

@@ -116,7 +116,7 @@ class Grammar:
         """One that is there, mostly."""
         if self.chance(0.8):
             return self.rng.choice(self.cast)
-        there = [name for name in self.world.house.broker.vhosts["/"].queues if name in QUEUES]
+        there = [name for name in self.world.harness.broker.vhosts["/"].queues if name in QUEUES]
         return self.rng.choice(there) if there and self.chance(0.9) else self.rng.choice(QUEUES)
 
     # -- actions ---------------------------------------------------------------------------------------------

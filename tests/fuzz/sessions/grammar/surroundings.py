@@ -20,7 +20,7 @@ def time(g: Grammar) -> list[Action]:
 
 def until_timer(g: Grammar) -> list[Action]:
     """Just so long that the next timer is due."""
-    due = g.world.house.broker.timers.next_ms
+    due = g.world.harness.broker.timers.next_ms
     if due is None:
         return []
     return [("time", max(due - g.world.clock.now_ms(), 0) / 1000)]
@@ -37,7 +37,7 @@ def disk(g: Grammar) -> list[Action]:
 def room(g: Grammar) -> list[Action]:
     """The disk has room again, and no alarm lasts."""
     over: list[Action] = [("full", 0)] if g.world.disk.full else []
-    return over + [("block", alarm, 0) for alarm in g.world.house.hub.alarms.reasons if alarm != "room"]
+    return over + [("block", alarm, 0) for alarm in g.world.harness.hub.alarms.reasons if alarm != "room"]
 
 
 def alarm(g: Grammar) -> list[Action]:

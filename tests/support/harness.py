@@ -21,7 +21,7 @@ from tests.support.simdisk import SimDisk
 NO_PROPERTIES = b"\0\0"
 
 
-class Rig:
+class BrokerHarness:
     """A broker that is started, with `disk` under it; a restart of any kind replaces both."""
 
     def __init__(self, disk: SimDisk | None = None, clock: ManualClock | None = None) -> None:
