@@ -18,6 +18,7 @@ INLINE = {
     "kvitto/base/rawio.py",
     "kvitto/base/ticks.py",
     "kvitto/server/datasync.py",
+    "kvitto/server/ready.py",
     "kvitto/format/batch_head.py",
     "kvitto/format/entry.py",
     "kvitto/format/settlement.py",

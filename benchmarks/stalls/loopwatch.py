@@ -106,10 +106,24 @@ class Watch:
             run_once(self)
             words[ROUND_NS] = max(words[ROUND_NS], thread_time_ns() - began)
 
+        began_round = 0
+
+        def one_round(self: Any, timeout: float | None) -> Any:
+            """Several of these may follow each other without asyncio."""
+            nonlocal began_round
+            began, began_round = began_round, thread_time_ns()
+            if began:
+                words[ROUND_NS] = max(words[ROUND_NS], began_round - began)
+            return untimed_round(self, timeout)
+
+        asyncio.events.Handle._run = handle  # type: ignore[method-assign]
         if poller is not None:
             watch_peers(poller.Poller, timed)
-        asyncio.events.Handle._run = handle  # type: ignore[method-assign]
-        asyncio.base_events.BaseEventLoop._run_once = once  # type: ignore[attr-defined]
+        untimed_round: Any = getattr(getattr(poller, "Poller", None), "round", None)
+        if untimed_round is not None:
+            poller.Poller.round = one_round  # type: ignore[method-assign]
+        else:
+            asyncio.base_events.BaseEventLoop._run_once = once  # type: ignore[attr-defined]
 
     def new_phase(self) -> None:
         self.words[PIECE_NS] = self.words[ROUND_NS] = 0

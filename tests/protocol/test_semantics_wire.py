@@ -12,7 +12,7 @@ import kvitto
 from kvitto.base.limits import DEFAULTS
 from kvitto.broker.administration.auth import Attempt, User
 from kvitto.protocol.connection import Connection
-from kvitto.protocol.hub import Driver
+from kvitto.protocol.driver import Driver
 from kvitto.wire import methods as m
 from kvitto.wire import tables
 from kvitto.wire.methods import Method, frame
@@ -394,7 +394,7 @@ def test_a_heartbeat_alone_asks_for_no_turn() -> None:
         def schedule(self) -> None:
             turns.append(True)
 
-    harness.hub.driver = Counting()
+    wire.connection.driver = Counting()
     wire.connection.quiet_in = 3
     wire.feed(frame(FRAME_HEARTBEAT, 0, b""))
     assert not turns and wire.connection.quiet_in == 0

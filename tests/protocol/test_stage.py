@@ -285,7 +285,7 @@ def test_a_full_disk_puts_a_commit_off_and_loses_nothing() -> None:
     for _ in range(5):
         publish(wire, 1, "", "q", bytes(100_000))
     harness.disk.free = 16 << 20
-    harness.store._room = 0
+    harness.store.room._left = 0
     wire.put(2, m.StageCommit("w", 0, b"t"))
     harness.settle_down()
     assert harness.broker.full and not [a for a in wire.methods() if isinstance(a, m.StageCommitOk)]

@@ -134,7 +134,7 @@ def test_what_stays_free_for_acks_is_said() -> None:
     wire = machine.harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
     machine.harness.settle_down()
-    machine.harness.store._room = 0
+    machine.harness.store.room._left = 0
     wire.feed(content(1, m.BasicPublish("", "q"), NO_PROPERTIES, bytes(110_000)))
     machine.harness.turn()
     assert machine.hub.alarms.blocked == (

@@ -12,7 +12,7 @@ import pytest
 
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import disk as disk_module
-from kvitto.store.disk import RealDisk
+from kvitto.store.disk import RealDisk, RealFile
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_short_writes_go_on(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> 
     assert file.read_at(1, 99) == b"abcdefghij"
     monkeypatch.setattr(os, "pwritev", lambda *_: 0)
     with pytest.raises(StoreError, match="takes no more"):
-        file.write_at(0, [b"x"])
+        file.write_at(0, [b"x", b"y"])
     file.close()
 
 
@@ -105,15 +105,25 @@ def test_no_room_is_store_full(disk: RealDisk, monkeypatch: pytest.MonkeyPatch, 
     file = disk.open("a", create=True)
     monkeypatch.setattr(os, "pwritev", failing(code))
     with pytest.raises(StoreFull, match="free some space"):
-        file.write_at(0, [b"x"])
+        file.write_at(0, [b"x", b"y"])
     file.close()
+
+
+def test_a_small_write_says_what_is_wrong() -> None:
+    """It does not go through Python at first."""
+    full = RealFile("/dev/full", os.open("/dev/full", os.O_RDWR))
+    with pytest.raises(StoreFull, match=r"cannot write to /dev/full: .*free some space"):
+        full.write_at(0, [b"x"])
+    full.close()
+    with pytest.raises(StoreError, match="cannot write to /dev/full"):
+        full.write_at(0, [b"x"])
 
 
 def test_other_failures_name_the_file(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     file = disk.open("a", create=True)
     monkeypatch.setattr(os, "pwritev", failing(errno.EIO))
     with pytest.raises(StoreError, match=r"data/a: .*the device failed") as caught:
-        file.write_at(0, [b"x"])
+        file.write_at(0, [b"x", b"y"])
     assert not isinstance(caught.value, StoreFull)
     file.close()
 
@@ -249,7 +259,7 @@ def test_d5_the_lock_ends_with_its_process(disk: RealDisk) -> None:
 
 def test_boot_id_is_empty_where_there_is_none(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert disk.boot_id() == disk.boot_id()
-    monkeypatch.setattr("builtins.open", failing(errno.ENOENT))
+    monkeypatch.setattr(disk_module, "BOOT_ID", "/proc/there/is/none")
     assert disk.boot_id() == ""
 
 

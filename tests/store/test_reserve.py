@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from kvitto.store.commit import ROOM_KEPT
+from kvitto.store.room import ROOM_KEPT
 from kvitto.store.segment import HEADER, RESERVE_LEAST
 from tests.store.logs import DIRECTORY, LogHarness
 from tests.support.harness import BrokerHarness
@@ -68,7 +68,7 @@ def test_what_is_settled_goes_at_once_while_the_disk_is_short_of_room() -> None:
         len(content) for path, content in harness.disk.files().items() if path.endswith(".log") and "queues" in path
     ]
     assert min(sizes) > 10_000
-    harness.disk.free, harness.store._room = ROOM_KEPT, 0
+    harness.disk.free, harness.store.room._left = ROOM_KEPT, 0
     harness.publish("q0", b"m")
     harness.turn()
     assert harness.broker.full

@@ -1,4 +1,4 @@
-"""System calls on sockets that do not block, for the broker's peers and for the load generator.
+"""System calls that take a moment only: on sockets that do not block, and small writes to files.
 
 `rawio.pxd` holds a C twin of each, which makes no Python object (docs/adr/0023). A change to one form needs the same change to the other.
 They return a number of bytes, or the negative errno: -EAGAIN means that the socket has nothing, or takes nothing, now.
@@ -27,5 +27,13 @@ def send_view(fd: int, data: memoryview) -> int:
     """Send as much of `data` as the socket takes now."""
     try:
         return os.write(fd, data)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+
+
+def write_file(fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
+    """Write as much of `data` as the file takes, at `position`."""
+    try:
+        return os.pwrite(fd, data, position)
     except OSError as error:
         return -(error.errno or errno.EIO)

@@ -24,7 +24,7 @@ RUN_MAX = 500
 """The most calls in one `run`. Further timers wait for the next `run`, so that connections are served between the two."""
 
 
-class Timers(walls.Routine):
+class Timers:
     def __init__(self, now_ms: int = 0) -> None:
         self.now_ms = now_ms
         """The monotonic clock when the broker last read it."""
@@ -32,6 +32,8 @@ class Timers(walls.Routine):
         self._numbers: dict[Call, int] = {}
         self._calls: dict[int, Call] = {}
         self._order = count()
+        self.next_ms: int | None = None
+        """When the next call is due."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -43,6 +45,7 @@ class Timers(walls.Routine):
         self._numbers[callback, args] = number
         self._calls[number] = (callback, args)
         heapq.heappush(self._heap, (self.now_ms + delay_ms, number))
+        self._look()
 
     def cancel(self, callback: Callable[..., None], *args: Any) -> None:
         """Cancel a timer, if it is set."""
@@ -52,13 +55,18 @@ class Timers(walls.Routine):
             if len(self._heap) > 2 * len(self._calls) + DEAD_MAX:
                 self._heap = [entry for entry in self._heap if entry[1] in self._calls]
                 heapq.heapify(self._heap)
+            self._look()
 
-    @property
-    def next_ms(self) -> int | None:
+    def _look(self) -> None:
+        """Note when the next call is due."""
         heap = self._heap
         while heap and heap[0][1] not in self._calls:
             heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        self.next_ms = heap[0][0] if heap else None
+
+    def contain(self, error: Exception) -> None:
+        """Log an error of a callback that belongs to nobody, as `walls.Routine` does. StoreError is raised again."""
+        walls.note(self, error)
 
     def run(self) -> None:
         """Call what is due, at most RUN_MAX callbacks. If one raises, only the owner of that timer is affected (broker/walls.py)."""
@@ -67,6 +75,7 @@ class Timers(walls.Routine):
             if due is None or due > self.now_ms:
                 return
             call = self._calls.pop(heapq.heappop(self._heap)[1])
+            self._look()
             del self._numbers[call]
             callback, args = call
             walls.run(walls.owner_of(callback, args), callback, *args)

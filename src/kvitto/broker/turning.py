@@ -1,7 +1,6 @@
 """The turn of a broker: it delivers, writes and settles what has changed since the last one. `broker.py` makes its parts.
 
-What holds everywhere: a queue that has changed is in `dirty` until a turn has written it. `changes` counts these changes, so whoever
-has to wait until something is in the files notes `changes` and waits until `written` has reached it.
+`state.py` says what everybody may look at.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreFull
 from kvitto.broker import walls
 from kvitto.broker.queues.queue import Queue
-from kvitto.broker.timers import Timers
+from kvitto.broker.state import ALLOWANCE, TurnState
 from kvitto.store import pieces
 from kvitto.store.batch import Batch
 from kvitto.store.store import Store
@@ -33,8 +32,6 @@ log = logging.getLogger("kvitto.broker")
 
 Targets = dict[Queue, int]
 """By queue, the offset below which messages must be in the files."""
-ALLOWANCE = 20_000
-"""The most that all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for each message and each KiB of it."""
 QUEUE_COST = 25
 """The cost of one write of a queue, without the bytes of its messages, in units of about a microsecond."""
 SLICE_COST = 1200
@@ -46,7 +43,7 @@ POOL_LARGE = 4
 """Batches in the pool that keep their large buffers; the others give them back."""
 
 
-class Turning:
+class Turning(TurnState):
     faults: Faults
     jobs: Jobs
     readers: RangeReaders
@@ -56,15 +53,7 @@ class Turning:
     queues: dict[str, Queue]
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        self.store = store
-        self.clock = clock
-        self.now_ms = clock.now_ms()
-        self.set_back_ms = self.now_ms
-        """The wall clock when it was last set back, or at the start. A batch with a later time was stored before that moment."""
-        self.dirty: deque[Queue] = deque()
-        """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
-        self.written = 0
-        """How many of them turns have written. A change made when `changes` was n is in the files once `written` is n."""
+        super().__init__(store, clock)
         self._queue_size = 0.0
         self._applied: deque[tuple[int, int]] = deque()
         """Records of the journal that were applied in memory, each with the value that `written` must reach for them to be in the files."""
@@ -72,41 +61,10 @@ class Turning:
         """The last record that has been put into `_applied`."""
         self._applied_to_slow: deque[tuple[Targets, int]] = deque()
         """Applied records that still wait until slow queues have written their batches."""
-        self.turns = 0
-        self.allowance = ALLOWANCE
-        """The rest of what deliveries may cost in this turn."""
-        self.late: deque[Queue] = deque()
-        """Queues that go on delivering in the next turn."""
-        self.unwritten: dict[Queue, None] = {}
-        self.pressed: dict[Queue, None] = {}
-        """Queues whose large batches wait until the disk has caught up. Each of them is also in `slow`."""
-        self.slow: dict[Queue, None] = {}
-        """Queues with batches that take several turns to be written. They count as `written`, although newer messages of theirs are
-        in no file yet."""
-        self.unmarked: dict[Queue, None] = {}
-        """Queues that may have delivered since they were written. Their files do not have the delivered mark for that yet (A9)."""
-        self.full = False
         self.on_full: Callable[[bool], None] = lambda full: None
         self._pool: list[Batch] = []
-        self.timers = Timers(clock.monotonic_ms())
-        self.replaying = False
-        """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped."""
-        self.clock_is_read = False
-        """Whether input has read the clock since the last turn. The next turn does not read it again then."""
-        self.behind = False
-        """Whether more than BEHIND_BYTES wait to be written, so that publishers have to wait."""
-        self.left = 0
-        """The part of its allowance that the last turn has not used."""
 
     # -- turn ------------------------------------------------------------------------------------------------
-
-    def read_clock(self) -> None:
-        """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn."""
-        now_ms = self.clock.now_ms()
-        if now_ms < self.now_ms:
-            self.set_back_ms = now_ms
-        self.now_ms = now_ms
-        self.timers.now_ms = self.clock.monotonic_ms()
 
     def idle(self) -> bool:
         """Whether nothing has changed since the last turn."""
@@ -131,11 +89,6 @@ class Turning:
             or self.store.has_work()
         )
 
-    @property
-    def changes(self) -> int:
-        """How many times a queue was put into `dirty` since the start."""
-        return self.written + len(self.dirty)
-
     def turn(self, most: int = sys.maxsize) -> None:
         """Deliver, write and settle what has changed. Work beyond a cost of `most`, in units of about a microsecond, is left `dirty`.
 
@@ -145,7 +98,6 @@ class Turning:
             self.read_clock()
         self.clock_is_read = False
         self.turns += 1
-        self.dead_letters.new_turn()
         if self.store.has_work():
             self.store.work()
         if self.records.due:

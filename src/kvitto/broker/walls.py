@@ -104,14 +104,19 @@ def essential(what: str, action: Callable[..., Any], *args: Any) -> Any:
         raise PromiseError(f"{what} cannot be written: {error}") from error
 
 
+def note(routine: object, error: Exception) -> None:
+    """Log an error in work that is repeated. StoreError is raised again."""
+    if isinstance(error, StoreError):
+        raise error
+    log.error("internal error in %s", type(routine).__name__.lower(), exc_info=error)
+
+
 class Routine:
     """Work that is repeated in every turn. An unexpected exception is logged, and the next turn tries again."""
 
     def contain(self, error: Exception) -> None:
         """Log the error. StoreError is raised again."""
-        if isinstance(error, StoreError):
-            raise error
-        log.error("internal error in %s", type(self).__name__.lower(), exc_info=error)
+        note(self, error)
 
 
 class Service:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvitto.base.limits import MIB, SHORTSTR_MAX
-from kvitto.store.commit import ROOM_KEPT
+from kvitto.store.room import ROOM_KEPT
 
 if TYPE_CHECKING:
     from kvitto.protocol.connection import Connection

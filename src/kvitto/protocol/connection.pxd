@@ -1,5 +1,6 @@
 cimport cython
-from kvitto.broker.turning cimport Turning
+from kvitto.broker.state cimport TurnState
+from kvitto.protocol.driver cimport Driver
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 from kvitto.protocol.channel cimport Channel
@@ -11,6 +12,8 @@ cdef Py_ssize_t _READ_BUDGET
 
 cdef class Connection:
     cdef object __weakref__
+    cdef public TurnState broker
+    cdef public Driver driver
     cdef public object hub, transport, user, vhost, _secret, name, external
     cdef public str peer, refusal
     cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, held_back, failed
@@ -23,7 +26,7 @@ cdef class Connection:
     cdef public int _last_number
     cdef public unsigned long long received_bytes, sent_bytes, started_ms, since_ms, sent_at_beat, _looked_at
 
-    @cython.locals(broker=Turning)
+    @cython.locals(broker=TurnState)
     cpdef receive(self, Buf box, Py_ssize_t n)
     cdef bint _is_heartbeat(self, const unsigned char* p) noexcept
     cdef _take(self, Buf box, Py_ssize_t n)

@@ -99,7 +99,7 @@ class Transport(Protocol):
 
 class Connection:
     def __init__(self, hub: Hub, transport: Transport, peer: str, loopback: bool, tls: bool = False) -> None:
-        self.hub = hub
+        self.hub, self.broker, self.driver = hub, hub.broker, hub.driver
         self.transport = transport
         self.peer = peer
         self.loopback = loopback
@@ -169,7 +169,7 @@ class Connection:
             return  # nothing has changed, so there is nothing for a turn to do
         self._at = 0
         try:
-            broker = self.hub.broker
+            broker = self.broker
             if self.publisher or not broker.clock_is_read:  # only messages need to know exactly when they came
                 broker.read_clock()
                 broker.clock_is_read = True
@@ -183,7 +183,7 @@ class Connection:
                 self._choke()
             if self.hub.confirms.touched:
                 self.hub.confirms.note_published()
-            self.hub.driver.schedule()
+            self.driver.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)
 
@@ -378,16 +378,14 @@ class Connection:
         method = decode(payload)
         self.spend(METHOD_COST)
         before = self.output.buf.n
-        defined = self.hub.broker.defined
+        defined = self.broker.defined
         try:
             dispatch(self, number, c, method)
         except ProtocolError as error:
             if not error.class_id:
                 error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
             raise
-        if (
-            self.hub.broker.defined != defined and not self.answering
-        ):  # what still works waits for the disk when it is done
+        if self.broker.defined != defined and not self.answering:  # what still works waits for the disk when it is done
             self._answer_when_announced(before)
         elif self.output.buf.n > INPUT_PAUSE or len(self.output.parts) > PARTS_MAX:
             self._choke()
@@ -407,7 +405,7 @@ class Connection:
 
         self.answering = True
         self.stall()
-        self.hub.broker.store.when_defined(walls.guarded(self, announced), announced=True)
+        self.broker.store.when_defined(walls.guarded(self, announced), announced=True)
 
     def perform(
         self,
@@ -423,7 +421,7 @@ class Connection:
         connection has ended meanwhile. A ChannelError closes `channel` and names `method`, in whichever turn it is raised; a
         ConnectionError_ closes the connection.
         """
-        changes = Changes(self.hub.broker)
+        changes = Changes(self.broker)
         working = True
         first = True
 
@@ -456,7 +454,7 @@ class Connection:
             else:
                 self.unstall()
 
-        self.hub.broker.jobs.start(contained(), ended, self)
+        self.broker.jobs.start(contained(), ended, self)
         first = False
         if working:
             self.answering = True
@@ -478,9 +476,9 @@ class Connection:
         if len(content.props) > limits.PROPERTIES_MAX:
             self._take_content(c)
             check_size(content.props)
-        if content.size > self.hub.broker.limits.body_max:
+        if content.size > self.broker.limits.body_max:
             self._take_content(c)
-            text = f"message size {content.size} is larger than the maximum of {self.hub.broker.limits.body_max} bytes"
+            text = f"message size {content.size} is larger than the maximum of {self.broker.limits.body_max} bytes"
             raise ChannelError(CONTENT_TOO_LARGE, text, 60, 40, limit="body")
         if not content.size:
             self._publish_whole(c)
@@ -495,8 +493,8 @@ class Connection:
         body = content.body
         if body.n + n > content.size:
             raise ConnectionError_(UNEXPECTED_FRAME, "more body than the content header announced")
-        if self.unfinished + n > self.hub.broker.limits.unfinished_max:
-            text = f"more than {self.hub.broker.limits.unfinished_max} bytes of messages that are not complete"
+        if self.unfinished + n > self.broker.limits.unfinished_max:
+            text = f"more than {self.broker.limits.unfinished_max} bytes of messages that are not complete"
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
             body.widen(body.n + n)
@@ -527,7 +525,7 @@ class Connection:
 
     def look_for_progress(self) -> None:
         """End the connection if a message that it has begun makes no progress, because its memory would never be free."""
-        now_ms = self.hub.broker.timers.now_ms
+        now_ms = self.broker.timers.now_ms
         for c in self.channels.values():
             content = c.content
             if content is None:
@@ -580,14 +578,14 @@ class Connection:
     def contain_in(self, c: Channel, error: Exception) -> None:
         """Work for one channel has failed, in a timer or behind a sync: a mistake that is the channel's closes the channel only."""
         if isinstance(error, ChannelError):
-            self.hub.broker.count_refusal(error)
+            self.broker.count_refusal(error)
             self.fail_channel(c, error)
         else:
             self.contain(error)
 
     def fail(self, error: ProtocolError) -> None:
         """The one place where a peer's mistake becomes a Close."""
-        self.hub.broker.count_refusal(error)
+        self.broker.count_refusal(error)
         number = self._last_number
         c = self.channels.get(number)
         if isinstance(error, ChannelError) and c is not None and self.state == RUNNING:
@@ -606,7 +604,7 @@ class Connection:
         if c.closing or self.state != RUNNING:
             return
         log.info("%s: channel %d closed: %d %s", self.peer, c.number, error.code, error.reply_text)
-        self.hub.broker.jobs.start(self.close_channel(c), owner=self)
+        self.broker.jobs.start(self.close_channel(c), owner=self)
         close = ChannelClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
         self.output.put_method(c.number, close.encode())
 
@@ -619,7 +617,7 @@ class Connection:
         self.state = CLOSING
         close = ConnectionClose(error.code, error.reply_text[:255], error.class_id, error.method_id)
         self.output.put_method(0, close.encode())
-        self.hub.driver.schedule()
+        self.driver.schedule()
 
     def close_channel(self, c: Channel) -> Iterator[None]:
         """Stop all input and output of a channel. Returns the steps that release what it holds (`closing.steps`)."""
@@ -628,25 +626,25 @@ class Connection:
             self._take_content(c)
         if c.tx is not None:
             c.tx.clear()  # the rollback may take several turns, and others may need the memory at once
-        self.hub.broker.readers.remove(self, c)
+        self.broker.readers.remove(self, c)
         self.hub.timeouts.forget(c)
         self.hub.replies.forget(c)
         return closing.steps(c)
 
     def release(self) -> None:
         """The connection ends: give back everything it holds (A6), delete its exclusive queues."""
-        with Unanswered(self.hub.broker):
+        with Unanswered(self.broker):
             self._release()
 
     def _release(self) -> None:
         ending = [(c, self.close_channel(c)) for c in self.channels.values() if not c.closing]
         if ending:
-            self.hub.broker.jobs.start(closing.all_steps(ending), owner=self)
+            self.broker.jobs.start(closing.all_steps(ending), owner=self)
         self.hub.channels -= len(self.channels)
         self.channels.clear()
         self._last, self._last_number = None, -1
         if self.queues:
-            self.hub.broker.jobs.start(delete_queues(list(self.queues)))
+            self.broker.jobs.start(delete_queues(list(self.queues)))
         for queue in self.groups:
             leave_group(queue, self)
 
@@ -668,14 +666,14 @@ class Connection:
         if self.hub.connections.pop(self, 0) is None:
             self.hub.connections_closed += 1
         self.output.forget()
-        self.hub.driver.schedule()
+        self.driver.schedule()
 
     # -- out and flow ----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Hand what has been encoded to the socket."""
-        if self.hub.broker.unmarked:
-            self.hub.broker.write_marks()
+        if self.broker.unmarked:
+            self.broker.write_marks()
         if self.output.streaming and not self._stream():
             return
         buf = self.output.buf
@@ -708,15 +706,15 @@ class Connection:
             self.transport.write(piece)
         if not output.dirty:
             output.mark_dirty()
-        self.hub.driver.schedule()
+        self.driver.schedule()
         return False
 
     def _wake(self) -> None:
         """Deliveries that had to wait for this socket may go on."""
         if self.output.crowd is not None:
             self.hub.serve_later(self, self.output.crowd)
-        self.hub.broker.readers.wake(self)
-        self.hub.driver.schedule()
+        self.broker.readers.wake(self)
+        self.driver.schedule()
 
     def writable(self, yes: bool) -> None:
         """The socket takes no more for now (False), or does again."""
@@ -787,7 +785,7 @@ class Connection:
             output.buf.add(HEARTBEAT)
             if not output.dirty:
                 output.mark_dirty()
-            self.hub.driver.schedule()
+            self.driver.schedule()
         self.sent_at_beat = self.sent_bytes + output.buf.n
         return True
 
@@ -801,7 +799,7 @@ class Connection:
         log.info("%s: user %r opened vhost %r", self.peer, self.user.name, self.vhost.name)
 
     def why_refused(self, name: str) -> None:
-        kept_out = not self.loopback and name in self.hub.broker.users.loopback_only
+        kept_out = not self.loopback and name in self.broker.users.loopback_only
         why = " (this user only from loopback)" if kept_out else ""
         log.warning("%s: login of user %r refused%s", self.peer, name, why)
 

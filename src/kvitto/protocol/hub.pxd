@@ -1,11 +1,9 @@
 cimport cython
 from kvitto.broker.turning cimport Turning
+from kvitto.protocol.driver cimport Driver
 from kvitto.protocol.confirms cimport Confirms
 from kvitto.protocol.output cimport Output
 from kvitto.protocol.connection cimport Connection
-
-cdef class Driver:
-    cpdef schedule(self)
 
 cdef class Hub:
     cdef object __weakref__

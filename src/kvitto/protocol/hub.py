@@ -7,7 +7,6 @@ Whoever drives the hub (`Driver`: the server with its loop) calls `turn` once af
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvitto.base import limits
@@ -16,12 +15,12 @@ from kvitto.broker.broker import Broker
 from kvitto.protocol.alarms import Alarms, no_room
 from kvitto.protocol.confirms import Confirms
 from kvitto.protocol.crowd import Crowd
+from kvitto.protocol.driver import Driver
 from kvitto.protocol.holding import Holding
 from kvitto.protocol.replies import Replies
 from kvitto.protocol.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from kvitto.broker.administration.auth import Attempt, User
     from kvitto.protocol.connection import Connection
     from kvitto.protocol.output import Output
 
@@ -35,23 +34,6 @@ ROUNDS = 3
 A turn takes half a MiB of input from each publisher. As deliveries the same messages often have more bytes, so a consumer with one
 output of half a MiB in each turn would fall behind a single publisher.
 """
-
-
-class Driver:
-    """Whoever drives the hub: the server with its loop. This one, for tests, has no loop; its owner calls `Hub.turn`."""
-
-    def schedule(self) -> None:
-        """Call `Hub.turn` soon."""
-
-    def log_in(self, attempt: Attempt, checked: Callable[[User | None], None]) -> bool:
-        """Check a password that has not been seen yet, which takes long, in a thread, and then call `checked` with the user or None.
-
-        False if there is no thread for that: then the caller checks it.
-        """
-        return False
-
-    def watch_heartbeats(self, connection: Connection) -> None:
-        """Call `Connection.beat` from time to time: the peer has agreed to heartbeats."""
 
 
 class Hub:

@@ -2,7 +2,8 @@ cimport cython
 from kvitto.base cimport ticks
 from kvitto.base.clock cimport Clock
 from kvitto.broker.turning cimport Turning
-from kvitto.protocol.hub cimport Driver, Hub
+from kvitto.protocol.driver cimport Driver
+from kvitto.protocol.hub cimport Hub
 from kvitto.server.pacing cimport Pacing
 from kvitto.server.syncer cimport Syncer
 from kvitto.store.commit cimport Commit

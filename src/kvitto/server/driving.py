@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import ticks
-from kvitto.protocol.hub import Driver, Hub
+from kvitto.protocol.driver import Driver
+from kvitto.protocol.hub import Hub
 from kvitto.server.pacing import Pacing
 from kvitto.store.commit import Commit
 

@@ -1,6 +1,7 @@
 cimport cython
 from kvitto.protocol.connection cimport Connection
 from kvitto.base cimport rawio
+from kvitto.server.driving cimport Driving
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
@@ -9,7 +10,7 @@ cdef Py_ssize_t _INBOX, _LEAST_READ, _MUCH, _AGAIN
 
 cdef class Peer:
     cdef object __weakref__
-    cdef public object server
+    cdef public Driving server
     cdef object _poller, _socket, _unsent
     cdef public Connection connection
     cdef int _fd, _watched

@@ -15,10 +15,20 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import Any, Protocol, TypeVar
 
+from kvitto.base import ticks
+from kvitto.server import ready
+
 T = TypeVar("T")
 
 READY_MAX = 512
 """At most this many files are served in one round. Those that are left come first in the next one."""
+ROUNDS = 100
+"""So many rounds follow each other at most without asyncio, while it has nothing to do."""
+
+
+LONGEST_MS = 86_400_000
+"""No wait is longer; asyncio then waits again. An integer of C holds it."""
+_IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
 
 
 class Served(Protocol):
@@ -45,6 +55,10 @@ class Poller(selectors.BaseSelector):
         """asyncio's files."""
         self._epoll: select.epoll | None = select.epoll() if hasattr(select, "epoll") else None
         self._other = None if self._epoll is not None else selectors.DefaultSelector()
+        self._fd = -1 if self._epoll is None else self._epoll.fileno()
+        self._events = bytearray(ready.EVENT_BYTES * READY_MAX)
+        self.loop: Any = None
+        """The loop that calls `select`."""
 
     # -- peers -----------------------------------------------------------------------------------------------
 
@@ -58,40 +72,61 @@ class Poller(selectors.BaseSelector):
         self._set(fd, events, not before)
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
-        """Wait, serve the peers that are ready, and return what asyncio has to handle."""
+        """Wait, serve the peers that are ready, and return what asyncio has to handle.
+
+        While that is nothing, further rounds follow here: a round of asyncio costs as much as a message.
+        """
+        loop = self.loop
+        if loop is None or (timeout is not None and timeout <= 0):
+            return self.round(timeout)[1]
+        end = math.inf if timeout is None else ticks.seconds() + timeout
+        first = loop._scheduled[0] if loop._scheduled else None
         found: list[tuple[SelectorKey, int]] = []
-        for fd, events in self._poll(timeout):
-            served = self._served.get(fd)
-            if served is not None:
-                self.serving = True
-                served.ready(events)
-                continue
-            key = self._keys.get(fd)
-            if key is not None and events & key.events:
-                found.append((key, events & key.events))
-        if self.serving:
-            self.serving = False
-            self.turn()
+        for _ in range(ROUNDS):
+            served, found = self.round(timeout)
+            timers = loop._scheduled
+            if not served or found or loop._ready or (timers[0] if timers else None) is not first:
+                break
+            if timeout is not None:
+                timeout = end - ticks.seconds()
+                if timeout <= 0:
+                    break
         return found
 
-    # -- the system's selector -------------------------------------------------------------------------------
-
-    def _poll(self, timeout: float | None) -> list[tuple[int, int]]:
-        """Return the descriptors that are ready, each with its events."""
+    def round(self, timeout: float | None) -> tuple[bool, list[tuple[SelectorKey, int]]]:
+        """Wait once. Return whether peers were served, and what asyncio has to handle."""
+        found: list[tuple[SelectorKey, int]] = []
         if self._epoll is None:
             assert self._other is not None
-            return [(key.fd, events) for key, events in self._other.select(timeout)]
-        # epoll counts whole milliseconds: a timer must not be early
-        wait = -1 if timeout is None else 0 if timeout <= 0 else math.ceil(timeout * 1e3) * 1e-3
-        try:
-            ready = self._epoll.poll(wait, READY_MAX)
-        except InterruptedError:
-            return []
-        # a socket that is broken is ready for both
-        return [
-            (fd, (EVENT_READ if bits & ~select.EPOLLOUT else 0) | (EVENT_WRITE if bits & ~select.EPOLLIN else 0))
-            for fd, bits in ready
-        ]
+            for key, events in self._other.select(timeout):
+                self._handle(key.fd, events, found)
+        else:
+            # epoll counts whole milliseconds: a timer must not be early
+            wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
+            box = self._events
+            for i in range(ready.wait(self._epoll, self._fd, box, READY_MAX, wait_ms)):
+                bits = ready.bits(box, i)
+                # a socket that is broken is ready for both
+                wanted = (EVENT_READ if bits & ~_OUT else 0) | (EVENT_WRITE if bits & ~_IN else 0)
+                self._handle(ready.descriptor(box, i), wanted, found)
+        served = self.serving
+        if served:
+            self.serving = False
+            self.turn()
+        return served, found
+
+    def _handle(self, fd: int, events: int, found: list[tuple[SelectorKey, int]]) -> None:
+        """Serve a peer whose socket is ready, or note for asyncio that a file of its own is."""
+        peer = self._served.get(fd)
+        if peer is not None:
+            self.serving = True
+            peer.ready(events)
+            return
+        key = self._keys.get(fd)
+        if key is not None and events & key.events:
+            found.append((key, events & key.events))
+
+    # -- the system's selector -------------------------------------------------------------------------------
 
     def _set(self, fd: int, events: int, fresh: bool) -> None:
         if self._epoll is None:
@@ -184,9 +219,14 @@ class Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.poller = Poller()
         super().__init__(self.poller)
+        if hasattr(self, "_ready") and hasattr(self, "_scheduled"):  # what asyncio has to do, which it tells nobody
+            self.poller.loop = self
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Do what `asyncio.run` does, in a `Loop`."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main)
+
+
+assert not hasattr(select, "EPOLLOUT") or (_IN, _OUT) == (select.EPOLLIN, select.EPOLLOUT)

@@ -1,5 +1,4 @@
 cimport cython
-from kvitto.store.log cimport Log
 from kvitto.store.segment cimport Segment
 
 cdef class Commit:
@@ -26,10 +25,10 @@ cdef class GroupCommit:
     cdef public list _hurried
     cdef list _seals, _unlinks, _closing, _unhurried, _announcements, _carried
 
-    @cython.locals(segment=Segment, log=Log, commit=Commit)
+    @cython.locals(segment=Segment, commit=Commit)
     cpdef Commit begin(self, bint everything)
-    cpdef wrote(self, Log log, Segment segment, Py_ssize_t size=*)
-    cpdef settled(self, Log log, Segment segment)
+    cpdef wrote(self, object log, Segment segment, Py_ssize_t size=*)
+    cpdef settled(self, object log, Segment segment)
     cpdef end(self, Commit commit)
     cpdef call_back(self, Commit commit)
     cpdef call_for_clean(self)
@@ -39,5 +38,5 @@ cdef class GroupCommit:
     cpdef when_synced(self, object callback, bint messages=*)
     cpdef when_announced(self, object callback, bint messages=*)
 
-@cython.locals(log=Log, end="unsigned long long")
+@cython.locals(end="unsigned long long")
 cdef _tell(Commit commit)

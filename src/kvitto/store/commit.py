@@ -27,8 +27,6 @@ SMALL_FILES = 2
 SMALL_BYTES = 64 << 10
 DIRS_AT_ONCE = 48
 """At most this many directories are open at a time to be synced, because the limits on descriptors leave little room for them."""
-ROOM_KEPT = 16 << 20
-"""Bytes that messages leave free on the disk: where they have no room, settlements and definitions still do, and make some (D4)."""
 
 Callbacks = list[Callable[[], None]]
 NOTHING: tuple[()] = ()

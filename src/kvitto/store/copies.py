@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from kvitto.base.errors import StoreError, StoreFull
 from kvitto.store import paths, pieces
-from kvitto.store.commit import ROOM_KEPT, GroupCommit
+from kvitto.store.commit import GroupCommit
 from kvitto.store.disk import Disk
+from kvitto.store.room import ROOM_KEPT
 
 if TYPE_CHECKING:
     from kvitto.store.disk import File

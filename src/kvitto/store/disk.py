@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from kvitto.base import rawio
 from kvitto.base.errors import StoreError, StoreFull, SyncError
 
 Bytes = bytes | bytearray | memoryview
@@ -26,7 +27,12 @@ MAX_BUFFERS = 1024
 MAX_IO_BYTES = 1 << 30
 """One read asks for at most this many bytes; the kernel stops at 2 GiB anyway."""
 
+SMALL_BYTES = 64 << 10
+"""A write of at most this many bytes keeps the interpreter: they go into the system's cache, and that takes microseconds."""
+
 LOCK_BYTES_MAX = 256
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 LARGE_BYTES = 4 << 20
 """The bytes of a removed file that is larger than this are freed by a thread: that takes a file system a millisecond or more."""
@@ -216,6 +222,12 @@ class RealFile:
         self._open_files.add(self)
 
     def write_at(self, pos: int, buffers: Sequence[Bytes]) -> int:
+        if len(buffers) == 1:
+            only = buffers[0]
+            size = len(only)
+            if size <= SMALL_BYTES and rawio.write_file(self._fd, only, pos) == size:
+                return size
+            # the call below writes all of it again, to the same place, and says what is wrong
         size, total, at = sum(map(len, buffers)), 0, 0
         try:
             while total < size:
@@ -454,7 +466,7 @@ class RealDisk:
 
     def boot_id(self) -> str:
         try:
-            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            with open(BOOT_ID, encoding="ascii") as file:
                 return file.read().strip()
         except OSError:
             return ""

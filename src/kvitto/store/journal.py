@@ -195,7 +195,7 @@ class Journal:
         return self._file
 
     def _take_room(self, file: File, size: int) -> None:
-        self.store.take_room(size, paths.JOURNALS)
+        self.store.room.take(size, paths.JOURNALS)
         if self.store.syncing and self._size + size > self._reserved:
             self._reserved = self._size + size + RESERVE_BYTES
             file.reserve(self._size, self._reserved)

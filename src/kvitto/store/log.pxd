@@ -1,5 +1,8 @@
 cimport cython
+from kvitto.base.clock cimport Clock
 from kvitto.store.batch cimport Batch
+from kvitto.store.commit cimport GroupCommit
+from kvitto.store.room cimport Room
 from kvitto.store.segment cimport Segment
 from kvitto.store.settlements cimport Settlements
 from kvitto.wire.buf cimport Buf
@@ -15,6 +18,9 @@ cdef class Log:
     cdef public bint durable, damaged, leaving, out_of_service
     cdef public Segment mark_segment
     cdef Buf _scratch
+    cdef Room _room
+    cdef GroupCommit _commits
+    cdef Clock _clock
 
     @cython.locals(current=Segment, size=Py_ssize_t)
     cpdef write(self, Batch batch)

@@ -44,6 +44,9 @@ class Log:
 
     def __init__(self, store: Store, queue_id: str, durable: bool) -> None:
         self.store = store
+        self._room = store.room
+        self._commits = store.commits
+        self._clock = store.clock
         self.queue_id = queue_id
         self.durable = durable
         self.directory = paths.queue_dir(queue_id, durable)
@@ -68,13 +71,15 @@ class Log:
 
     def write(self, batch: Batch) -> None:
         """Append a batch, which the next sync makes durable. Raises StoreFull or StoreError; then nothing was appended."""
-        self.store.take_room(batch.size(), self.directory)
+        size = batch.size()
+        self._room.take(size, self.directory)
         current = self._writable(batch)
-        current.write(batch, reserve=self.durable and self.store.syncing and not self.store.short)
+        current.write(batch, self.durable and self._room.syncing and not self._room.short)
         self.next = batch.first + batch.count
-        self.journal = max(self.journal, batch.journal)
+        if batch.journal > self.journal:
+            self.journal = batch.journal
         if self.durable:
-            self.store.commits.wrote(self, current, batch.size())
+            self._commits.wrote(self, current, size)
 
     def write_some(self, batch: Batch, most: int) -> int:
         """Append about `most` bytes of a large batch in each call, until `is_writing` is false; then the batch is appended.
@@ -82,7 +87,7 @@ class Log:
         Returns how many bytes were written. Raises StoreFull or StoreError: then nothing was appended, and the next call begins again.
         """
         if self._slices is None:
-            self.store.take_room(batch.size(), self.directory)
+            self._room.take(batch.size(), self.directory)
             self._slices = Slices(self._writable(batch), batch)
         slices = self._slices
         try:
@@ -196,7 +201,7 @@ class Log:
             segment.acks = self.store.disk.open(path, create=True)
             if self.durable:
                 self.store.commits.renamed(self.directory)
-        now_ms = self.store.clock.now_ms()
+        now_ms = self._clock.now_ms()
         try:
             if not segment.acks_size:
                 head = segfile.header(SETTLEMENTS_MAGIC, self.queue_id, segment.base, now_ms)
@@ -210,7 +215,7 @@ class Log:
             self.mark_segment = segment
         self.delivered_mark = mark
         if self.durable:
-            self.store.commits.settled(self, segment)
+            self._commits.settled(self, segment)
 
     def drop_settled(self) -> None:
         """Unlink the segments whose messages are all settled, once the archive has them and the journal does not need them any more.

@@ -3,6 +3,7 @@ from kvitto.base.clock cimport Clock
 from kvitto.store.commit cimport Commit, GroupCommit
 from kvitto.store.inventory cimport Inventory
 from kvitto.store.log cimport Log
+from kvitto.store.room cimport Room
 from kvitto.store.segment cimport Segment
 
 cdef class Store:
@@ -12,15 +13,14 @@ cdef class Store:
     cdef public object disk, definitions, journal, failed, removals, copies, on_fault, ending
     cdef public GroupCommit commits
     cdef public Inventory inventory
-    cdef public bint syncing, short, faulty, pressed, upgrading, _naming
-    cdef public Py_ssize_t _room
+    cdef public Room room
+    cdef public bint faulty, pressed, upgrading, _naming
     cdef public dict blocked_drops, leaving
 
     cpdef bint enter(self, Log log_, Segment segment) except? 0
     cpdef bint has_work(self) except -1
     @cython.locals(commit=Commit)
     cpdef Commit begin_sync(self, bint everything)
-    cpdef take_room(self, Py_ssize_t size, str path)
     # a log is no Log here: a bound method of a typed variable would be that of Log, and not that of StreamLog
     @cython.locals(commits=GroupCommit, segment=Segment, fresh=bint)
     cpdef end_sync(self, Commit commit)

@@ -15,7 +15,7 @@ from functools import partial
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull, SyncError
 from kvitto.store import inventory, paths
-from kvitto.store.commit import ROOM_KEPT, Commit, GroupCommit
+from kvitto.store.commit import Commit, GroupCommit
 from kvitto.store.copies import Copies, copy_now
 from kvitto.store.definitions import Definitions
 from kvitto.store.disk import Disk
@@ -25,6 +25,7 @@ from kvitto.store.judge import Ending
 from kvitto.store.line import Defined
 from kvitto.store.log import Log
 from kvitto.store.removals import SMALL_FILE, Removals
+from kvitto.store.room import ROOM_KEPT, Room
 from kvitto.store.segment import HEADER, Segment
 
 FORMAT = b"kvitto 2\n"
@@ -38,8 +39,6 @@ UNKNOWN_BOOT = b"unknown"
 log = logging.getLogger("kvitto.store")
 SPARE_BYTES = 1 << 20
 """The emergency reserve: a file that is emptied when the disk is full, so that settlements can be written and segments removed."""
-ROOM_STEP = 16 << 20
-"""The disk is asked for its free bytes once for so many bytes of messages."""
 
 
 def raise_it(_log: Log, error: Exception) -> None:
@@ -104,20 +103,17 @@ class Store:
     def __init__(self, disk: Disk, clock: Clock, *, sync: bool = True) -> None:
         self.disk = disk
         self.clock = clock
-        self.syncing = sync
+        self.room = Room(disk, sync)
         self.alarms: list[str] = []
         self.failed: Exception | None = None
         self.commits = GroupCommit(disk)
         self.removals = Removals(disk)
         self.copies = Copies(disk, self.commits)
         self.blocked_drops: dict[Log, None] = {}
-        self.short = False
-        """Whether there is little room on the disk: segments that are settled are removed at once then, however small."""
         self.on_fault: Callable[[Log, Exception], None] = raise_it
         """Called if work for one queue's files fails behind a sync: the broker takes that queue out of service, or raises."""
         self.faulty = False
         """Whether a queue is out of service. What it held in memory is not written, so the directory is not left in order."""
-        self._room = 0
         self._lock: object | None = None
         self.leaving: dict[Log, None] = {}
         """The logs of deleted queues that have an archive, until all their settled segments are there."""
@@ -482,18 +478,19 @@ class Store:
 
     # -- room on the disk -------------------------------------------------------------------------------------
 
-    def take_room(self, size: int, path: str) -> None:
-        """Ask for room before `size` bytes of messages are written to `path`. Raises StoreFull if too little would be left."""
-        if size > self._room:
-            self._room = min(self.disk.free_bytes() - ROOM_KEPT, max(ROOM_STEP, size))
-            if size > self._room:
-                left = f"{ROOM_KEPT >> 20} MiB must stay free for what frees space"
-                raise StoreFull(f"cannot write messages to {path}: {left} (free some on this file system)")
-        self._room -= size
+    @property
+    def syncing(self) -> bool:
+        """Whether the store syncs its files at all."""
+        return self.room.syncing
+
+    @property
+    def short(self) -> bool:
+        """Whether there is little room on the disk."""
+        return self.room.short
 
     def make_room(self, short: bool) -> None:
         """Adapt to the free room. Called each second while there is little (`short`), and once when there is enough again."""
-        self.short = self.commits.in_haste = short
+        self.room.short = self.commits.in_haste = short
         free = self.disk.free_bytes()
         if short and free < SPARE_BYTES:
             self._spare(False)

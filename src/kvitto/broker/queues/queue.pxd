@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.broker.state cimport TurnState
 from kvitto.format cimport entry
 from kvitto.store.batch cimport Batch
 from kvitto.broker.queues.consumer cimport Consumer
@@ -9,7 +10,8 @@ cdef int _HAS_PRIORITY
 
 cdef class Queue:
     cdef object __weakref__
-    cdef public object broker, vhost, log, settings, policy, operator_policy, owner, group, fault, hold
+    cdef public TurnState broker
+    cdef public object vhost, log, settings, policy, operator_policy, owner, group, fault, hold
     cdef public str name
     cdef public dict arguments
     cdef public list consumers, group_holders

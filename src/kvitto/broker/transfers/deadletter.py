@@ -120,6 +120,8 @@ class DeadLetters(walls.Routine):
         self._letters = 0
         self._bytes = 0
         self._steps = 0
+        self._turn = -1
+        """The turn that these three are left of."""
 
     def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
         line = self.moves.setdefault(queue, deque())
@@ -129,9 +131,6 @@ class DeadLetters(walls.Routine):
         line.append((offset, count, reason))
         queue.mark_dirty()
 
-    def new_turn(self) -> None:
-        self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, STEPS_PER_TURN
-
     @property
     def held_up(self) -> bool:
         """Whether no letter can be sent before a sync is done."""
@@ -139,6 +138,9 @@ class DeadLetters(walls.Routine):
 
     def run(self) -> None:
         """Move letters, within the limits of this turn and of what may wait for a sync."""
+        if self._turn != self.broker.turns:
+            self._turn = self.broker.turns
+            self._letters, self._bytes, self._steps = LETTERS_PER_TURN, IN_FLIGHT_BYTES, STEPS_PER_TURN
         parcel = Parcel()
         while self.moves and self._may_send(parcel):
             queue = self._reading if self._reading in self.moves else next(iter(self.moves))

@@ -1,0 +1,18 @@
+cimport cython
+from kvitto.base.clock cimport Clock
+from kvitto.broker.timers cimport Timers
+from kvitto.store.store cimport Store
+
+cdef class TurnState:
+    cdef object __weakref__
+    cdef public Store store
+    cdef public Clock clock
+    cdef public Timers timers
+    cdef public dict unwritten, pressed, slow, unmarked
+    cdef public object dirty, late
+    cdef public long long now_ms, set_back_ms
+    cdef public Py_ssize_t written, turns, allowance, left
+    cdef public bint replaying, clock_is_read, behind, full
+
+    @cython.locals(now_ms="long long")
+    cpdef read_clock(self)

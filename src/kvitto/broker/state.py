@@ -1,0 +1,71 @@
+"""What the queues, channels and connections of a broker see of its turn. `Turning` runs the turns.
+
+What holds everywhere: a queue that has changed is in `dirty` until a turn has written it. `changes` counts these changes, so whoever
+has to wait until something is in the files notes `changes` and waits until `written` has reached it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kvitto.base.clock import Clock
+from kvitto.broker.timers import Timers
+from kvitto.store.store import Store
+
+if TYPE_CHECKING:
+    from kvitto.broker.queues.queue import Queue
+
+ALLOWANCE = 20_000
+"""The most that all deliveries of one turn may cost, in units of 0.1 us of compiled work: one for each message and each KiB of it."""
+
+
+class TurnState:
+    """A part of the broker. It knows nothing of queues but that they wait in its collections, so that queues may know it."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.now_ms = clock.now_ms()
+        self.set_back_ms = self.now_ms
+        """The wall clock when it was last set back, or at the start. A batch with a later time was stored before that moment."""
+        self.timers = Timers(clock.monotonic_ms())
+        self.dirty: deque[Queue] = deque()
+        """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
+        self.written = 0
+        """How many of them turns have written. A change made when `changes` was n is in the files once `written` is n."""
+        self.turns = 0
+        self.allowance = ALLOWANCE
+        """The rest of what deliveries may cost in this turn."""
+        self.left = 0
+        """The part of its allowance that the last turn has not used."""
+        self.late: deque[Queue] = deque()
+        """Queues that go on delivering in the next turn."""
+        self.unwritten: dict[Queue, None] = {}
+        self.pressed: dict[Queue, None] = {}
+        """Queues whose large batches wait until the disk has caught up. Each of them is also in `slow`."""
+        self.slow: dict[Queue, None] = {}
+        """Queues with batches that take several turns to be written. They count as `written`, although newer messages of theirs are
+        in no file yet."""
+        self.unmarked: dict[Queue, None] = {}
+        """Queues that may have delivered since they were written. Their files do not have the delivered mark for that yet (A9)."""
+        self.full = False
+        self.replaying = False
+        """True while the journal is replayed. A later record may settle any message, so until then none expires or is dropped."""
+        self.clock_is_read = False
+        """Whether input has read the clock since the last turn. The next turn does not read it again then."""
+        self.behind = False
+        """Whether more bytes wait to be written than are good for the memory, so that publishers have to wait."""
+
+    def read_clock(self) -> None:
+        """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn."""
+        now_ms = self.clock.now_ms()
+        if now_ms < self.now_ms:
+            self.set_back_ms = now_ms
+        self.now_ms = now_ms
+        self.timers.now_ms = self.clock.monotonic_ms()
+
+    @property
+    def changes(self) -> int:
+        """How many times a queue was put into `dirty` since the start."""
+        return self.written + len(self.dirty)

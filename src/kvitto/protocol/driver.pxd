@@ -1,0 +1,2 @@
+cdef class Driver:
+    cpdef schedule(self)

@@ -1,0 +1,38 @@
+"""Waits for Linux's epoll, and says which descriptors are ready.
+
+`ready.pxd` holds a C twin of each function, which makes no Python object. A change to one form needs the same change to the other. The
+events of one wait stand in a bytearray that the caller keeps; only the functions here know its layout, and the two forms differ in it.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+
+_EVENT = struct.Struct("=iI")
+EVENT_BYTES = 16
+"""At least this many bytes are needed for each event."""
+
+
+def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout_ms: int) -> int:
+    """Wait until files are ready, and return how many, at most `most`. A `timeout_ms` of -1 never ends. A signal ends it: 0.
+
+    `fd` is the descriptor of `epoll`. Raises OSError.
+    """
+    try:
+        found = epoll.poll(-1 if timeout_ms < 0 else timeout_ms / 1e3, most)
+    except InterruptedError:
+        return 0
+    for i, event in enumerate(found):
+        _EVENT.pack_into(events, _EVENT.size * i, *event)
+    return len(found)
+
+
+def descriptor(events: bytearray, i: int) -> int:
+    """Return the descriptor of the i-th file that is ready."""
+    return int(_EVENT.unpack_from(events, _EVENT.size * i)[0])
+
+
+def bits(events: bytearray, i: int) -> int:
+    """Return what it is ready for, as epoll says it."""
+    return int(_EVENT.unpack_from(events, _EVENT.size * i)[1])

@@ -1,0 +1,2 @@
+cimport cython
+from kvitto.base cimport rawio
