@@ -93,7 +93,7 @@ def test_limits_have_a_table_of_their_own(tmp_path: Path) -> None:
     [
         ({"body_max": 1000}, "body_max must be 131072 to 536870912, not 1000"),
         ({"body_max": 512 * MIB}, "body_max is 536870912, more than unfinished_max, 268435456, which it counts in"),
-        ({"held_max": 300 * MIB}, "staged_max is 536870912, more than held_max"),
+        ({"buffered_max": 300 * MIB}, "transactions_max is 536870912, more than buffered_max"),
         ({"body": 1}, "unknown limit 'body'"),
         ({"body_max": "16MiB"}, "body_max must be a whole number, not '16MiB'"),
         ({"body_max": 1e6}, "body_max must be a whole number, not 1000000.0"),

@@ -41,7 +41,9 @@ class Follower(Taker):
 
     def __init__(self, queue: Stream, *, tag: str = "", room: int = 1 << 30, **arguments: Any) -> None:
         super().__init__(queue, room=room)
-        self.place = queue.place(tag or "made-up", bool(tag), {k.replace("_", "-"): v for k, v in arguments.items()})
+        self.progress = queue.start_reading(
+            tag or "made-up", bool(tag), {k.replace("_", "-"): v for k, v in arguments.items()}
+        )
         queue.add_consumer(self)
 
     @property
@@ -201,7 +203,7 @@ def test_what_is_kept_for_consumers_without_credit_has_a_bound(monkeypatch: pyte
     followers = [Follower(queue, room=1, x_stream_offset="first") for _ in range(20)]
     for round_ in range(100):
         harness.turn()
-        held = [f.place.window.chunk.cap for f in followers if f.place.window.segment is not None]
+        held = [f.progress.window.chunk.cap for f in followers if f.progress.window.segment is not None]
         assert sum(held) <= 1 << 20 and (held or round_ == 99)
         for follower in followers:
             follower.unacked = 0
@@ -211,7 +213,7 @@ def test_what_is_kept_for_consumers_without_credit_has_a_bound(monkeypatch: pyte
     assert not queue._windows
     stuck = Follower(queue, room=1, x_stream_offset="first")
     harness.turn()
-    assert list(queue._windows) == [stuck.place.window]
+    assert list(queue._windows) == [stuck.progress.window]
     stuck.leave()
     assert not queue._windows
 
@@ -299,7 +301,7 @@ def test_a_wrong_offset_is_refused(given: Any) -> None:
     harness = BrokerHarness()
     queue = stream(harness)
     with pytest.raises(ChannelError, match="invalid arg 'x-stream-offset'") as refused:
-        queue.place("t", True, {"x-stream-offset": given})
+        queue.start_reading("t", True, {"x-stream-offset": given})
     assert refused.value.code == PRECONDITION_FAILED
 
 
@@ -484,10 +486,10 @@ def test_a_consumer_with_a_tag_of_its_own_goes_on_where_it_had_acked() -> None:
     fill(harness, 3, 10)
     follower.ack(3, 2)
     follower.leave()
-    assert Follower(queue, tag="t").place.position == 5
-    assert Follower(queue, tag="other").place.position == 10
-    assert Follower(queue).place.position == 10
-    assert Follower(queue, tag="t", x_stream_offset=1).place.position == 1, "it has said where"
+    assert Follower(queue, tag="t").progress.next == 5
+    assert Follower(queue, tag="other").progress.next == 10
+    assert Follower(queue).progress.next == 10
+    assert Follower(queue, tag="t", x_stream_offset=1).progress.next == 1, "it has said where"
 
 
 def test_a_consumer_that_never_acked_goes_on_where_it_began() -> None:
@@ -496,7 +498,7 @@ def test_a_consumer_that_never_acked_goes_on_where_it_began() -> None:
     queue = stream(harness)
     Follower(queue, tag="t").leave()
     fill(harness, 0, 5)
-    assert Follower(queue, tag="t").place.position == 0
+    assert Follower(queue, tag="t").progress.next == 0
 
 
 def test_what_is_acked_out_of_order_counts_once_all_before_it_is() -> None:
@@ -507,7 +509,7 @@ def test_what_is_acked_out_of_order_counts_once_all_before_it_is() -> None:
     for offset, n, acked in ((4, 2, 0), (1, 1, 0), (0, 1, 2), (8, 1, 2), (2, 2, 6), (7, 1, 6), (6, 1, 9)):
         follower.ack(offset, n)
         assert queue.log.offsets.get("t") == acked
-    assert not follower.place.beyond.count
+    assert not follower.progress.beyond.count
 
 
 def test_with_tracking_the_offset_is_only_where_it_begins_first() -> None:
@@ -520,7 +522,7 @@ def test_with_tracking_the_offset_is_only_where_it_begins_first() -> None:
     assert follower.offsets == list(range(10))
     follower.ack(0, 4)
     follower.leave()
-    assert Follower(queue, tag="t", **arguments).place.position == 4
+    assert Follower(queue, tag="t", **arguments).progress.next == 4
 
 
 @pytest.mark.parametrize("end", ["restart", "kill", "cut"])
@@ -535,7 +537,7 @@ def test_what_is_remembered_survives(end: str) -> None:
     harness.settle_down()
     follower.ack(6, 2)  # less than a second ago
     harness.cut(Random(1)) if end == "cut" else getattr(harness, end)()
-    assert Follower(stream(harness), tag="t").place.position == (8 if end == "restart" else 6)
+    assert Follower(stream(harness), tag="t").progress.next == (8 if end == "restart" else 6)
 
 
 def test_what_is_remembered_of_an_empty_stream_survives_and_goes_with_it() -> None:
@@ -789,17 +791,17 @@ class StreamModel(RuleBasedStateMachine):
         room=st.integers(1, 20),
     )
     def consume(self, tag: str, given: Any, room: int) -> None:
-        if tag and any(f.place.tag == tag for f in self.followers):
+        if tag and any(f.progress.tag == tag for f in self.followers):
             return
         q = self.q
         f = Follower(q, tag=tag, room=room, **({} if given is None else {"x_stream_offset": given}))
         begin = {"first": q.cursor, "last": max(q.next - 1, q.cursor), "next": q.next, None: q.next}.get(given, given)
         if tag and given is None:
             begin = min(self.acked.setdefault(tag, q.next), q.next)
-        assert f.place.position == max(begin, q.cursor)
-        assert f.place.tag == (tag if tag and given is None else None)
+        assert f.progress.next == max(begin, q.cursor)
+        assert f.progress.tag == (tag if tag and given is None else None)
         self.followers.append(f)
-        self.expected[f] = f.place.position
+        self.expected[f] = f.progress.next
         self.held[f] = []
         self.turn()
 
@@ -820,9 +822,9 @@ class StreamModel(RuleBasedStateMachine):
                 f.unacked -= 1
                 self.q.requeue(offset, 1, 1)
                 self.q.mark_dirty()
-        if f.place.tag is not None:
-            self.acked[f.place.tag] = f.place.acked
-            assert all(offset >= f.place.acked for offset in held), "an offset counts as acked that is not"
+        if f.progress.tag is not None:
+            self.acked[f.progress.tag] = f.progress.acked
+            assert all(offset >= f.progress.acked for offset in held), "an offset counts as acked that is not"
         self.turn()
 
     @precondition(lambda self: self.followers)
@@ -830,8 +832,8 @@ class StreamModel(RuleBasedStateMachine):
     def leave(self, which: int) -> None:
         f = self.followers.pop(which % len(self.followers))
         f.leave()
-        if f.place.tag is not None:
-            self.acked[f.place.tag] = f.place.acked
+        if f.progress.tag is not None:
+            self.acked[f.progress.tag] = f.progress.acked
         self.turn()
 
     @rule(ms=st.sampled_from([300, 2000, 6000]))
@@ -880,8 +882,8 @@ class StreamModel(RuleBasedStateMachine):
     def restart(self) -> None:
         self.space(False)
         for f in self.followers:
-            if f.place.tag is not None:
-                self.acked[f.place.tag] = f.place.acked
+            if f.progress.tag is not None:
+                self.acked[f.progress.tag] = f.progress.acked
         self.harness.restart()
         self.first = min(self.first, self.q.cursor)
         assert self.q.cursor >= self.first

@@ -39,17 +39,17 @@ sys.exit(main())
 """`kvitto` with segments so small that they are sealed, left and unlinked all the time."""
 QUEUES = ("q", "r", "c", "dead")
 CONFIRMS, TX, TAKES = 1, 2, 3
-Place = tuple[str, bytes]
+Sent = tuple[str, bytes]
 
 
 @dataclass
 class Day:
     """What a client did: `confirmed` by number of its publish, `transactions` by number of the commit."""
 
-    confirmed: dict[int, Place] = field(default_factory=dict)
-    transactions: list[list[Place]] = field(default_factory=list)
+    confirmed: dict[int, Sent] = field(default_factory=dict)
+    transactions: list[list[Sent]] = field(default_factory=list)
     rejected: list[bytes] = field(default_factory=list)
-    acked: set[Place] = field(default_factory=set)
+    acked: set[Sent] = field(default_factory=set)
 
 
 def live(raw: Raw, rng: random.Random) -> Day:

@@ -79,7 +79,7 @@ class Peer(Wire):
         begun = [channel.content for channel in c.channels.values() if channel.content is not None]
         assert c.unfinished == sum(content.body.n for content in begun)
         assert len(c.channels) <= c.channel_max
-        assert c.staged >= 0
+        assert c.in_transactions >= 0
         assert c.output.buf.n < 2 * INPUT_PAUSE + LIMIT + len(self.written)
 
 
@@ -141,11 +141,11 @@ def end(harness: ProtocolHarness, everybody: list[Peer], dice: int) -> None:
         if peer.connection.state < CLOSING or peer.connection in harness.hub.connections:
             peer.connection.lost()
         assert not peer.connection.channels and not peer.connection.queues
-        assert peer.connection.staged == peer.connection.unfinished == 0
+        assert peer.connection.in_transactions == peer.connection.unfinished == 0
     harness.clock.advance(2.0)
     harness.broker.tick()
     harness.settle_down()
-    assert not harness.hub.connections and not harness.hub.holding.total and not harness.hub.channels
+    assert not harness.hub.connections and not harness.hub.buffered.total and not harness.hub.channels
     assert not any(harness.hub.timeouts._channels.values())
     for queue in harness.broker.queues.values():
         assert queue.unacked == 0 == getattr(queue, "moving", 0) and not queue.consumers, queue.name

@@ -349,7 +349,7 @@ def test_bodies_that_are_announced_and_never_sent_are_bounded_over_all_connectio
 ) -> None:
     """Limit HELD_MAX: each connection stays below its own limit."""
     harness = ProtocolHarness()
-    limit(harness.broker, held_max=10 * MIB)
+    limit(harness.broker, buffered_max=10 * MIB)
     wires = [harness.wire() for _ in range(20)]
     for wire in wires:
         wire.feed(begun("a", 100 * MIB, bytes(300_000)))
@@ -357,24 +357,24 @@ def test_bodies_that_are_announced_and_never_sent_are_bounded_over_all_connectio
     told = [close_of(wire.methods())[1] for wire in wires if wire.connection.state != RUNNING]
     assert told and set(told) == {506}
     assert harness.broker.refused["held"] == len(told)
-    assert harness.hub.holding.total <= 10 * MIB
+    assert harness.hub.buffered.total <= 10 * MIB
     for wire in wires:
         wire.connection.lost()
-    assert harness.hub.holding.total == 0
+    assert harness.hub.buffered.total == 0
     check_others(harness)
 
 
 def test_transactions_are_bounded_over_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit HELD_MAX: the transaction is rolled back, and its room is free again."""
     harness = ProtocolHarness()
-    limit(harness.broker, held_max=2 * MIB)
+    limit(harness.broker, buffered_max=2 * MIB)
     first, second = harness.wire(), harness.wire()
     for wire in (first, second):
         ask(wire, m.TxSelect())
         wire.feed(sessions.content(1, m.BasicPublish("", "a"), b"\0\0", bytes(100_000)) * 6)
     assert close_of(ask(second))[:2] == (m.ChannelClose, 406)
     assert isinstance(ask(first, m.TxCommit())[-1], m.TxCommitOk)
-    assert harness.hub.holding.total == 0 and harness.broker.refused["held"] == 1
+    assert harness.hub.buffered.total == 0 and harness.broker.refused["held"] == 1
 
 
 def test_a_peer_that_never_reads_is_not_read_from_either() -> None:

@@ -140,7 +140,7 @@ def test_a_publish_in_a_transaction_is_gone_with_its_connection(harness: Protoco
     assert not wire.reading
     wire.connection.lost()
     harness.settle_down()
-    assert not ready(harness, "a") and harness.hub.holding.total == 0
+    assert not ready(harness, "a") and harness.hub.buffered.total == 0
 
 
 def test_nothing_is_returned_or_refused_on_a_channel_that_has_been_closed(harness: ProtocolHarness) -> None:

@@ -257,7 +257,7 @@ def test_a_commit_whose_connection_ends_before_it_is_written_never_was(harness: 
     wire.connection.lost()
     harness.settle_down()
     assert messages(harness, "a", "b", QUEUE, "dead") == [0, 0, 60, 0]
-    assert queue(harness).ready == 60 and not harness.hub.holding.total
+    assert queue(harness).ready == 60 and not harness.hub.buffered.total
 
 
 def test_a_commit_ends_with_its_channel(harness: ProtocolHarness) -> None:
@@ -490,7 +490,7 @@ def test_many_single_settlements_are_rolled_back_in_pieces(harness: ProtocolHarn
     harness.settle_down()
     channel = wire.connection.channels[1]
     wire.put(1, m.TxRollback())
-    assert wire.connection.stalled and channel.tx.held, "it was all done in one piece"
+    assert wire.connection.stalled and channel.tx.tags, "it was all done in one piece"
     if lost:
         wire.connection.lost()
         harness.settle_down()

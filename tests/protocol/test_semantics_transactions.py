@@ -323,7 +323,7 @@ def test_empty_messages_and_settlements_count_too(tx: Raw, name: str, allow: Cal
 def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """W8: 2047 channels may hold one each. What is committed, rolled back or closed is out of it."""
     harness = ProtocolHarness()
-    limit(harness.broker, staged_max=2_500)
+    limit(harness.broker, transactions_max=2_500)
     wire = harness.wire()
     wire.put(1, m.QueueDeclare("q", durable=True))
     harness.settle_down()
@@ -336,11 +336,11 @@ def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pyt
     for end in (m.TxCommit(), m.TxRollback(), m.ChannelClose(200, "bye")):
         for channel in (2, 3):
             publish(channel)
-        assert wire.connection.staged > 1_400
+        assert wire.connection.in_transactions > 1_400
         for channel in (2, 3):
             wire.put(channel, end)
             harness.settle_down()
-        assert wire.connection.staged == 0
+        assert wire.connection.in_transactions == 0
     wire.put(2, m.ChannelOpen(), m.TxSelect())
     wire.put(3, m.ChannelOpen(), m.TxSelect())
     harness.settle_down()
@@ -353,10 +353,10 @@ def test_all_transactions_of_a_connection_have_a_limit_together(monkeypatch: pyt
     for channel in (2, 3):
         wire.put(channel, m.TxCommit())
         harness.settle_down()
-    assert wire.methods() == [m.TxCommitOk()] * 2 and wire.connection.staged == 0
+    assert wire.methods() == [m.TxCommitOk()] * 2 and wire.connection.in_transactions == 0
     publish(5)
     wire.connection.lost()
-    assert wire.connection.staged == 0
+    assert wire.connection.in_transactions == 0
 
 
 @pytest.mark.parametrize(("size", "count"), [(30_000, 20), (0, 700)])
@@ -391,7 +391,7 @@ def test_rejects_with_their_dead_letters_have_a_limit(size: int, count: int, mon
     assert isinstance(close, m.ChannelClose) and close.reply_code == 406 and "commit more often" in close.reply_text
     assert 0 < len(reads) * max(size, 1) <= 800_000
     assert [t.ready for t in targets] == [2] * 4 and queue.ready == count - 2
-    assert all(work_queue(harness.broker, t.name).coming == 0 for t in targets) and wire.connection.staged == 0
+    assert all(work_queue(harness.broker, t.name).coming == 0 for t in targets) and wire.connection.in_transactions == 0
 
 
 def test_rejects_of_a_transaction_keep_to_the_limit_of_their_dead_letter_queue() -> None:

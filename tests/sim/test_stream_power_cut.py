@@ -49,7 +49,7 @@ class Reader(Taker):
     def __init__(self, queue: Stream, told: Told) -> None:
         super().__init__(queue, room=5)
         self.told = told
-        self.place = queue.place("mine", True, {})
+        self.progress = queue.start_reading("mine", True, {})
         queue.add_consumer(self)
 
     def deliver(self, batch: Batch, i: int, n: int, redelivered: int) -> int:

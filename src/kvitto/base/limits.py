@@ -27,7 +27,7 @@ HEARTBEAT_S = 60
 """Heartbeat interval that the server offers in tune (W1)."""
 BODY_S = 60.0
 """A connection ends if nothing arrives of an incomplete message for this time."""
-STAGED_BYTES = 256
+TX_ENTRY_BYTES = 256
 """Bytes that a publish or a settlement in a transaction counts in addition to the bytes of its message."""
 SHORTSTR_MAX = 255
 """Bytes in a short string: names, routing keys."""
@@ -41,8 +41,8 @@ FILES_RESERVE = 1024
 """File descriptors that connections and new queues leave to HTTP, the journal and further segments; at most an eighth of all."""
 FILES_PER_QUEUE = 2
 """A queue needs one for a segment and one for its settlement log."""
-HELD_SHARE = 2
-"""One user may have one part in this many of `held_max`."""
+BUFFERED_SHARE = 2
+"""One user may have one part in this many of `buffered_max`."""
 
 REFUSALS = (
     "bindings",
@@ -85,8 +85,8 @@ SETTABLE: dict[str, tuple[float, float]] = {
     "body_max": (FRAME_MAX, 512 * MIB),
     "unfinished_max": (FRAME_MAX, 64 * 1024 * MIB),
     "tx_max": (MIB, 512 * MIB),
-    "staged_max": (MIB, 64 * 1024 * MIB),
-    "held_max": (MIB, 1024 * 1024 * MIB),
+    "transactions_max": (MIB, 64 * 1024 * MIB),
+    "buffered_max": (MIB, 1024 * 1024 * MIB),
     "unacked_max": (1, 1 << 31),
     "channels_max": (1, 1 << 31),
     "exchanges_max": (16, 1 << 31),
@@ -103,9 +103,9 @@ SETTABLE: dict[str, tuple[float, float]] = {
 """Name in the configuration -> its minimum and maximum: bytes, seconds for a name that ends in `_s`, else a number of objects."""
 NOT_ABOVE = (
     ("body_max", "unfinished_max"),
-    ("unfinished_max", "held_max"),
-    ("tx_max", "staged_max"),
-    ("staged_max", "held_max"),
+    ("unfinished_max", "buffered_max"),
+    ("tx_max", "transactions_max"),
+    ("transactions_max", "buffered_max"),
 )
 """Pairs of limits: the first must not be above the second, which counts the same bytes too."""
 
@@ -128,10 +128,10 @@ class Limits:
     unfinished_max: int = 256 * MIB
     """The maximum number of bytes in incomplete bodies on all channels of one connection."""
     tx_max: int = 256 * MIB
-    """Bytes that one transaction may hold. It is in memory until its commit, and becomes one record of the journal."""
-    staged_max: int = 512 * MIB
-    """Bytes that all open transactions of one connection may hold."""
-    held_max: int = 1024 * MIB
+    """Bytes in one transaction. It is in memory until its commit, and becomes one record of the journal."""
+    transactions_max: int = 512 * MIB
+    """Bytes in all open transactions of one connection."""
+    buffered_max: int = 1024 * MIB
     """Bytes in incomplete messages and in transactions, on all connections together."""
     unacked_max: int = 1_000_000
     """Unsettled deliveries of one channel, 24 bytes each. Above it consumers get no more, and basic.get is refused."""

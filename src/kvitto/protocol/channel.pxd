@@ -9,8 +9,8 @@ from kvitto.protocol.crowd cimport Crowd
 from kvitto.protocol.output cimport Output
 
 cdef Py_ssize_t _ENTRY, _MANY, _COPIES_BYTES
-cdef unsigned int _HELD
-cdef int _ACK, _REJECT, _STAGE, _RETRY, _FAILED, _UNKNOWN, _SETTLED, _MORE
+cdef unsigned int _UNCOMMITTED
+cdef int _ACK, _REJECT, _AT_COMMIT, _RETRY, _FAILED, _UNKNOWN, _SETTLED, _MORE
 cdef Py_ssize_t _PIECE, _RUN_MAX, _SCANNED, _LOOKED_AT
 
 cdef class Channel:
@@ -26,7 +26,7 @@ cdef class Channel:
     cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed
     cdef readonly Buf _tags
     cdef Buf _key, _props
-    cdef public list slots, held, used, _free
+    cdef public list slots, uncommitted, used, _free
     cdef public Route route
     cdef Epoch _epoch
     cdef public long long _generation
@@ -43,9 +43,9 @@ cdef class Channel:
     @cython.locals(b=Buf, kept=Py_ssize_t, o=Py_ssize_t)
     cpdef make_room(self)
     @cython.locals(b=Buf, o=Py_ssize_t, slot="unsigned int")
-    cpdef release(self, unsigned long long first, unsigned long long last, bint held)
+    cpdef release(self, unsigned long long first, unsigned long long last, bint done)
     @cython.locals(b=Buf, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, first="unsigned long long")
-    cdef Py_ssize_t place(self, unsigned long long tag) except? -2
+    cdef Py_ssize_t seek(self, unsigned long long tag) except? -2
     @cython.locals(o=Py_ssize_t)
     cdef Py_ssize_t find(self, unsigned long long tag) except? -2
     cpdef unsigned long long first_tag(self)

@@ -2,7 +2,7 @@
 
 The data plane of a channel (`publish`, `remember`, `settle_tags`) is compiled. Unacked deliveries are 24-byte entries in `_tags`
 (offset u64, tag u64, body length u32, slot u32), tags ascending; a tag without an entry needed no ack. The slot says which
-consumer, 0 = settled, and its highest bit that a transaction holds the entry. `protocol/methods/` decodes methods and calls this.
+consumer, 0 = settled, and its highest bit that the entry is uncommitted. `protocol/methods/` decodes methods and calls this.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto.amqp")
 
-STAGE = 3
-"""A kind of settlement beside those of broker/queues/consumer.py: a transaction holds the deliveries, and they go to `Channel.held`."""
+AT_COMMIT = 3
+"""A kind of settlement beside those of broker/queues/consumer.py: it waits for a commit, and its deliveries go to `Channel.uncommitted`."""
 UNKNOWN, SETTLED, MORE = 0, 1, 2
 PIECE = 5000
 """The most that settling may cost in one piece, in units of 0.1 us."""
@@ -64,12 +64,12 @@ DIRTY_COST = 5
 SPECIAL_COST, DECODE_COST = 4, 10
 """The cost of a message whose properties are read, and of decoding them if they matter."""
 ENTRY = 24
-HELD = 0x80000000
+UNCOMMITTED = 0x80000000
 
 _ENTRY = ENTRY  # C variables when compiled
 _MANY = MANY
 _COPIES_BYTES = COPIES_BYTES
-_HELD = HELD
+_UNCOMMITTED = UNCOMMITTED
 _UNKNOWN, _SETTLED, _MORE = UNKNOWN, SETTLED, MORE
 _PIECE = PIECE
 _RUN_MAX = RUN_MAX
@@ -77,7 +77,7 @@ _SCANNED = SCANNED
 _LOOKED_AT = LOOKED_AT
 _ACK = ACK
 _REJECT = REJECT
-_STAGE = STAGE
+_AT_COMMIT = AT_COMMIT
 _RETRY = RETRY
 _FAILED = FAILED
 
@@ -107,7 +107,7 @@ class Channel:
         self._tags = Buf(0)
         self.slots: list[Consumer | None] = []
         self._free: list[int] = []
-        self.held: list[tuple[Consumer, int, int, int, int]] = []
+        self.uncommitted: list[tuple[Consumer, int, int, int, int]] = []
         self.next_to_settle = 0
         self.settle_until = 0
 
@@ -352,7 +352,7 @@ class Channel:
     def publish_special(
         self, key: bytes, options: int, props: bytes, body: bytes | Buf, inside: int, tx: Transaction | None
     ) -> Iterator[bool]:
-        """Publish a message that needs more checks: its properties matter, it has no queue or very many, or a transaction holds it.
+        """Publish a message that needs more checks: its properties matter, it has no queue or very many, or it waits for a commit.
 
         This works in pieces, since routing may take long. The message is counted in `sequence`, except between two pieces.
         `tx` is the transaction in which it was published. The channel, and with it the transaction, may have ended since then.
@@ -541,7 +541,7 @@ class Channel:
         """`remember` for callers that are not compiled."""
         return self.remember(offset, body_len, slot)  # type: ignore[no-any-return]
 
-    def place(self, tag):  # type: ignore[no-untyped-def]
+    def seek(self, tag):  # type: ignore[no-untyped-def]
         """Return the position of the first entry with this tag or a higher one, or the end of all entries."""
         b = self._tags
         low = self._head // _ENTRY
@@ -567,11 +567,11 @@ class Channel:
 
     def find(self, tag):  # type: ignore[no-untyped-def]
         """Return the position of the entry with this tag, or -1."""
-        o = self.place(tag)
+        o = self.seek(tag)
         return o if o < self._tags.n and bits.le64(self._tags.p, o + 8) == tag else -1
 
     def settle_tags(self, tag, multiple, kind):  # type: ignore[no-untyped-def]
-        """Settle one delivery, or all up to it, as ACK, REJECT, REQUEUE, RETRY or FAILED, or hold them (STAGE).
+        """Settle one delivery, or all up to it, as ACK, REJECT, REQUEUE, RETRY or FAILED, or later (AT_COMMIT).
 
         UNKNOWN: there is no such tag, nothing is done. MORE: there is so much to settle that `settle_rest` must go on. Else SETTLED.
         """
@@ -582,7 +582,7 @@ class Channel:
         if o < 0:
             return _UNKNOWN
         slot = bits.le32(b.p, o + 20)
-        if slot == 0 or slot >= _HELD:
+        if slot == 0 or slot >= _UNCOMMITTED:
             return _UNKNOWN
         return self.settle_piece(self._head if multiple else o, tag, kind)
 
@@ -601,7 +601,7 @@ class Channel:
             if tag > until:
                 break
             slot = bits.le32(b.p, o + 20)
-            if slot != 0 and slot < _HELD:
+            if slot != 0 and slot < _UNCOMMITTED:
                 offset = bits.le64(b.p, o)
                 if run and (slot != run_slot or offset != run_offset + run or run == _RUN_MAX):
                     left -= self.finish(run_slot, run_offset, run, run_bytes, kind)
@@ -611,7 +611,7 @@ class Channel:
                         self.next_to_settle = tag
                         self.settle_until = until
                         break
-                bits.put_le32(b.p, o + 20, slot | _HELD if kind == _STAGE else 0)
+                bits.put_le32(b.p, o + 20, slot | _UNCOMMITTED if kind == _AT_COMMIT else 0)
                 if run == 0:
                     run_slot = slot
                     run_offset = offset
@@ -646,7 +646,7 @@ class Channel:
 
     def settle_from(self, tag, until, kind):  # type: ignore[no-untyped-def]
         """Do the same as `settle_piece`, from a tag on."""
-        return self.settle_piece(self.place(tag), until, kind)
+        return self.settle_piece(self.seek(tag), until, kind)
 
     @contextmanager
     def returning(self) -> Iterator[None]:
@@ -663,8 +663,8 @@ class Channel:
     def finish(self, slot, offset, n, body_bytes, kind):  # type: ignore[no-untyped-def]
         """Settle n deliveries of one consumer with consecutive offsets. Returns the cost, in units of 0.1 us."""
         c = self.slots[slot - 1]
-        if kind == _STAGE:
-            self.held.append((c, offset, n, body_bytes, slot))
+        if kind == _AT_COMMIT:
+            self.uncommitted.append((c, offset, n, body_bytes, slot))
             return 10
         q = c.queue
         self.settling = slot
@@ -781,14 +781,14 @@ class Channel:
         The consumer is None if there is none below the tag. That is less than `end` if there were too many to look at all of them.
         """
         b = self._tags
-        o = self.place(first)
+        o = self.seek(first)
         most = o + _LOOKED_AT
         passed = 0
         while o < b.n and bits.le64(b.p, o + 8) < end:
             slot = bits.le32(b.p, o + 20)
             if o >= most:
                 return None, bits.le64(b.p, o + 8)
-            if slot != 0 and slot < _HELD and slot != passed:
+            if slot != 0 and slot < _UNCOMMITTED and slot != passed:
                 c = self.slots[slot - 1]
                 assert c is not None
                 q = c.queue
@@ -801,14 +801,14 @@ class Channel:
             o += _ENTRY
         return None, end
 
-    def release(self, first, last, held):  # type: ignore[no-untyped-def]
-        """Entries from one tag to another that a transaction holds are settled (`held`: the commit does it), or unacked as before."""
+    def release(self, first, last, done):  # type: ignore[no-untyped-def]
+        """Uncommitted entries from one tag to another are settled (`done`: the commit does it), or unacked as before."""
         b = self._tags
-        o = self.place(first)
+        o = self.seek(first)
         while o < b.n and bits.le64(b.p, o + 8) <= last:
             slot = bits.le32(b.p, o + 20)
-            if slot >= _HELD:
-                bits.put_le32(b.p, o + 20, 0 if held else slot - _HELD)
+            if slot >= _UNCOMMITTED:
+                bits.put_le32(b.p, o + 20, 0 if done else slot - _UNCOMMITTED)
             o += _ENTRY
         while self._head < b.n and bits.le32(b.p, self._head + 20) == 0:
             self._head += _ENTRY
@@ -842,7 +842,7 @@ class Content:
         self.body = body
         self.props: bytes | None = None
         self.size = 0
-        self.held = 0
+        self.buffered = 0
         """The bytes of memory that are counted for it."""
         self.seen = -1
         """Bytes of the body that had come when somebody looked, and since when that has not changed."""
@@ -850,9 +850,9 @@ class Content:
 
 
 __all__ = [
+    "AT_COMMIT",
     "MORE",
     "SETTLED",
-    "STAGE",
     "UNKNOWN",
     "Channel",
     "Content",

@@ -34,8 +34,8 @@ from kvitto.broker.jobs import nothing
 from kvitto.broker.queues.consumer import ACK
 from kvitto.broker.queues.hold import leave_group
 from kvitto.protocol import closing, handshake
+from kvitto.protocol.buffered import BUFFER_BYTES
 from kvitto.protocol.channel import MORE, UNKNOWN, Channel, Content
-from kvitto.protocol.holding import BUFFER_BYTES
 from kvitto.protocol.methods import dispatch
 from kvitto.protocol.output import Output
 from kvitto.protocol.states import CLOSED, CLOSING, HEADER, RUNNING, START
@@ -150,10 +150,10 @@ class Connection:
         """Bytes of bodies that are not complete."""
         self.begun = 0
         """Messages that are not complete."""
-        self.held = 0
-        """Memory for these bodies and for transactions, as `hub.holding` counts it."""
+        self.buffered = 0
+        """Memory for these bodies and for transactions, as `hub.buffered` counts it."""
         self._looked_at = 0
-        self.staged = 0
+        self.in_transactions = 0
         self.started_ms = hub.broker.now_ms
         self.since_ms = hub.broker.timers.now_ms
         """The same moment by the monotonic clock."""
@@ -333,11 +333,11 @@ class Connection:
                     self._at = b + 8 + body_len
                     c.publish(p, key, key_len, options, p, end + 19, size - 12, p, b + 7, body_len)
                     return self._at
-        body = self.hub.holding.buffer()
+        body = self.hub.buffered.buffer()
         c.content = Content(bytes(p[key:k]), options, body)
         self.begun += 1
         if body.cap:
-            self._hold(c.content)
+            self._count(c.content)
         return end
 
     def _find_channel(self, number: int) -> None:
@@ -498,19 +498,19 @@ class Connection:
             raise ConnectionError_(RESOURCE_ERROR, text, 60, 40, limit="unfinished")
         if body.n + n > body.cap:
             body.widen(body.n + n)
-            self._hold(content)
+            self._count(content)
         bits.copy(body.p, body.n, p, at, n)
         body.n += n
         self.unfinished += n
         if body.n == content.size:
             self._publish_whole(c)
 
-    def _hold(self, content: Content) -> None:
-        """A body takes more memory: count it. Raises ConnectionError_ 506 if this connection, its user or all together hold too much."""
-        holding, size = self.hub.holding, content.body.cap
-        too_much = holding.add(self, size - content.held)
-        content.held = size
-        if too_much and (excess := holding.excess(self)):
+    def _count(self, content: Content) -> None:
+        """A body takes more memory: count it. Raises ConnectionError_ 506 if this connection, its user or all together have too much."""
+        counter, size = self.hub.buffered, content.body.cap
+        too_much = counter.add(self, size - content.buffered)
+        content.buffered = size
+        if too_much and (excess := counter.excess(self)):
             raise ConnectionError_(RESOURCE_ERROR, excess, 60, 40, limit="held")
 
     def _take_content(self, c: Channel) -> Content:
@@ -519,8 +519,8 @@ class Connection:
         assert content is not None
         self.begun -= 1
         self.unfinished -= content.body.n
-        if content.held:
-            self.hub.holding.add(self, -content.held)
+        if content.buffered:
+            self.hub.buffered.add(self, -content.buffered)
         return content
 
     def look_for_progress(self) -> None:
@@ -554,7 +554,7 @@ class Connection:
             c.publish_large(key, content.options, props, body)
             return
         c.publish(key, 0, len(key), content.options, props, 0, len(props), body.p, 0, body.n)
-        self.hub.holding.keep(body)
+        self.hub.buffered.keep(body)
 
     # -- mistakes --------------------------------------------------------------------------------------------
 

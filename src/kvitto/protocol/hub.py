@@ -13,10 +13,10 @@ from kvitto.base import limits
 from kvitto.broker import walls
 from kvitto.broker.broker import Broker
 from kvitto.protocol.alarms import Alarms, no_room
+from kvitto.protocol.buffered import Buffered
 from kvitto.protocol.confirms import Confirms
 from kvitto.protocol.crowd import Crowd
 from kvitto.protocol.driver import Driver
-from kvitto.protocol.holding import Holding
 from kvitto.protocol.replies import Replies
 from kvitto.protocol.timeouts import Timeouts
 
@@ -57,7 +57,7 @@ class Hub:
         self.channels_made = 0
         self.channels = 0
         """The number of open channels of all connections."""
-        self.holding = Holding(broker, self.connections)
+        self.buffered = Buffered(broker, self.connections)
         broker.on_full = self._full
 
     def turn(self) -> None:

@@ -16,7 +16,7 @@ from kvitto.client import Batch, Channel, ChannelClosed
 from kvitto.spark.errors import DataLossError, SourceError, TakenError
 from kvitto.spark.link import Link, explain
 from kvitto.spark.offsets import Offsets, Position, start_of
-from kvitto.spark.options import EARLIEST, LATEST, Options, Place, from_the_start
+from kvitto.spark.options import EARLIEST, LATEST, Bound, Options, from_the_start
 from kvitto.spark.planning import fit_bytes, limit_offsets, parallelism, split
 from kvitto.spark.reading import RangePartition, declared_again, missing
 from kvitto.wire import methods as m
@@ -316,7 +316,7 @@ def not_named(name: str) -> str:
     )
 
 
-def _resolve(place: Place, name: str, at: m.LogInspectOk) -> int:
+def _resolve(place: Bound, name: str, at: m.LogInspectOk) -> int:
     offset = place[name] if isinstance(place, dict) else place
     return {EARLIEST: at.first, LATEST: at.next}.get(offset, offset)
 

@@ -22,7 +22,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """Positions without a number, as in Spark's Kafka source."""
 
-Place = int | dict[str, int]
+Bound = int | dict[str, int]
 """The start or the end: EARLIEST or LATEST for all queues, or one offset (or -2, -1) for each."""
 
 KNOWN: Final = (
@@ -73,9 +73,9 @@ class Options:
     pattern: str
     management: str
     mode: str
-    starting: Place
+    starting: Bound
     starting_timestamp: int | None
-    ending: Place
+    ending: Bound
     max_offsets_per_trigger: int
     max_bytes_per_trigger: int
     min_partitions: int
@@ -179,7 +179,7 @@ def _management(text: str) -> str:
     return text
 
 
-def _place(option: str, text: str, queues: tuple[str, ...]) -> Place:
+def _place(option: str, text: str, queues: tuple[str, ...]) -> Bound:
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         if option == "endingOffsets" and word == "earliest":

@@ -304,9 +304,9 @@ class StoryRun:
         for peer in self.gone:
             c = peer.connection
             assert c.state == CLOSED and not c.channels and not c.queues, "a connection that is gone has something left"
-            assert c.staged == c.unfinished == 0, "bytes of a connection that is gone are still counted"
+            assert c.in_transactions == c.unfinished == 0, "bytes of a connection that is gone are still counted"
         assert not hub_.connections and not hub_.channels, "peers that are gone are still counted"
-        held = hub_.holding.total
+        held = hub_.buffered.total
         assert not held, f"{held} bytes of peers that are gone are still counted"
         for queue_ in self.harness.broker.queues.values():
             assert queue_.unacked == 0 and not queue_.consumers, f"{queue_.name}: {queue_.unacked} unacked of nobody"

@@ -1,7 +1,7 @@
 from kvitto.store.batch cimport Batch
 
 cdef class Consumer:
-    cdef public object queue, place, line
+    cdef public object queue, progress, line
     cdef public Consumer before, after
     cdef public unsigned long long serial
     cdef public str tag

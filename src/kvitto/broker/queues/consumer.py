@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvitto.broker.queues.queue import Queue
     from kvitto.broker.queues.rota import Line
-    from kvitto.broker.queues.stream import Place
+    from kvitto.broker.queues.stream import Progress
     from kvitto.store.batch import Batch, Body
 
 
@@ -42,7 +42,7 @@ class Consumer:
         """Whether its unacked deliveries count towards a prefetch."""
         self.timeout_ms: int = arguments.get("x-consumer-timeout", -1)
         """How long it may hold a delivery. 0 stands for no limit, and -1 for the limit of its queue."""
-        self.place: Place | None = None
+        self.progress: Progress | None = None
         self.lent = False
         """Whether its last delivery, which needs no ack, is settled by the code that sends it, and not by the queue."""
         self.serial = 0

@@ -55,7 +55,7 @@ class Declaration:
 
 class Queue:
     stream = False
-    """Whether messages are read by position and stay in the queue."""
+    """Whether messages are read by offset and stay in the queue."""
 
     def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         self.broker = broker

@@ -1,6 +1,6 @@
-"""A stream: a queue whose messages are read by position and stay (docs/protocol-extensions.md, Streams).
+"""A stream: a queue whose messages are read by offset and stay (docs/protocol-extensions.md, Streams).
 
-It is written like any queue. Each consumer has its own position and gets durable messages, from memory at the tail and else from the
+It is written like any queue. Each consumer has its own progress and gets durable messages, from memory at the tail and else from the
 log. Acks give it credit, and advance the stored offset of a consumer with a tag of its own. Messages leave by retention.
 
 Invariants: `cursor` is the first offset that is kept, ready = next - cursor, nothing is ever unacked, requeued or settled.
@@ -47,23 +47,25 @@ AGE_CHECK_MS = 1000
 """The least time between two looks at the age of the oldest segment."""
 
 
-class Place:
-    """The position of a consumer. `tag` is None if no offset of it is stored. Otherwise all below `acked` is acked, and `beyond`, too."""
+class Progress:
+    """How far a consumer has come. `next`: the offset that it gets next. `tag` is None if no offset of it is stored. Otherwise all below
+    `acked` is acked, and `beyond`, too.
+    """
 
-    __slots__ = ("acked", "beyond", "position", "tag", "window")
+    __slots__ = ("acked", "beyond", "next", "tag", "window")
 
-    def __init__(self, position: int, tag: str | None) -> None:
-        self.position = position
+    def __init__(self, start: int, tag: str | None) -> None:
+        self.next = start
         self.tag = tag
-        self.acked = position
+        self.acked = start
         self.beyond = RangeSet()
         self.window = Window()
 
     def skip(self, end: int) -> None:
         """The offsets up to `end` hold nothing."""
         if self.tag is not None:
-            self.ack(self.position, end - self.position)
-        self.position = end
+            self.ack(self.next, end - self.next)
+        self.next = end
 
     def ack(self, offset: int, n: int) -> None:
         if offset != self.acked:
@@ -111,19 +113,19 @@ class Stream(Queue):
 
     # -- consumers -------------------------------------------------------------------------------------------
 
-    def place(self, tag: str, named: bool, arguments: dict[str, Any]) -> Place:
+    def start_reading(self, tag: str, named: bool, arguments: dict[str, Any]) -> Progress:
         """Return where a consumer begins. `named`: the client has chosen its tag. Raises ChannelError 406 that names a wrong argument."""
         tracking = arguments.get(TRACKING, False)
         if not isinstance(tracking, bool):
             raise self._invalid(TRACKING, f"expected a boolean, got {tracking!r}")
         given = arguments.get(OFFSET)
-        position = self._position(given)
+        start = self._start(given)
         if not named or not (tracking or given is None):
-            return Place(position, None)
+            return Progress(start, None)
         remembered = self.log.offsets.get(tag)
-        return Place(position if remembered is None else max(self.cursor, min(remembered, self.next)), tag)
+        return Progress(start if remembered is None else max(self.cursor, min(remembered, self.next)), tag)
 
-    def _position(self, given: Any) -> int:
+    def _start(self, given: Any) -> int:
         if given is None or given == "next":
             return self.next
         if given == "first":
@@ -152,16 +154,16 @@ class Stream(Queue):
         return describe("queue", self.name, self.vhost.name)
 
     def add_consumer(self, c: Consumer) -> None:
-        place = c.place
-        assert place is not None
-        if place.tag is not None and self.log.offsets.get(place.tag) is None:
-            self._remember(place)
+        progress = c.progress
+        assert progress is not None
+        if progress.tag is not None and self.log.offsets.get(progress.tag) is None:
+            self._remember(progress)
         super().add_consumer(c)
 
     def remove_consumer(self, c: Consumer) -> None:
         super().remove_consumer(c)
-        if c.place is not None:
-            self._release(c.place.window)
+        if c.progress is not None:
+            self._release(c.progress.window)
 
     def ack(self, offset: int, n: int, c: Consumer | None = None) -> None:
         self.acked += n
@@ -178,13 +180,13 @@ class Stream(Queue):
         """The messages stay where they are: a stream delays nothing."""
 
     def _done(self, offset: int, n: int, c: Consumer | None) -> None:
-        if c is not None and c.place is not None and c.place.tag is not None and not self.deleted:
-            c.place.ack(offset, n)
-            self._remember(c.place)
+        if c is not None and c.progress is not None and c.progress.tag is not None and not self.deleted:
+            c.progress.ack(offset, n)
+            self._remember(c.progress)
 
-    def _remember(self, place: Place) -> None:
-        assert place.tag is not None
-        self.log.offsets.put(place.tag, place.acked)
+    def _remember(self, progress: Progress) -> None:
+        assert progress.tag is not None
+        self.log.offsets.put(progress.tag, progress.acked)
         if not self._saving:
             self._saving = True
             self.broker.timers.after(SAVE_MS, self._save)
@@ -208,37 +210,37 @@ class Stream(Queue):
                 self._feed(c, end)
 
     def _feed(self, c: Consumer, end: int) -> None:
-        place = c.place
-        assert place is not None
-        begin = place.position
-        while place.position < end:
+        progress = c.progress
+        assert progress is not None
+        begin = progress.next
+        while progress.next < end:
             self.serving = c
             most = c.credit()
             self.serving = None
             if most <= 0:
-                if place.position > begin and place.window.segment is not None:
-                    self._keep(place.window)
+                if progress.next > begin and progress.window.segment is not None:
+                    self._keep(progress.window)
                 return
-            batch = self._batch(place)
-            if place.window.waits is not None:
-                waits, place.window.waits = place.window.waits, None
+            batch = self._batch(progress)
+            if progress.window.waits is not None:
+                waits, progress.window.waits = progress.window.waits, None
                 self.check(self.log.reader.check_steps(*waits))
                 return
-            if batch is None or batch.first > place.position:
-                place.skip(end if batch is None else min(batch.first, end))
+            if batch is None or batch.first > progress.next:
+                progress.skip(end if batch is None else min(batch.first, end))
                 continue
-            i = place.position - batch.first
+            i = progress.next - batch.first
             self.serving = c
-            k = c.deliver(batch, i, min(most, batch.count - i, end - place.position), 0)
+            k = c.deliver(batch, i, min(most, batch.count - i, end - progress.next), 0)
             self.serving = None
             if not k:
                 self.end_consumer(c)
                 return
-            place.position += k
+            progress.next += k
             c.unacked += k
             self.delivered += k
-        if place.window.segment is not None:
-            self._release(place.window)
+        if progress.window.segment is not None:
+            self._release(progress.window)
 
     def _keep(self, window: Window) -> None:
         """Keep the window of a consumer that waits for credit in memory, and drop the windows that were unused for longest."""
@@ -256,19 +258,19 @@ class Stream(Queue):
         self._windows.pop(window, None)
         window.release()
 
-    def _batch(self, place: Place) -> Batch | None:
-        """The batch with the message at this place, the next one if there is a gap, None if there is none."""
-        at, batch = place.position, place.window.batch
+    def _batch(self, progress: Progress) -> Batch | None:
+        """The batch with the message that this consumer gets next, the one behind it if there is a gap, None if there is none."""
+        at, batch = progress.next, progress.window.batch
         if batch.first <= at < batch.first + batch.count:
             return batch
         if self._recent and at >= self._recent[0][0].first:
             recent = self._recent[bisect_right(self._recent, at, key=lambda kept: kept[0].first) - 1][0]
             if at < recent.first + recent.count:
                 return recent
-        place.window.patient = True
-        found = self.log.reader.load(place.window, at)
+        progress.window.patient = True
+        found = self.log.reader.load(progress.window, at)
         self.log.reader.lost.clear()  # the alarm has been raised by the store
-        return place.window.batch if found else None
+        return progress.window.batch if found else None
 
     # -- turn ------------------------------------------------------------------------------------------------
 
@@ -293,11 +295,11 @@ class Stream(Queue):
             self.tail.end()
             self._written(tail)
         end = self.log.announced_end
-        positions = [c.place.position for c in self.consumers if c.place is not None]
-        self._drop_recent(positions, end)
-        if tail is not None and end == self.log.next and positions:
+        wanted = [c.progress.next for c in self.consumers if c.progress is not None]
+        self._drop_recent(wanted, end)
+        if tail is not None and end == self.log.next and wanted:
             self.mark_dirty()  # no sync has to come first, so these messages may be delivered at once
-        elif end < self.log.next and not self._awaiting and any(p >= end for p in positions):
+        elif end < self.log.next and not self._awaiting and any(p >= end for p in wanted):
             self._awaiting = True
             self.broker.store.commits.when_announced(walls.guarded(self, self._arrived))
         self._watch_age()
@@ -313,12 +315,12 @@ class Stream(Queue):
         self._awaiting = False
         self.mark_dirty()
 
-    def _drop_recent(self, positions: list[int], end: int) -> None:
+    def _drop_recent(self, wanted: list[int], end: int) -> None:
         """Drop recent batches, except those that the consumers at the tail have still to read."""
         recent = self._recent
         if recent:
             tail = min(end, recent[0][0].first)
-            lowest = min((p for p in positions if p >= tail), default=self.next)
+            lowest = min((p for p in wanted if p >= tail), default=self.next)
         while recent:
             batch, size = recent[0]
             few = self._recent_bytes <= RECENT_BYTES and len(recent) <= RECENT_BATCHES

@@ -1,4 +1,4 @@
-"""Transactions (T1-T6): the publishes and settlements of a channel are held until its commit, and then done as a whole.
+"""Transactions (T1-T6): the publishes and settlements of a channel wait for its commit, and are then done as a whole.
 
 One journal record makes all of them durable before they are applied. Publishes to only one durable queue need no record, because they
 are one batch of that queue, which is atomic. Like any publish they may be delivered before they are durable, and wait if the disk is full.
@@ -85,7 +85,7 @@ class Client(Protocol):
 
 
 class Transaction:
-    """The publishes and settlements that are held until the commit.
+    """The publishes and settlements that wait for the commit.
 
     The protocol's transaction derives from this. It counts the memory for its owner, and finds deliveries by their tags.
     """
@@ -100,8 +100,8 @@ class Transaction:
         """The bytes of memory that are counted for this transaction."""
 
     def publish(self, route: Route, key: bytes, mandatory: bool, props: bytes, body: bytes | Buf, ttl_ms: int) -> None:
-        """Hold a message. Raises ChannelError 406 if that is too much (W8)."""
-        self._count(limits.STAGED_BYTES + len(key) + len(props) + len(body))
+        """Keep a message. Raises ChannelError 406 if that is too much (W8)."""
+        self._count(limits.TX_ENTRY_BYTES + len(key) + len(props) + len(body))
         self.publishes.append((route, key, mandatory, props, body, ttl_ms))
 
     def _count(self, size: int) -> None:
@@ -111,29 +111,29 @@ class Transaction:
             text = f"a transaction may hold {most} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
         self.size += size
-        self.hold(size)
+        self.count(size)
 
     def settle(self, kind: int, deliveries: list[Delivered]) -> None:
-        """Hold the settlement of deliveries. Raises ChannelError 406 if that is too much (W8)."""
+        """Keep the settlement of deliveries. Raises ChannelError 406 if that is too much (W8)."""
         size = count = 0
         for consumer, offset, n, body_bytes, slot in deliveries:
-            size += limits.STAGED_BYTES * (n if kind == REJECT and moves(consumer.queue) else 1)
+            size += limits.TX_ENTRY_BYTES * (n if kind == REJECT and moves(consumer.queue) else 1)
             self.settles.append((kind, consumer, offset, n, body_bytes, slot))
             count += n
         self.acks += count
         self._count(size)
 
-    def hold(self, size: int) -> None:
-        """Count so many bytes of memory more, or fewer, for whoever has them. Raises ChannelError 406 if that holds too much (W8)."""
+    def count(self, size: int) -> None:
+        """Count so many bytes of memory more, or fewer, for whoever has them. Raises ChannelError 406 if that is too much (W8)."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Drop all that it holds, and no longer count the memory."""
-        held: list[list[Any]] = [self.publishes, self.settles]
+        """Drop all of it, and no longer count the memory."""
+        dropped: list[list[Any]] = [self.publishes, self.settles]
         self.publishes, self.settles, self.acks = [], [], 0
         size, self.size = self.size, 0
-        self.hold(-size)
-        free(self.vhost.broker, *held)
+        self.count(-size)
+        free(self.vhost.broker, *dropped)
 
     def commit(self, client: Client) -> Iterator[None]:
         """Make all of it durable, then apply it, and tell `client`. Messages for only one queue need no journal: one batch is atomic.
@@ -189,7 +189,7 @@ class Transaction:
         def undo() -> None:
             bulk.room.give_back()
             bulk.record.packed = None
-            free(broker, plan.held)
+            free(broker, plan.settles)
             client.undone()
 
         if bulk.packed.operations:
@@ -215,14 +215,14 @@ class Plan:
     def __init__(self, tx: Transaction, client: Client) -> None:
         self.vhost = tx.vhost
         self.client = client
-        self.publishes, self.held = tx.publishes, tx.settles
+        self.publishes, self.settles = tx.publishes, tx.settles
         self.bulk = Bulk(tx.vhost.broker)
         self.sources: dict[Queue, None] = {}
         """The queues whose messages are settled."""
         self.returning: dict[Queue, None] = {}
         """The queues to which messages come back."""
         self.moved: dict[int, list[Settlement]] = {}
-        """By index in `held`, the settlements that replace a reject whose messages are moved to dead-letter queues one by one."""
+        """By index in `settles`, the settlements that replace a reject whose messages are moved to dead-letter queues one by one."""
         self.unrouted: list[tuple[Route, bytes, bytes | Buf, bool]] = []
         self.durable: list[Queue] = []
         self.alone = False
@@ -271,7 +271,7 @@ class Plan:
     def _settle(self) -> Iterator[object]:
         """Add the settlements to the record, and the moves of rejected messages to dead-letter queues."""
         bulk = self.bulk
-        for at, (kind, consumer, offset, n, _, slot) in enumerate(self.held):
+        for at, (kind, consumer, offset, n, _, slot) in enumerate(self.settles):
             queue = consumer.queue
             if queue.fault is not None:
                 raise walls.out_of_service(queue)
@@ -297,7 +297,7 @@ class Plan:
         for queue in self.returning:
             queue.begin_return()
         try:
-            for at, run in enumerate(self.held):
+            for at, run in enumerate(self.settles):
                 for kind, consumer, offset, n, size, slot in self.moved.pop(at, (run,)):
                     walls.run(consumer.queue, finish, consumer.queue, kind, consumer, offset, n, size)
                     has_settled(consumer, slot, n)
@@ -307,7 +307,7 @@ class Plan:
         finally:
             for queue in self.returning:
                 queue.end_return()
-        free(self.vhost.broker, self.held)
+        free(self.vhost.broker, self.settles)
 
     def give_back(self) -> Iterator[None]:
         """Hand the messages that no queue takes to the client."""

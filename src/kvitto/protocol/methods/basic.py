@@ -148,9 +148,9 @@ def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) ->
         raise ConnectionError_(NOT_IMPLEMENTED, f"automatic acknowledgement not supported by stream queues {thing}")
     if chan.prefetch_all:
         raise ConnectionError_(NOT_IMPLEMENTED, f"{thing} does not support global qos")
-    place = walls.within(queue, queue.place, tag, bool(m.consumer_tag), m.arguments)
+    progress = walls.within(queue, queue.start_reading, tag, bool(m.consumer_tag), m.arguments)
     consumer = StreamConsumer(chan, queue, tag, m.arguments)
-    consumer.place = place
+    consumer.progress = progress
     return consumer
 
 

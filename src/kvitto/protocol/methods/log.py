@@ -145,10 +145,10 @@ def hold(conn: Connection, chan: Channel, m: LogHold) -> None:
     _check_attached(queue, m.group)
     _check_incarnation(queue, m.incarnation)
 
-    def held() -> None:
+    def answer() -> None:
         conn.send(chan.number, LogHoldOk(*_counted(queue, m.start, m.end)))
 
-    conn.perform(hold_below(queue, m.end, conn), held, channel=chan, method=m)
+    conn.perform(hold_below(queue, m.end, conn), answer, channel=chan, method=m)
 
 
 def count(conn: Connection, chan: Channel, m: LogCount) -> None:

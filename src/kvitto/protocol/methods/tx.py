@@ -12,7 +12,7 @@ from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.ranges import RangeSet
 from kvitto.broker.routing.route import Route
 from kvitto.broker.transfers.transactions import FINISH, OFTEN, PUBLISH, Transaction
-from kvitto.protocol.channel import STAGE, UNKNOWN
+from kvitto.protocol.channel import AT_COMMIT, UNKNOWN
 from kvitto.wire.buf import Buf
 from kvitto.wire.methods import Method, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
@@ -28,58 +28,57 @@ RANGES = 100
 
 
 class ChannelTransaction(Transaction):
-    """A transaction that knows by tag which deliveries of its channel it holds."""
+    """A transaction that knows by tag which deliveries of its channel wait for its commit."""
 
     def __init__(self, chan: Channel) -> None:
         super().__init__(chan.vhost)
         self.chan = chan
-        self.held = Held()
+        self.tags = Tags()
 
-    def hold(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Count memory for the connection and its user."""
         conn = self.chan.connection
-        conn.staged += size
-        too_much = conn.hub.holding.add(conn, size)
+        conn.in_transactions += size
+        too_much = conn.hub.buffered.add(conn, size)
         if size <= 0:
             return
-        if too_much and (excess := conn.hub.holding.excess(conn)):
+        if too_much and (excess := conn.hub.buffered.excess(conn)):
             raise ChannelError(PRECONDITION_FAILED, f"{excess}: {OFTEN}", 60, 40, limit="held")
-        most = conn.hub.broker.limits.staged_max
-        if conn.staged > most:
+        most = conn.hub.broker.limits.transactions_max
+        if conn.in_transactions > most:
             text = f"the transactions of a connection may hold {most} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
 
     def settle_tags(self, tag: int, multiple: bool, kind: int) -> int:
-        """Hold deliveries for the commit; the result is that of `Channel.settle_tags`."""
+        """Keep settlements for the commit; the result is that of `Channel.settle_tags`."""
         first, last = (self.chan.first_tag() if multiple else tag), tag or self.chan.next_tag - 1
-        found: int = self.chan.settle_tags(tag, multiple, STAGE)
+        found: int = self.chan.settle_tags(tag, multiple, AT_COMMIT)
         if found != UNKNOWN:
-            self.held.add(first, last, multiple)
-            held, self.chan.held = self.chan.held, []
-            self.settle(kind, held)
+            self.tags.add(first, last, multiple)
+            self._take(kind)
         return found
 
     def settle_rest(self, kind: int) -> Iterator[None]:
         """Continue where `settle_tags` has stopped."""
-        for _ in self.chan.settle_rest(STAGE):
-            self._take_held(kind)
+        for _ in self.chan.settle_rest(AT_COMMIT):
+            self._take(kind)
             yield
-        self._take_held(kind)
+        self._take(kind)
 
-    def _take_held(self, kind: int) -> None:
-        held, self.chan.held = self.chan.held, []
-        self.settle(kind, held)
+    def _take(self, kind: int) -> None:
+        deliveries, self.chan.uncommitted = self.chan.uncommitted, []
+        self.settle(kind, deliveries)
 
     def rollback(self) -> Iterator[None]:
-        """Drop the publishes, and make held deliveries unacked as before (T6), in pieces. A second call goes on with what is left."""
+        """Drop the publishes, and make its deliveries unacked as before (T6), in pieces. A second call goes on with what is left."""
         self.clear()
-        if self.held:
-            self.chan.connection.hub.timeouts.look_again(self.chan, self.held.first)
-        yield from self.held.release(self.chan, False)
+        if self.tags:
+            self.chan.connection.hub.timeouts.look_again(self.chan, self.tags.first)
+        yield from self.tags.release(self.chan, False)
 
 
-class Held:
-    """Ranges of delivery tags in which one transaction holds deliveries, and no other transaction does."""
+class Tags:
+    """Ranges of delivery tags in which deliveries wait for the commit of one transaction, and of no other."""
 
     def __init__(self) -> None:
         self._single = RangeSet()
@@ -131,10 +130,10 @@ class Held:
         return first, last, len(self._single.remove_below(last + 1))
 
 
-def given_back(chan: Channel, held: Held) -> Iterator[None]:
+def given_back(chan: Channel, tags: Tags) -> Iterator[None]:
     """Return the deliveries of a transaction to their queues, after its channel has ended."""
     with chan.returning():
-        yield from held.release(chan, False)
+        yield from tags.release(chan, False)
         yield from chan.requeue_all()
 
 
@@ -146,7 +145,7 @@ class Commit:
         self.chan = chan
         self.tx: ChannelTransaction = chan.tx
         self.method = method
-        self.held = Held()
+        self.tags = Tags()
         self.ended = False
         self.has_settled = chan.settled
 
@@ -158,16 +157,16 @@ class Commit:
         self.chan.contain(error)
 
     def begun(self) -> None:
-        self.held, self.tx.held = self.tx.held, Held()
+        self.tags, self.tx.tags = self.tx.tags, Tags()
 
     def settled(self) -> Iterator[None]:
-        yield from self.held.release(self.chan, True)
+        yield from self.tags.release(self.chan, True)
 
     def undone(self) -> None:
         if self.chan.closing:
-            self.conn.hub.broker.jobs.start(given_back(self.chan, self.held), owner=self.chan)
-        self.tx.held = self.held
-        # the channel ends, and all that it held comes back
+            self.conn.hub.broker.jobs.start(given_back(self.chan, self.tags), owner=self.chan)
+        self.tx.tags = self.tags
+        # the channel ends, and all its deliveries come back
         self.fail(ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed"))
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf, mandatory: bool) -> None:

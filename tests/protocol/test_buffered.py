@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvitto.base.limits import DEFAULTS
+from kvitto.protocol.buffered import BUFFER_BYTES, BUFFERS_MAX, Buffered
 from kvitto.protocol.closing import CONSUMERS_PER_PIECE
 from kvitto.protocol.connection import Connection
-from kvitto.protocol.holding import BUFFER_BYTES, BUFFERS_MAX, Holding
 from kvitto.protocol.states import RUNNING
 from kvitto.server.watch import PIECE, ConnectionWatch
 from kvitto.wire import methods as m
@@ -48,16 +48,16 @@ def test_a_body_takes_hardly_more_memory_than_has_come_of_it() -> None:
     for size in (10_000, 300_000, 3_000_000):
         wire.feed(begun("a", 100 * MIB, bytes(size)))
         harness.settle_down()
-        assert size <= harness.hub.holding.total <= size + size // 8
+        assert size <= harness.hub.buffered.total <= size + size // 8
         wire.connection.lost()
-        assert harness.hub.holding.total == 0
+        assert harness.hub.buffered.total == 0
         wire = harness.wire()
 
 
 def test_one_user_cannot_take_the_memory_that_another_one_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes more than his share is closed with words; the message of somebody else is taken."""
     harness = ProtocolHarness()
-    limit(harness.broker, held_max=8 * MIB)
+    limit(harness.broker, buffered_max=8 * MIB)
     wires = [harness.wire() for _ in range(40)]
     for wire in wires:
         wire.feed(begun("a", 100 * MIB, bytes(300_000)))
@@ -76,7 +76,7 @@ def test_one_user_cannot_take_the_memory_that_another_one_needs(monkeypatch: pyt
 def test_where_all_hold_too_much_the_connection_that_holds_most_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one that comes next."""
     harness = ProtocolHarness()
-    limit(harness.broker, held_max=7 * MIB // 2)
+    limit(harness.broker, buffered_max=7 * MIB // 2)
     small, large = harness.wire(), harness.wire()
     small.feed(begun("a", 100 * MIB, bytes(300_000)))
     large.feed(begun("a", 100 * MIB, bytes(900_000)))
@@ -100,12 +100,12 @@ def test_free_buffers_for_bodies_are_bounded_and_count_when_they_are_used() -> N
     for wire in wires:
         wire.feed(frame(FRAME_BODY, 1, bytes(100_000)) * 20 + frame(FRAME_BODY, 1, bytes(2 * MIB - 2_000_000)))
         harness.settle_down()
-    assert harness.hub.holding.total == 0
-    before = harness.hub.holding.total
+    assert harness.hub.buffered.total == 0
+    before = harness.hub.buffered.total
     for wire in wires:
         wire.feed(begun("a", 3 * MIB, b"x"))
-    assert before + 3 * MIB * BUFFERS_MAX <= harness.hub.holding.total
-    assert harness.hub.holding.total <= 2 * BUFFER_BYTES * BUFFERS_MAX
+    assert before + 3 * MIB * BUFFERS_MAX <= harness.hub.buffered.total
+    assert harness.hub.buffered.total <= 2 * BUFFER_BYTES * BUFFERS_MAX
 
 
 def test_a_message_that_does_not_go_on_ends_its_connection() -> None:
@@ -184,16 +184,16 @@ def test_who_gives_way_needs_several_turns_for_its_end_and_its_memory_is_free_at
 ) -> None:
     """A channel with many consumers ends in pieces: the search for who holds most must find another one meanwhile."""
     asked: list[str] = []
-    largest = Holding._largest
+    largest = Buffered._largest
 
-    def counted(holding: Holding) -> Connection:
+    def counted(buffered: Buffered) -> Connection:
         asked.append("")
         assert len(asked) < 10, "it is asked again and again who holds most"
-        return largest(holding)
+        return largest(buffered)
 
-    monkeypatch.setattr(Holding, "_largest", counted)
+    monkeypatch.setattr(Buffered, "_largest", counted)
     harness = ProtocolHarness()
-    limit(harness.broker, held_max=3 * MIB)
+    limit(harness.broker, buffered_max=3 * MIB)
     large = harness.wire()
     ask(large, m.QueueDeclare("a"), m.TxSelect())
     ask(large, *(m.BasicConsume("a", f"tag-{number}") for number in range(3 * CONSUMERS_PER_PIECE)))
@@ -203,6 +203,6 @@ def test_who_gives_way_needs_several_turns_for_its_end_and_its_memory_is_free_at
     for other in others:
         other.feed(begun("a", 100 * MIB, bytes(900_000)))
     assert [wire.connection.state == RUNNING for wire in (large, *others)] == [False, True, True]
-    assert harness.hub.holding.total <= 3 * MIB
+    assert harness.hub.buffered.total <= 3 * MIB
     harness.settle_down()
     check_others(harness)

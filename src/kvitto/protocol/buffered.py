@@ -1,7 +1,7 @@
 """Counts the memory of unfinished work of peers: incomplete bodies, and transactions.
 
 There is a limit for each user and a higher one for all together, so that no user can take the memory of the others. If the limit for
-all is reached nevertheless, the connection that holds most is closed, and not the one that asks for more.
+all is reached nevertheless, the connection that has most is closed, and not the one that asks for more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import RESOURCE_ERROR, ConnectionError_
-from kvitto.base.limits import HELD_SHARE
+from kvitto.base.limits import BUFFERED_SHARE
 from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ BUFFERS_MAX, BUFFER_BYTES = 16, 4 << 20
 WHAT = "messages that are not complete and transactions"
 
 
-class Holding:
+class Buffered:
     def __init__(self, broker: Broker, connections: Iterable[Connection]) -> None:
         self._broker = broker
         self._connections = connections
@@ -31,22 +31,22 @@ class Holding:
         self._buffers: list[Buf] = []
 
     def add(self, connection: Connection, size: int) -> bool:
-        """Count so many bytes more, or fewer, for the connection. Returns whether to ask `excess`: its user or all hold too much."""
+        """Count so many bytes more, or fewer, for the connection. Returns whether to ask `excess`: its user or all have too much."""
         name = connection.user.name
         self.total += size
-        connection.held += size
-        held = self._by_user.get(name, 0) + size
-        if held:
-            self._by_user[name] = held
+        connection.buffered += size
+        buffered = self._by_user.get(name, 0) + size
+        if buffered:
+            self._by_user[name] = buffered
         else:
             self._by_user.pop(name, None)
-        in_all = self._broker.limits.held_max
-        return self.total > in_all or held > in_all // HELD_SHARE
+        in_all = self._broker.limits.buffered_max
+        return self.total > in_all or buffered > in_all // BUFFERED_SHARE
 
     def excess(self, connection: Connection) -> str:
-        """Why the connection may not hold what it does, "" if it may; others that hold more may have been closed for it."""
-        in_all = self._broker.limits.held_max
-        name, most = connection.user.name, in_all // HELD_SHARE
+        """Why the connection may not buffer what it does, "" if it may; others that buffer more may have been closed for it."""
+        in_all = self._broker.limits.buffered_max
+        name, most = connection.user.name, in_all // BUFFERED_SHARE
         if self._by_user.get(name, 0) > most:
             return f"{WHAT} of user '{name}' take more than {most} bytes, the limit of one user"
         text = f"{WHAT} of all connections take {in_all} bytes, the limit, and this one holds most of them"
@@ -68,6 +68,6 @@ class Holding:
             self._buffers.append(body)
 
     def _largest(self) -> Connection:
-        """The largest connection of the user who holds most."""
+        """The largest connection of the user who has most."""
         name = max(self._by_user, key=self._by_user.__getitem__)
-        return max((c for c in self._connections if c.held and c.user.name == name), key=lambda c: c.held)
+        return max((c for c in self._connections if c.buffered and c.user.name == name), key=lambda c: c.buffered)
