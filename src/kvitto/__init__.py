@@ -11,6 +11,7 @@ from kvitto.base.version import __version__
 if TYPE_CHECKING:
     from kvitto.client.aio import Channel, Connection, Consumer, Exchange, IncomingMessage, Message, Queue, connect
     from kvitto.client.blocking import connect_sync
+    from kvitto.client.intercept import Interceptor
     from kvitto.server.embedded import Broker
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Consumer",
     "Exchange",
     "IncomingMessage",
+    "Interceptor",
     "Message",
     "Queue",
     "__version__",
@@ -28,7 +30,7 @@ __all__ = [
     "connect_sync",
 ]
 
-_CLIENT = frozenset(__all__) - {"Broker", "__version__", "compiled", "connect_sync"}
+_CLIENT = frozenset(__all__) - {"Broker", "Interceptor", "__version__", "compiled", "connect_sync"}
 
 
 def compiled() -> bool:
@@ -47,6 +49,10 @@ def __getattr__(name: str) -> Any:
         from kvitto.client.blocking import connect_sync
 
         return connect_sync
+    if name == "Interceptor":
+        from kvitto.client.intercept import Interceptor
+
+        return Interceptor
     if name in _CLIENT:
         from kvitto.client import aio
 

@@ -13,12 +13,13 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from kvitto.client.aio import connection as aio
-from kvitto.client.aio.channel import Channel
+from kvitto.client.aio.channel import Channel, reply_to
 from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.errors import AlreadySettled, Closed, ManyFailed
@@ -30,6 +31,8 @@ from kvitto.wire.tables import Table
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from kvitto.client.intercept import Interceptor
 
 T = TypeVar("T")
 CHUNK = 1 << 12
@@ -95,10 +98,12 @@ def connect_sync(
     reconnect: bool = True,
     on_unconfirmed: Literal["raise", "resend"] = "raise",
     on_event: Callable[[Event], object] | None = None,
+    interceptors: Sequence[Interceptor] = (),
 ) -> SyncConnection:
     """Connect to an AMQP 0-9-1 broker, for programs without asyncio: `with kvitto.connect_sync(url) as connection:`.
 
-    The arguments and errors are those of `kvitto.connect`. `on_event` is called in the client's thread.
+    The arguments and errors are those of `kvitto.connect`. `on_event` is called in the client's thread, and interceptors run
+    in the thread that publishes or handles.
     """
     opening = aio.connect(urls, name=name, reconnect=reconnect, on_unconfirmed=on_unconfirmed, on_event=on_event)
 
@@ -107,7 +112,7 @@ def connect_sync(
 
     loop = Loop()
     try:
-        return SyncConnection(loop, loop.run(start()))
+        return SyncConnection(loop, loop.run(start()), tuple(interceptors))
     except BaseException:
         loop.stop()
         raise
@@ -116,9 +121,10 @@ def connect_sync(
 class SyncConnection:
     """Made by `kvitto.connect_sync`."""
 
-    def __init__(self, loop: Loop, connection: aio.Connection) -> None:
+    def __init__(self, loop: Loop, connection: aio.Connection, interceptors: tuple[Interceptor, ...]) -> None:
         self._loop = loop
         self._connection = connection
+        self._interceptors = interceptors
 
     def channel(self, *, confirms: bool = True) -> SyncChannel:
         """Open a channel, see `Connection.channel`."""
@@ -126,7 +132,12 @@ class SyncConnection:
         async def start() -> Channel:
             return await self._connection.channel(confirms=confirms)
 
-        return SyncChannel(self._loop, self._loop.run(start()))
+        channel = self._loop.run(start())
+        if not self._interceptors:
+            return SyncChannel(self._loop, channel)
+        from kvitto.client.blocking_intercepted import InterceptedSyncChannel
+
+        return InterceptedSyncChannel(self._loop, channel, self._interceptors)
 
     @property
     def blocked(self) -> str | None:
@@ -291,7 +302,7 @@ class SyncChannel:
         work = self._channel.queue(
             name, passive=passive, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
         )
-        return SyncQueue(self._loop, self._loop.run(work))
+        return SyncQueue(self, self._loop.run(work))
 
     def exchange(
         self,
@@ -322,7 +333,8 @@ class SyncChannel:
 
     def reply(self, message: SyncMessage, body: bytes, **fields: Unpack[Fields]) -> None:
         """Answer a message that has `reply_to`, see `Channel.reply`."""
-        self._loop.run(self._channel.reply(message.incoming, body, **fields))
+        key, fields = reply_to(message.incoming, fields)
+        self.publish(body, key, **fields)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -335,6 +347,10 @@ class SyncChannel:
             self._loop.run(transaction.__aexit__(type(error), error, error.__traceback__))
             raise
         self._loop.run(transaction.__aexit__(None, None, None))
+
+    def wrap(self, queue: Queue) -> Wrap:
+        """Return what makes a message for the program of one of this queue."""
+        return SyncMessage
 
     def close(self) -> None:
         """Close the channel, after what was published without confirms is on its way."""
@@ -352,8 +368,9 @@ class SyncChannel:
 class SyncQueue:
     """A queue, see `Queue`."""
 
-    def __init__(self, loop: Loop, queue: Queue) -> None:
-        self._loop = loop
+    def __init__(self, channel: SyncChannel, queue: Queue) -> None:
+        self._channel = channel
+        self._loop = channel._loop
         self._queue = queue
         self.message_count = queue.message_count
         self.consumer_count = queue.consumer_count
@@ -384,12 +401,12 @@ class SyncQueue:
             offset=offset,
             arguments=arguments,
         )
-        return SyncConsumer(self._loop, consumer, timeout_s)
+        return SyncConsumer(self._loop, consumer, timeout_s, self._channel.wrap(self._queue))
 
     def get(self, *, no_ack: bool = False) -> SyncMessage | None:
         """Return one message, None if the queue is empty."""
         message = self._loop.run(self._queue.get(no_ack=no_ack))
-        return None if message is None else SyncMessage(message, Settling(self._loop))
+        return None if message is None else self._channel.wrap(self._queue)(message, Settling(self._loop))
 
     def bind(self, exchange: str | SyncExchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Bind the queue to an exchange."""
@@ -483,16 +500,19 @@ class SyncMessage:
         self._settled = True
         self._settling.add(call)
 
-    @contextlib.contextmanager
-    def process(self, *, on_error: str = "reject") -> Iterator[SyncMessage]:
+    def process(self, *, on_error: str = "reject") -> AbstractContextManager[SyncMessage]:
         """`with message.process(on_error="requeue"):`, see `IncomingMessage.process`."""
         if on_error not in ("reject", "requeue"):
             raise ValueError(f'on_error is "reject" or "requeue", not {on_error!r}')
+        return self._block(on_error == "requeue")
+
+    @contextlib.contextmanager
+    def _block(self, requeue: bool) -> Iterator[SyncMessage]:
         try:
             yield self
         except BaseException as error:
             if not self._settled:
-                self.reject(requeue=on_error == "requeue" or not isinstance(error, Exception))
+                self.reject(requeue=requeue or not isinstance(error, Exception))
             raise
         if not self._settled:
             self.ack()
@@ -512,10 +532,11 @@ class SyncMessage:
 class SyncConsumer:
     """An iterator over the messages of a queue, see `Consumer`. `with` or `cancel` ends it."""
 
-    def __init__(self, loop: Loop, consumer: Consumer, timeout_s: float | None) -> None:
+    def __init__(self, loop: Loop, consumer: Consumer, timeout_s: float | None, wrap: Wrap) -> None:
         self._loop = loop
         self._consumer: Consumer | None = consumer
         self._timeout_s = timeout_s
+        self._wrap = wrap
         self._here: deque[IncomingMessage] = deque()
         self._settling = Settling(loop)
 
@@ -525,7 +546,7 @@ class SyncConsumer:
     def __next__(self) -> SyncMessage:
         while True:
             try:
-                return SyncMessage(self._here.popleft(), self._settling)
+                return self._wrap(self._here.popleft(), self._settling)
             except IndexError:
                 pass
             if self._consumer is None:
@@ -560,6 +581,9 @@ class SyncConsumer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.cancel()
+
+
+Wrap = Callable[[IncomingMessage, Settling], SyncMessage]
 
 
 def _name(exchange: str | SyncExchange) -> str:

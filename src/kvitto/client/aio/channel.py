@@ -222,12 +222,8 @@ class Channel:
 
     async def reply(self, message: IncomingMessage, body: bytes, **fields: Unpack[Fields]) -> None:
         """Publish an answer to a message with `reply_to`, with its `correlation_id`. Raise ValueError if it has none."""
-        properties = message.properties
-        if not properties.reply_to:
-            raise ValueError("this message asks for no reply: it has no reply_to")
-        if properties.correlation_id is not None:
-            fields.setdefault("correlation_id", properties.correlation_id)
-        await self.publish(body, properties.reply_to, **fields)
+        key, fields = reply_to(message, fields)
+        await self.publish(body, key, **fields)
 
     def rpc(self) -> RPC:
         """Return a caller: `async with channel.rpc() as rpc: answer = await rpc.call(b"question", "queue")`."""
@@ -424,6 +420,16 @@ class Channel:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def reply_to(message: IncomingMessage, fields: Fields) -> tuple[str, Fields]:
+    """Return routing key and properties of an answer. ValueError: the message asks for none."""
+    properties = message.properties
+    if not properties.reply_to:
+        raise ValueError("this message asks for no reply: it has no reply_to")
+    if properties.correlation_id is not None:
+        fields.setdefault("correlation_id", properties.correlation_id)
+    return properties.reply_to, fields
 
 
 async def _all(futures: list[asyncio.Future[Any]]) -> None:

@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.errors import Closed, Returned
@@ -33,6 +33,9 @@ from kvitto.client.uri import DEFAULT_URI, Address, parse_uri
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table
+
+if TYPE_CHECKING:
+    from kvitto.client.intercept import Interceptor
 
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 30.0
 STEADY_S = 10.0
@@ -76,6 +79,7 @@ def connect(
     reconnect: bool = True,
     on_unconfirmed: Literal["raise", "resend"] = "raise",
     on_event: Callable[[Event], object] | None = None,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Opening[Connection]:
     """Connect to an AMQP 0-9-1 broker: `async with kvitto.connect(url) as connection:`, or `connection = await ...`.
 
@@ -83,8 +87,8 @@ def connect(
     frame_max, cacertfile, certfile, keyfile, verify. name: shown by the broker. reconnect: whether the client connects
     again, with growing pauses, until it is closed. on_unconfirmed: what becomes of publishes whose confirm is missing
     when the connection is lost: PublishUnknown is raised, or they are sent again (each has a message_id then, so that a
-    duplicate can be told). on_event: called with each `Event`. Raises ConnectFailed if no host can be reached at first,
-    ValueError for a malformed URI.
+    duplicate can be told). on_event: called with each `Event`. interceptors: run around each publish and each message, the
+    first one outermost. Raises ConnectFailed if no host can be reached at first, ValueError for a malformed URI.
     """
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
@@ -94,7 +98,7 @@ def connect(
     addresses = [parse_uri(uri) for uri in given]
 
     async def start() -> Connection:
-        connection = Connection(addresses, name, reconnect, on_unconfirmed == "resend", on_event)
+        connection = Connection(addresses, name, reconnect, on_unconfirmed == "resend", on_event, interceptors)
         await connection.start()
         return connection
 
@@ -111,11 +115,13 @@ class Connection:
         reconnect: bool,
         resends: bool,
         on_event: Callable[[Event], object] | None,
+        interceptors: Sequence[Interceptor],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed: AMQPError | None = None
         """Why the connection has ended for good, None while it lives."""
         self.resends = resends
+        self.interceptors = tuple(interceptors)
         self.topology = Topology()
         self._addresses = addresses
         self._name = name
@@ -136,9 +142,13 @@ class Connection:
         confirms: whether `publish` returns when the broker has confirmed; else when the message is on its way.
         """
 
+        new = Channel
+        if self.interceptors:
+            from kvitto.client.aio.intercepted import InterceptedChannel as new
+
         async def start() -> Channel:
             while True:
-                channel = Channel(self, confirms=confirms)
+                channel = new(self, confirms=confirms)
                 while self._link is None:
                     await self.wait_ready()
                 port = self._link.port(channel)

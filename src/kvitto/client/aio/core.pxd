@@ -85,6 +85,7 @@ cdef class ChannelCore(Sink):
     cdef public bint sequential
     cdef public bint combine
     cdef public list acks
+    cdef public object new_message
     cdef public unsigned long long unexpected
     @cython.locals(e=bytes, r=bytes)
     cpdef publish(self, str exchange, str routing_key, unsigned int flags, bytes properties, bytes body)

@@ -312,6 +312,8 @@ class ChannelCore(Sink):
         self.combine = True
         self.acks: list[int] = []
         """Tags whose acks are not written yet."""
+        self.new_message: Callable[[], IncomingMessage] | None = None
+        """Makes a message of another class, None for `IncomingMessage`."""
         self.unexpected = 0
         """The number of deliveries for a consumer that does not exist (any more)."""
 
@@ -526,7 +528,8 @@ class ChannelCore(Sink):
             self.last_key = bytes(h[k + 1 : k + 1 + c])
             self.key_name = self.last_key.decode("utf-8", "surrogateescape")
         k += 1 + c
-        message = IncomingMessage.__new__(IncomingMessage)
+        make = self.new_message
+        message = IncomingMessage.__new__(IncomingMessage) if make is None else make()
         message.channel = self
         message.delivery_tag = tag
         message.redelivered = redelivered == 1

@@ -79,6 +79,15 @@ class Message:
         self.properties = properties_of(fields) if fields else None
         self._encoded = b"" if fields else DEFAULT
 
+    @property
+    def headers(self) -> Table:
+        """The headers, a dict that can be changed."""
+        if self.properties is None:
+            self.properties, self._encoded = Properties(delivery_mode=PERSISTENT), b""
+        if self.properties.headers is None:
+            self.properties.headers = {}
+        return self.properties.headers
+
     def encoded(self) -> bytes:
         """Return the encoded properties."""
         return self._encoded or (self.properties or Properties(delivery_mode=PERSISTENT)).encode()

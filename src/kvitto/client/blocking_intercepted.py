@@ -1,0 +1,107 @@
+"""The channel and messages of a synchronous connection with interceptors. They run in the program's threads, so that what they
+set for a thread, such as the current span, is that of the code that publishes or handles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self, Unpack
+
+from kvitto.client.aio.channel import Channel
+from kvitto.client.aio.core import IncomingMessage
+from kvitto.client.aio.message import Fields, Message
+from kvitto.client.aio.queue import Queue
+from kvitto.client.blocking import Loop, Settling, SyncChannel, SyncMessage, Wrap
+from kvitto.client.intercept import Handling, Interceptor, enter, fields_of, outgoing, streaming
+
+
+class InterceptedSyncChannel(SyncChannel):
+    """A channel whose publishes and messages go through the connection's interceptors."""
+
+    def __init__(self, loop: Loop, channel: Channel, interceptors: tuple[Interceptor, ...]) -> None:
+        super().__init__(loop, channel)
+        self._interceptors = interceptors
+
+    def publish(
+        self,
+        body: bytes,
+        routing_key: str = "",
+        *,
+        exchange: str = "",
+        mandatory: bool = False,
+        timeout_s: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> None:
+        message = outgoing(body, routing_key, exchange, fields)
+        stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
+        with stack:
+            super().publish(
+                message.body,
+                message.routing_key,
+                exchange=message.exchange,
+                mandatory=mandatory,
+                timeout_s=timeout_s,
+                **fields_of(message),
+            )
+
+    def publish_many(
+        self,
+        messages: Iterable[bytes | Message],
+        routing_key: str = "",
+        *,
+        exchange: str = "",
+        mandatory: bool = False,
+        **fields: Unpack[Fields],
+    ) -> int:
+        with streaming(self._interceptors, exchange, routing_key, fields) as copies:
+            return super().publish_many(map(copies.copy, messages), mandatory=mandatory)
+
+    def wrap(self, queue: Queue) -> Wrap:
+        interceptors = self._interceptors
+
+        def wrap(incoming: IncomingMessage, settling: Settling) -> SyncMessage:
+            return HandledSyncMessage(incoming, settling, interceptors, queue)
+
+        return wrap
+
+
+class HandledSyncMessage(SyncMessage):
+    """A message whose block the interceptors see."""
+
+    def __init__(
+        self, incoming: IncomingMessage, settling: Settling, interceptors: tuple[Interceptor, ...], queue: Queue
+    ) -> None:
+        super().__init__(incoming, settling)
+        self._interceptors = interceptors
+        self._queue = queue
+
+    def process(self, *, on_error: str = "reject") -> AbstractContextManager[SyncMessage]:
+        return _Block(self, super().process(on_error=on_error))
+
+    def __enter__(self) -> Self:
+        self._handled = self.process()
+        self._handled.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._handled.__exit__(kind, error, tb)
+
+    def handling(self, settling: AbstractContextManager[object]) -> Handling:
+        """Return what this message does in its block."""
+        return Handling(self._interceptors, self.incoming, self._queue.name, settling)
+
+
+class _Block(AbstractContextManager[SyncMessage]):
+    """What `HandledSyncMessage.process` returns."""
+
+    def __init__(self, message: HandledSyncMessage, settling: AbstractContextManager[object]) -> None:
+        self.message = message
+        self.handling = message.handling(settling)
+
+    def __enter__(self) -> SyncMessage:
+        self.handling.__enter__()
+        return self.message
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.handling.__exit__(kind, error, tb)
