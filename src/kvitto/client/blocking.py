@@ -26,6 +26,7 @@ from kvitto.client.aio.errors import AlreadySettled, Closed, ManyFailed
 from kvitto.client.aio.events import Event
 from kvitto.client.aio.message import DEFAULT, Fields, Message, encode
 from kvitto.client.aio.queue import PREFETCH, Exchange, Queue
+from kvitto.client.aio.rpc import RPC
 from kvitto.client.uri import DEFAULT_URI
 from kvitto.wire.tables import Table
 
@@ -336,6 +337,10 @@ class SyncChannel:
         key, fields = reply_to(message.incoming, fields)
         self.publish(body, key, **fields)
 
+    def rpc(self) -> SyncRPC:
+        """Return a caller: `with channel.rpc() as rpc: answer = rpc.call(b"question", "queue")`."""
+        return SyncRPC(self, self._channel.rpc())
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """`with channel.transaction():`, see `Channel.transaction`. Use the channel from one thread meanwhile."""
@@ -363,6 +368,36 @@ class SyncChannel:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+class SyncRPC:
+    """Calls and their answers, see `RPC`. Any number of threads may call at once."""
+
+    def __init__(self, channel: SyncChannel, rpc: RPC) -> None:
+        self._loop = channel._loop
+        self._rpc = rpc
+        self._wrap = channel.wrap(rpc.answers)
+
+    def call(
+        self,
+        body: bytes,
+        routing_key: str,
+        *,
+        exchange: str = "",
+        timeout_s: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> SyncMessage:
+        """Publish a question and return its answer. Set `timeout_s`: nobody may answer."""
+        answer = self._loop.run(self._rpc.call(body, routing_key, exchange=exchange, **fields), timeout_s)
+        return self._wrap(answer, Settling(self._loop))
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._rpc.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not self._loop.loop.is_closed():
+            self._loop.run(self._rpc.__aexit__(None, None, None))
 
 
 class SyncQueue:

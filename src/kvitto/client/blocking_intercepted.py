@@ -12,8 +12,9 @@ from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.message import Fields, Message
 from kvitto.client.aio.queue import Queue
-from kvitto.client.blocking import Loop, Settling, SyncChannel, SyncMessage, Wrap
-from kvitto.client.intercept import Handling, Interceptor, enter, fields_of, outgoing, streaming
+from kvitto.client.aio.rpc import RPC
+from kvitto.client.blocking import Loop, Settling, SyncChannel, SyncMessage, SyncRPC, Wrap
+from kvitto.client.intercept import Handling, Interceptor, enter, fields_of, outgoing, question, streaming
 
 
 class InterceptedSyncChannel(SyncChannel):
@@ -57,6 +58,9 @@ class InterceptedSyncChannel(SyncChannel):
         with streaming(self._interceptors, exchange, routing_key, fields) as copies:
             return super().publish_many(map(copies.copy, messages), mandatory=mandatory)
 
+    def rpc(self) -> SyncRPC:
+        return InterceptedSyncRPC(self, self._channel.rpc(), self._interceptors)
+
     def wrap(self, queue: Queue) -> Wrap:
         interceptors = self._interceptors
 
@@ -64,6 +68,34 @@ class InterceptedSyncChannel(SyncChannel):
             return HandledSyncMessage(incoming, settling, interceptors, queue)
 
         return wrap
+
+
+class InterceptedSyncRPC(SyncRPC):
+    """RPC calls that are publishes for the interceptors."""
+
+    def __init__(self, channel: SyncChannel, rpc: RPC, interceptors: tuple[Interceptor, ...]) -> None:
+        super().__init__(channel, rpc)
+        self._interceptors = interceptors
+
+    def call(
+        self,
+        body: bytes,
+        routing_key: str,
+        *,
+        exchange: str = "",
+        timeout_s: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> SyncMessage:
+        message = question(body, routing_key, exchange, fields)
+        stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
+        with stack:
+            return super().call(
+                message.body,
+                message.routing_key,
+                exchange=message.exchange,
+                timeout_s=timeout_s,
+                **fields_of(message),
+            )
 
 
 class HandledSyncMessage(SyncMessage):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kvitto.client.aio.message import Fields, Message
+from kvitto.client.aio.message import Fields, Message, new_id
 from kvitto.wire.properties import FIELDS
 
 if TYPE_CHECKING:
@@ -68,6 +68,12 @@ def outgoing(body: bytes, routing_key: str, exchange: str, given: Fields) -> Mes
     if "headers" in given:
         given = {**given, "headers": dict(given["headers"])}
     return Message(body, routing_key, exchange=exchange, **given)
+
+
+def question(body: bytes, routing_key: str, exchange: str, given: Fields) -> Message:
+    """Return the same of an RPC call."""
+    given = {"correlation_id": new_id(), "delivery_mode": 1, **given}
+    return outgoing(body, routing_key, exchange, given)
 
 
 def fields_of(message: Message) -> Fields:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.core import IncomingMessage
-from kvitto.client.aio.message import Fields, Message, new_id
+from kvitto.client.aio.message import Fields, Message
 from kvitto.client.aio.rpc import RPC
-from kvitto.client.intercept import Handling, Interceptor, Streaming, enter, fields_of, outgoing, streaming
+from kvitto.client.intercept import Handling, Interceptor, Streaming, enter, fields_of, outgoing, question, streaming
 
 if TYPE_CHECKING:
     from kvitto.client.aio.connection import Connection
@@ -153,9 +153,7 @@ class InterceptedRPC(RPC):
     async def call(
         self, body: bytes, routing_key: str, *, exchange: str = "", **fields: Unpack[Fields]
     ) -> IncomingMessage:
-        fields.setdefault("correlation_id", new_id())
-        fields.setdefault("delivery_mode", 1)
-        message = outgoing(body, routing_key, exchange, fields)
+        message = question(body, routing_key, exchange, fields)
         stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
         with stack:
             return await super().call(

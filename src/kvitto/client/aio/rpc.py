@@ -24,6 +24,8 @@ class RPC:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.answers = Queue(channel, REPLY_TO, 0, 0)
+        """What stands for a queue of answers."""
         self._waiting: dict[str, asyncio.Future[IncomingMessage]] = {}
         self._consumer: Consumer | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -37,7 +39,9 @@ class RPC:
         the question may have been answered then.
         """
         if self._reader is None or self._reader.done():
-            raise AMQPError("use it as `async with channel.rpc() as rpc:`")
+            raise AMQPError(
+                "calls need their block: `async with channel.rpc() as rpc:`, without asyncio `with channel.rpc() as rpc:`"
+            )
         key = fields.setdefault("correlation_id", new_id())
         fields["reply_to"] = REPLY_TO
         fields.setdefault("delivery_mode", 1)
@@ -68,8 +72,7 @@ class RPC:
                 future.set_exception(copy_of(error))
 
     async def __aenter__(self) -> Self:
-        queue = Queue(self.channel, REPLY_TO, 0, 0)
-        self._consumer = queue.consume(no_ack=True, prefetch=0)
+        self._consumer = self.answers.consume(no_ack=True, prefetch=0)
         await self._consumer.__aenter__()
         self.channel.add_rpc(self)
         self._reader = asyncio.create_task(self._read(self._consumer), name="kvitto rpc")
