@@ -48,6 +48,7 @@ HOT = [
     "kvitto/protocol/hub.py",
     "kvitto/server/pacing.py",
     "kvitto/server/syncer.py",
+    "kvitto/server/served.py",
     "kvitto/server/peer.py",
     "kvitto/server/poller.py",
     "kvitto/server/driving.py",

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio.base_events
 import asyncio.events
+import contextlib
 import functools
 import gc
+import importlib
 import mmap
 import sys
 from time import thread_time_ns
@@ -22,6 +24,9 @@ try:
     from kvitto.server import poller
 except ImportError:  # a checkout from before it
     poller = None  # type: ignore[assignment]
+Served: Any = object
+with contextlib.suppress(ImportError):
+    Served = importlib.import_module("kvitto.server.served").Served
 
 SIZE = 4096
 NAME_AT, NAME_MAX = 128, 256
@@ -47,9 +52,12 @@ def watch_peers(kind: Any, timed: Any) -> None:
     """Time what a poller does outside of asyncio's handles: it serves the sockets of peers, and runs the turn behind their input."""
     watch_untimed = kind.watch
 
-    class Timed:
+    class Timed(Served):  # type: ignore[misc]
         def __init__(self, served: Any) -> None:
-            self.ready = functools.partial(timed, served.ready, served.ready)
+            self.served = served
+
+        def ready(self, events: int) -> None:
+            timed(self.served.ready, self.served.ready, events)
 
     def watch(self: Any, fd: int, served: Any, before: int, events: int) -> None:
         watch_untimed(self, fd, Timed(served), before, events)

@@ -38,6 +38,9 @@ class Wire:
 
     # -- what a connection asks of its transport -------------------------------------------------------------
 
+    def send(self, buf: Buf) -> bool:
+        return self.write(buf.view())
+
     def write(self, data: memoryview) -> bool:
         if not self.closed:
             self.written += data

@@ -1,10 +1,15 @@
 cimport cython
+from kvitto.broker.routing.route cimport Route
 from kvitto.broker.turning cimport Turning
 from kvitto.protocol.channel cimport Channel
 
 cdef class Published:
-    cdef public object changes
-    cdef public list channels, waiting
+    cdef public Py_ssize_t changes
+    cdef public Channel channel
+    cdef public unsigned long long sequence
+    cdef public bint unsynced
+    cdef public Route route
+    cdef public list used
 
 cdef class Confirms:
     cdef object __weakref__
@@ -12,12 +17,12 @@ cdef class Confirms:
     cdef public list touched
     cdef public unsigned long long answered
     cdef dict _durable, _late
-    cdef object _published
+    cdef object _published, _waiting
     cdef list _unwritten, _late_waiting
 
-    @cython.locals(published=Published, channel=Channel)
+    @cython.locals(channel=Channel, changes=Py_ssize_t)
     cpdef note_published(self)
-    @cython.locals(published=Published, channel=Channel)
+    @cython.locals(published=Published, channel=Channel, waiting=list)
     cpdef answer(self)
     cdef _written(self, Channel channel, object sequence, bint unsynced, list waiting)
     @cython.locals(before="unsigned long long")

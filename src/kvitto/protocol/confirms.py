@@ -26,12 +26,20 @@ Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 
 
 class Published:
-    """The channels that have published at one moment: each with its last number, whether that must be durable, and its routes."""
+    """What a channel has published at one moment: its last number, whether that must be durable, and its routes."""
 
-    def __init__(self, changes: int, waiting: list[Waiting]) -> None:
+    def __init__(self, changes: int, channel: Channel) -> None:
         self.changes = changes
-        self.channels: list[tuple[Channel, int, bool, list[Route]]] = []
-        self.waiting = waiting
+        self.channel = channel
+        self.sequence = channel.sequence
+        self.unsynced = channel.unsynced
+        self.route = channel.route
+        """The last route; `used` has the others."""
+        self.used = channel.used
+
+    @property
+    def routes(self) -> list[Route]:
+        return self.used if self.route is None else [*self.used, self.route]
 
 
 class Late:
@@ -55,6 +63,8 @@ class Confirms:
         self._published: deque[Published] = deque()
         """Published messages, in order. They are in the files when as many changes are written as `changes` says."""
         self._unwritten: list[Waiting] = []
+        self._waiting: deque[tuple[int, list[Waiting]]] = deque()
+        """Calls of `when_written`, each with the changes that must be written for them."""
         self._late: dict[Channel, Late] = {}
         """Channels that wait for slow queues."""
         self._late_waiting: list[tuple[Late, Waiting]] = []
@@ -70,14 +80,16 @@ class Confirms:
         """Note what has been published. It is in the files once all queues that are dirty now have been written."""
         if not self.touched and not self._unwritten:
             return
-        published = Published(self.broker.changes, self._unwritten)
+        changes = self.broker.written + len(self.broker.dirty)
         for channel in self.touched:
-            routes = channel.used if channel.route is None else [*channel.used, channel.route]
-            published.channels.append((channel, channel.sequence, channel.unsynced, routes))
+            self._published.append(Published(changes, channel))
             channel.touched = channel.unsynced = False
-            channel.used = []
-        self._published.append(published)
-        self.touched, self._unwritten = [], []
+            if channel.used:
+                channel.used = []
+        self.touched.clear()
+        if self._unwritten:
+            self._waiting.append((changes, self._unwritten))
+            self._unwritten = []
 
     def answer(self) -> None:
         """Acknowledge published messages, at once or after the next sync (C2, C3, C4)."""
@@ -89,19 +101,20 @@ class Confirms:
             self._refuse_lost()
         if self.broker.unwritten:
             return
-        if not self._published and not self._late and not self._late_waiting:
+        if not self._published and not self._waiting and not self._late and not self._late_waiting:
             return
         waiting: list[tuple[Channel, int]] = []
         if self._late or self._late_waiting:
             self._look_late(waiting)
-        while self._published and self._published[0].changes <= self.broker.written:
-            published = self._published.popleft()
-            if self.broker.slow or self._late:
-                self._part_late(published)
-            for channel, sequence, unsynced, _ in published.channels:
-                self._written(channel, sequence, unsynced, waiting)
-            for _, done, _ in published.waiting:
-                self.broker.store.commits.when_announced(done)
+        while self._published:
+            published = self._published[0]
+            if published.changes > self.broker.written:
+                break
+            self._published.popleft()
+            if not (self.broker.slow or self._late) or not self._is_late(published):
+                self._written(published.channel, published.sequence, published.unsynced, waiting)
+        if self._waiting:
+            self._answer_written()
         if waiting:
             self.broker.store.commits.when_announced(partial(self._synced, waiting))
 
@@ -113,29 +126,29 @@ class Confirms:
         else:
             self._answer(channel, sequence)
 
-    def _part_late(self, published: Published) -> None:
-        """Move entries that have to wait for slow queues to `_late`, and all entries of channels that are in it: confirms stay in order."""
-        slow, broker = self.broker.slow, self.broker
-        left = []
-        for entry in published.channels:
-            channel, sequence, unsynced, routes = entry
-            targets = broker.targets(q for q in slow if any(q in route.queues for route in routes))
-            before = self._late.get(channel)
-            if before is not None:
-                targets, unsynced = before.targets | targets, unsynced or before.unsynced
-            if targets:
-                self._late[channel] = Late(targets, sequence, unsynced)
-            else:
-                left.append(entry)
-        published.channels = left
-        kept = []
-        for wanted in published.waiting:
-            targets = broker.targets(q for q in slow if q in wanted[0])
-            if targets:
-                self._late_waiting.append((Late(targets), wanted))
-            else:
-                kept.append(wanted)
-        published.waiting = kept
+    def _answer_written(self) -> None:
+        """Handle the calls of `when_written` whose queues are in the files: they wait for the next sync, or for slow queues."""
+        while self._waiting and self._waiting[0][0] <= self.broker.written:
+            for wanted in self._waiting.popleft()[1]:
+                targets = self.broker.targets(q for q in self.broker.slow if q in wanted[0])
+                if targets:
+                    self._late_waiting.append((Late(targets), wanted))
+                else:
+                    self.broker.store.commits.when_announced(wanted[1])
+
+    def _is_late(self, published: Published) -> bool:
+        """Move what has to wait for slow queues to `_late`, and all of channels that are in it: confirms stay in order.
+
+        Returns whether it was moved.
+        """
+        routes, unsynced = published.routes, published.unsynced
+        targets = self.broker.targets(q for q in self.broker.slow if any(q in route.queues for route in routes))
+        before = self._late.get(published.channel)
+        if before is not None:
+            targets, unsynced = before.targets | targets, unsynced or before.unsynced
+        if targets:
+            self._late[published.channel] = Late(targets, published.sequence, unsynced)
+        return bool(targets)
 
     def _look_late(self, waiting: list[tuple[Channel, int]]) -> None:
         """Handle the confirms that no longer wait for slow queues."""
@@ -153,15 +166,16 @@ class Confirms:
         self.note_published()
         refused: dict[Channel, Queue] = {}
         for published in self._published:
-            for channel, _, _, routes in published.channels:
-                gone = next((queue for queue in lost if any(queue in route.queues for route in routes)), None)
-                if gone is not None:
-                    refused.setdefault(channel, gone)
-            for entry in published.waiting[:]:
+            routes = published.routes
+            gone = next((queue for queue in lost if any(queue in route.queues for route in routes)), None)
+            if gone is not None:
+                refused.setdefault(published.channel, gone)
+        for _, waiting in self._waiting:
+            for entry in waiting[:]:
                 queues, _, tell = entry
                 gone = next((queue for queue in queues if queue in lost), None)
                 if gone is not None:
-                    published.waiting.remove(entry)
+                    waiting.remove(entry)
                     tell(gone)
         for channel, late in list(self._late.items()):
             gone = next((queue for queue in lost if queue in late.targets), None)
@@ -194,6 +208,5 @@ class Confirms:
         """Yield each channel that waits for confirms of messages which may not be in the files yet. A channel may come several times."""
         yield from self.touched
         for published in self._published:
-            for channel, _, _, _ in published.channels:
-                yield channel
+            yield published.channel
         yield from self._late

@@ -4,6 +4,7 @@ from kvitto.protocol.driver cimport Driver
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 from kvitto.protocol.channel cimport Channel
+from kvitto.protocol.confirms cimport Confirms
 from kvitto.protocol.output cimport Output
 
 cdef unsigned int _PUBLISH, _ACK
@@ -14,6 +15,7 @@ cdef class Connection:
     cdef object __weakref__
     cdef public TurnState broker
     cdef public Driver driver
+    cdef public Confirms confirms
     cdef public object hub, transport, user, vhost, _secret, name, external
     cdef public str peer, refusal
     cdef public bint loopback, tls, can_cancel, can_block, told_blocked, wants_offsets, stalled, answering, choked, yielded, publisher, blocked, held_back, failed

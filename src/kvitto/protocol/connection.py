@@ -87,6 +87,10 @@ _READ_BUDGET = READ_BUDGET
 class Transport(Protocol):
     """What the server gives a connection to act on its socket."""
 
+    def send(self, buf: Buf) -> bool:
+        """Send the bytes of a buffer; False if some of them wait: then they must stay as they are."""
+        ...
+
     def write(self, data: memoryview) -> bool:
         """Send it; False if some of it waits: then its bytes must stay as they are."""
         ...
@@ -99,7 +103,7 @@ class Transport(Protocol):
 
 class Connection:
     def __init__(self, hub: Hub, transport: Transport, peer: str, loopback: bool, tls: bool = False) -> None:
-        self.hub, self.broker, self.driver = hub, hub.broker, hub.driver
+        self.hub, self.broker, self.driver, self.confirms = hub, hub.broker, hub.driver, hub.confirms
         self.transport = transport
         self.peer = peer
         self.loopback = loopback
@@ -181,8 +185,8 @@ class Connection:
             self.rest = b"" if self.state == CLOSED or self._at >= n else box.tobytes(self._at, n)
             if self.output.buf.n > INPUT_PAUSE:
                 self._choke()
-            if self.hub.confirms.touched:
-                self.hub.confirms.note_published()
+            if self.confirms.touched:
+                self.confirms.note_published()
             self.driver.schedule()
         except Exception as error:  # noqa: BLE001 - the wall around this connection's input
             self.contain(error)
@@ -682,7 +686,7 @@ class Connection:
         if buf.n and self.state >= START:
             self.quiet_out = 0
             self.sent_bytes += buf.n
-            if self.transport.write(buf.view()):
+            if self.transport.send(buf):
                 buf.clear(KEPT_BYTES)
             else:
                 buf.detach()

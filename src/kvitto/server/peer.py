@@ -19,6 +19,7 @@ from kvitto.base import rawio
 from kvitto.broker import walls
 from kvitto.protocol.connection import Connection
 from kvitto.server.pacing import MUCH
+from kvitto.server.served import Served
 from kvitto.server.tls import user_of
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
@@ -39,7 +40,7 @@ _MUCH = MUCH
 _AGAIN = -errno.EAGAIN
 
 
-class Peer:
+class Peer(Served):
     def __init__(self, server: Server, sock: socket.socket, address: Any) -> None:
         self.server = server
         self._poller = server.poller
@@ -148,6 +149,17 @@ class Peer:
 
     # -- the connection's calls ------------------------------------------------------------------------------
 
+    def send(self, buf: Buf) -> bool:
+        if self._tls or self._unsent or self._fd < 0 or self._done or self._ending:
+            return self.write(buf.view())
+        n = rawio.send(self._fd, buf.p, 0, buf.n)
+        if n == buf.n:
+            return True
+        if n < 0 and n != _AGAIN:
+            self.abort()
+            return True
+        return self._wait(buf.view(max(n, 0)))
+
     def write(self, data: memoryview) -> bool:
         if self._fd < 0 or self._done or self._ending:
             return True
@@ -157,7 +169,11 @@ class Peer:
         n = self._send(data)
         if n < 0 or n == len(data):
             return True
-        self._unsent.append(data[n:])
+        return self._wait(data[n:])
+
+    def _wait(self, rest: memoryview) -> bool:
+        """Send what the socket has not taken when it takes more. Returns False."""
+        self._unsent.append(rest)
         self._watch()
         if self.connection is not None:
             self.connection.writable(False)

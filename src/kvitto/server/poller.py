@@ -13,10 +13,11 @@ import select
 import selectors
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvitto.base import ticks
 from kvitto.server import ready
+from kvitto.server.served import Served
 
 T = TypeVar("T")
 
@@ -31,15 +32,13 @@ LONGEST_MS = 86_400_000
 _IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
 
 
-class Served(Protocol):
-    """A socket that the poller serves."""
-
-    def ready(self, events: int) -> None:
-        """Read or write, as far as `events` (EVENT_READ, EVENT_WRITE) says that it is possible now. Raises nothing."""
-
-
 def nothing() -> None:
     """The turn of a loop without a server."""
+
+
+def serve(peer: Served, events: int) -> None:
+    """Serve a peer whose socket is ready. Compiled, this is a call through the type."""
+    peer.ready(events)
 
 
 class Poller(selectors.BaseSelector):
@@ -120,7 +119,7 @@ class Poller(selectors.BaseSelector):
         peer = self._served.get(fd)
         if peer is not None:
             self.serving = True
-            peer.ready(events)
+            serve(peer, events)
             return
         key = self._keys.get(fd)
         if key is not None and events & key.events:

@@ -34,6 +34,9 @@ class Peer:
 
     # -- what a connection asks of its transport -----------------------------------------------------------------
 
+    def send(self, buf: Buf) -> bool:
+        return self.write(buf.view())
+
     def write(self, data: memoryview) -> bool:
         if self.closed:
             return True

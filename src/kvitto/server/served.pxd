@@ -1,0 +1,2 @@
+cdef class Served:
+    cpdef ready(self, int events)

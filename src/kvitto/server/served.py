@@ -1,0 +1,11 @@
+"""What the poller serves."""
+
+from __future__ import annotations
+
+
+class Served:
+    """A socket that the poller serves."""
+
+    def ready(self, events: int) -> None:
+        """Read or write, as far as `events` (EVENT_READ, EVENT_WRITE) says that it is possible now. Raises nothing."""
+        raise NotImplementedError
