@@ -337,9 +337,9 @@ class SyncChannel:
         key, fields = reply_to(message.incoming, fields)
         self.publish(body, key, **fields)
 
-    def rpc(self) -> SyncRPC:
-        """Return a caller: `with channel.rpc() as rpc: answer = rpc.call(b"question", "queue")`."""
-        return SyncRPC(self, self._channel.rpc())
+    def rpc(self, *, resend: bool = False) -> SyncRPC:
+        """Return a caller, see `Channel.rpc`: `with channel.rpc() as rpc: answer = rpc.call(b"question", "queue")`."""
+        return SyncRPC(self, self._channel.rpc(resend=resend))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

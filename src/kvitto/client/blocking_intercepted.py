@@ -58,8 +58,8 @@ class InterceptedSyncChannel(SyncChannel):
         with streaming(self._interceptors, exchange, routing_key, fields) as copies:
             return super().publish_many(map(copies.copy, messages), mandatory=mandatory)
 
-    def rpc(self) -> SyncRPC:
-        return InterceptedSyncRPC(self, self._channel.rpc(), self._interceptors)
+    def rpc(self, *, resend: bool = False) -> SyncRPC:
+        return InterceptedSyncRPC(self, self._channel.rpc(resend=resend), self._interceptors)
 
     def wrap(self, queue: Queue) -> Wrap:
         interceptors = self._interceptors

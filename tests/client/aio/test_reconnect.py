@@ -80,6 +80,9 @@ async def test_unconfirmed_publishes_are_sent_again_by_choice_and_duplicates_can
     ):
         queue = await channel.queue("q", durable=True)
         await channel.publish(b"first", "q", message_id="mine")
+        plain, named = kvitto.Message(b"plain"), kvitto.Message(b"named", type="t")
+        await channel.publish_many([plain, plain, named, named], "q")
+        assert plain.properties is None and named.properties is not None and named.properties.message_id is None
         for _ in range(3):
             proxy.mute = True
             tasks = [asyncio.create_task(channel.publish(b"%d" % n, "q", mandatory=n % 2 == 0)) for n in range(100)]
@@ -94,11 +97,14 @@ async def test_unconfirmed_publishes_are_sent_again_by_choice_and_duplicates_can
             message.ack()
             assert message.properties.message_id
             seen[message.properties.message_id] = message.body
-            if len(seen) == 1 + 3 * 5100:
+            if len(seen) == 5 + 3 * 5100:
                 break
         assert seen["mine"] == b"first"
         assert sorted(seen.values()) == sorted(
-            [b"first"] + 3 * [b"%d" % n for n in range(100)] + 3 * [b"m%d" % n for n in range(5000)]
+            [b"first"]
+            + 2 * [b"plain", b"named"]
+            + 3 * [b"%d" % n for n in range(100)]
+            + 3 * [b"m%d" % n for n in range(5000)]
         )
 
 
@@ -300,6 +306,39 @@ async def test_a_call_by_reply_to_is_told_that_its_answer_does_not_come(kvitto_b
             message.ack()
             await channel.reply(message, b"!")
             assert (await asking).body == b"!"
+
+
+@asynchronous
+async def test_only_what_was_asked_is_lost_and_a_cancelled_publish_is_not_sent_again(kvitto_broker: HasUrl) -> None:
+    async with (
+        Faults(kvitto_broker.port) as proxy,
+        kvitto.connect(url(proxy), on_unconfirmed="resend") as connection,
+        connection.channel() as channel,
+    ):
+        queue = await channel.queue("q", durable=True)
+        async with channel.rpc() as rpc, connection.channel() as other:
+            proxy.stall()
+            cancelled = asyncio.create_task(other.publish(b"cancelled", "q"))
+            kept = asyncio.create_task(other.publish(b"kept", "q"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await asyncio.gather(cancelled, return_exceptions=True)
+            link = connection._link
+            proxy.cut()
+            proxy.flow()
+            await until(lambda: link is None or link.lost is not None)
+            waiting = asyncio.create_task(rpc.call(b"question", "q"))
+            await kept
+            found: list[bytes] = []
+            while len(found) < 2:
+                if (message := await queue.get(no_ack=True)) is not None:
+                    found.append(message.body)
+                    if message.body == b"question":
+                        await channel.reply(message, b"answer")
+            assert sorted(found) == [b"kept", b"question"]
+            assert (await waiting).body == b"answer"
+            with pytest.raises(ValueError, match="waits for its answer already"):
+                await asyncio.gather(*(rpc.call(b"?", "q", correlation_id="c") for _ in range(2)))
 
 
 @asynchronous

@@ -13,7 +13,7 @@ from kvitto.client.aio.errors import Closed, ManyFailed, PublishUnknown, Returne
 from kvitto.client.aio.events import ChannelFailed, ConsumerFailed, MessageReturned
 from kvitto.client.aio.link import FLUSH_BYTES, Port, copy_of
 from kvitto.client.aio.message import DEFAULT, Fields, Message, encode
-from kvitto.client.aio.queue import Exchange, Queue
+from kvitto.client.aio.queue import REPLY_TO, Exchange, Queue
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectionLost
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
@@ -225,11 +225,14 @@ class Channel:
         key, fields = reply_to(message, fields)
         await self.publish(body, key, **fields)
 
-    def rpc(self) -> RPC:
-        """Return a caller: `async with channel.rpc() as rpc: answer = await rpc.call(b"question", "queue")`."""
+    def rpc(self, *, resend: bool = False) -> RPC:
+        """Return a caller: `async with channel.rpc() as rpc: answer = await rpc.call(b"question", "queue")`.
+
+        resend: whether a question is asked again after a lost connection. It may be executed twice then.
+        """
         from kvitto.client.aio.rpc import RPC
 
-        return RPC(self)
+        return RPC(self, resend=resend)
 
     # --- transactions
 
@@ -345,13 +348,17 @@ class Channel:
                 port.core.confirms = True
                 resend, self._resend = self._resend, []
                 for waiting in resend:
-                    port.core.publish_again(waiting)
+                    if not waiting.abandoned():
+                        port.core.publish_again(waiting)
 
     async def resume(self, port: Port) -> None:
         """Start the consumers again; one that the broker refuses closes the channel, as it would have at first."""
-        for subscription in list(self._subscriptions.values()):
+        answers_first = sorted(self._subscriptions.values(), key=lambda each: each.queue.name != REPLY_TO)
+        for subscription in answers_first:  # a question needs them, and other tasks may ask from now on
             if subscription.started and subscription.ended is None and not subscription.cancelled:
                 await subscription.start(port)
+        for rpc in self._rpcs:
+            rpc.again(port.core)
 
     @property
     def number(self) -> int:
@@ -363,6 +370,8 @@ class Channel:
         lost = isinstance(error, ConnectionLost) and self.connection.reconnects
         if self._port is port:
             self._port = self._core = None
+        for rpc in self._rpcs:
+            rpc.lost(error, comes_back=lost)
         unconfirmed = port.core.unconfirmed()
         self.connection.count_unconfirmed(len(unconfirmed))
         for tag, entry in unconfirmed:
@@ -370,8 +379,6 @@ class Channel:
                 self._resend.append(entry)
             else:
                 _fail_publish(entry, tag, error)
-        for rpc in list(self._rpcs):
-            rpc.lost(error)
         if not lost:
             self.end(error)
 

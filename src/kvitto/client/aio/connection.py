@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -31,7 +32,6 @@ from kvitto.client.aio.topology import Topology
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectFailed, ConnectionLost
 from kvitto.client.uri import DEFAULT_URI, Address, parse_uri
 from kvitto.wire import methods as m
-from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table
 
 if TYPE_CHECKING:
@@ -248,14 +248,16 @@ class Connection:
         return f"kvitto-{self._tags}"
 
     def identified(self, message: bytes | Message) -> Message:
-        """Return the message with a `message_id`."""
+        """Return the message with a `message_id`. The program's own stays as it is: it may publish it again."""
         if isinstance(message, bytes):
             return Message(message, message_id=new_id())
-        properties = message.properties or Properties(delivery_mode=2)
-        if properties.message_id is None:
+        if message.properties is not None and message.properties.message_id is not None:
+            return message
+        identified = Message(message.body, message.routing_key, exchange=message.exchange, message_id=new_id())
+        if message.properties is not None:
+            properties = identified.properties = copy.copy(message.properties)
             properties.message_id = new_id()
-            message.properties, message._encoded = properties, b""
-        return message
+        return identified
 
     # --- what links call
 

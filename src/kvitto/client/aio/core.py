@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvitto.base.errors import ConnectionError_
 from kvitto.client.aio.errors import AlreadySettled, Nacked, Returned
 from kvitto.client.codec import Scanner, Sink, put_publish, put_settle
+from kvitto.client.errors import AMQPError
 from kvitto.wire import bits
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
@@ -99,6 +100,10 @@ class Waiting:
         """What a returned message is recognised by."""
         return (self.exchange, self.routing_key, self.body)
 
+    def abandoned(self) -> bool:
+        """Return whether nobody waits for it any more: the call that published it was cancelled."""
+        return not isinstance(self.owner, Many) and self.owner.done()
+
     def settle(self, error: Exception | None) -> None:
         """Give the outcome to whoever waits for it."""
         owner = self.owner
@@ -164,9 +169,14 @@ class IncomingMessage:
 
     @property
     def properties(self) -> Properties:
-        """All properties; a field that is absent is None. Raises ConnectionError_ if the broker sent malformed ones."""
+        """All properties; a field that is absent is None. Raises AMQPError if they are malformed."""
         if self._properties is None:
-            self._properties = Properties.decode(self.raw_properties)
+            try:
+                self._properties = Properties.decode(self.raw_properties)
+            except ConnectionError_ as error:
+                raise AMQPError(
+                    f"message {self.delivery_tag}: {error.text}; reject it, or ask who published it"
+                ) from None
         return self._properties
 
     @property

@@ -54,8 +54,8 @@ class InterceptedChannel(Channel):
                 return await super().publish_many(_Copies(copies, messages), mandatory=mandatory)
             return await super().publish_many(map(copies.copy, messages), mandatory=mandatory)
 
-    def rpc(self) -> RPC:
-        return InterceptedRPC(self, self._interceptors)
+    def rpc(self, *, resend: bool = False) -> RPC:
+        return InterceptedRPC(self, self._interceptors, resend)
 
     async def get(self, queue: str, *, no_ack: bool = False) -> IncomingMessage | None:
         message = await super().get(queue, no_ack=no_ack)
@@ -146,8 +146,8 @@ class HandledBlock:
 class InterceptedRPC(RPC):
     """RPC calls that are publishes for the interceptors."""
 
-    def __init__(self, channel: InterceptedChannel, interceptors: tuple[Interceptor, ...]) -> None:
-        super().__init__(channel)
+    def __init__(self, channel: InterceptedChannel, interceptors: tuple[Interceptor, ...], resend: bool) -> None:
+        super().__init__(channel, resend=resend)
         self._interceptors = interceptors
 
     async def call(

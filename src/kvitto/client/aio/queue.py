@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvitto.client.aio.channel import Channel
 
 PREFETCH = 100
+REPLY_TO = "amq.rabbitmq.reply-to"
+"""What a consumer of answers names as its queue."""
 
 
 class Queue:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
 from kvitto.client.aio.consumer import Consumer
-from kvitto.client.aio.core import IncomingMessage
+from kvitto.client.aio.core import ChannelCore, IncomingMessage
 from kvitto.client.aio.link import copy_of
 from kvitto.client.aio.message import Fields, encode, new_id
-from kvitto.client.aio.queue import Queue
+from kvitto.client.aio.queue import REPLY_TO, Queue
 from kvitto.client.errors import AMQPError
 
 if TYPE_CHECKING:
     from kvitto.client.aio.channel import Channel
 
-REPLY_TO = "amq.rabbitmq.reply-to"
+log = logging.getLogger("kvitto.client")
 
 
 class RPC:
     """`async with channel.rpc() as rpc: answer = await rpc.call(b"question", "queue")`."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, *, resend: bool = False) -> None:
         self.channel = channel
         self.answers = Queue(channel, REPLY_TO, 0, 0)
         """What stands for a queue of answers."""
-        self._waiting: dict[str, asyncio.Future[IncomingMessage]] = {}
+        self._resend = resend
+        self._waiting: dict[str, Call] = {}
         self._consumer: Consumer | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -36,40 +38,53 @@ class RPC:
         """Publish a question and return its answer. Set a limit with `asyncio.timeout`: nobody may answer.
 
         Raises Returned if no queue takes the question, Nacked, and ConnectionLost if the connection is lost meanwhile:
-        the question may have been answered then.
+        the question may have been answered then. With `channel.rpc(resend=True)` it is asked again instead.
         """
         if self._reader is None or self._reader.done():
             raise AMQPError(
                 "calls need their block: `async with channel.rpc() as rpc:`, without asyncio `with channel.rpc() as rpc:`"
             )
         key = fields.setdefault("correlation_id", new_id())
+        if key in self._waiting:
+            raise ValueError(
+                f"a call with correlation_id {key!r} waits for its answer already; leave it out, or choose another"
+            )
         fields["reply_to"] = REPLY_TO
         fields.setdefault("delivery_mode", 1)
-        future: asyncio.Future[IncomingMessage] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = future
+        call = self._waiting[key] = Call(exchange, routing_key, encode(fields), body)
         try:
-            core = await self.channel.clear()
-            confirm = core.publish(exchange, routing_key, 1, encode(fields), body)
-            if confirm is not None:  # the answer may come before it
-                confirm.add_done_callback(partial(_confirmed, future))
-            return await future
+            call.ask(await self.channel.clear())
+            return await call.answer
         finally:
             del self._waiting[key]
+            call.forget()
 
     async def _read(self, consumer: Consumer) -> None:
         try:
             async for message in consumer:
-                future = self._waiting.get(message.properties.correlation_id or "")
-                if future is not None and not future.done():
-                    future.set_result(message)
+                try:
+                    key = message.properties.correlation_id
+                except AMQPError as error:
+                    log.warning("an answer was dropped: %s", error)
+                    continue
+                call = self._waiting.get(key or "")
+                if call is not None and not call.answer.done():
+                    call.answer.set_result(message)
         except AMQPError as error:
             self.lost(error)  # every call that waits has it now, and later calls find no reader
 
-    def lost(self, error: AMQPError) -> None:
+    def lost(self, error: AMQPError, *, comes_back: bool = False) -> None:
         """From the channel: answers on the connection that was lost do not come any more."""
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(copy_of(error))
+        for call in self._waiting.values():
+            call.forget()
+            if call.asked and not (comes_back and self._resend) and not call.answer.done():
+                call.answer.set_exception(copy_of(error))
+
+    def again(self, core: ChannelCore) -> None:
+        """From the channel: the connection is back. Ask again what was asked on the last one."""
+        for call in self._waiting.values():
+            if call.asked and not call.answer.done():
+                call.ask(core)
 
     async def __aenter__(self) -> Self:
         self._consumer = self.answers.consume(no_ack=True, prefetch=0)
@@ -84,6 +99,32 @@ class RPC:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._consumer.cancel()
+
+
+class Call:
+    """A question, and who waits for its answer."""
+
+    def __init__(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.properties = properties
+        self.body = body
+        self.answer: asyncio.Future[IncomingMessage] = asyncio.get_running_loop().create_future()
+        self.asked = False
+        self._confirm: asyncio.Future[None] | None = None
+
+    def ask(self, core: ChannelCore) -> None:
+        """Publish the question. The answer may come before the confirm."""
+        self.asked = True
+        self._confirm = core.publish(self.exchange, self.routing_key, 1, self.properties, self.body)
+        if self._confirm is not None:
+            self._confirm.add_done_callback(partial(_confirmed, self.answer))
+
+    def forget(self) -> None:
+        """Wait for the confirm no longer: the channel does not send the question again by itself then."""
+        if self._confirm is not None:
+            self._confirm.cancel()
+            self._confirm = None
 
 
 def _confirmed(answer: asyncio.Future[IncomingMessage], confirm: asyncio.Future[None]) -> None:
