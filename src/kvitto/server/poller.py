@@ -30,15 +30,47 @@ ROUNDS = 100
 LONGEST_MS = 86_400_000
 """No wait is longer; asyncio then waits again. An integer of C holds it."""
 _IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
+_READ, _WRITE = EVENT_READ, EVENT_WRITE
 
 
 def nothing() -> None:
     """The turn of a loop without a server."""
 
 
-def serve(peer: Served, events: int) -> None:
-    """Serve a peer whose socket is ready. Compiled, this is a call through the type."""
-    peer.ready(events)
+def serve(
+    peers: dict[int, Served],
+    box: bytearray,
+    count: int,
+    keys: dict[int, SelectorKey],
+    found: list[tuple[SelectorKey, int]],
+) -> bool:
+    """Handle the events of a wait. Return whether one was a peer's."""
+    served = False
+    for i in range(count):
+        bits = ready.bits(box, i)
+        # a socket that is broken is ready for both
+        events = (_READ if bits & ~_OUT else 0) | (_WRITE if bits & ~_IN else 0)
+        if handle(peers, ready.descriptor(box, i), events, keys, found):
+            served = True
+    return served
+
+
+def handle(
+    peers: dict[int, Served],
+    fd: int,
+    events: int,
+    keys: dict[int, SelectorKey],
+    found: list[tuple[SelectorKey, int]],
+) -> bool:
+    """Serve a peer whose socket is ready, or note for asyncio that a file of its own is. Return whether it was a peer's."""
+    peer = peers.get(fd)
+    if peer is not None:
+        peer.ready(events)
+        return True
+    key = keys.get(fd)
+    if key is not None and events & key.events:
+        found.append((key, events & key.events))
+    return False
 
 
 class Poller(selectors.BaseSelector):
@@ -94,36 +126,24 @@ class Poller(selectors.BaseSelector):
 
     def round(self, timeout: float | None) -> tuple[bool, list[tuple[SelectorKey, int]]]:
         """Wait once. Return whether peers were served, and what asyncio has to handle."""
-        found: list[tuple[SelectorKey, int]] = []
+        served, found = False, list[tuple[SelectorKey, int]]()
         if self._epoll is None:
             assert self._other is not None
-            for key, events in self._other.select(timeout):
-                self._handle(key.fd, events, found)
+            listed = self._other.select(timeout)
+            self.serving = True
+            for key, events in listed:
+                if handle(self._served, key.fd, events, self._keys, found):
+                    served = True
         else:
             # epoll counts whole milliseconds: a timer must not be early
             wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
-            box = self._events
-            for i in range(ready.wait(self._epoll, self._fd, box, READY_MAX, wait_ms)):
-                bits = ready.bits(box, i)
-                # a socket that is broken is ready for both
-                wanted = (EVENT_READ if bits & ~_OUT else 0) | (EVENT_WRITE if bits & ~_IN else 0)
-                self._handle(ready.descriptor(box, i), wanted, found)
-        served = self.serving
+            count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, wait_ms)
+            self.serving = True
+            served = serve(self._served, self._events, count, self._keys, found)
+        self.serving = False
         if served:
-            self.serving = False
             self.turn()
         return served, found
-
-    def _handle(self, fd: int, events: int, found: list[tuple[SelectorKey, int]]) -> None:
-        """Serve a peer whose socket is ready, or note for asyncio that a file of its own is."""
-        peer = self._served.get(fd)
-        if peer is not None:
-            self.serving = True
-            serve(peer, events)
-            return
-        key = self._keys.get(fd)
-        if key is not None and events & key.events:
-            found.append((key, events & key.events))
 
     # -- the system's selector -------------------------------------------------------------------------------
 
