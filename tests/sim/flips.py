@@ -6,7 +6,7 @@ import logging
 from random import Random
 
 from kvitto.base.errors import StoreError
-from kvitto.store.repair.examine import batches
+from kvitto.store.judge import batches
 from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import salts
 from tests.sim.ledger import short

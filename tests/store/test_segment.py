@@ -12,9 +12,13 @@ from kvitto.format.layouts import FOOTER_MAGIC
 from kvitto.store import log as logs
 from kvitto.store import segment as segments
 from kvitto.store.batch import verify
+from kvitto.store.repair.salvage import Salvage
+from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import HEADER
 from tests.store.logs import DIRECTORY, LogHarness, forged
+from tests.support.clock import ManualClock
 from tests.support.harness import BrokerHarness, Taker
+from tests.support.older import replace, without_inventory
 from tests.support.simdisk import PowerCut, SimDisk
 
 SEGMENT = f"{DIRECTORY}/{0:020d}.log"
@@ -198,6 +202,66 @@ def test_a_body_that_is_a_batch_is_a_body(first: int, salt: int) -> None:
             disk = harness.disk.copy()
             disk.flip(SEGMENT, position)
             check(LogHarness(disk), alarms=True)
+
+
+def followed(power_cut: bool, has_inventory: bool) -> SimDisk:
+    """Batches 0, 1..2 and 3 in a segment without its footer, and a later segment that says that it had been synced.
+
+    The inventory, if there is one, is from before the second batch: a power cut may take what it said of the sizes later.
+    """
+    harness = LogHarness()
+    harness.write(b"one")
+    harness.settle_down()
+    inventory = harness.disk.files()["inventory"]
+    harness.write(b"two", b"three")
+    harness.write(b"four")
+    size = harness.log.segments[0].size
+    harness.log.fill(harness.log.segments[0])
+    harness.write(b"next")
+    harness.settle_down()
+    harness.write(b"later")
+    harness.settle_down()
+    disk = harness.disk.survivor(Random(0)) if power_cut else harness.disk.kill()
+    replace(disk, SEGMENT, disk.files()[SEGMENT][:size])
+    replace(disk, "inventory", inventory)
+    if not has_inventory:
+        without_inventory(disk)
+    return disk
+
+
+@pytest.mark.parametrize("has_inventory", [True, False], ids=["old inventory", "no inventory"])
+@pytest.mark.parametrize("power_cut", [True, False], ids=["power cut", "killed"])
+def test_a_torn_batch_before_a_segment_that_had_been_synced_is_damage(power_cut: bool, has_inventory: bool) -> None:
+    """D3: `kvitto check` told of it, and a start cut it off like a torn tail, without an alarm."""
+    whole = followed(power_cut, has_inventory)
+    content = whole.files()[SEGMENT]
+    last = content.rindex(b"KVB1")
+    middle = content.rindex(b"KVB1", 0, last)
+    everything = {0: b"one", 1: b"two", 2: b"three", 3: b"four", 4: b"next", 5: b"later"}
+    for at, lost in ((last + 70, {3}), (middle + 70, {1, 2})):
+        disk = whole.copy()
+        disk.flip(SEGMENT, at)
+        findings = Survey(disk.seen()).findings
+        assert [(finding.path, finding.offsets) for finding in findings] == [(SEGMENT, (min(lost), max(lost) + 1))]
+        saved = SimDisk()
+        Salvage(Survey(disk.seen()), saved, ManualClock()).run()
+        started = LogHarness(disk)
+        rest = {offset: body for offset, body in everything.items() if offset not in lost}
+        assert started.served() == rest == LogHarness(saved).served()
+        assert started.store.alarms and started.names(".bad")
+        assert started.kill() and started.served() == rest
+
+
+@pytest.mark.parametrize("has_inventory", [True, False], ids=["old inventory", "no inventory"])
+@pytest.mark.parametrize("power_cut", [True, False], ids=["power cut", "killed"])
+def test_a_torn_footer_before_a_segment_that_had_been_synced_is_none(power_cut: bool, has_inventory: bool) -> None:
+    """D3: it is written behind the sync of the batches."""
+    for torn in (b"", FOOTER_MAGIC, FOOTER_MAGIC + bytes([60, 0, 0, 0, 7])):
+        disk = followed(power_cut, has_inventory)
+        replace(disk, SEGMENT, disk.files()[SEGMENT] + torn)
+        assert not Survey(disk.seen()).findings
+        started = LogHarness(disk)
+        assert len(started.served()) == 6 and not started.store.alarms
 
 
 def test_a_batch_of_another_segment_is_a_body() -> None:

@@ -6,13 +6,14 @@ a start carries out its verdicts, `check` reports them, and `salvage` copies wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kvitto.format.layouts import (
     BATCH,
+    BATCH_MAGIC,
     FOOTER,
     FOOTER_MAGIC,
     GAP_MAX,
@@ -38,6 +39,7 @@ from kvitto.store.segment import (
     foreign,
     header_is_valid,
     salts,
+    valid_at,
 )
 
 if TYPE_CHECKING:
@@ -143,14 +145,18 @@ class SegmentEnd:
     """Batches are missing behind the last one that verifies, and they had been written completely."""
 
 
-def segment_end(segment: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None) -> SegmentEnd:
+def segment_end(
+    segment: Segment, data: bytes, ending: Ending, owed: bool, known: Entry | None, is_followed: bool
+) -> SegmentEnd:
     """Count what is in a segment without a valid footer from its batches, and judge what follows the last one.
 
-    `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy.
+    `data`: the whole file. `owed`: a start has found damage in it before, and had no room for a copy. `is_followed`: a later segment of
+    the queue says that it had been synced (`says_synced`). A commit syncs all segments of a queue or none, so all batches of this one had
+    been synced too, and none of them is torn. The footer may be, since it is written behind that sync.
     """
     synced, words, was_complete = known.size if known else 0, "", ending.intact or owed
     try:
-        segment.scan(data, was_complete, ending.power_cut, synced)
+        segment.scan(data, was_complete, ending.power_cut and not is_followed, synced)
     except DamagedSegment as damage:
         words = str(damage)
     rest = data[segment.size :]
@@ -159,9 +165,37 @@ def segment_end(segment: Segment, data: bytes, ending: Ending, owed: bool, known
         is_torn = not is_whole and len(rest) < max(footer_length(rest), FOOTER.size)
         if words or (any(rest) and not ending.power_cut and not is_torn):
             return SegmentEnd(End.FOOTER, words)
-    if not words:
+    is_torn_batch = is_followed and rest.startswith(BATCH_MAGIC)
+    if not words and not is_torn_batch:
         return SegmentEnd(End.FINE)
-    return SegmentEnd(End.DAMAGED, words, segment.size < synced or (was_complete and bool(rest)))
+    is_cut = segment.size < synced or (was_complete and bool(rest)) or is_torn_batch
+    return SegmentEnd(End.DAMAGED, words or "its end is damaged, although it had been synced", is_cut)
+
+
+def says_synced(segment: Segment, data: bytes) -> bool:
+    """Whether a segment that `segment_end` has judged says that it had been synced: one of its batches was written after that."""
+    return any(
+        head is not None and head.durable > 0 for _, head, _ in batches(data, segment.size, segment.salt, segment.base)
+    )
+
+
+def batches(data: bytes, size: int, salt: int, base: int) -> Iterator[tuple[int, BatchHeader | None, int]]:
+    """Yield (position, header, end) of each readable batch before `size`, in order; for what lies between them the header is None."""
+    at, end = HEADER, base
+    while at < size:
+        head = BatchHeader(data, at)
+        if valid_at(data, at, head, salt) and head.first >= end and at + head.length <= size:
+            yield at, head, at + head.length
+            at, end = at + head.length, head.end
+            continue
+        until = at
+        while True:
+            until, _ = find_batch(data, until + 1, salt)
+            if until < 0 or until >= size or end <= BatchHeader(data, until).first <= end + GAP_MAX:
+                break
+        until = size if until < 0 else min(until, size)
+        yield at, None, until
+        at = until
 
 
 class Settled(Enum):

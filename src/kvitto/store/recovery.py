@@ -54,6 +54,8 @@ class Recovery:
         """What the settlement logs say, by base."""
         self._headers: dict[int, Settled] = {}
         """What the headers of the settlement logs are, by base."""
+        self._is_followed = False
+        """Whether one of the segments that have been read says that it had been synced. The last one is read first."""
 
     def run(self) -> Recovered:
         """Read what is on disk. The order of the steps matters, because each of them uses what those before it have found."""
@@ -64,8 +66,13 @@ class Recovery:
         names = self.store.disk.listdir(log_.directory)  # the settlement logs of other queues have been renamed
         acks = {paths.base_of(name) for name in names if name.endswith(paths.SETTLEMENTS_SUFFIX)}
         bases = sorted(paths.base_of(name) for name in names if name.endswith(paths.SEGMENT_SUFFIX))
-        for base in bases:
-            self._segment(base, self._known.get(base))
+        found: list[Segment] = []
+        for base in reversed(bases):  # what a later segment says counts for those before it
+            segment = self._read(base, self._known.get(base))
+            if segment is not None:
+                found.append(segment)
+        for segment in reversed(found):
+            self._add(segment)
         self._miss_segments(bases)
         told = self._replay_all(acks)
         orphans = acks - {segment.base for segment in log_.segments}
@@ -242,7 +249,8 @@ class Recovery:
         if made:
             self.store.disk.sync_dir(self.log.directory)
 
-    def _segment(self, base: int, entry: Entry | None) -> None:
+    def _read(self, base: int, entry: Entry | None) -> Segment | None:
+        """Read a segment as far as a start has to. Returns None if nothing is served from it."""
         segment, path = Segment(base), paths.segment(self.log.directory, base)
         segment.file = self.store.disk.open(path)
         size = segment.file.size()
@@ -255,7 +263,7 @@ class Recovery:
             segment.file.close()
             self.log.next = max(self.log.next, found.end)
             self._refuse_segment(segment, found, entry, bool(size))
-            return
+            return None
         if found.what is Header.DAMAGED:
             if found.promised:
                 self.log.quarantine(segment, "the segment's header is damaged")
@@ -269,12 +277,18 @@ class Recovery:
         owed = self.store.disk.exists(paths.copying(bad)) and not self.store.disk.exists(bad)
         if owed:
             self.log.quarantine(segment, "damage had been found in it")
-        if not segment.read_footer():
+        if segment.read_footer():
+            self._is_followed = True
+        else:
             self._scan(segment, owed, entry)
+        return segment
+
+    def _add(self, segment: Segment) -> None:
+        """Let a segment be the last one of the log."""
         if self.log.segments:
             last = self.log.segments[-1]
-            last.settled += base - last.end
-            last.end = base
+            last.settled += segment.base - last.end
+            last.end = segment.base
             if not last.full:
                 self.log.fill(last)
         self.log.segments.append(segment)
@@ -300,7 +314,8 @@ class Recovery:
     def _scan(self, segment: Segment, owed: bool, entry: Entry | None) -> None:
         assert segment.file is not None
         data = segment.file.read_at(0, segment.file.size())
-        found = judge.segment_end(segment, data, self.store.ending, owed, entry)
+        found = judge.segment_end(segment, data, self.store.ending, owed, entry, self._is_followed)
+        self._is_followed = self._is_followed or judge.says_synced(segment, data)
         if found.words:
             self.log.quarantine(segment, found.words)
         elif found.what is End.FOOTER:

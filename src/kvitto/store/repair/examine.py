@@ -6,16 +6,15 @@ nothing. Called by `survey.py` for each segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvitto.format.layouts import GAP_MAX
 from kvitto.store import judge, paths
 from kvitto.store.batch import BatchHeader
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import Entry
 from kvitto.store.judge import End, Ending, Header, SegmentEnd, Settled
-from kvitto.store.segment import HEADER, Segment, find_batch, valid_at
+from kvitto.store.segment import HEADER, Segment
 from kvitto.store.settlements import Replay
 
 NEAR = 1 << 20
@@ -139,11 +138,12 @@ def examine(
     owed: bool,
     after: int | None,
     known: Entry | None,
+    is_followed: bool,
 ) -> tuple[Part, list[Finding]]:
     """Read a segment. Returns what is in it, and the damage.
 
     `owed`: a start has found damage in it and had no room for a copy. `after`: the offset at which the next segment begins. `known`: what
-    the inventory says of it.
+    the inventory says of it. `is_followed`: a later segment says that it had been synced.
     """
     part = Part(directory, base, Segment(base))
     found: list[Finding] = []
@@ -152,7 +152,7 @@ def examine(
         data = file.read_at(0, file.size())
         found += _header(part, data, queue_id, ending, after, known)
         if part.readable:
-            found += _messages(part, data, ending, owed, after, known)
+            found += _messages(part, data, ending, owed, after, known, is_followed)
     finally:
         file.close()
         part.segment.file = None
@@ -190,14 +190,14 @@ def _header(
 
 
 def _messages(
-    part: Part, data: bytes, ending: Ending, owed: bool, after: int | None, known: Entry | None
+    part: Part, data: bytes, ending: Ending, owed: bool, after: int | None, known: Entry | None, is_followed: bool
 ) -> list[Finding]:
     own = part.segment
     found: list[Finding] = []
     sealed = own.read_footer()
-    verdict = SegmentEnd(End.FINE) if sealed else judge.segment_end(own, data, ending, owed, known)
+    verdict = SegmentEnd(End.FINE) if sealed else judge.segment_end(own, data, ending, owed, known, is_followed)
     _walk(part, data)
-    part.synced |= sealed
+    part.synced = sealed or judge.says_synced(own, data)
     rest = b"" if sealed else data[own.size :]
     part.tail = len(rest.rstrip(b"\0"))
     if verdict.what is End.FOOTER:
@@ -242,12 +242,11 @@ def lose_tail(part: Part, data: bytes, after: int | None) -> Hole:
 def _walk(part: Part, data: bytes) -> None:
     """Fill `stored` and `holes` from the batches before the end of the segment."""
     end = part.base
-    for at, head, until in batches(data, part.segment.size, part.segment.salt, part.base):
+    for at, head, until in judge.batches(data, part.segment.size, part.segment.salt, part.base):
         if head is None:
             part.intact = False
             part.holes.append(Hole(at, until, end, end))
             continue
-        part.synced |= head.durable > 0
         if part.holes and part.holes[-1].until == at:
             part.holes[-1].end = head.first
         if part.stored and sum(part.stored[-1]) == head.first:
@@ -257,25 +256,6 @@ def _walk(part: Part, data: bytes) -> None:
         end = head.end
     if part.holes and part.holes[-1].until == part.segment.size:
         part.holes[-1].end = part.segment.end
-
-
-def batches(data: bytes, size: int, salt: int, base: int) -> Iterator[tuple[int, BatchHeader | None, int]]:
-    """Yield (position, header, end) of each readable batch before `size`, in order; for what lies between them the header is None."""
-    at, end = HEADER, base
-    while at < size:
-        head = BatchHeader(data, at)
-        if valid_at(data, at, head, salt) and head.first >= end and at + head.length <= size:
-            yield at, head, at + head.length
-            at, end = at + head.length, head.end
-            continue
-        until = at
-        while True:
-            until, _ = find_batch(data, until + 1, salt)
-            if until < 0 or until >= size or end <= BatchHeader(data, until).first <= end + GAP_MAX:
-                break
-        until = size if until < 0 else min(until, size)
-        yield at, None, until
-        at = until
 
 
 def settle(disk: Disk, part: Part, queue_id: str, ending: Ending, known: Entry | None) -> list[Finding]:

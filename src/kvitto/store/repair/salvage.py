@@ -19,8 +19,9 @@ from kvitto.format.settlement import IN_DOUBT, RANGE_SETTLED
 from kvitto.store import paths, segment, settlements
 from kvitto.store.definitions import Definitions
 from kvitto.store.disk import Disk, File
+from kvitto.store.judge import batches
 from kvitto.store.line import Defined
-from kvitto.store.repair.examine import Part, batches
+from kvitto.store.repair.examine import Part
 from kvitto.store.repair.survey import INITIALISED, Folder, Survey
 from kvitto.store.segment import HEADER, Segment
 from kvitto.store.settlements import Settlements

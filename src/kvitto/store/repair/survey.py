@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from kvitto.base.errors import StoreError
-from kvitto.format.layouts import BATCH_MAGIC
 from kvitto.store import inventory, judge, paths
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
@@ -22,7 +21,7 @@ from kvitto.store.judge import Ending, JournalFile, Lines, Records
 from kvitto.store.line import Defined, Key
 from kvitto.store.record import Record
 from kvitto.store.repair import examine
-from kvitto.store.repair.examine import Blocks, Finding, Hole, Part, lose_tail
+from kvitto.store.repair.examine import Blocks, Finding, Hole, Part
 from kvitto.store.segment import HEADER
 from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, has_messages, how_it_ended, is_new
 from kvitto.wire import tables
@@ -234,17 +233,22 @@ class Survey:
         names = self.disk.listdir(path)
         known = self._entries(ARCHIVED if folder.archived else SEGMENT, queue_id)
         bases = sorted(paths.base_of(n) for n in names if n.endswith(paths.SEGMENT_SUFFIX) and paths.base_of(n) >= 0)
-        for base, after in zip(bases, [*bases[1:], None], strict=False):
-            folder.next = max(folder.next, base)
+        folder.next = max([folder.next, *bases])
+        after, is_followed, damages = None, False, list[list[Finding]]()
+        for base in reversed(bases):  # what a later segment says counts for those before it
             bad = paths.copying(paths.quarantine("", base)).strip("/")
             owed = bad in names and bad.removesuffix(paths.copying("")) not in names
-            part, found = examine.examine(self.disk, path, queue_id, base, ending, owed, after, known.get(base))
-            self.findings += found
+            part, found = examine.examine(
+                self.disk, path, queue_id, base, ending, owed, after, known.get(base), is_followed
+            )
+            damages.append(found)
             if part.readable or found:
                 folder.parts.append(part)
+            after, is_followed = base, is_followed or part.synced
+        folder.parts.reverse()
+        self.findings += chain.from_iterable(reversed(damages))
         if folder.archived or queue_id not in self._deleted:  # the files of a deleted queue are removed one by one
             self._miss(folder, known, names)
-        self._compare(folder)
         for part in folder.parts:
             folder.next = max(folder.next, part.end)
             if paths.settlements("", part.base).strip("/") in names:
@@ -270,18 +274,6 @@ class Survey:
                     self.damage(f"{folder.path}/{acks}", "it is missing: what it had settled comes again, flagged")
         if not folder.archived and self._entries(OFFSETS, folder.queue_id) and "offsets" not in names:
             self.damage(paths.offsets(folder.path), "it is missing: the stream's named consumers start over")
-
-    def _compare(self, folder: Folder) -> None:
-        """Find torn batches before a segment that had been synced: they had been synced too, so that is damage. A torn footer is none."""
-        synced, after = False, None
-        for part in reversed(folder.parts):
-            if synced and part.readable and part.tail and not part.holes:
-                data = self.disk.read_file(part.path)
-                if data[part.segment.size :].startswith(BATCH_MAGIC):
-                    hole = lose_tail(part, data, after)
-                    text = f"{hole.until - hole.at} bytes at its end cannot be read, although it had been synced"
-                    self.findings.append(Finding(part.path, text, hole.at, (hole.first, hole.end)))
-            synced, after = synced or part.synced, part.base
 
     def _other(self, folder: Folder, name: str, bases: list[int], ending: Ending) -> None:
         path, base = f"{folder.path}/{name}", paths.base_of(name)
