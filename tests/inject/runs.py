@@ -26,14 +26,15 @@ ENDS_THE_PROCESS = {
 }  # fmt: skip
 """Files whose failure makes promises doubtful: an exception that was raised in them, or below them, may end the process."""
 PARTS = {"<listcomp>", "<dictcomp>", "<genexpr>"}
-OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync", "schedule"}
-OF_THE_CONFIRMS = {"answer", "_written", "_part_late", "_look_late", "_synced"}
+OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "_unfinished", "after_sync"}
+OF_THE_CONFIRMS = {"answer", "_written", "_is_late", "_answer_written", "_look_late", "_synced"}
 OF_THE_BROKER = {"tick", "sync_all"}
 OF_ITS_TURN = {
-    "turn", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush", "read_clock",
+    "turn", "_write_dirty", "_pump_late", "_note_applied", "targets", "reached", "unfinished", "flush",
 }  # fmt: skip
 SKELETON = (
     {("protocol/hub.py", name) for name in OF_THE_HUB | PARTS}
+    | {("protocol/driver.py", "schedule"), ("broker/state.py", "read_clock"), ("broker/state.py", "changes")}
     | {("protocol/confirms.py", name) for name in OF_THE_CONFIRMS | PARTS}
     | {("broker/broker.py", name) for name in OF_THE_BROKER | PARTS}
     | {("broker/turning.py", name) for name in OF_ITS_TURN | PARTS}
