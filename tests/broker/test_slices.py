@@ -455,6 +455,21 @@ def test_who_publishes_to_the_same_queue_waits_and_who_does_not_goes_on(harness:
     assert again.peek("q") == [BODY, b"behind"]
 
 
+def test_a_confirm_does_not_wait_for_queues_of_later_messages(harness: ProtocolHarness) -> None:
+    large, wire = publisher(harness, "q"), publisher(harness, "other", "third")
+    say(large, "q", BODY)
+    say(wire, "other", b"first")
+    wire.feed(b"".join(sessions.content(1, m.BasicPublish("", name), b"\0\0", b"later") for name in ("q", "third")))
+    queue = harness.broker.vhosts["/"].queues["q"]
+    tags: list[int] = []
+    while queue.tail.closed:
+        tags += [method.delivery_tag for method in wire.methods() if isinstance(method, m.BasicAck)]
+        step(harness)
+    assert tags == [1]
+    harness.settle_down()
+    assert confirmed(wire)
+
+
 def test_its_publisher_may_go_meanwhile(harness: ProtocolHarness) -> None:
     """The message is in the queue already; a second one that has not been read is not."""
     wire = publisher(harness, "q")

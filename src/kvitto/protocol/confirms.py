@@ -35,11 +35,12 @@ class Published:
         self.unsynced = channel.unsynced
         self.route = channel.route
         """The last route; `used` has the others."""
-        self.used = channel.used
+        self.used = channel.used if channel.used else None  # the channel goes on with a list that is empty
 
     @property
     def routes(self) -> list[Route]:
-        return self.used if self.route is None else [*self.used, self.route]
+        used = self.used or []
+        return used if self.route is None else [*used, self.route]
 
 
 class Late:
