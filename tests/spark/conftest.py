@@ -1,6 +1,7 @@
 """One Spark for the whole run, a broker that can be killed, and queues with messages in them."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Protocol
 import pytest
 from pyspark.sql import SparkSession
 
+import kvitto
 from benchmarks.brokers import INSTALL_RABBITMQ, RabbitMQ, rabbitmq_script
 from examples.flights.children import Child
 from kvitto.client import Connection, Properties
@@ -21,6 +23,16 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 class HasUrl(Protocol):
     url: str
+
+
+def tracebacks(log: str) -> list[str]:
+    """Return the lines of a log that name one of our files in a traceback.
+
+    PySpark prints one of its own when the task of a worker is over before the worker has flushed its output. Lines of several workers may
+    be mixed in the log, so the tracebacks themselves cannot be told from each other.
+    """
+    ours = re.escape(str(Path(kvitto.__file__).parent))
+    return re.findall(rf'File "(?:{ours}|src/kvitto)/.*', log)  # the second is the name in a compiled module
 
 
 class BrokerProcess:
