@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from selectors import EVENT_READ
 
 import pytest
 
@@ -16,6 +17,8 @@ import kvitto
 from kvitto.protocol.connection import HEARTBEAT
 from kvitto.protocol.states import CLOSED
 from kvitto.server.pacing import Pacing
+from kvitto.server.poller import Poller
+from kvitto.server.served import Served
 from kvitto.server.server import Server
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
@@ -132,3 +135,24 @@ def test_a_peer_that_half_closes_behind_its_close_gets_all_that_waits_for_it() -
                 last = frame[2]
             assert isinstance(decode(last), m.ConnectionCloseOk)
         wait_until(lambda: not server.hub.connections, what="the end of the connection")
+
+
+def test_a_peer_that_raises_takes_no_turn_from_the_others() -> None:
+    """Nothing but an error of ours or a want of memory does: what asks for a turn afterwards has to schedule it again."""
+    poller = Poller()
+    turns: list[bool] = []
+    poller.turn = lambda: turns.append(poller.serving)
+    ours, theirs = socket.socketpair()
+
+    class Broken(Served):
+        def ready(self, events: int) -> None:
+            raise MemoryError
+
+    with ours, theirs:
+        poller.watch(ours.fileno(), Broken(), 0, EVENT_READ)
+        theirs.send(b"x")
+        with pytest.raises(MemoryError):
+            poller.select(1)
+        poller.watch(ours.fileno(), Broken(), EVENT_READ, 0)
+    assert turns == [False] and not poller.serving
+    poller.close()

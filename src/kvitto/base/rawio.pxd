@@ -1,4 +1,4 @@
-# The C twins of rawio.py. None of these calls takes long, so they keep the interpreter.
+# The C twins of rawio.py. These calls are usually short, so they keep the interpreter.
 cdef extern from * nogil:
     """
     #include <errno.h>

@@ -1,4 +1,4 @@
-"""System calls that take a moment only: on sockets that do not block, and small writes to files.
+"""System calls that are usually short: on sockets that do not block, and small writes to files.
 
 `rawio.pxd` holds a C twin of each, which makes no Python object (docs/adr/0023). A change to one form needs the same change to the other.
 They return a number of bytes, or the negative errno: -EAGAIN means that the socket has nothing, or takes nothing, now.

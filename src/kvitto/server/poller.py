@@ -131,19 +131,27 @@ class Poller(selectors.BaseSelector):
             assert self._other is not None
             listed = self._other.select(timeout)
             self.serving = True
-            for key, events in listed:
-                if handle(self._served, key.fd, events, self._keys, found):
-                    served = True
+            try:
+                for key, events in listed:
+                    if handle(self._served, key.fd, events, self._keys, found):
+                        served = True
+            finally:
+                self._end_round()
         else:
             # epoll counts whole milliseconds: a timer must not be early
             wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
             count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, wait_ms)
             self.serving = True
-            served = serve(self._served, self._events, count, self._keys, found)
-        self.serving = False
-        if served:
-            self.turn()
+            try:
+                served = serve(self._served, self._events, count, self._keys, found)
+            finally:
+                self._end_round()
         return served, found
+
+    def _end_round(self) -> None:
+        """Run the turn, also if a peer has raised: the others may have asked for it."""
+        self.serving = False
+        self.turn()
 
     # -- the system's selector -------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ MAX_IO_BYTES = 1 << 30
 """One read asks for at most this many bytes; the kernel stops at 2 GiB anyway."""
 
 SMALL_BYTES = 64 << 10
-"""A write of at most this many bytes keeps the interpreter: they go into the system's cache, and that takes microseconds."""
+"""A write of at most this many bytes keeps the interpreter: they go into the system's cache, which usually takes microseconds."""
 
 LOCK_BYTES_MAX = 256
 
