@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio.base_events
 import asyncio.events
-import contextlib
 import functools
 import gc
-import importlib
 import mmap
 import sys
 from time import thread_time_ns
@@ -24,9 +22,10 @@ try:
     from kvitto.server import poller
 except ImportError:  # a checkout from before it
     poller = None  # type: ignore[assignment]
-Served: Any = object
-with contextlib.suppress(ImportError):
-    Served = importlib.import_module("kvitto.server.served").Served
+try:
+    from kvitto.server.served import Served
+except ImportError:  # a checkout from before it
+    Served = object  # type: ignore[assignment, misc]
 
 SIZE = 4096
 NAME_AT, NAME_MAX = 128, 256
@@ -52,7 +51,7 @@ def watch_peers(kind: Any, timed: Any) -> None:
     """Time what a poller does outside of asyncio's handles: it serves the sockets of peers, and runs the turn behind their input."""
     watch_untimed = kind.watch
 
-    class Timed(Served):  # type: ignore[misc]
+    class Timed(Served):
         def __init__(self, served: Any) -> None:
             self.served = served
 

@@ -24,7 +24,7 @@ cdef class Peer(Served):
     cdef _read(self)
     @cython.locals(n=Py_ssize_t)
     cpdef bint send(self, Buf buf) except? 0
-    cdef bint _wait(self, object rest) except? 0
+    @cython.locals(n=Py_ssize_t)
     cpdef bint write(self, object data) except? 0
     cdef Py_ssize_t _send(self, object data) except? -1
     cdef _stop_reading(self)

@@ -150,15 +150,12 @@ class Peer(Served):
     # -- the connection's calls ------------------------------------------------------------------------------
 
     def send(self, buf: Buf) -> bool:
-        if self._tls or self._unsent or self._fd < 0 or self._done or self._ending:
-            return self.write(buf.view())
-        n = rawio.send(self._fd, buf.p, 0, buf.n)
-        if n == buf.n:
-            return True
-        if n < 0 and n != _AGAIN:
-            self.abort()
-            return True
-        return self._wait(buf.view(max(n, 0)))
+        n = 0
+        if not (self._tls or self._unsent or self._fd < 0 or self._done or self._ending):
+            n = rawio.send(self._fd, buf.p, 0, buf.n)
+            if n == buf.n:
+                return True
+        return self.write(buf.view(n if n > 0 else 0))  # it knows what a full or broken socket means
 
     def write(self, data: memoryview) -> bool:
         if self._fd < 0 or self._done or self._ending:
@@ -169,11 +166,7 @@ class Peer(Served):
         n = self._send(data)
         if n < 0 or n == len(data):
             return True
-        return self._wait(data[n:])
-
-    def _wait(self, rest: memoryview) -> bool:
-        """Send what the socket has not taken when it takes more. Returns False."""
-        self._unsent.append(rest)
+        self._unsent.append(data[n:])
         self._watch()
         if self.connection is not None:
             self.connection.writable(False)

@@ -24,11 +24,9 @@ T = TypeVar("T")
 READY_MAX = 512
 """At most this many files are served in one round. Those that are left come first in the next one."""
 ROUNDS = 100
-"""So many rounds follow each other at most without asyncio, while it has nothing to do."""
-
-
+"""At most this many rounds follow each other without asyncio."""
 LONGEST_MS = 86_400_000
-"""No wait is longer; asyncio then waits again. An integer of C holds it."""
+"""The longest wait, which an integer of C can hold. Asyncio waits again after it."""
 _IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
 _READ, _WRITE = EVENT_READ, EVENT_WRITE
 
@@ -105,7 +103,7 @@ class Poller(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """Wait, serve the peers that are ready, and return what asyncio has to handle.
 
-        While that is nothing, further rounds follow here: a round of asyncio costs as much as a message.
+        While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message.
         """
         loop = self.loop
         if loop is None or (timeout is not None and timeout <= 0):
@@ -127,31 +125,22 @@ class Poller(selectors.BaseSelector):
     def round(self, timeout: float | None) -> tuple[bool, list[tuple[SelectorKey, int]]]:
         """Wait once. Return whether peers were served, and what asyncio has to handle."""
         served, found = False, list[tuple[SelectorKey, int]]()
-        if self._epoll is None:
-            assert self._other is not None
-            listed = self._other.select(timeout)
-            self.serving = True
-            try:
-                for key, events in listed:
+        self.serving = True
+        try:
+            if self._epoll is None:
+                assert self._other is not None
+                for key, events in self._other.select(timeout):
                     if handle(self._served, key.fd, events, self._keys, found):
                         served = True
-            finally:
-                self._end_round()
-        else:
-            # epoll counts whole milliseconds: a timer must not be early
-            wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
-            count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, wait_ms)
-            self.serving = True
-            try:
+            else:
+                # epoll counts whole milliseconds: a timer must not be early
+                wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
+                count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, wait_ms)
                 served = serve(self._served, self._events, count, self._keys, found)
-            finally:
-                self._end_round()
+        finally:  # a peer has raised: the others may have asked for a turn
+            self.serving = False
+            self.turn()
         return served, found
-
-    def _end_round(self) -> None:
-        """Run the turn, also if a peer has raised: the others may have asked for it."""
-        self.serving = False
-        self.turn()
 
     # -- the system's selector -------------------------------------------------------------------------------
 
@@ -246,7 +235,7 @@ class Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.poller = Poller()
         super().__init__(self.poller)
-        if hasattr(self, "_ready") and hasattr(self, "_scheduled"):  # what asyncio has to do, which it tells nobody
+        if hasattr(self, "_ready") and hasattr(self, "_scheduled"):  # these private lists hold what asyncio has to do
             self.poller.loop = self
 
 

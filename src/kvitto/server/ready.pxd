@@ -21,6 +21,7 @@ cdef extern from * nogil:
     unsigned int kv_bits(const char *events, Py_ssize_t i) noexcept
 
 from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR
 
 cdef inline int wait(object epoll, int fd, bytearray events, int most, int timeout_ms) except? -1:
     cdef char *at = events
@@ -30,7 +31,7 @@ cdef inline int wait(object epoll, int fd, bytearray events, int most, int timeo
     else:
         with nogil:
             n = kv_wait(fd, at, most, timeout_ms)
-    if n == -4:  # EINTR
+    if n == -EINTR:
         PyErr_CheckSignals()
         return 0
     if n < 0:

@@ -11,11 +11,12 @@ import struct
 
 _EVENT = struct.Struct("=iI")
 EVENT_BYTES = 16
-"""At least this many bytes are needed for each event."""
+"""The caller reserves this many bytes for each event."""
 
 
 def wait(epoll: select.epoll, fd: int, events: bytearray, most: int, timeout_ms: int) -> int:
-    """Wait until files are ready, and return how many, at most `most`. A `timeout_ms` of -1 never ends. A signal ends it: 0.
+    """Wait until files are ready, and return their number, at most `most`. It is 0 after `timeout_ms` milliseconds and after a signal.
+    A `timeout_ms` of -1 stands for no limit.
 
     `fd` is the descriptor of `epoll`. Raises OSError.
     """
