@@ -220,7 +220,7 @@ def test_what_is_kept_for_consumers_without_credit_has_a_bound(monkeypatch: pyte
 
 def test_without_syncs_a_message_is_delivered_at_once() -> None:
     harness = BrokerHarness()
-    harness.store.room.syncing = False
+    harness.store.commits.syncing = False
     queue = stream(harness)
     follower = Follower(queue)
     harness.publish("s", b"a")

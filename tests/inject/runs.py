@@ -26,7 +26,7 @@ ENDS_THE_PROCESS = {
 }  # fmt: skip
 """Files whose failure makes promises doubtful: an exception that was raised in them, or below them, may end the process."""
 PARTS = {"<listcomp>", "<dictcomp>", "<genexpr>"}
-OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "_unfinished", "after_sync"}
+OF_THE_HUB = {"turn", "_serve_crowds", "flush", "unfinished", "after_sync"}
 OF_THE_CONFIRMS = {"answer", "_written", "_is_late", "_answer_written", "_look_late", "_synced"}
 OF_THE_BROKER = {"tick", "sync_all"}
 OF_ITS_TURN = {

@@ -159,7 +159,7 @@ class ProtocolHarness:
         for _ in range(1000):
             if self.store.commits.waiting:
                 self.sync()
-            elif self.hub.unfinished:
+            elif self.hub.unfinished():
                 self.turn()
             else:
                 return

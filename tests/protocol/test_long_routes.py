@@ -252,8 +252,8 @@ def test_a_queue_that_fails_while_the_others_get_their_copies_is_no_reason_for_a
 
 
 def turns(harness: ProtocolHarness) -> Iterator[None]:
-    while harness.hub.unfinished or harness.store.commits.waiting:
-        if harness.hub.unfinished:
+    while harness.hub.unfinished() or harness.store.commits.waiting:
+        if harness.hub.unfinished():
             harness.turn()
         else:
             harness.sync()

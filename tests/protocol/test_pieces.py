@@ -322,7 +322,7 @@ def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(
     dead = harness.broker.vhosts["/"].queues["dead"]
     while not (queue(harness).unacked < 60 and harness.store.journal.sequence):
         assert not dead.ready, "it was all applied in one piece"
-        if harness.hub.unfinished:
+        if harness.hub.unfinished():
             harness.turn()
         else:
             harness.sync()
@@ -334,7 +334,7 @@ def test_a_kill_while_a_commit_is_applied_leaves_all_of_it(
 
 def step(harness: ProtocolHarness) -> None:
     """A turn, or the sync that somebody waits for, without the turn behind it."""
-    if harness.hub.unfinished:
+    if harness.hub.unfinished():
         harness.turn()
         return
     assert harness.store.commits.waiting

@@ -49,7 +49,7 @@ def test_a_turn_writes_a_bounded_number_of_queues(harness: ProtocolHarness) -> N
     for turn in range(1, 11):
         harness.turn()
         assert harness.broker.written - before == AT_ONCE * turn
-    assert not harness.broker.dirty and not harness.hub.unfinished
+    assert not harness.broker.dirty and not harness.hub.unfinished()
 
 
 def test_a_confirm_waits_until_all_its_queues_are_written(harness: ProtocolHarness) -> None:

@@ -205,6 +205,6 @@ class Probe:
             self.told.settled.add(self.body)
             self.wire.put(INBOX, m.BasicAck(self.tag, False))
             self.harness.turn()
-            while self.harness.hub.unfinished:
+            while self.harness.hub.unfinished():
                 self.harness.turn()
             self.tag, self.body = self.next()

@@ -103,7 +103,7 @@ class Client:
         methods = self.flow()
         commits = self.harness.store.commits
         for _ in range(self.patience):
-            if not (commits.waiting or commits.behind or self.harness.broker.full or self.harness.hub.unfinished):
+            if not (commits.waiting or commits.behind or self.harness.broker.full or self.harness.hub.unfinished()):
                 return methods
             methods += self.flow()
         raise AssertionError("the broker never comes to rest")
@@ -113,7 +113,7 @@ class Client:
         commits = self.harness.store.commits
         gone = {name: set(told.settled) for name, told in self.ledger.queues.items()}
         self.harness.turn()
-        while self.harness.hub.unfinished:
+        while self.harness.hub.unfinished():
             self.harness.turn()
         self.read()
         for queue in self.harness.broker.queues.values():

@@ -21,7 +21,7 @@ ALLOWANCE = 20_000
 
 
 class TurnState:
-    """A part of the broker. It knows nothing of queues but that they wait in its collections, so that queues may know it."""
+    """The base of the broker. It only collects queues and calls none, so that the type of a queue may name it."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
@@ -55,7 +55,7 @@ class TurnState:
         self.clock_is_read = False
         """Whether input has read the clock since the last turn. The next turn does not read it again then."""
         self.behind = False
-        """Whether more bytes wait to be written than are good for the memory, so that publishers have to wait."""
+        """Whether so many bytes wait to be written (BEHIND_BYTES) that publishers have to wait."""
 
     def read_clock(self) -> None:
         """Read the clock once before input is handled: a message's time to live begins when it comes, not with the last turn."""

@@ -1,6 +1,6 @@
 """The turn of a broker: it delivers, writes and settles what has changed since the last one. `broker.py` makes its parts.
 
-`state.py` says what everybody may look at.
+`state.py` has the part that queues, channels and connections look at.
 """
 
 from __future__ import annotations

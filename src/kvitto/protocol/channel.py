@@ -96,7 +96,7 @@ class Channel:
         self.prefetch = 0
         self.prefetch_all = 0
         self.unacked = 0
-        self.unacked_max = self.connection.hub.broker.limits.unacked_max
+        self.unacked_max = self.connection.broker.limits.unacked_max
         self.capped = False
         self.got = 0
         """The unacked deliveries of basic.get, which do not count towards the prefetch (A10)."""
@@ -241,7 +241,7 @@ class Channel:
 
     def several(self, count, body_len):  # type: ignore[no-untyped-def]
         """Count the cost of a message for several queues: its copies, and the writes of queues that had nothing to write yet."""
-        broker = self.connection.hub.broker
+        broker = self.connection.broker
         dirty = len(broker.dirty)
         self.connection.spend((count >> 3) + (count * body_len >> 11) + DIRTY_COST * max(dirty - self.dirtied, 0))
         self.dirtied = dirty
@@ -307,7 +307,7 @@ class Channel:
         if self.tx is not None or route.dynamic or route.out_of_service is not None or not 0 < route.count <= _MANY:
             self.plain = -1
         elif route.count == 1:
-            self.plain = self.connection.hub.broker.limits.body_max
+            self.plain = self.connection.broker.limits.body_max
         else:
             self.plain = _COPIES_BYTES // route.count
         self._key.n = 0
@@ -368,7 +368,7 @@ class Channel:
         if inside or route.dynamic:
             properties = Properties.decode(props)
             self.connection.spend(DECODE_COST + (len(props) >> 5))
-            ttl_ms = admit(properties, self.connection.user, self.connection.hub.broker.limits.copies_max)
+            ttl_ms = admit(properties, self.connection.user, self.connection.broker.limits.copies_max)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
                 route = yield from self._search(
                     self.vhost.message_route_steps(route.exchange, route.routing_key, properties)
@@ -474,7 +474,7 @@ class Channel:
     def touch(self) -> None:
         """Let the end of this turn handle the confirms of this channel."""
         self.touched = True
-        self.connection.hub.confirms.touched.append(self)
+        self.connection.confirms.touched.append(self)
 
     def confirm_to(self, sequence: int) -> None:
         """Confirm every publish up to `sequence` that was not refused (C2), with one cumulative ack."""
@@ -717,13 +717,13 @@ class Channel:
         if self.unacked >= self.unacked_max and not self.capped:
             self.cap(c)
         if self.crowd is None:
-            self.crowd = Crowd(self.connection.hub.broker, self.has_room)
+            self.crowd = Crowd(self.connection.broker, self.has_room)
         self.crowd.join(c)
 
     def cap(self, c: Consumer) -> None:
         """Let a consumer wait because the channel has too many unacked messages. This is logged once for a channel."""
         self.capped = True
-        self.connection.hub.broker.refused["unacked"] += 1
+        self.connection.broker.refused["unacked"] += 1
         text = "%s: consumer %r of queue %r waits: channel %d has %d unacked messages, the limit"
         log.warning(text, self.connection.peer, c.tag, c.queue.name, self.number, self.unacked)
 

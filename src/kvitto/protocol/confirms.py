@@ -35,7 +35,7 @@ class Published:
         self.unsynced = channel.unsynced
         self.route = channel.route
         """The last route; `used` has the others."""
-        self.used = channel.used if channel.used else None  # the channel goes on with a list that is empty
+        self.used = channel.used or None  # the channel goes on with a list that is empty
 
     @property
     def routes(self) -> list[Route]:
@@ -81,7 +81,7 @@ class Confirms:
         """Note what has been published. It is in the files once all queues that are dirty now have been written."""
         if not self.touched and not self._unwritten:
             return
-        changes = self.broker.written + len(self.broker.dirty)
+        changes = self.broker.changes
         for channel in self.touched:
             self._published.append(Published(changes, channel))
             channel.touched = channel.unsynced = False

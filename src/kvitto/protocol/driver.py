@@ -1,4 +1,4 @@
-"""Who calls the hub: the interface of the server to what runs in its loop."""
+"""The interface through which the hub and its connections ask the server for turns, logins and heartbeats."""
 
 from __future__ import annotations
 

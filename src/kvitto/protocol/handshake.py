@@ -74,7 +74,7 @@ def receive(connection: Connection, box: Buf, n: int, at: int) -> int:
         if n - at < 8:
             return at
         size = int.from_bytes(box.data[at + 3 : at + 7], "big")
-        most = connection.hub.broker.limits.handshake_frame_max
+        most = connection.broker.limits.handshake_frame_max
         if size > most:
             connection._at = n
             text = f"a frame with {size} bytes of payload before the connection is open, at most {most} are taken"
@@ -131,7 +131,7 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
     connection.can_cancel = can(connection, "consumer_cancel_notify")
     connection.can_block = can(connection, "connection.blocked")
     connection.wants_offsets = can(connection, "kvitto_offset_header")
-    users = connection.hub.broker.users
+    users = connection.broker.users
     if method.mechanism == "EXTERNAL" and connection.external is not None:
         name = connection.external
         same = method.response in (b"", name.encode("utf-8", "surrogateescape"))
@@ -148,9 +148,9 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
             except ConnectionError_ as error:
                 connection.fail(error)
             connection.unstall()
-            connection.hub.driver.schedule()
+            connection.driver.schedule()
 
-    if attempt.is_remembered or not connection.hub.driver.log_in(attempt, checked):
+    if attempt.is_remembered or not connection.driver.log_in(attempt, checked):
         _logged_in(connection, method.mechanism, name, attempt.check())
     else:
         connection.stall()
@@ -206,11 +206,11 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
     connection.channel_max = channel_max
     connection.heartbeat = method.heartbeat
     if connection.heartbeat:
-        connection.hub.driver.watch_heartbeats(connection)
+        connection.driver.watch_heartbeats(connection)
 
 
 def _open(connection: Connection, method: ConnectionOpen) -> None:
-    vhost = connection.hub.broker.vhosts.get(method.virtual_host)
+    vhost = connection.broker.vhosts.get(method.virtual_host)
     if vhost is not None and vhost.deleting:
         vhost = None
     if vhost is None:

@@ -16,7 +16,7 @@ cdef class Hub:
     cdef object _crowds, _yielded
 
     cpdef turn(self)
-    cdef bint _unfinished(self) except -1
+    cpdef bint unfinished(self) except -1
     cpdef after_sync(self)
     @cython.locals(output=Output, owner=Connection)
     cpdef flush(self)

@@ -78,7 +78,7 @@ class Hub:
         self.flush()
         if self._crowds:
             self._serve_rounds()
-        if self._unfinished():
+        if self.unfinished():
             self.driver.schedule()
 
     def _serve_rounds(self) -> None:
@@ -107,12 +107,8 @@ class Hub:
                 continue
             cost += walls.run(connection, connection.go_on) or 0
 
-    @property
     def unfinished(self) -> bool:
         """Whether there is work left for the next turn."""
-        return self._unfinished()
-
-    def _unfinished(self) -> bool:
         return bool(self._yielded or self._crowds or self.broker.unfinished())
 
     def go_on_later(self, connection: Connection) -> None:

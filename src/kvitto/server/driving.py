@@ -141,7 +141,7 @@ class Driving(Driver):
         self.guard(self._sync_rest)
 
     def _sync_rest(self) -> None:
-        if not self.store.commits.busy and self.store.commits.dirty:
+        if self.store.commits.running is None and self.store.commits.dirty:
             self._full_sync_at = ticks.seconds()
             if self._begin(True, False):
                 self.schedule()  # the turn asks who waits for the next sync

@@ -1,4 +1,4 @@
-"""What the poller serves."""
+"""The base of the sockets that the poller serves, so that it can call them through their type."""
 
 from __future__ import annotations
 

@@ -305,5 +305,5 @@ class Server(Driving):
         if short or self.store.short:
             self.broker.make_room(short)
             self.schedule()
-        if self.hub.outputs or self.broker.dirty or self.hub.unfinished:
+        if self.hub.outputs or self.broker.dirty or self.hub.unfinished():
             self.schedule()

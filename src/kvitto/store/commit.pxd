@@ -19,7 +19,7 @@ cdef class GroupCommit:
     cdef public Commit running
     cdef public unsigned long long syncs
     cdef public Py_ssize_t unsynced
-    cdef public bint in_haste, waiting, _messages_wanted
+    cdef public bint syncing, in_haste, waiting, _messages_wanted
     cdef object _disk, _unannounced
     cdef dict _segments, _acks, _dirs, _files, _clean
     cdef public list _hurried

@@ -30,7 +30,7 @@ DIRS_AT_ONCE = 48
 
 Callbacks = list[Callable[[], None]]
 NOTHING: tuple[()] = ()
-"""What a commit has of most things. It makes no list for them."""
+"""A commit shares this instead of making an empty list for each thing that it does not have, which is most of them."""
 
 
 class Commit:
@@ -69,7 +69,7 @@ class Commit:
         """Whether the commit makes the name of the definitions log durable."""
         self.number = 0
         """Commits are numbered from 1 in the order in which they begin."""
-        self._paths: dict[int, str] | None = None
+        self._paths: dict[int, str] = {}
         self.size = 0
         """The bytes of messages that this commit syncs."""
         self.seconds = 0.0
@@ -101,8 +101,8 @@ class Commit:
     @property
     def apart(self) -> bool:
         """Whether only `run` can sync this commit, because one of its files has no descriptor. Only files of tests have none."""
-        paths = self._paths = {file.fileno(): file.path for file in self.files}
-        return -1 in paths
+        self._paths = {file.fileno(): file.path for file in self.files}
+        return -1 in self._paths
 
     def waves(self) -> Generator[list[int], None, None]:
         """Yield lists of descriptors: all of one list are synced before the next list is asked for.
@@ -110,9 +110,9 @@ class Commit:
         The descriptor of a directory is inverted, and is closed when the next list is asked for. A caller that stops early has to close
         the generator. Raises SyncError if a directory cannot be opened.
         """
-        paths = self._paths = self._paths or {file.fileno(): file.path for file in self.files}
+        self._paths = self._paths or {file.fileno(): file.path for file in self.files}
         left = deque(self.dirs)
-        while left or paths:
+        while left or self._paths:
             opened: list[int] = []
             try:
                 while left and len(opened) < DIRS_AT_ONCE:
@@ -124,19 +124,18 @@ class Commit:
                         break  # perhaps there is a descriptor for it when these are closed
                     if fd >= 0:
                         opened.append(fd)
-                        paths[~fd] = left[0]
+                        self._paths[~fd] = left[0]
                     left.popleft()
-                if paths:
-                    yield list(paths)
+                if self._paths:
+                    yield list(self._paths)
             finally:
                 for fd in opened:
                     with suppress(OSError):
                         os.close(fd)
-            paths = self._paths = {}
+            self._paths = {}
 
     def failed(self, descriptor: int, code: int) -> None:
         """Note that the sync of a descriptor has failed with this errno."""
-        assert self._paths is not None
         error = OSError(code, os.strerror(code))
         self.error = self.error or SyncError(f"cannot sync {self._paths[descriptor]}: {error}")
 
@@ -144,8 +143,10 @@ class Commit:
 class GroupCommit:
     """Keeps what has been written since the last commit began, the commit that is being synced, and those that wait to be announced."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, syncing: bool = True) -> None:
         self._disk = disk
+        self.syncing = syncing
+        """Whether files are synced at all."""
         self.begun: Callable[[Commit], None] = nobody
         """Called with each commit before its sync, and before anything is written that it does not cover. A replica has to sync the same
         at this place in the order of operations; then `allow` may name the commit."""
@@ -330,10 +331,9 @@ class GroupCommit:
         """Note that the sync of a commit has ended, and close the files that have waited for that."""
         assert commit is self.running
         self.running = None
-        if self._closing:
-            for file in self._closing:
-                file.close()
-            self._closing.clear()
+        for file in self._closing:
+            file.close()
+        self._closing.clear()
         if commit.error is None:
             self.syncs += 1
 

@@ -33,6 +33,7 @@ SMALL_BYTES = 64 << 10
 LOCK_BYTES_MAX = 256
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""Linux writes another id into this file at each start of the machine."""
 
 LARGE_BYTES = 4 << 20
 """The bytes of a removed file that is larger than this are freed by a thread: that takes a file system a millisecond or more."""

@@ -74,7 +74,7 @@ class Log:
         size = batch.size()
         self._room.take(size, self.directory)
         current = self._writable(batch)
-        current.write(batch, self.durable and self._room.syncing and not self._room.short)
+        current.write(batch, self.durable and self._commits.syncing and not self._room.short)
         self.next = batch.first + batch.count
         if batch.journal > self.journal:
             self.journal = batch.journal
@@ -96,7 +96,7 @@ class Log:
             self._slices = None
             raise
         if self.durable:
-            self.store.commits.wrote(self, slices.segment, size)
+            self._commits.wrote(self, slices.segment, size)
         if slices.done:
             self._slices = None
             self.next = batch.first + batch.count
@@ -149,12 +149,12 @@ class Log:
             last.end = base
         self.segments.append(fresh)
         if self.durable:
-            self.store.commits.renamed(self.directory)
+            self._commits.renamed(self.directory)
         return fresh
 
     def write_header(self, segment: Segment) -> None:
         assert segment.file is not None
-        segment.created_ms = self.store.clock.now_ms()
+        segment.created_ms = self._clock.now_ms()
         segment.file.write_at(
             0, [segfile.header(SEGMENT_MAGIC, self.queue_id, segment.base, segment.created_ms, segment.salt)]
         )
@@ -163,7 +163,7 @@ class Log:
         """No further batch goes into this segment; its footer follows once it is durable."""
         current.full = True
         if self.durable:
-            self.store.commits.seal_when_synced(self, current)
+            self._commits.seal_when_synced(self, current)
 
     def skip(self, first: int, count: int) -> None:
         """Offsets first..first+count-1 were settled before they were written, and never will be. No file knows of them yet."""
@@ -200,7 +200,7 @@ class Log:
             path = paths.settlements(self.directory, segment.base)
             segment.acks = self.store.disk.open(path, create=True)
             if self.durable:
-                self.store.commits.renamed(self.directory)
+                self._commits.renamed(self.directory)
         now_ms = self._clock.now_ms()
         try:
             if not segment.acks_size:
@@ -247,17 +247,17 @@ class Log:
 
     def _is_due(self, current: Segment) -> bool:
         """Whether a segment whose messages are all settled is to be sealed, although it is not full."""
-        if current.size > (segfile.HEADER if self.store.short else ROLL_WHEN_SETTLED_BYTES):
+        if current.size > (segfile.HEADER if self._room.short else ROLL_WHEN_SETTLED_BYTES):
             return True
         if self.archive is None or not current.count:
             return False
-        age = self.store.clock.now_ms() - current.created_ms
+        age = self._clock.now_ms() - current.created_ms
         return not 0 <= age < ROLL_WHEN_SETTLED_MS  # less than 0: the clock was set back
 
     def _may_go(self, segment: Segment) -> bool:
         """Whether a segment may be unlinked: other files have to say durably which offset is next, and have the delivered mark."""
         if segment is self.segments[-1]:
-            self.store.commits.wrote(self, self.create(self.next))
+            self._commits.wrote(self, self.create(self.next))
         if self.durable and not self.segments[-1].durable:
             return False  # this is called again when a sync has made that one durable
         if segment is self.mark_segment:
@@ -280,7 +280,7 @@ class Log:
             self._remove_files(segment.base)
         else:  # the inventory has to forget it first, durably
             remove = partial(self.store.removals.add, segment.size, partial(self._remove_files, segment.base))
-            self.store.commits.after_a_sync(remove)
+            self._commits.after_a_sync(remove)
 
     def _remove_transient(self, base: int, settled: bool) -> None:
         """Unlink a segment of a queue that is not durable. `settled`: it has a settlement log, which is unlinked too."""
@@ -295,7 +295,7 @@ class Log:
         acks = paths.settlements(self.directory, base)
         if self.store.disk.exists(acks):
             # The settlement log goes last: it is harmless without its messages, while they would come back without it.
-            self.store.commits.unlink_later(self.directory, acks)
+            self._commits.unlink_later(self.directory, acks)
 
     def delete(self) -> None:
         """Unlink all files of a queue whose definition has been deleted. If there is no room to write that, the queue may come back."""
@@ -352,7 +352,7 @@ class Log:
         """Cut off the room that was reserved ahead, before the broker stops in order: a start would take it for damage then."""
         for segment in self.segments:
             if segment.trim():
-                self.store.commits.wrote(self, segment)
+                self._commits.wrote(self, segment)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class Log:
         """
         if not self.durable:
             return self.next
-        if not self.store.syncing:
+        if not self._commits.syncing:
             return self.segments[-1].end if self.segments else 0
         end = 0
         # a sync covers all segments with unsynced bytes, so all before a durable one are durable
@@ -381,7 +381,7 @@ class Log:
 
         The log keeps this number itself, because its segments are unlinked, and nothing in a segment that has just been made is announced.
         """
-        return self._announced if self.durable and self.store.syncing else self.synced_end
+        return self._announced if self.durable and self._commits.syncing else self.synced_end
 
     def announced(self, end: int) -> None:
         """Note that a commit that covers the offsets below `end` has been announced."""

@@ -1,4 +1,4 @@
-"""The room that messages may take on the disk, so that what frees some never lacks it (D4). The store and its logs ask for it."""
+"""How much room messages may take on the disk (D4). The logs and the journal ask before they write."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ ROOM_STEP = 16 << 20
 
 
 class Room:
-    """`syncing`: whether the store syncs its files at all."""
-
-    def __init__(self, disk: Disk, syncing: bool) -> None:
+    def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self.syncing = syncing
         self.short = False
         """Whether there is little room on the disk: segments that are settled are removed at once then, however small."""
         self._left = 0

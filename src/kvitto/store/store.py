@@ -103,10 +103,10 @@ class Store:
     def __init__(self, disk: Disk, clock: Clock, *, sync: bool = True) -> None:
         self.disk = disk
         self.clock = clock
-        self.room = Room(disk, sync)
+        self.room = Room(disk)
         self.alarms: list[str] = []
         self.failed: Exception | None = None
-        self.commits = GroupCommit(disk)
+        self.commits = GroupCommit(disk, sync)
         self.removals = Removals(disk)
         self.copies = Copies(disk, self.commits)
         self.blocked_drops: dict[Log, None] = {}
@@ -481,7 +481,7 @@ class Store:
     @property
     def syncing(self) -> bool:
         """Whether the store syncs its files at all."""
-        return self.room.syncing
+        return self.commits.syncing
 
     @property
     def short(self) -> bool:
@@ -608,7 +608,7 @@ class Store:
         Returns whether a file of the journal is new to the inventory, the segments of which more is durable, and the logs of those of
         which nothing was before.
         """
-        # what the journal has got since the last commit is in a file among these others
+        # if the journal has grown since the last commit, its file is among these
         new = commit.others and self.syncing and self.journal.durable_to(commit.journal_written)
         changed: dict[Segment, Log] = {}
         grown: dict[Log, None] = {}

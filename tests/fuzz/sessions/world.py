@@ -244,7 +244,7 @@ class StoryRun:
             if self.harness.store.commits.waiting or self.harness.store.commits.dirty:
                 self.do_begin_sync(1)
                 self.do_end_sync()
-            elif self.harness.broker.idle() and not getattr(self.harness.hub, "unfinished", False):
+            elif self.harness.broker.idle() and not self.harness.hub.unfinished():
                 return
         raise Finding("the broker never comes to rest")
 

@@ -121,7 +121,7 @@ class DeadLetters(walls.Routine):
         self._bytes = 0
         self._steps = 0
         self._turn = -1
-        """The turn that these three are left of."""
+        """The number of the turn to which these three budgets belong."""
 
     def add(self, queue: WorkQueue, offset: int, count: int, reason: str) -> None:
         line = self.moves.setdefault(queue, deque())

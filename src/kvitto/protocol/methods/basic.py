@@ -98,11 +98,11 @@ def _check_arguments(conn: Connection, queue: Queue, m: BasicConsume) -> None:
     if queue.stream:
         inert.refuse(f"a consumer of {thing}", inert.REFUSED_OF_STREAM_CONSUMERS, m.arguments)
     names = [name for name in m.arguments if name not in inert.HONOURED_OF_CONSUMERS]
-    conn.hub.broker.notices.without_effect(f"a consumer of {thing}", names)
+    conn.broker.notices.without_effect(f"a consumer of {thing}", names)
 
 
 def _check_consumers(conn: Connection, queue: Queue) -> None:
-    most = conn.hub.broker.limits.consumers_max
+    most = conn.broker.limits.consumers_max
     if len(queue.consumers) >= most:
         text = f"queue '{queue.name}' in vhost '{queue.vhost.name}' has {most} consumers, the limit"
         raise ChannelError(PRECONDITION_FAILED, text, limit="consumers")
@@ -155,7 +155,7 @@ def _stream_consumer(chan: Channel, queue: Stream, m: BasicConsume, tag: str) ->
 
 
 def _check_exclusive(conn: Connection, queue: Queue, exclusive: bool) -> None:
-    _check_group(conn.hub.broker, queue)
+    _check_group(conn.broker, queue)
     thing = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
     # an exclusive consumer must be the only one, while with a single active consumer others wait for its end
     if any(c.exclusive for c in queue.consumers[:1]) or (exclusive and (queue.consumers or queue.single)):
@@ -204,7 +204,7 @@ def get(conn: Connection, chan: Channel, m: BasicGet) -> None:
     name = named(chan, m.queue)
     conn.user.authorise(conn.vhost.name, "read", "queue", name)
     queue = conn.vhost.queue(name, conn)
-    _check_group(conn.hub.broker, queue)
+    _check_group(conn.broker, queue)
     if not m.no_ack and chan.unacked >= chan.unacked_max:
         text = f"this channel has {chan.unacked} unacked messages, the limit is {chan.unacked_max}"
         raise ChannelError(PRECONDITION_FAILED, text, limit="unacked")

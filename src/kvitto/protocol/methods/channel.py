@@ -42,8 +42,8 @@ def open_(conn: Connection, number: int, chan: Channel | None) -> None:
     if len(conn.channels) >= conn.channel_max:
         text = f"number of channels opened ({len(conn.channels)}) has reached the negotiated channel_max ({conn.channel_max})"
         raise ConnectionError_(NOT_ALLOWED, text, limit="channels")
-    if conn.hub.channels >= conn.hub.broker.limits.channels_max:
-        text = f"all connections together have {conn.hub.broker.limits.channels_max} channels, the limit"
+    if conn.hub.channels >= conn.broker.limits.channels_max:
+        text = f"all connections together have {conn.broker.limits.channels_max} channels, the limit"
         raise ConnectionError_(RESOURCE_ERROR, text, limit="channels")
     conn.channels[number] = Channel(conn, number)
     conn.hub.channels += 1

@@ -122,7 +122,7 @@ def read(conn: Connection, chan: Channel, m: LogRead) -> None:
         conn.send(chan.number, LogReadOk(m.consumer_tag, reader.position, reader.count))
 
     reader = RangeReader(queue, consumer, m.start, m.end, done, conn)
-    conn.hub.broker.readers.add(chan, reader)
+    conn.broker.readers.add(chan, reader)
 
 
 def settle(conn: Connection, chan: Channel, m: LogSettle) -> None:

@@ -49,7 +49,7 @@ def declare(conn: Connection, chan: Channel, m: QueueDeclare) -> None:
         return
     if m.passive:
         queue = conn.vhost.queue(named(chan, m.queue), conn)
-        queue.used_ms = conn.hub.broker.timers.now_ms
+        queue.used_ms = conn.broker.timers.now_ms
     else:
         name = m.queue or None
         queue, new = conn.operations.declare_queue(name, m.durable, m.exclusive, m.auto_delete, m.arguments)

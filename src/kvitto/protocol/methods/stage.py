@@ -32,7 +32,7 @@ def open_(conn: Connection, chan: Channel, m: StageOpen) -> None:
     if chan.tx is not None:
         raise ChannelError(PRECONDITION_FAILED, "cannot put aside what a transaction holds")
     _authorise(conn, m.writer)
-    stages = conn.hub.broker.stages
+    stages = conn.broker.stages
     last = stages.last(conn.vhost, m.writer)
     chan.put_aside_in(stages.open(conn.vhost, m.writer, m.batch, m.task))
     conn.send(chan.number, StageOpenOk(last))
@@ -41,7 +41,7 @@ def open_(conn: Connection, chan: Channel, m: StageOpen) -> None:
 def commit(conn: Connection, chan: Channel, m: StageCommit) -> None:
     _authorise(conn, m.writer)
     tasks = m.tasks.decode("utf-8", "surrogateescape").split("\n") if m.tasks else []
-    broker = conn.hub.broker
+    broker = conn.broker
 
     def done(fresh: bool) -> None:
         conn.send(chan.number, StageCommitOk(fresh))
@@ -55,12 +55,12 @@ def commit(conn: Connection, chan: Channel, m: StageCommit) -> None:
 
 def last(conn: Connection, chan: Channel, m: StageLast) -> None:
     _authorise(conn, m.writer)
-    conn.send(chan.number, StageLastOk(conn.hub.broker.stages.last(conn.vhost, m.writer)))
+    conn.send(chan.number, StageLastOk(conn.broker.stages.last(conn.vhost, m.writer)))
 
 
 def forget(conn: Connection, chan: Channel, m: StageForget) -> None:
     _authorise(conn, m.writer)
-    conn.hub.broker.stages.forget(conn.vhost, m.writer)
+    conn.broker.stages.forget(conn.vhost, m.writer)
     conn.send(chan.number, StageForgetOk())
 
 

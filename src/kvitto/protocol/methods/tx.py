@@ -44,7 +44,7 @@ class ChannelTransaction(Transaction):
             return
         if too_much and (excess := conn.hub.buffered.excess(conn)):
             raise ChannelError(PRECONDITION_FAILED, f"{excess}: {OFTEN}", 60, 40, limit="held")
-        most = conn.hub.broker.limits.transactions_max
+        most = conn.broker.limits.transactions_max
         if conn.in_transactions > most:
             text = f"the transactions of a connection may hold {most} bytes at most: {OFTEN}"
             raise ChannelError(PRECONDITION_FAILED, text, 60, 40, limit="transaction")
@@ -164,7 +164,7 @@ class Commit:
 
     def undone(self) -> None:
         if self.chan.closing:
-            self.conn.hub.broker.jobs.start(given_back(self.chan, self.tags), owner=self.chan)
+            self.conn.broker.jobs.start(given_back(self.chan, self.tags), owner=self.chan)
         self.tx.tags = self.tags
         # the channel ends, and all its deliveries come back
         self.fail(ChannelError(PRECONDITION_FAILED, "the disk is full: the transaction was not committed"))
@@ -227,7 +227,7 @@ def commit(conn: Connection, chan: Channel, method: TxCommit) -> None:
             made.end()
 
     conn.spend(min(PUBLISH * len(chan.tx.publishes) + FINISH * len(chan.tx.settles), jobs.PIECE))
-    conn.hub.broker.jobs.start(steps(), owner=conn)
+    conn.broker.jobs.start(steps(), owner=conn)
     first = False
     if not made.ended:
         conn.answering = True
