@@ -14,7 +14,7 @@ from kvitto.client.aio.message import Fields, Message
 from kvitto.client.aio.queue import Queue
 from kvitto.client.aio.rpc import RPC
 from kvitto.client.blocking import Loop, Settling, SyncChannel, SyncMessage, SyncRPC, Wrap
-from kvitto.client.intercept import Handling, Interceptor, enter, fields_of, outgoing, question, streaming
+from kvitto.client.intercept import Handling, Interceptor, fields_of, outgoing, publishing, question, streaming
 
 
 class InterceptedSyncChannel(SyncChannel):
@@ -35,8 +35,7 @@ class InterceptedSyncChannel(SyncChannel):
         **fields: Unpack[Fields],
     ) -> None:
         message = outgoing(body, routing_key, exchange, fields)
-        stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
-        with stack:
+        with publishing(self._interceptors, message):
             super().publish(
                 message.body,
                 message.routing_key,
@@ -87,8 +86,7 @@ class InterceptedSyncRPC(SyncRPC):
         **fields: Unpack[Fields],
     ) -> SyncMessage:
         message = question(body, routing_key, exchange, fields)
-        stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
-        with stack:
+        with publishing(self._interceptors, message):
             return super().call(
                 message.body,
                 message.routing_key,
@@ -109,7 +107,8 @@ class HandledSyncMessage(SyncMessage):
         self._queue = queue
 
     def process(self, *, on_error: str = "reject") -> AbstractContextManager[SyncMessage]:
-        return _Block(self, super().process(on_error=on_error))
+        settling = super().process(on_error=on_error)
+        return Handling(self._interceptors, self.incoming, self._queue.name, settling, self)
 
     def __enter__(self) -> Self:
         self._handled = self.process()
@@ -118,22 +117,3 @@ class HandledSyncMessage(SyncMessage):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._handled.__exit__(kind, error, tb)
-
-    def handling(self, settling: AbstractContextManager[object]) -> Handling:
-        """Return what this message does in its block."""
-        return Handling(self._interceptors, self.incoming, self._queue.name, settling)
-
-
-class _Block(AbstractContextManager[SyncMessage]):
-    """What `HandledSyncMessage.process` returns."""
-
-    def __init__(self, message: HandledSyncMessage, settling: AbstractContextManager[object]) -> None:
-        self.message = message
-        self.handling = message.handling(settling)
-
-    def __enter__(self) -> SyncMessage:
-        self.handling.__enter__()
-        return self.message
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.handling.__exit__(kind, error, tb)

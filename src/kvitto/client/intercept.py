@@ -63,6 +63,11 @@ def _leave(manager: AbstractContextManager[object], *failure: object) -> None:
     manager.__exit__(*failure)  # type: ignore[arg-type]  # as ExitStack gives it
 
 
+def publishing(interceptors: Iterable[Interceptor], message: Message) -> ExitStack:
+    """Enter the blocks of one publish, and return how to leave them."""
+    return enter(interceptor.publish(message) for interceptor in interceptors)[0]
+
+
 def outgoing(body: bytes, routing_key: str, exchange: str, given: Fields) -> Message:
     """Return what interceptors may change of a publish. The dict of headers is a copy of the program's."""
     if "headers" in given:
@@ -120,8 +125,8 @@ def streaming(
         yield Streaming(notes, exchange, routing_key, given)
 
 
-class Handling:
-    """The block of one message: `settling` acks or rejects at its end, inside of the interceptors."""
+class Handling(AbstractContextManager[T]):
+    """The block of one message: `settling` acks or rejects at its end, inside of the interceptors. `given`: the value of the block."""
 
     def __init__(
         self,
@@ -129,20 +134,23 @@ class Handling:
         message: IncomingMessage,
         queue: str,
         settling: AbstractContextManager[object],
+        given: T,
     ) -> None:
         self.interceptors = interceptors
         self.message = message
         self.queue = queue
         self.settling = settling
+        self.given = given
         self.stack = ExitStack()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> T:
         self.settling.__enter__()
         try:
             self.stack, _ = enter(each.handle(self.message, self.queue) for each in self.interceptors)
         except BaseException as error:
             self.settling.__exit__(type(error), error, error.__traceback__)
             raise
+        return self.given
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
         try:

@@ -38,13 +38,8 @@ class Logging(Interceptor):
 
     @contextmanager
     def publish_many(self, exchange: str, routing_key: str) -> Iterator[Callable[[Message], object]]:
-        count = 0
-
-        def note(message: Message) -> None:
-            nonlocal count
-            count += 1
-
-        with self._line(lambda: f"publish of {count} messages to {_place(exchange, routing_key)}"):
+        note = _Count()
+        with self._line(lambda: f"publish of {note.messages} messages to {_place(exchange, routing_key)}"):
             yield note
 
     @contextmanager
@@ -67,6 +62,16 @@ class Logging(Interceptor):
         if self.logger.isEnabledFor(level):
             text = what if isinstance(what, str) else what()
             self.logger.log(level, "%s %s in %.1f ms", text, outcome, (time.perf_counter() - started) * 1000)
+
+
+class _Count:
+    """Counts the messages of one `publish_many`."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+
+    def __call__(self, message: Message) -> None:
+        self.messages += 1
 
 
 def _place(exchange: str, routing_key: str) -> str:
@@ -114,12 +119,7 @@ class Metrics(Interceptor):
 
     @contextmanager
     def publish_many(self, exchange: str, routing_key: str) -> Iterator[Callable[[Message], object]]:
-        count = 0
-
-        def note(message: Message) -> None:
-            nonlocal count
-            count += 1
-
+        note = _Count()
         started = self._start(self.streamed)
         failed: Counter[str] = Counter()
         try:
@@ -128,10 +128,10 @@ class Metrics(Interceptor):
             failed.update(type(each).__name__ for _, each in error.failed)
             raise
         except BaseException as error:
-            failed[type(error).__name__] = count
+            failed[type(error).__name__] = note.messages
             raise
         finally:
-            self._end(self.streamed, started, count - failed.total(), failed)
+            self._end(self.streamed, started, note.messages - failed.total(), failed)
 
     @contextmanager
     def _counted(self, counted: Counted) -> Iterator[None]:

@@ -142,9 +142,11 @@ class Connection:
         confirms: whether `publish` returns when the broker has confirmed; else when the message is on its way.
         """
 
-        new = Channel
+        new: type[Channel] = Channel
         if self.interceptors:
-            from kvitto.client.aio.intercepted import InterceptedChannel as new
+            from kvitto.client.aio.intercepted import InterceptedChannel
+
+            new = InterceptedChannel
 
         async def start() -> Channel:
             while True:

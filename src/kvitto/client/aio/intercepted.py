@@ -10,7 +10,16 @@ from kvitto.client.aio.channel import Channel
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.message import Fields, Message
 from kvitto.client.aio.rpc import RPC
-from kvitto.client.intercept import Handling, Interceptor, Streaming, enter, fields_of, outgoing, question, streaming
+from kvitto.client.intercept import (
+    Handling,
+    Interceptor,
+    Streaming,
+    fields_of,
+    outgoing,
+    publishing,
+    question,
+    streaming,
+)
 
 if TYPE_CHECKING:
     from kvitto.client.aio.connection import Connection
@@ -34,8 +43,7 @@ class InterceptedChannel(Channel):
         **fields: Unpack[Fields],
     ) -> None:
         message = outgoing(body, routing_key, exchange, fields)
-        stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
-        with stack:
+        with publishing(self._interceptors, message):
             await super().publish(
                 message.body, message.routing_key, exchange=message.exchange, mandatory=mandatory, **fields_of(message)
             )
@@ -73,13 +81,13 @@ class InterceptedChannel(Channel):
         message.queue = None
         return message
 
-    def handling(self, message: HandledMessage, settling: AbstractContextManager[object]) -> Handling:
-        """Return what a message does in its block."""
+    def handling(self, message: HandledMessage, settling: AbstractContextManager[object]) -> HandledBlock:
+        """Return the block of a message."""
         queue = message.queue
         if queue is None:
             subscription = self._subscriptions.get(message.consumer_tag)
             queue = "" if subscription is None else subscription.queue.name
-        return Handling(self._interceptors, message, queue, settling)
+        return HandledBlock(self._interceptors, message, queue, settling, message)
 
 
 class _Copies:
@@ -105,7 +113,7 @@ class HandledMessage(IncomingMessage):
     _block: HandledBlock
 
     def process(self, *, on_error: str = "reject") -> HandledBlock:  # type: ignore[override]  # the same methods
-        return HandledBlock(self, super().process(on_error=on_error))
+        return self.owner.handling(self, super().process(on_error=on_error))
 
     def __enter__(self) -> Self:
         self._block = self.process()
@@ -122,25 +130,14 @@ class HandledMessage(IncomingMessage):
         self._block.__exit__(kind, error, tb)
 
 
-class HandledBlock:
-    """What `HandledMessage.process` returns."""
-
-    def __init__(self, message: HandledMessage, settling: AbstractContextManager[object]) -> None:
-        self.message = message
-        self.handling = message.owner.handling(message, settling)
-
-    def __enter__(self) -> HandledMessage:
-        self.handling.__enter__()
-        return self.message
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
-        self.handling.__exit__(kind, error, tb)
+class HandledBlock(Handling[HandledMessage]):
+    """What `HandledMessage.process` returns, for `with` and `async with`."""
 
     async def __aenter__(self) -> HandledMessage:
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
-        self.handling.__exit__(kind, error, tb)
+        self.__exit__(kind, error, tb)
 
 
 class InterceptedRPC(RPC):
@@ -154,8 +151,7 @@ class InterceptedRPC(RPC):
         self, body: bytes, routing_key: str, *, exchange: str = "", **fields: Unpack[Fields]
     ) -> IncomingMessage:
         message = question(body, routing_key, exchange, fields)
-        stack, _ = enter(interceptor.publish(message) for interceptor in self._interceptors)
-        with stack:
+        with publishing(self._interceptors, message):
             return await super().call(
                 message.body, message.routing_key, exchange=message.exchange, **fields_of(message)
             )

@@ -81,7 +81,7 @@ class RPC:
                 call.answer.set_exception(copy_of(error))
 
     def again(self, core: ChannelCore) -> None:
-        """From the channel: the connection is back. Ask again what was asked on the last one."""
+        """Ask again what was asked on the connection that was lost. The channel calls this when there is a new one."""
         for call in self._waiting.values():
             if call.asked and not call.answer.done():
                 call.ask(core)
