@@ -156,3 +156,30 @@ def test_a_peer_that_raises_takes_no_turn_from_the_others() -> None:
         poller.watch(ours.fileno(), Broken(), EVENT_READ, 0)
     assert turns == [False] and not poller.serving
     poller.close()
+
+
+def test_peers_wait_while_asyncio_has_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An HTTP request takes several rounds of asyncio: peers that have always input must not be served in each of them."""
+    monkeypatch.setattr("kvitto.server.poller.SHARE_S", 1e9)
+    poller, served = Poller(), list[int]()
+
+    class Flooding(Served):
+        def ready(self, events: int) -> None:
+            served.append(events)
+
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    with ours, theirs:
+        theirs.send(b"x")
+        poller.watch(ours.fileno(), Flooding(), 0, EVENT_READ)
+        poller.register(reader, EVENT_READ)
+        assert poller.select(0) == [] and len(served) == 1
+        os.write(writer, b"x")
+        found = poller.select(0)  # asyncio has callbacks: its own files are looked at, the peer is not served
+        assert [key.fd for key, _ in found] == [reader] and len(served) == 1
+        poller.select(1)  # it has none
+        assert len(served) == 2
+        poller.watch(ours.fileno(), Flooding(), EVENT_READ, 0)
+    poller.close()
+    os.close(reader)
+    os.close(writer)

@@ -25,6 +25,9 @@ READY_MAX = 512
 """At most this many files are served in one round. Those that are left come first in the next one."""
 ROUNDS = 100
 """At most this many rounds follow each other without asyncio."""
+SHARE_S = 0.001
+"""While asyncio has callbacks to run, it gets as much time behind each round of peers as that round has taken, and at least this."""
+NOBODY: dict[int, Served] = {}
 LONGEST_MS = 86_400_000
 """The longest wait, which an integer of C can hold. Asyncio waits again after it."""
 _IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
@@ -88,6 +91,8 @@ class Poller(selectors.BaseSelector):
         self._events = bytearray(ready.EVENT_BYTES * READY_MAX)
         self.loop: Any = None
         """The loop that calls `select`."""
+        self._share_ends = 0.0
+        """Until this time asyncio's callbacks come before peers."""
 
     # -- peers -----------------------------------------------------------------------------------------------
 
@@ -103,16 +108,20 @@ class Poller(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """Wait, serve the peers that are ready, and return what asyncio has to handle.
 
-        While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message.
+        While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message. While it has callbacks to run,
+        they get their share of the time: an HTTP request takes several rounds of asyncio, and peers that flood the broker take milliseconds
+        in each round.
         """
         loop = self.loop
+        if timeout is not None and timeout <= 0 and ticks.seconds() < self._share_ends:
+            return self.round(timeout, NOBODY)[1]
         if loop is None or (timeout is not None and timeout <= 0):
-            return self.round(timeout)[1]
+            return self.round(timeout, self._served)[1]
         end = math.inf if timeout is None else ticks.seconds() + timeout
         first = loop._scheduled[0] if loop._scheduled else None
         found: list[tuple[SelectorKey, int]] = []
         for _ in range(ROUNDS):
-            served, found = self.round(timeout)
+            served, found = self.round(timeout, self._served)
             timers = loop._scheduled
             if not served or found or loop._ready or (timers[0] if timers else None) is not first:
                 break
@@ -122,24 +131,30 @@ class Poller(selectors.BaseSelector):
                     break
         return found
 
-    def round(self, timeout: float | None) -> tuple[bool, list[tuple[SelectorKey, int]]]:
-        """Wait once. Return whether peers were served, and what asyncio has to handle."""
-        served, found = False, list[tuple[SelectorKey, int]]()
+    def round(self, timeout: float | None, peers: dict[int, Served]) -> tuple[bool, list[tuple[SelectorKey, int]]]:
+        """Wait once, and serve those of `peers` that are ready. Return whether there were any, and what asyncio has to handle."""
+        served, found, began = False, list[tuple[SelectorKey, int]](), 0.0
         self.serving = True
         try:
             if self._epoll is None:
                 assert self._other is not None
-                for key, events in self._other.select(timeout):
-                    if handle(self._served, key.fd, events, self._keys, found):
+                files = self._other.select(timeout)
+                began = ticks.seconds()
+                for key, events in files:
+                    if handle(peers, key.fd, events, self._keys, found):
                         served = True
             else:
                 # epoll counts whole milliseconds: a timer must not be early
                 wait_ms = -1 if timeout is None else 0 if timeout <= 0 else min(math.ceil(timeout * 1e3), LONGEST_MS)
                 count = ready.wait(self._epoll, self._fd, self._events, READY_MAX, wait_ms)
-                served = serve(self._served, self._events, count, self._keys, found)
+                began = ticks.seconds()
+                served = serve(peers, self._events, count, self._keys, found)
         finally:  # a peer has raised: the others may have asked for a turn
             self.serving = False
             self.turn()
+            if served:
+                now = ticks.seconds()
+                self._share_ends = now + max(now - began, SHARE_S)
         return served, found
 
     # -- the system's selector -------------------------------------------------------------------------------
