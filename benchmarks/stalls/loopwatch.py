@@ -115,13 +115,13 @@ class Watch:
 
         began_round = 0
 
-        def one_round(self: Any, timeout: float | None, peers: Any) -> Any:
+        def one_round(self: Any, timeout: float | None) -> Any:
             """Several of these may follow each other without asyncio."""
             nonlocal began_round
             began, began_round = began_round, thread_time_ns()
             if began:
                 words[ROUND_NS] = max(words[ROUND_NS], began_round - began)
-            return untimed_round(self, timeout, peers)
+            return untimed_round(self, timeout)
 
         asyncio.events.Handle._run = handle  # type: ignore[method-assign]
         if poller is not None:

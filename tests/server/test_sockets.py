@@ -159,7 +159,7 @@ def test_a_peer_that_raises_takes_no_turn_from_the_others() -> None:
 
 
 def test_peers_wait_while_asyncio_has_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An HTTP request takes several rounds of asyncio: peers that have always input must not be served in each of them."""
+    """An HTTP request takes several rounds of asyncio: peers that always have input must not be served in each of them."""
     monkeypatch.setattr("kvitto.server.poller.SHARE_S", 1e9)
     poller, served = Poller(), list[int]()
 

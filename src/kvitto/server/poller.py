@@ -26,8 +26,10 @@ READY_MAX = 512
 ROUNDS = 100
 """At most this many rounds follow each other without asyncio."""
 SHARE_S = 0.001
-"""While asyncio has callbacks to run, it gets as much time behind each round of peers as that round has taken, and at least this."""
+"""While asyncio has callbacks to run, peers that have been served are served again after this time in seconds, or after as much time as
+serving them has taken, if that is longer."""
 NOBODY: dict[int, Served] = {}
+"""The peers of a round that serves none."""
 LONGEST_MS = 86_400_000
 """The longest wait, which an integer of C can hold. Asyncio waits again after it."""
 _IN, _OUT = 1, 4  # EPOLLIN, EPOLLOUT; C variables when compiled
@@ -92,7 +94,7 @@ class Poller(selectors.BaseSelector):
         self.loop: Any = None
         """The loop that calls `select`."""
         self._share_ends = 0.0
-        """Until this time asyncio's callbacks come before peers."""
+        """While asyncio has callbacks to run, no peer is served before this time of `ticks.seconds`."""
 
     # -- peers -----------------------------------------------------------------------------------------------
 
@@ -108,20 +110,16 @@ class Poller(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """Wait, serve the peers that are ready, and return what asyncio has to handle.
 
-        While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message. While it has callbacks to run,
-        they get their share of the time: an HTTP request takes several rounds of asyncio, and peers that flood the broker take milliseconds
-        in each round.
+        While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message.
         """
         loop = self.loop
-        if timeout is not None and timeout <= 0 and ticks.seconds() < self._share_ends:
-            return self.round(timeout, NOBODY)[1]
         if loop is None or (timeout is not None and timeout <= 0):
-            return self.round(timeout, self._served)[1]
+            return self.round(timeout)[1]
         end = math.inf if timeout is None else ticks.seconds() + timeout
         first = loop._scheduled[0] if loop._scheduled else None
         found: list[tuple[SelectorKey, int]] = []
         for _ in range(ROUNDS):
-            served, found = self.round(timeout, self._served)
+            served, found = self.round(timeout)
             timers = loop._scheduled
             if not served or found or loop._ready or (timers[0] if timers else None) is not first:
                 break
@@ -131,9 +129,15 @@ class Poller(selectors.BaseSelector):
                     break
         return found
 
-    def round(self, timeout: float | None, peers: dict[int, Served]) -> tuple[bool, list[tuple[SelectorKey, int]]]:
-        """Wait once, and serve those of `peers` that are ready. Return whether there were any, and what asyncio has to handle."""
+    def round(self, timeout: float | None) -> tuple[bool, list[tuple[SelectorKey, int]]]:
+        """Wait once, and serve the peers that are ready. Return whether a peer was served, and what asyncio has to handle.
+
+        A timeout of 0 says that asyncio has callbacks to run. An HTTP request needs several of them, one after the other, and peers that
+        publish without pause take milliseconds in each round. So some rounds serve no peers then (`SHARE_S`).
+        """
         served, found, began = False, list[tuple[SelectorKey, int]](), 0.0
+        left_out = timeout is not None and timeout <= 0 and ticks.seconds() < self._share_ends
+        peers = NOBODY if left_out else self._served
         self.serving = True
         try:
             if self._epoll is None:
@@ -152,9 +156,9 @@ class Poller(selectors.BaseSelector):
         finally:  # a peer has raised: the others may have asked for a turn
             self.serving = False
             self.turn()
-            if served:
-                now = ticks.seconds()
-                self._share_ends = now + max(now - began, SHARE_S)
+        if served:
+            now = ticks.seconds()
+            self._share_ends = now + max(now - began, SHARE_S)
         return served, found
 
     # -- the system's selector -------------------------------------------------------------------------------
