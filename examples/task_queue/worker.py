@@ -55,12 +55,13 @@ def main() -> None:
             target = resize(Path(task["picture"]), int(task["width"]), args.out)
         except (ValueError, KeyError, TypeError, OSError, UnidentifiedImageError) as problem:
             # It would fail in the same way for every worker: give it up rather than hand it round for ever.
-            print(f"[❌] Cannot do {body[:80]!r}: {problem}", flush=True)
             channel.basic_reject(method.delivery_tag, requeue=False)
+            print(f"[❌] Cannot do {body[:80]!r}: {problem}", flush=True)
             return
-        print(f"[✅] Image resized: {target.name}", flush=True)
-        # Only now may the broker forget the task.
+        # Only now may the broker forget the task. The line is printed behind the ack, so a worker that is killed after it
+        # does not leave the task to another one.
         channel.basic_ack(delivery_tag=method.delivery_tag)
+        print(f"[✅] Image resized: {target.name}", flush=True)
 
     channel.basic_consume(QUEUE, on_task)
     print("[✅] Waiting for tasks. Ctrl-C ends me", flush=True)
