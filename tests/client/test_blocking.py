@@ -1,5 +1,6 @@
 """`kvitto.connect_sync`: the asyncio client for threads."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -82,6 +83,29 @@ def test_a_stream_is_published_and_failures_are_numbered(kvitto_broker: HasUrl) 
         with pytest.raises(ManyFailed) as error:
             channel.publish_many(messages, mandatory=True)
         assert [index for index, _ in error.value.failed] == [5000]
+
+
+def test_a_stream_keeps_its_order(kvitto_broker: HasUrl) -> None:
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        bodies = [b"%d" % n for n in range(20_000)]
+        assert channel.publish_many(bodies, "q") == len(bodies)
+        with queue.consume(no_ack=True) as consumer:
+            assert [message.body for message in itertools.islice(consumer, len(bodies))] == bodies
+
+
+def test_what_a_failed_stream_did_not_send_is_among_its_failures(kvitto_broker: HasUrl) -> None:
+    """The bodies fill the socket, so the chunk with the failure is not all sent when it fails, and the next one is under way."""
+    with kvitto.connect_sync(kvitto_broker.url) as connection, connection.channel() as channel:
+        queue = channel.queue("q", durable=True)
+        messages = [kvitto.Message(bytes(20_000), "nowhere" if n == 10 else "q") for n in range(9000)]
+        with pytest.raises(ManyFailed) as error:
+            channel.publish_many(messages, mandatory=True)
+        failed = dict(error.value.failed)
+        assert len(failed) > 1 and isinstance(failed[10], Returned)
+        assert all("not sent" in str(each) for index, each in failed.items() if index != 10)
+        channel.publish(b"last", "q")
+        assert queue.purge() == error.value.taken - len(failed) + 1
 
 
 def test_what_does_not_fit_is_told_by_the_next_call(kvitto_broker: HasUrl) -> None:

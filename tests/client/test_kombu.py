@@ -383,6 +383,15 @@ def test_on_blocked_is_called(connection: kombu.Connection) -> None:
     assert said == ["low on disk", ""] and opened.blocked is None
 
 
+def test_a_socket_that_is_readable_without_data_is_no_timeout(connection: kombu.Connection) -> None:
+    """A TLS socket is readable for session tickets, too, of which OpenSSL gives no data."""
+    opened = connection.connect()
+    read, left = opened.read, [False, False]
+    opened.read = lambda: left.pop() if left else read()
+    assert connection.channel().queue_declare(exclusive=True).message_count == 0
+    assert not left
+
+
 def test_over_tls_a_hub_hands_out_all_that_was_decrypted(tmp_path: Path) -> None:
     """A read of a TLS socket may leave decrypted bytes, of which no loop is told."""
     certificate = make_certificate(tmp_path / "tls")

@@ -32,10 +32,7 @@ def main() -> int:
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run these stories once, sanitized")
     parser.add_argument("--distil", action="store_true", help="replace the corpus by the smallest that is as good")
     arguments = parser.parse_args()
-    try:
-        build.build()
-    except build.BuildError as error:
-        print(f"cannot build the modules with sanitizers: {error}", file=sys.stderr)
+    if not build.prepared():
         return 2
     HOME.mkdir(parents=True, exist_ok=True)
     if arguments.replay:

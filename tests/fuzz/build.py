@@ -64,6 +64,16 @@ def build(checkout: Path = ROOT) -> None:
     shutil.copyfile(checkout / "build" / "compiled" / "stamp", place(checkout) / "stamp")
 
 
+def prepared(checkout: Path = ROOT) -> bool:
+    """Build, and return whether there is a build now. If not, say why."""
+    try:
+        build(checkout)
+    except BuildError as error:
+        print(f"cannot build the modules with sanitizers: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def compile_changed(c_files: Path, target: Path) -> None:
     """Each C file whose contents, or whose recipe, are others than last time."""
     target.mkdir(parents=True, exist_ok=True)

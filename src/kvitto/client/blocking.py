@@ -13,6 +13,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -22,11 +23,13 @@ from kvitto.client.aio import connection as aio
 from kvitto.client.aio.channel import Channel, reply_to
 from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
-from kvitto.client.aio.errors import AlreadySettled, Closed, ManyFailed
+from kvitto.client.aio.errors import AlreadySettled, Closed, ManyFailed, PublishFailed
 from kvitto.client.aio.events import Event
 from kvitto.client.aio.message import DEFAULT, Fields, Message, encode
 from kvitto.client.aio.queue import PREFETCH, Exchange, Queue
+from kvitto.client.aio.ranges import Offsets, RangeReader
 from kvitto.client.aio.rpc import RPC
+from kvitto.client.aio.stages import Stage
 from kvitto.client.uri import DEFAULT_URI
 from kvitto.wire.tables import Table
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 1 << 12
 """The number of messages that `publish_many` hands over at a time."""
+UNDER_WAY = 4
+"""The number of such chunks that may be under way before the first of them is waited for."""
 WAITING_MAX = 1 << 15
 """Without confirms `publish` waits while so many messages are not handed over."""
 
@@ -262,32 +267,11 @@ class SyncChannel:
 
         The iterable is read in this thread, some thousand messages ahead of the confirms.
         """
-        source = iter(messages)
-        taken = 0
-        under_way: deque[tuple[int, Any]] = deque()
-        failed: list[tuple[int, Exception]] = []
-        while not failed:
-            chunk = list(itertools.islice(source, CHUNK))
-            if chunk:
-                work = self._channel.publish_many(chunk, routing_key, exchange=exchange, mandatory=mandatory, **fields)
-                under_way.append((taken, asyncio.run_coroutine_threadsafe(work, self._loop.loop)))
-                taken += len(chunk)
-            while under_way and (len(under_way) > 3 or not chunk or failed):
-                first, future = under_way.popleft()
-                try:
-                    future.result()
-                except ManyFailed as error:
-                    failed += [(first + index, each) for index, each in error.failed]
-            if not chunk:
-                break
-        for first, future in under_way:
-            try:
-                future.result()
-            except ManyFailed as error:
-                failed += [(first + index, each) for index, each in error.failed]
-        if failed:
-            raise ManyFailed(taken, failed)
-        return taken
+
+        def publish(chunk: Iterable[bytes | Message]) -> Coroutine[Any, Any, int]:
+            return self._channel.publish_many(chunk, routing_key, exchange=exchange, mandatory=mandatory, **fields)
+
+        return _Stream(self._loop, publish).publish(messages)
 
     def queue(
         self,
@@ -353,6 +337,22 @@ class SyncChannel:
             raise
         self._loop.run(transaction.__aexit__(None, None, None))
 
+    def stage(self, writer: str, batch: int, *, task: str = "1", commit: bool = True) -> SyncStage:
+        """Return a stage, see `Channel.stage`: `with channel.stage("import", 7) as stage:`."""
+        return SyncStage(self._loop, self._channel.stage(writer, batch, task=task, commit=commit))
+
+    def commit_stages(self, writer: str, batch: int, tasks: Sequence[str], *, timeout_s: float | None = None) -> bool:
+        """Commit the stages of these tasks, see `Channel.commit_stages`. After TimeoutError call it again."""
+        return self._loop.run(self._channel.commit_stages(writer, batch, tasks), timeout_s)
+
+    def last_batch(self, writer: str) -> int | None:
+        """Return the number of the last batch that this writer has committed, or None if it has committed none."""
+        return self._loop.run(self._channel.last_batch(writer))
+
+    def forget_writer(self, writer: str) -> None:
+        """Forget a writer, see `Channel.forget_writer`."""
+        self._loop.run(self._channel.forget_writer(writer))
+
     def wrap(self, queue: Queue) -> Wrap:
         """Return what makes a message for the program of one of this queue."""
         return SyncMessage
@@ -368,6 +368,69 @@ class SyncChannel:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+class SyncStage:
+    """A stage, see `Stage`. Any number of threads may publish into it."""
+
+    def __init__(self, loop: Loop, stage: Stage) -> None:
+        self._loop = loop
+        self._stage = stage
+
+    @property
+    def committed(self) -> bool:
+        """Whether the broker has committed this batch or a later one. If it had done so when the stage was opened, nothing is sent."""
+        return self._stage.committed
+
+    @property
+    def fresh(self) -> bool | None:
+        """Whether the commit of this stage has published the batch; False if an earlier commit had. It is None before the commit."""
+        return self._stage.fresh
+
+    def publish(
+        self,
+        body: bytes,
+        routing_key: str = "",
+        *,
+        exchange: str = "",
+        mandatory: bool = False,
+        timeout_s: float | None = None,
+        **fields: Unpack[Fields],
+    ) -> None:
+        """Publish into the stage, see `Stage.publish`."""
+        work = self._stage.publish(body, routing_key, exchange=exchange, mandatory=mandatory, **fields)
+        self._loop.run(work, timeout_s)
+
+    def publish_many(
+        self,
+        messages: Iterable[bytes | Message],
+        routing_key: str = "",
+        *,
+        exchange: str = "",
+        mandatory: bool = False,
+        **fields: Unpack[Fields],
+    ) -> int:
+        """Publish a stream of messages into the stage, as `Stage.publish_many` does. The iterable is read in this thread, some
+        thousand messages ahead of the confirms."""
+        if self._stage.committed:
+            return 0
+
+        def publish(chunk: Iterable[bytes | Message]) -> Coroutine[Any, Any, int]:
+            return self._stage.publish_many(chunk, routing_key, exchange=exchange, mandatory=mandatory, **fields)
+
+        return _Stream(self._loop, publish).publish(messages)
+
+    def commit(self, *, timeout_s: float | None = None) -> bool:
+        """Commit this stage, see `Stage.commit`. After TimeoutError call it again."""
+        return self._loop.run(self._stage.commit(), timeout_s)
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._stage.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is None or not self._loop.loop.is_closed():
+            self._loop.run(self._stage.__aexit__(kind, error, tb))
 
 
 class SyncRPC:
@@ -442,6 +505,14 @@ class SyncQueue:
         """Return one message, None if the queue is empty."""
         message = self._loop.run(self._queue.get(no_ack=no_ack))
         return None if message is None else self._channel.wrap(self._queue)(message, Settling(self._loop))
+
+    def read(self, start: int = 0, end: int | None = None, *, batch: int = 1000) -> SyncRangeReader:
+        """Return an iterator over a range of offsets, see `Queue.read`: `for message in queue.read(100, 200):`."""
+        return SyncRangeReader(self._loop, self._queue.read(start, end, batch=batch))
+
+    def offsets(self) -> Offsets:
+        """Return the offsets at which the queue begins and ends, see `Queue.offsets`."""
+        return self._loop.run(self._queue.offsets())
 
     def bind(self, exchange: str | SyncExchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Bind the queue to an exchange."""
@@ -564,13 +635,11 @@ class SyncMessage:
             self.reject(requeue=not isinstance(error, Exception))
 
 
-class SyncConsumer:
-    """An iterator over the messages of a queue, see `Consumer`. `with` or `cancel` ends it."""
+class SyncMessages:
+    """An iterator over messages, of which several come from the loop at a time. Any number of threads may use it."""
 
-    def __init__(self, loop: Loop, consumer: Consumer, timeout_s: float | None, wrap: Wrap) -> None:
+    def __init__(self, loop: Loop, wrap: Wrap) -> None:
         self._loop = loop
-        self._consumer: Consumer | None = consumer
-        self._timeout_s = timeout_s
         self._wrap = wrap
         self._here: deque[IncomingMessage] = deque()
         self._settling = Settling(loop)
@@ -584,15 +653,35 @@ class SyncConsumer:
                 return self._wrap(self._here.popleft(), self._settling)
             except IndexError:
                 pass
-            if self._consumer is None:
-                raise StopIteration
             try:
-                self._here.extend(self._loop.run(self._consumer.take_all(), self._timeout_s))
-            except TimeoutError:
-                self.cancel()
-                raise StopIteration from None
+                self._here.extend(self._take_all())
             except StopAsyncIteration:
                 raise StopIteration from None
+
+    def _take_all(self) -> list[IncomingMessage]:
+        """Wait for messages, and return those that are here. Raises StopAsyncIteration at the end."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class SyncConsumer(SyncMessages):
+    """An iterator over the messages of a queue, see `Consumer`. `with` or `cancel` ends it."""
+
+    def __init__(self, loop: Loop, consumer: Consumer, timeout_s: float | None, wrap: Wrap) -> None:
+        super().__init__(loop, wrap)
+        self._consumer: Consumer | None = consumer
+        self._timeout_s = timeout_s
+
+    def _take_all(self) -> list[IncomingMessage]:
+        if self._consumer is None:
+            raise StopAsyncIteration
+        try:
+            return self._loop.run(self._consumer.take_all(), self._timeout_s)
+        except TimeoutError:
+            self.cancel()
+            raise StopAsyncIteration from None
 
     def cancel(self) -> None:
         """End it. Messages that were not taken return to the queue."""
@@ -611,14 +700,89 @@ class SyncConsumer:
     def __del__(self) -> None:
         self._return_messages()  # the consumer itself ends as its own handle goes
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.cancel()
 
 
+class SyncRangeReader(SyncMessages):
+    """An iterator over the messages of a range of offsets, see `RangeReader`. `close`, or the end of a `with` block, ends it early."""
+
+    def __init__(self, loop: Loop, reader: RangeReader) -> None:
+        super().__init__(loop, SyncMessage)
+        self._reader = reader
+
+    def _take_all(self) -> list[IncomingMessage]:
+        return self._loop.run(self._reader.take_all())
+
+    def close(self) -> None:
+        """End the iterator. A second call does nothing."""
+        self._here.clear()
+        if not self._loop.loop.is_closed():
+            self._loop.run(self._reader.close())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
 Wrap = Callable[[IncomingMessage, Settling], SyncMessage]
+
+
+class _Stream:
+    """One call of `publish_many`. The messages are sent in order, in chunks of which several wait for their confirms."""
+
+    def __init__(
+        self, loop: Loop, publish_many: Callable[[Iterable[bytes | Message]], Coroutine[Any, Any, int]]
+    ) -> None:
+        self._loop = loop.loop
+        self._publish_many = publish_many
+        self._failed: list[tuple[int, Exception]] = []
+
+    def publish(self, messages: Iterable[bytes | Message]) -> int:
+        """Return the number of messages when all are confirmed. Raises ManyFailed, and what else publishing raises."""
+        source = iter(messages)
+        taken = confirmed = 0
+        under_way: deque[Future[int]] = deque()
+        before, sent = None, asyncio.Event()
+        while not self._failed and (chunk := list(itertools.islice(source, CHUNK))):
+            work = self._send(taken, chunk, before, sent)
+            under_way.append(asyncio.run_coroutine_threadsafe(work, self._loop))
+            before, sent = sent, asyncio.Event()
+            taken += len(chunk)
+            if len(under_way) == UNDER_WAY:
+                confirmed += under_way.popleft().result()
+        confirmed += sum(each.result() for each in under_way)
+        if self._failed:
+            raise ManyFailed(taken, sorted(self._failed, key=lambda pair: pair[0]))
+        return confirmed
+
+    async def _send(
+        self, first: int, chunk: list[bytes | Message], before: asyncio.Event | None, sent: asyncio.Event
+    ) -> int:
+        """Publish a chunk when the one before has been sent, and return how many messages are confirmed.
+
+        After a failure nothing more is sent, so that no message overtakes one that was left out. What has been taken from the
+        iterable and is not sent is among the failures: a message that is not is taken for confirmed.
+        """
+        if before is not None:
+            await before.wait()
+        tried = 0
+        try:
+            if not self._failed:
+                return await self._publish_many(itertools.chain(chunk, _then(sent)))
+        except ManyFailed as error:
+            tried = error.taken
+            self._failed += [(first + index, each) for index, each in error.failed]
+        finally:
+            sent.set()
+        unsent = PublishFailed("it was not sent, because an earlier message had failed")
+        self._failed += [(first + index, unsent) for index in range(tried, len(chunk))]
+        return 0
+
+
+def _then(sent: asyncio.Event) -> Iterator[bytes | Message]:
+    """Yield nothing. It stands behind the last message: when it is asked for more, all messages have been sent."""
+    sent.set()
+    yield from ()
 
 
 def _name(exchange: str | SyncExchange) -> str:

@@ -359,16 +359,16 @@ class Connection:
         self.announce()
 
     def _receive(self, timeout_s: float | None) -> None:
-        """Wait until the server has sent something, and read it."""
-        if self.read():
-            return
+        """Wait until the server has sent something, and read it. Raise socket.timeout if there is nothing in time (seconds; 0 does
+        not wait, None waits for ever)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         transport = self.transport
-        if timeout_s != 0:
+        while not self.read():  # a TLS socket can also be readable for what is OpenSSL's alone, such as session tickets
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError("timed out")
             self.push_settlements()
-            transport.wait(False, timeout_s)
-            if self.read():
-                return
-        raise TimeoutError("timed out")
+            transport.wait(False, left)
 
     def read(self) -> bool:
         """Receive what has arrived, and handle all of it but deliveries. Return False if nothing has, or while another

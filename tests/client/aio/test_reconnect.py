@@ -10,19 +10,15 @@ import pytest
 import kvitto
 from kvitto.client import AMQPError, ConnectFailed, ConnectionLost
 from kvitto.client.aio import Closed, Disconnected, Event, PublishUnknown, Reconnected, TopologyFailed
-from kvitto.client.aio import connection as connection_module
 from tests.support.faults import Faults
 from tests.support.running import asynchronous
+
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 class HasUrl(Protocol):
     url: str
     port: int
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "BACKOFF_S", 0.001)
 
 
 def url(proxy: Faults) -> str:

@@ -32,10 +32,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path, default=HOME, help=f"where findings go (default: {HOME})")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="perform these stories once")
     arguments = parser.parse_args()
-    try:
-        build.build(arguments.checkout)
-    except build.BuildError as error:
-        print(f"cannot build the modules with sanitizers: {error}", file=sys.stderr)
+    if not build.prepared(arguments.checkout):
         return 2
     if arguments.replay:
         return max(replay(arguments.checkout, file) for file in arguments.replay)

@@ -7,8 +7,10 @@ from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.errors import (
     AlreadySettled,
     Closed,
+    CommitUnknown,
     ManyFailed,
     Nacked,
+    NotSupported,
     PublishFailed,
     PublishUnknown,
     Returned,
@@ -27,7 +29,9 @@ from kvitto.client.aio.events import (
 )
 from kvitto.client.aio.message import Message
 from kvitto.client.aio.queue import Exchange, Queue
+from kvitto.client.aio.ranges import Offsets, RangeReader
 from kvitto.client.aio.rpc import RPC
+from kvitto.client.aio.stages import Stage
 
 __all__ = [
     "AlreadySettled",
@@ -35,6 +39,7 @@ __all__ = [
     "Channel",
     "ChannelFailed",
     "Closed",
+    "CommitUnknown",
     "ConnectAttemptFailed",
     "Connection",
     "Consumer",
@@ -47,13 +52,17 @@ __all__ = [
     "Message",
     "MessageReturned",
     "Nacked",
+    "NotSupported",
+    "Offsets",
     "Opening",
     "PublishFailed",
     "PublishUnknown",
     "Queue",
     "RPC",
+    "RangeReader",
     "Reconnected",
     "Returned",
+    "Stage",
     "TopologyFailed",
     "Unblocked",
     "connect",

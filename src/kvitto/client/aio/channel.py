@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from kvitto.client.aio.consumer import Subscription, cancelled_by_broker
@@ -14,6 +14,7 @@ from kvitto.client.aio.events import ChannelFailed, ConsumerFailed, MessageRetur
 from kvitto.client.aio.link import FLUSH_BYTES, Port, copy_of
 from kvitto.client.aio.message import DEFAULT, Fields, Message, encode
 from kvitto.client.aio.queue import REPLY_TO, Exchange, Queue
+from kvitto.client.aio.stages import Stage, commit_stages, forget_writer, last_batch
 from kvitto.client.errors import AMQPError, ChannelClosed, ConnectionLost
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
@@ -37,6 +38,9 @@ class Channel:
     Calls wait while the client reconnects. If the broker closes the channel, each call raises ChannelClosed with its
     reason; open another channel.
     """
+
+    survives = True
+    """Whether the channel is opened again when its connection comes back."""
 
     def __init__(self, connection: Connection, *, confirms: bool = True) -> None:
         self.connection = connection
@@ -265,6 +269,36 @@ class Channel:
         finally:
             self._in_transaction = False
 
+    # --- stages, which only Kvitto has
+
+    def stage(self, writer: str, batch: int, *, task: str = "1", commit: bool = True) -> Stage:
+        """Return a stage: what is published into it becomes visible at once, when it is committed, and only once.
+
+        writer: a name for what must be written once, such as a job. batch: a number that only increases. task: the name
+        of one attempt at a part of the batch; one that is opened again is emptied first. commit: whether the end of
+        `async with` commits this stage; else call `commit_stages` with the tasks that are accepted. An exception in
+        the block commits nothing. Raises NotSupported if the broker is not Kvitto, ChannelClosed if it refuses.
+        """
+        return Stage(self, writer, batch, task, commit)
+
+    async def commit_stages(self, writer: str, batch: int, tasks: Sequence[str]) -> bool:
+        """Publish the messages in the stages of these tasks, in this order, and drop the writer's others up to this batch.
+
+        Return when that is durable: True, or False if this batch or a later one was committed before and nothing
+        happened. It is asked again after a reconnect, then False may mean that the lost call has committed. Raises
+        CommitUnknown if the connection does not come back, ChannelClosed (404) if a stage is missing. After a call that
+        was cancelled, call it again.
+        """
+        return await commit_stages(self, writer, batch, tasks)
+
+    async def last_batch(self, writer: str) -> int | None:
+        """Return the number of the last batch that this writer has committed, or None if it has committed none."""
+        return await last_batch(self, writer)
+
+    async def forget_writer(self, writer: str) -> None:
+        """Forget a writer that will not come back: the broker drops its stages that are not committed, and the number of its last batch."""
+        await forget_writer(self, writer)
+
     def _check_transaction(self, port: Port) -> None:
         if self._transacted is not port or port.ended is not None:
             raise ConnectionLost("the connection was lost during the transaction, which had no effect; begin it again")
@@ -334,7 +368,7 @@ class Channel:
             requests.append(port.call(self._qos, m.BasicQosOk))
         await _all(requests)
         self._number = port.number
-        port.core.keep = self.confirms and self.connection.resends
+        port.core.keep = self.confirms and self.connection.resends and self.survives
         if not again:
             self.attach(port)
 
@@ -367,7 +401,7 @@ class Channel:
 
     def port_ended(self, port: Port, error: AMQPError) -> None:
         """From the port: give all that waits its error, or keep it for the next connection."""
-        lost = isinstance(error, ConnectionLost) and self.connection.reconnects
+        lost = isinstance(error, ConnectionLost) and self.connection.reconnects and self.survives
         if self._port is port:
             self._port = self._core = None
         for rpc in self._rpcs:

@@ -142,31 +142,36 @@ class Connection:
         confirms: whether `publish` returns when the broker has confirmed; else when the message is on its way.
         """
 
+        return Opening(lambda: self._open_channel(confirms, intercepted=bool(self.interceptors)))
+
+    async def single_channel(self, *, intercepted: bool = False) -> Channel:
+        """Open a channel with confirms that is not opened again after a reconnect. Kvitto's extensions need one."""
+        return await self._open_channel(True, intercepted=intercepted and bool(self.interceptors), survives=False)
+
+    async def _open_channel(self, confirms: bool, *, intercepted: bool, survives: bool = True) -> Channel:
         new: type[Channel] = Channel
-        if self.interceptors:
+        if intercepted:
             from kvitto.client.aio.intercepted import InterceptedChannel
 
             new = InterceptedChannel
-
-        async def start() -> Channel:
-            while True:
-                channel = new(self, confirms=confirms)
-                while self._link is None:
-                    await self.wait_ready()
-                port = self._link.port(channel)
-                try:
-                    await channel.open(port)
-                    self._channels[channel] = None
-                    return channel
-                except ConnectionLost:
-                    if not self.reconnects:
-                        raise
-                except asyncio.CancelledError:
-                    with contextlib.suppress(AMQPError):
-                        port.close().add_done_callback(_look_at)
+        while True:
+            channel = new(self, confirms=confirms)
+            channel.survives = survives
+            while self._link is None:
+                await self.wait_ready()
+            port = self._link.port(channel)
+            try:
+                await channel.open(port)
+                if not survives and channel.closed is not None:  # lost in the same turn: it must not be opened again
+                    raise copy_of(channel.closed)
+                self._channels[channel] = None
+                return channel
+            except ConnectionLost:
+                if not self.reconnects:
                     raise
-
-        return Opening(start)
+            except asyncio.CancelledError:
+                port.close_soon()
+                raise
 
     @property
     def blocked(self) -> str | None:
@@ -351,7 +356,7 @@ class Connection:
         await self._declare(link)
         for channel, port in opened:
             if channel.closed is not None:
-                port.close().add_done_callback(_look_at)
+                port.close_soon()
                 continue
             channel.attach(port)
             with contextlib.suppress(ChannelClosed):  # the channel has told its own callers
@@ -393,9 +398,3 @@ class _Declaring:
 
     def returned(self, returned: Returned) -> None:
         pass
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for this answer; that it does not come means that the channel has ended, which is as good."""
-    if not future.cancelled():
-        future.exception()

@@ -10,7 +10,8 @@ from kvitto.wire.properties import Properties
 
 
 class PublishFailed(AMQPError):
-    """A message was not confirmed: `Nacked`, `Returned` or `PublishUnknown`."""
+    """A message was not confirmed: `Nacked`, `Returned` or `PublishUnknown`. In a `ManyFailed` of the synchronous `publish_many` it
+    also stands for a message that was not sent, because an earlier one had failed."""
 
 
 class Nacked(PublishFailed):
@@ -59,6 +60,17 @@ class ManyFailed(PublishFailed):
         super().__init__(f"{len(failed)} of {taken} messages were not confirmed; the first is number {index}: {first}")
         self.taken = taken
         self.failed = failed
+
+
+class NotSupported(AMQPError):
+    """The call needs an extension of AMQP that only Kvitto has, and the broker lacks it. Nothing was sent."""
+
+
+class CommitUnknown(AMQPError):
+    """The connection was lost while a batch was being committed, so it is unknown whether it is committed. `__cause__` says why.
+
+    Commit the same batch again: that does nothing if it is committed.
+    """
 
 
 class AlreadySettled(AMQPError):

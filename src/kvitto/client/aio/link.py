@@ -90,6 +90,11 @@ class Port:
         self.core.die()
         return future
 
+    def close_soon(self) -> None:
+        """Close the channel in order, and wait for nothing: that no answer comes means that it has ended, which is as good."""
+        with contextlib.suppress(AMQPError):
+            self.close().add_done_callback(_look_at)
+
     def check(self) -> None:
         if self.ended is not None:
             raise copy_of(self.ended)
@@ -475,3 +480,9 @@ def copy_of(error: AMQPError) -> AMQPError:
     with contextlib.suppress(AttributeError):
         copied.__cause__ = error.__cause__
     return copied
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Take the error of an answer that nobody waits for, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from kvitto.client.aio.consumer import Consumer
 from kvitto.client.aio.core import IncomingMessage
 from kvitto.client.aio.message import Fields, Message
+from kvitto.client.aio.ranges import Offsets, RangeReader, offsets
 from kvitto.client.aio.topology import key_of
 from kvitto.wire import methods as m
 from kvitto.wire.tables import Table
@@ -54,6 +55,22 @@ class Queue:
     async def get(self, *, no_ack: bool = False) -> IncomingMessage | None:
         """Return one message, None if the queue is empty. Cancelled, it returns the message to the queue."""
         return await self.channel.get(self.name, no_ack=no_ack)
+
+    def read(self, start: int = 0, end: int | None = None, *, batch: int = 1000) -> RangeReader:
+        """Return an iterator over the unsettled messages with offsets from start to end - 1, which leaves them in the queue:
+        `async for message in queue.read(100, 200)`. Only Kvitto has this.
+
+        end: None, or an offset behind it, means the end of the messages that are durable when the read begins. batch: for
+        how many offsets the broker is asked at a time. `message.offset` is the offset; nothing is acked. Raises
+        NotSupported, ChannelClosed (403 if the queue has consumers, 404), ConnectionLost if the client does not
+        reconnect, and AMQPError if the queue was deleted and declared again meanwhile.
+        """
+        return RangeReader(self, start, end, batch)
+
+    async def offsets(self) -> Offsets:
+        """Return the offsets at which the queue begins and ends, and its incarnation. Raises NotSupported with other brokers than
+        Kvitto."""
+        return await offsets(self)
 
     async def bind(self, exchange: str | Exchange, routing_key: str = "", *, arguments: Table | None = None) -> None:
         """Bind the queue to an exchange."""
