@@ -9,14 +9,10 @@ import pytest
 
 import kvitto
 from kvitto.client import ConnectionLost
-from kvitto.client.aio import connection as connection_module
 from tests.support.faults import Faults
 from tests.support.running import asynchronous
 
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "BACKOFF_S", 0.001)
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.mark.parametrize("on_unconfirmed", ["raise", "resend"])

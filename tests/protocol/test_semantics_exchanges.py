@@ -82,6 +82,15 @@ def test_what_there_is_from_the_start(raw: Raw) -> None:
     exchange(raw, "amq.direct", "direct", durable=True)
 
 
+def test_the_exchange_of_traces(raw: Raw, name: str) -> None:
+    """Q: queues can be bound to `amq.rabbitmq.trace`, and clients cannot publish to it."""
+    raw.call(1, m.ExchangeDeclare("amq.rabbitmq.trace", "topic", passive=True), m.ExchangeDeclareOk)
+    raw.call(1, m.QueueDeclare(name), m.QueueDeclareOk)
+    bind(raw, name, "amq.rabbitmq.trace", "#")
+    raw.publish(1, "amq.rabbitmq.trace", "publish.x", b"x")
+    raw.channel_error(403)
+
+
 def test_passive_looks(raw: Raw, name: str) -> None:
     """Q."""
     refused(raw, m.ExchangeDeclare(name, "direct", passive=True), 404, f"no exchange '{name}' in vhost '/'")

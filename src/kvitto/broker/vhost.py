@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvitto.broker")
 
+TRACE = "amq.rabbitmq.trace"
+"""The exchange to which RabbitMQ copies messages while tracing is on. Programs bind queues to it; Kvitto publishes nothing to it."""
 PREDECLARED = (
     ("", "direct"),
     ("amq.direct", "direct"),
@@ -48,6 +50,7 @@ PREDECLARED = (
     ("amq.headers", "headers"),
     ("amq.match", "headers"),
     ("amq.topic", "topic"),
+    (TRACE, "topic"),
 )
 POLICY, OPERATOR_POLICY = "policy", "operator_policy"
 """The kinds of these objects in the definitions."""
@@ -87,7 +90,7 @@ class VHost:
         self.broker = broker
         self.name = name
         self.settings = settings or VHostSettings()
-        self.exchanges: dict[str, Exchange] = {n: Exchange(n, kind) for n, kind in PREDECLARED}
+        self.exchanges: dict[str, Exchange] = {n: Exchange(n, kind, internal=n == TRACE) for n, kind in PREDECLARED}
         self.policies: dict[str, Policy] = {}
         self.operator_policies: dict[str, Policy] = {}
         self.queues: dict[str, Queue] = {}

@@ -535,7 +535,7 @@ class Channel:
                 o += _ENTRY
             b.n = kept
             self._head = 0
-        b.reserve(_ENTRY)
+        b.reserve_in_place(_ENTRY)
 
     def remember_one(self, offset: int, body_len: int, slot: int) -> int:
         """`remember` for callers that are not compiled."""
