@@ -17,6 +17,12 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvitto"))
 os.environ.setdefault("KVITTO_SEED", str(secrets.randbits(32)))  # the processes of this run get it from here
 
 
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the asyncio client reconnect at once."""
+    monkeypatch.setattr("kvitto.client.aio.connection.BACKOFF_S", 0.001)
+
+
 def pytest_timeout_set_timer(item: pytest.Item, settings: object) -> bool | None:
     """Limits of time are those of a quiet machine."""
     return patience.set_timer(item, settings)

@@ -1,5 +1,6 @@
 """x-max-priority: the highest first, the oldest first within a priority, whatever happens in between."""
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -116,7 +117,11 @@ def test_whatever_the_headers_hold_the_priority_is_read() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["add", "pop", "remove", "below"]), st.integers(0, 60), st.integers(1, 9))))
 def test_ranks_hold_what_a_range_set_holds(steps: list[tuple[str, int, int]]) -> None:
     """The same set as RangeSet; only which one is first differs."""
-    ranks, plain = Ranks(lambda offset: offset * 7 % 3), RangeSet()
+
+    def rank_runs(start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        return ((offset * 7 % 3, offset, 1) for offset in range(start, start + count))
+
+    ranks, plain = Ranks(rank_runs), RangeSet()
     for what, start, count in steps:
         if what == "add" and not any(o in plain for o in range(start, start + count)):
             ranks.add(start, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvitto.wire.buf import WIDER_MAX, Buf
+from kvitto.wire.buf import LARGE, WIDER_MAX, Buf
 
 
 def test_a_buffer_widens_by_an_eighth_and_keeps_what_it_holds() -> None:
@@ -18,6 +18,17 @@ def test_a_buffer_widens_by_an_eighth_and_keeps_what_it_holds() -> None:
     assert buf.cap == (100 << 20) + WIDER_MAX
     buf.add(b"behind")
     assert buf.tobytes() == bytes(range(100)) + b"behind"
+
+
+def test_only_a_large_buffer_grows_in_place() -> None:
+    """A small one at least doubles, so that adding bytes one by one stays cheap; a large one grows by little at a time."""
+    small = Buf(64)
+    small.reserve_in_place(65)
+    assert small.cap == 192
+    large = Buf(LARGE + 1)
+    large.n = LARGE + 1
+    large.reserve_in_place(1)
+    assert large.cap <= (LARGE + 2) * 9 // 8
 
 
 def test_a_view_of_a_buffer_that_widens_stays_as_it_is() -> None:

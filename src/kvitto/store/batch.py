@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 HEADER = BATCH.size
 SMALL = 4096
 """A batch of at most this many bytes is copied into one buffer to be written."""
-WIDENED = 1 << 20
-"""A buffer with more bytes than this grows by an eighth at a time."""
 
 _HEADER = HEADER  # C variables when compiled
 _PREFIX = PREFIX.size
@@ -139,19 +137,19 @@ class Batch:
 
     def put(self, key: bytes, props: bytes, body: bytes, ttl_ms: int, flags: int) -> None:
         """`add` for callers that have bytes objects. Large buffers grow in place."""
-        widen(self.index, entry.SIZE)
-        widen(self.meta, len(key) + len(props))
-        widen(self.body, len(body))
+        self.index.reserve_in_place(entry.SIZE)
+        self.meta.reserve_in_place(len(key) + len(props))
+        self.body.reserve_in_place(len(body))
         self.add(key, 0, len(key), props, 0, len(props), body, 0, len(body), ttl_ms, flags)
 
     def put_slices(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> Iterator[int]:
         """`put` for a large body, copied slice by slice. Yields the size of each slice. Nothing else may be put until the last slice."""
-        widen(self.index, entry.SIZE)
-        widen(self.meta, len(key) + len(props))
+        self.index.reserve_in_place(entry.SIZE)
+        self.meta.reserve_in_place(len(key) + len(props))
         start = self.body.n
         for at in range(0, body.n, pieces.SLICE_BYTES):
             piece = body.view(at, min(at + pieces.SLICE_BYTES, body.n))
-            widen(self.body, len(piece))
+            self.body.reserve_in_place(len(piece))
             self.body.add(piece)
             yield len(piece)
         e = self.index.n
@@ -359,7 +357,7 @@ class Stored:
         body = Buf(0)
         while body.n < self._size:
             data = self._read(body.n, min(pieces.SLICE_BYTES, self._size - body.n))
-            widen(body, len(data))
+            body.reserve_in_place(len(data))
             body.add(data)
             yield
         return body
@@ -373,12 +371,6 @@ class Stored:
 
 Body = bytes | Buf | Stored
 """The body of a message: bytes, or a buffer that nobody may change if it is large, or a `Stored` if it is only on disk."""
-
-
-def widen(buf: Buf, more: int) -> None:
-    """Make room for `more` bytes in a large buffer, in place: it is neither copied nor cleared again."""
-    if buf.n > WIDENED and buf.n + more > buf.cap:
-        buf.widen(buf.n + more)
 
 
 class BatchHeader:

@@ -9,6 +9,8 @@ cdef class Buf:
     cpdef reserve(self, Py_ssize_t more)
     @cython.locals(cap=Py_ssize_t, fresh=bytearray)
     cpdef grow(self, Py_ssize_t need)
+    @cython.locals(need=Py_ssize_t)
+    cpdef reserve_in_place(self, Py_ssize_t more)
     cpdef widen(self, Py_ssize_t need)
     @cython.locals(k=Py_ssize_t)
     cpdef add(self, source)

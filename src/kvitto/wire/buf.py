@@ -10,6 +10,8 @@ FRESH = 4096
 DETACHED_MAX = 1 << 20
 WIDER_MAX = 2 << 20
 """The maximum number of bytes that `widen` adds ahead at one time."""
+LARGE = 1 << 20
+"""A buffer with more bytes than this is large: to copy it when it grows takes milliseconds."""
 
 
 class Buf:
@@ -41,6 +43,15 @@ class Buf:
         self.data = fresh
         self.p = self.data
         self.cap = cap
+
+    def reserve_in_place(self, more: int) -> None:
+        """Do what `reserve` does, but widen a large buffer, which is then neither copied nor cleared again."""
+        need = self.n + more
+        if need > self.cap:
+            if self.n > LARGE:
+                self.widen(need)
+            else:
+                self.grow(need)
 
     def widen(self, need: int) -> None:
         """Grow in place, to at most an eighth more than `need`: a large buffer is neither copied nor cleared again."""

@@ -56,7 +56,7 @@ class Backlog:
         """Whether messages are ordered by priority. Each is then put into `requeued` as soon as it has come."""
         self.priority_max = 0
         """The highest priority that counts. The queue sets it with its settings."""
-        self.requeued: RangeSet = Ranks(self.rank_of) if ranked else RangeSet()
+        self.requeued: RangeSet = Ranks(self.rank_runs) if ranked else RangeSet()
         """Ready messages below the cursor: those that came back, or all ready messages of a queue with priorities."""
         self.redeliveries = Deliveries()
         self.front: Batch | None = None
@@ -127,7 +127,7 @@ class Backlog:
 
     def take_requeued(self) -> RangeSet:
         """Take all messages that came back."""
-        taken, self.requeued = self.requeued, Ranks(self.rank_of) if self.ranked else RangeSet()
+        taken, self.requeued = self.requeued, Ranks(self.rank_runs) if self.ranked else RangeSet()
         return taken
 
     def forget_unreadable(self, offset: int) -> None:
@@ -149,25 +149,41 @@ class Backlog:
 
         This does not check a large batch; that is done when its messages are read.
         """
-        most, ranks = self.priority_max, self.requeued
+        ranks = self.requeued
         assert isinstance(ranks, Ranks)
         while self.cursor < self.tail.next:
             found = self.in_memory(self.cursor)
             w = self._load_at_cursor(self.outline) if found is None else found[0]
             if w is not None:
-                i, count = self.cursor - w.first, w.count
-                while i < count:
-                    rank, start = min(w.priority_of(i), most), i
-                    i += 1
-                    while i < count and min(w.priority_of(i), most) == rank:
-                        i += 1
-                    ranks.put(rank, w.first + start, i - start)
-                self.cursor = w.first + count
+                for rank, first, count in self._runs(w, self.cursor - w.first, w.count):
+                    ranks.put(rank, first, count)
+                self.cursor = w.first + w.count
 
-    def rank_of(self, offset: int) -> int:
-        """Return the priority of a stored message, 0 if it cannot be read."""
-        found = self.find_outline(offset)
-        return 0 if found is None else min(found[0].priority_of(found[1]), self.priority_max)
+    def rank_runs(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the priorities of `count` stored messages from the offset `start` on, as runs (priority, first offset, number).
+
+        A message that cannot be read has priority 0.
+        """
+        end = start + count
+        while start < end:
+            outline = self.find_outline(start)
+            if outline is None:
+                yield 0, start, 1
+                start += 1
+            else:
+                w, i = outline
+                yield from self._runs(w, i, min(i + end - start, w.count))
+                start = w.first + w.count
+
+    def _runs(self, w: Batch, i: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the priorities of the messages of a batch from index `i` to `end`, as `rank_runs` does."""
+        most = self.priority_max
+        while i < end:
+            rank, first = min(w.priority_of(i), most), i
+            i += 1
+            while i < end and min(w.priority_of(i), most) == rank:
+                i += 1
+            yield rank, w.first + first, i - first
 
     # -- find ------------------------------------------------------------------------------------------------
 

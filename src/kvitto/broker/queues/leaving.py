@@ -12,6 +12,7 @@ from kvitto.format.settlement import DROPPED, EXPIRED
 
 if TYPE_CHECKING:
     from kvitto.broker.queues.work_queue import WorkQueue
+    from kvitto.store.batch import Batch
 
 AFTER_DELIVERY = ("rejected", "delivery_limit")
 """Reasons for dead-lettering that require a delivery before."""
@@ -66,13 +67,11 @@ class Leaving:
         if not self._may_leave():
             return False
         queue, n = self._queue, 1
-        if not queue.backlog.requeued.count:
-            w = queue.backlog.window()
-            if w is not None:
-                i = queue.backlog.cursor - w.first
-                most, now_ms = min(w.count - i, self._left), queue.clock_of(w)
-                while n < most and 0 <= w.expires_at(i + n) <= now_ms:
-                    n += 1
+        w, i, most = self._run()
+        if w is not None:
+            now_ms = queue.clock_of(w)
+            while n < most and 0 <= w.expires_at(i + n) <= now_ms:
+                n += 1
         self._leave("expired", EXPIRED, n)
         return True
 
@@ -108,7 +107,10 @@ class Leaving:
             # in the next turn a consumer may take messages behind an expired head, so the excess is known only then
             if (many or self._head_has_expired()) and not self._may_leave():
                 return
-            self._leave("maxlen", DROPPED)
+            most = 1
+            if many and queue.max_length >= 0:
+                most = max(min(queue.counted() - queue.max_length, self._run()[2]), 1)
+            self._leave("maxlen", DROPPED, most)
 
     def leave_undelivered(self) -> bool:
         """Remove the first ready message, which was delivered too often. Returns False if that must wait for the next turn."""
@@ -127,6 +129,19 @@ class Leaving:
         if self._left <= 0:
             self._wake_in(0)
         return self._left > 0
+
+    def _run(self) -> tuple[Batch | None, int, int]:
+        """Find the messages that may leave as one run, and return (batch, index of the first, number).
+
+        They lie right behind each other in one batch, and this turn has time for them. A message that had come back leaves alone:
+        the batch is None then, and also if there is none to look at.
+        """
+        backlog = self._queue.backlog
+        w = None if backlog.requeued.count else backlog.window()
+        if w is None:
+            return None, 0, 1
+        i = backlog.cursor - w.first
+        return w, i, min(w.count - i, self._left)
 
     def _leave(self, reason: str, outcome: int, most: int = 1) -> None:
         """Dead-letter or drop up to `most` messages: the first ready one and those right behind it."""

@@ -28,7 +28,7 @@ def begin(queue: WorkQueue) -> None:
     once, unless more is known. That is stored in the way in which it is stored after damage and power cuts.
     """
     backlog = queue.backlog
-    ranks = Ranks(backlog.rank_of)
+    ranks = Ranks(backlog.rank_runs)
     for start, count in backlog.requeued:
         ranks.put(0, start, count)
     if backlog.cursor > backlog.flagged_below:
@@ -43,6 +43,6 @@ def begin(queue: WorkQueue) -> None:
 
 def resume(queue: WorkQueue, ranks: Ranks | None = None) -> None:
     """Order the queue's messages by priority from now on. At a start this is called before the queue has any messages."""
-    queue.backlog.order_by_priority(Ranks(queue.backlog.rank_of) if ranks is None else ranks)
+    queue.backlog.order_by_priority(Ranks(queue.backlog.rank_runs) if ranks is None else ranks)
     queue.return_cost = RETURN_COST
     queue.prioritises = False

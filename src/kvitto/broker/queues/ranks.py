@@ -7,16 +7,16 @@ costs memory here, once per run of equal priority.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvitto.broker.queues.ranges import RangeSet
 
 
 class Ranks(RangeSet):
-    """Like RangeSet but for the order; `rank_of` gives an offset's priority, 0 if it cannot be read any more."""
+    """Like RangeSet but for the order. `rank_runs` gives the priorities of offsets (`Backlog.rank_runs`)."""
 
-    def __init__(self, rank_of: Callable[[int], int]) -> None:
-        self._rank_of = rank_of
+    def __init__(self, rank_runs: Callable[[int, int], Iterable[tuple[int, int, int]]]) -> None:
+        self._rank_runs = rank_runs
         self._levels: dict[int, RangeSet] = {}
         self.count = 0
 
@@ -32,7 +32,7 @@ class Ranks(RangeSet):
         return (run for rank in sorted(self._levels, reverse=True) for run in self._levels[rank])
 
     def copy(self) -> Ranks:
-        other = Ranks(self._rank_of)
+        other = Ranks(self._rank_runs)
         other._levels = {rank: level.copy() for rank, level in self._levels.items()}
         other.count = self.count
         return other
@@ -47,8 +47,8 @@ class Ranks(RangeSet):
 
     def add(self, start: int, count: int) -> None:
         """Add offsets none of which is in the set."""
-        for offset in range(start, start + count):
-            self.put(self._rank_of(offset), offset, 1)
+        for rank, first, n in self._rank_runs(start, count):
+            self.put(rank, first, n)
 
     def put(self, rank: int, start: int, count: int) -> None:
         """Do the same as `add` for offsets whose priority is known."""

@@ -18,7 +18,7 @@ cdef class WorkQueue(Queue):
     cdef public Py_ssize_t moving, coming, coming_bytes, estimates, burst
     cdef public long long max_length, max_bytes, delivery_limit
 
-    @cython.locals(delays=object)
+    cpdef long long counted(self) except? -1
     cpdef bint over(self, long long more, long long more_bytes) except -1
     @cython.locals(backlog=Backlog, c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t)
     cpdef deliver_ready(self)

@@ -163,12 +163,15 @@ class WorkQueue(Queue):
         self.broker.unmarked[self] = None
         self.pump()
 
+    def counted(self) -> int:
+        """Return the number of messages that count for `x-max-length`: those that are ready, wait for a retry, or are on their way."""
+        return self.backlog.ready() + len(self.retries.delays) + self.coming  # type: ignore[no-any-return]
+
     def over(self, more: int, more_bytes: int) -> bool:
         """Whether a limit would be exceeded with `more` messages and `more_bytes` bytes in addition. Both may be negative."""
-        delays = self.retries.delays
-        return (0 <= self.max_length < self.backlog.ready() + len(delays) + self.coming + more) or (
+        return (0 <= self.max_length < self.counted() + more) or (
             not self.estimates
-            and 0 <= self.max_bytes < self.ready_bytes + delays.bytes + self.coming_bytes + more_bytes
+            and 0 <= self.max_bytes < self.ready_bytes + self.retries.delays.bytes + self.coming_bytes + more_bytes
         )
 
     def enforce_limits(self) -> None:
