@@ -19,8 +19,17 @@ from tests.support.wait import wait_until
 __all__ = ["more", "name", "raw"]
 
 
+PLUGINS = (
+    "rabbitmq_management",
+    "rabbitmq_consistent_hash_exchange",
+    "rabbitmq_random_exchange",
+    "rabbitmq_recent_history_exchange",
+    "rabbitmq_sharding",  # has x-modulus-hash
+)
+
+
 class Managed(RabbitMQ):
-    """With the management plugin."""
+    """With the management plugin and the exchange types that are plugins."""
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
@@ -31,7 +40,7 @@ class Managed(RabbitMQ):
 
     def _write_config(self) -> None:
         super()._write_config()
-        (self.place / "plugins").write_text("[rabbitmq_management].\n")
+        (self.place / "plugins").write_text(f"[{','.join(PLUGINS)}].\n")
 
 
 @pytest.fixture(scope="session")

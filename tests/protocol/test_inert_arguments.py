@@ -29,7 +29,6 @@ def stream() -> Method:
     [
         ([m.QueueDeclare("q", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
         ([m.ExchangeDeclare("e", "direct", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
-        ([m.ExchangeDeclare("e", "direct", arguments={"x-alternate-exchange": "other"})], "x-alternate-exchange"),
         ([m.ExchangeDeclare("e", "direct", arguments={"x-delayed-exchange": True})], "x-delayed-exchange"),
         ([stream(), m.BasicQos(0, 1), m.BasicConsume("s", arguments={"x-stream-filter": "a"})], "x-stream-filter"),
     ],

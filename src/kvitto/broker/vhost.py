@@ -243,7 +243,7 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         if not self.broker.restoring:
             inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
-            honoured = (exchanges.ALTERNATE, *exchanges.TYPES[kind].arguments)
+            honoured = (*exchanges.ALTERNATES, *exchanges.TYPES[kind].arguments)
             self.broker.notices.without_effect(describe("exchange", name, self.name), arguments, honoured)
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments

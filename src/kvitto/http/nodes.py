@@ -54,7 +54,7 @@ async def overview(call: Call) -> Response:
             "node": api.node,
             "rates_mode": "basic",
             "statistics_db_event_queue": 0,
-            "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+            "exchange_types": exchange_types(),
             "message_stats": views.message_stats(whole.counts, api.rates.of(TOTAL, len(QUEUE_COUNTS))),
             "churn_rates": churn(call),
             "queue_totals": {**seen.depth, **api.rates.of_depth(TOTAL)},
@@ -70,6 +70,10 @@ async def overview(call: Call) -> Response:
             "kvitto": kvitto(call),
         }
     )
+
+
+def exchange_types() -> list[dict[str, Any]]:
+    return [{"name": name, "description": index.description, "enabled": True} for name, index in TYPES.items()]
 
 
 def kvitto(call: Call) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def node(call: Call) -> dict[str, Any]:
         "net_ticktime": 0,
         "enabled_plugins": [],
         "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in ("PLAIN", "AMQPLAIN")],
-        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+        "exchange_types": exchange_types(),
         "contexts": contexts(call),
         "log_files": [],
         "config_files": [],

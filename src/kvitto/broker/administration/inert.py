@@ -20,7 +20,6 @@ _NO_DUPLICATES = (
 REFUSED_OF_QUEUES = {"x-message-deduplication": _NO_DUPLICATES}
 REFUSED_OF_EXCHANGES = {
     "x-message-deduplication": _NO_DUPLICATES,
-    "x-alternate-exchange": "the argument is called alternate-exchange here, as with RabbitMQ",
     "x-delayed-exchange": "exchanges do not delay messages here; use a queue with x-message-ttl and a dead-letter exchange",
 }
 REFUSED_OF_STREAM_CONSUMERS = {"x-stream-filter": "streams are not filtered here; take all messages and leave some out"}

@@ -16,7 +16,7 @@ from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.administration import admission, policing
 from kvitto.broker.administration.auth import DEFAULT_EXCHANGE, Operation, User
-from kvitto.broker.routing.exchange import ALTERNATE
+from kvitto.broker.routing.exchange import alternate_of
 from kvitto.broker.routing.route import Route
 from kvitto.broker.transfers.copying import copies
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, generated_name
@@ -98,8 +98,8 @@ class Operations:
         refuse_default(name)
         self.authorise("configure", "exchange", name)
         known = name in self.vhost.exchanges
-        alternate = arguments.get(ALTERNATE)
-        if isinstance(alternate, str) and not known:
+        alternate = alternate_of(arguments)
+        if alternate is not None and not known:
             self.authorise("read", "exchange", name)
             self.authorise("write", "exchange", alternate)
         self.vhost.declare_exchange(name, kind, durable, auto_delete, internal, arguments)

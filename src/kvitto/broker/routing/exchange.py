@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe, type_name
+from kvitto.broker.routing.consistent_hash import ConsistentHashIndex
 from kvitto.broker.routing.headers import HeadersIndex, identity
 from kvitto.broker.routing.index import Arguments, Dest, Index
+from kvitto.broker.routing.modulus_hash import ModulusHashIndex
+from kvitto.broker.routing.random_choice import LocalRandomIndex, RandomIndex
 from kvitto.broker.routing.topic import TopicIndex
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
     from kvitto.broker.administration.policies import Policy
 
 ALTERNATE = "alternate-exchange"
+ALTERNATES = (ALTERNATE, "x-alternate-exchange")
+"""RabbitMQ's argument and LavinMQ's second name for it."""
+
+
+def alternate_of(arguments: Arguments) -> str | None:
+    """Return the alternate exchange that the arguments of an exchange name, or None."""
+    return next((name for key in ALTERNATES if isinstance(name := arguments.get(key), str)), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +47,8 @@ class Binding:
 
 class DirectIndex(Index):
     """Finds the bindings whose key is equal to the routing key."""
+
+    description = "Routes by the routing key, which is equal to the key of the binding"
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(arguments)
@@ -61,6 +73,8 @@ class DirectIndex(Index):
 class FanoutIndex(DirectIndex):
     """Finds all bindings: a direct exchange that ignores the key."""
 
+    description = "Routes to all destinations"
+
     def add(self, _routing_key: str, dest: Dest, arguments: object) -> None:
         super().add("", dest, arguments)
 
@@ -76,6 +90,10 @@ TYPES: dict[str, type[Index]] = {
     "fanout": FanoutIndex,
     "topic": TopicIndex,
     "headers": HeadersIndex,
+    "x-consistent-hash": ConsistentHashIndex,
+    "x-local-random": LocalRandomIndex,
+    "x-modulus-hash": ModulusHashIndex,
+    "x-random": RandomIndex,
 }
 """All exchange types, by the name that a declaration gives."""
 
@@ -85,6 +103,9 @@ class Exchange:
 
     Raises KeyError for a `type` that is not in TYPES, so `check_declare` must be called before.
     """
+
+    kind: ClassVar[str] = "exchange"
+    """What kind of destination it is. A queue has no such attribute."""
 
     def __init__(
         self,
@@ -111,8 +132,8 @@ class Exchange:
         """Use the alternate exchange of a policy, unless the arguments name one."""
         self.policy = policy
         said = {} if policy is None else policy.definition
-        alternate = self.arguments.get(ALTERNATE, said.get(ALTERNATE))
-        self.alternate: str | None = alternate if isinstance(alternate, str) else None
+        alternate = alternate_of(self.arguments)
+        self.alternate: str | None = alternate_of(said) if alternate is None else alternate
 
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.type}>"
@@ -192,9 +213,14 @@ def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> Non
     thing = describe("exchange", name, vhost)
     if type not in TYPES:
         raise ChannelError(PRECONDITION_FAILED, f"invalid exchange type '{type}'")
-    if ALTERNATE in arguments and not isinstance(arguments[ALTERNATE], str):
-        got = type_name(arguments[ALTERNATE])
-        raise ChannelError(PRECONDITION_FAILED, f"invalid type '{got}' for arg '{ALTERNATE}' in {thing}")
+    for name in ALTERNATES:
+        if name in arguments and not isinstance(arguments[name], str):
+            got = type_name(arguments[name])
+            raise ChannelError(PRECONDITION_FAILED, f"invalid type '{got}' for arg '{name}' in {thing}")
+    if len({arguments[name] for name in ALTERNATES if name in arguments}) > 1:
+        raise ChannelError(
+            PRECONDITION_FAILED, f"the arguments {' and '.join(ALTERNATES)} of {thing} name two exchanges"
+        )
     TYPES[type].check_exchange(thing, arguments)
 
 
@@ -207,4 +233,11 @@ def check_equivalent(
     check_field(thing, "durable", exchange.durable, durable)
     check_field(thing, "auto_delete", exchange.auto_delete, auto_delete)
     check_field(thing, "internal", exchange.internal, internal)
-    check_arguments(thing, (ALTERNATE, *exchange.index.arguments), exchange.arguments, arguments)
+    check_arguments(thing, (ALTERNATE,), _with_one_name(exchange.arguments), _with_one_name(arguments))
+    check_arguments(thing, exchange.index.arguments, exchange.arguments, arguments)
+
+
+def _with_one_name(arguments: Arguments) -> dict[str, Value]:
+    """Return the alternate exchange alone, under RabbitMQ's name for it."""
+    alternate = alternate_of(arguments)
+    return {} if alternate is None else {ALTERNATE: alternate}

@@ -51,8 +51,13 @@ def identity(arguments: Mapping[str, Value]) -> bytes:
     """Return a digest that is equal for equal arguments. A digest is short: a binding may have a thousand arguments."""
     if not arguments:
         return b""
-    values = sorted((name, repr(_ordered(comparable(value)))) for name, value in arguments.items())
+    values = sorted((name, canonical(value)) for name, value in arguments.items())
     return blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def canonical(value: Value) -> str:
+    """Return a text that is equal for values that RabbitMQ treats as equal."""
+    return repr(_ordered(comparable(value)))
 
 
 def _ordered(value: Hashable) -> object:
@@ -93,6 +98,7 @@ class Pattern:
 class HeadersIndex(Index):
     """The bindings of a headers exchange. Bindings with equal arguments share one match."""
 
+    description = "Routes by headers of the message"
     needs_properties = True
 
     def __init__(self, arguments: Arguments) -> None:

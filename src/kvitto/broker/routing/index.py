@@ -22,6 +22,11 @@ PIECE_STEPS = 3000
 """The number of routing steps in one piece. They take about 0.5 ms."""
 
 
+def name_of(dest: Dest) -> str:
+    """Return a text that is different for each destination in a virtual host, and the same after a restart."""
+    return f"{getattr(dest, 'kind', 'queue')} {dest.name}"
+
+
 def at_once(steps: Generator[bool, None, T]) -> T:
     """Run the steps without a pause and return their result."""
     while True:
@@ -40,9 +45,13 @@ class Index:
 
     arguments: ClassVar[tuple[str, ...]] = ()
     """The arguments of an exchange that this type uses. Two declarations are the same only if these are equal."""
+    description: ClassVar[str] = ""
+    """What the type does, in one sentence for the management API."""
     needs_properties = False
-    """Whether the properties of a message, its headers included, decide where it goes. If not, the route depends on the exchange and
-    the routing key alone, and may be cached."""
+    """Whether the properties of a message, its headers included, or chance decide where it goes. If not, the route depends on the
+    exchange and the routing key alone, and may be cached."""
+    first_key_only = False
+    """Whether a message is routed once, by its routing key, also if it has further keys in CC and BCC."""
     steps = 0
     """The most steps that the search for one message may take, without what a lookup finds at once. `route_steps_max` limits it."""
     cost = 0

@@ -63,6 +63,8 @@ class Node:
 class TopicIndex(Index):
     """The bindings of a topic exchange, by pattern."""
 
+    description = "Routes by patterns that match the routing key"
+
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(arguments)
         self._root = Node()

@@ -53,19 +53,20 @@ def walk(
         current = waiting.pop()
         index = current.index
         dynamic = dynamic or index.needs_properties
-        steps += (1 + index.steps) * len(keys)
+        asked = keys[:1] if index.first_key_only else keys
+        steps += (1 + index.steps) * len(asked)
         if steps_max is not None and steps > steps_max:
             text = f"routing from exchange '{exchange.name}' could take more than {steps_max} steps for this message"
             raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
         found: Collection[Dest] = ()
         several: dict[Dest, None] = {}
         slow = index.steps > PIECE_STEPS
-        for key in keys:
+        for key in asked:
             found = (yield from index.search(key, properties)) if slow else index.route(key, properties)
             taken = KEY_STEPS + index.cost + len(found)
             cost += taken
             left -= taken
-            if len(keys) > 1:
+            if len(asked) > 1:
                 several.update(dict.fromkeys(found))
             if left <= 0:
                 found, left = tuple(found), PIECE_STEPS  # a copy, since bindings may change during the pause
