@@ -75,6 +75,13 @@ def test_http_can_be_off_or_elsewhere(tmp_path: Path) -> None:
         ({"tls_port": 5671, "tls_cert": Path("c")}, "--tls-port needs --tls-cert and --tls-key"),
         ({"tls_cert": Path("c"), "tls_key": Path("k")}, "--tls-cert needs --tls-port"),
         ({"host": ""}, "--host is empty: 0.0.0.0 stands for all"),
+        ({"log_level": "trace"}, "--log-level must be one of debug, info, warning, error, not trace"),
+        ({"default_user": "ops"}, "--default-user and its password belong together"),
+        ({"default_pass": "x"}, "--default-user and its password belong together"),
+        ({"default_user": "guest", "default_pass": "x"}, "must not be guest, who may log in from this machine only"),
+        ({"default_user": "o", "default_pass": "x", "default_pass_file": Path("f")}, "is given twice"),
+        ({"default_user": "o" * 256, "default_pass": "x"}, "--default-user is longer than 255 bytes"),
+        ({"default_vhost": ""}, "--default-vhost is empty"),
     ],
 )
 def test_what_cannot_be_is_no_configuration(settings: dict[str, Any], says: str) -> None:

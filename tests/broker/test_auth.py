@@ -115,13 +115,13 @@ def test_a_user_without_hash_cannot_log_in(kept: Kept) -> None:
 
 
 def test_w7_guest_only_from_loopback(kept: Kept) -> None:
-    guest = kept.users.add_guest()
+    guest = kept.users.add_first("guest", "guest", "/")
     assert guest.is_administrator and guest.may("/", "configure", "anything") and not guest.may_open("other")
     for users in (kept.users, kept.restarted()):
         assert login(users, "guest", "guest") is not None
         assert login(users, "guest", "guest", loopback=False) is None
     everywhere = Users(kept.define, cost=4, loopback_only=())
-    everywhere.add_guest()
+    everywhere.add_first("guest", "guest", "/")
     assert login(everywhere, "guest", "guest", loopback=False) is not None
 
 

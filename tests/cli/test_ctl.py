@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 import kvitto
+from kvitto.base import log
+from kvitto.broker.administration.auth import check_password
 from kvitto.cli import main
+from kvitto.cli.management import default_uri
 from kvitto.client import Connection, ConnectionLost
 from tests.cli.process import KVITTO
 from tests.http.api import Http
@@ -38,7 +41,7 @@ Ctl = Callable[..., Result]
 
 @pytest.fixture
 def ctl(broker: kvitto.Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ctl:
-    monkeypatch.setenv("KVITTO_URL", broker.http_url)
+    monkeypatch.setenv("KVITTO_URI", broker.http_url)
 
     def run(*arguments: str, stdin: str = "") -> Result:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -167,24 +170,24 @@ def test_names_cannot_command_the_terminal(ctl: Ctl) -> None:
         ("http://127.0.0.1:1", 3, "no broker answers at http://127.0.0.1:1"),
         ("http://guest:wrong@{}", 4, "not allowed"),
         ("ftp://{}", 2, "http://"),
-        ("http://127.0.0.1:notaport", 2, "--url: malformed host or port in 'http://127.0.0.1:notaport'"),
+        ("http://127.0.0.1:notaport", 2, "--uri: malformed host or port in 'http://127.0.0.1:notaport'"),
         ("http://{}/prefix", 1, "nothing has this path"),
-        ("http://two words:1", 2, "--url: 'two words' is not a host"),
+        ("http://two words:1", 2, "--uri: 'two words' is not a host"),
         ("http://app:\udcff@{}", 4, "not allowed"),
     ],
 )
 def test_what_is_wrong_is_said_and_told_by_exit_code(
     ctl: Ctl, broker: kvitto.Broker, url: str, code: int, reason: str
 ) -> None:
-    result = ctl("--url", url.format(broker.http_url.removeprefix("http://")), "list_queues")
+    result = ctl("--uri", url.format(broker.http_url.removeprefix("http://")), "list_queues")
     assert (result.code, result.out) == (code, "")
     assert reason in result.err and len(result.err.splitlines()) == 1
 
 
 def test_the_port_for_amqp_is_told_from_no_broker(ctl: Ctl, broker: kvitto.Broker) -> None:
-    result = ctl("--url", f"http://127.0.0.1:{broker.port}", "status")
+    result = ctl("--uri", f"http://127.0.0.1:{broker.port}", "status")
     assert (result.code, result.out) == (3, "")
-    assert f"http://127.0.0.1:{broker.port} is a port for AMQP: give --url the port of the management API" in result.err
+    assert f"http://127.0.0.1:{broker.port} is a port for AMQP: give --uri the port of the management API" in result.err
 
 
 def test_a_name_that_is_empty_is_said(ctl: Ctl) -> None:
@@ -196,7 +199,7 @@ def test_a_name_that_is_empty_is_said(ctl: Ctl) -> None:
 def test_output_that_cannot_be_written_is_said(broker: kvitto.Broker) -> None:
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            [*KVITTO, "ctl", "--url", broker.http_url, "status"],
+            [*KVITTO, "ctl", "--uri", broker.http_url, "status"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -206,13 +209,167 @@ def test_output_that_cannot_be_written_is_said(broker: kvitto.Broker) -> None:
 
 
 @pytest.mark.parametrize("password", ["secret@more", "secret/more", "secret#more", "secret?more", "secret[more"])
-def test_a_bad_url_does_not_show_the_password(ctl: Ctl, password: str) -> None:
-    result = ctl("--url", f"http://app:{password}@127.0.0.1:x", "list_queues")
+def test_a_bad_uri_does_not_show_the_password(ctl: Ctl, password: str) -> None:
+    result = ctl("--uri", f"http://app:{password}@127.0.0.1:x", "list_queues")
     assert result.code == 2
-    assert "--url: malformed host or port in '127.0.0.1:x'" in result.err and "percent-encode" in result.err
+    assert "--uri: malformed host or port in '127.0.0.1:x'" in result.err and "percent-encode" in result.err
     assert "secret" not in result.err and "more" not in result.err
 
 
-def test_the_url_may_come_after_the_command_and_without_scheme(ctl: Ctl, broker: kvitto.Broker) -> None:
-    assert ctl("list_vhosts", "--url", f"guest:guest@127.0.0.1:{broker.http_url.rpartition(':')[2]}").code == 0
-    assert ctl("list_vhosts", "--url", "http://127.0.0.1:1").code == 3
+def test_the_uri_may_come_after_the_command_and_without_scheme(ctl: Ctl, broker: kvitto.Broker) -> None:
+    assert ctl("list_vhosts", "--uri", f"guest:guest@127.0.0.1:{broker.http_url.rpartition(':')[2]}").code == 0
+    assert ctl("list_vhosts", "--uri", "http://127.0.0.1:1").code == 3
+
+
+def test_url_means_the_same_as_uri(ctl: Ctl, broker: kvitto.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        ctl("--url", "http://127.0.0.1:1", "list_vhosts").code == ctl("list_vhosts", "--url", "127.0.0.1:1").code == 3
+    )
+    monkeypatch.delenv("KVITTO_URI")
+    monkeypatch.setenv("KVITTO_URL", broker.http_url)
+    assert main.main(["ctl", "list_vhosts"]) == 0
+    assert main.main(["ctl", "ping", "--uri", broker.http_url, "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "uri"),
+    [
+        ({}, "http://guest:guest@127.0.0.1:15672"),
+        ({"KVITTO_URI": "http://a", "KVITTO_URL": "http://b"}, "http://a"),
+        ({"KVITTO_HTTP_PORT": "8080", "KVITTO_HOST": "0.0.0.0"}, "http://guest:guest@127.0.0.1:8080"),
+        ({"KVITTO_HTTP_PORT": "off", "KVITTO_HOST": "10.0.0.1,::1"}, "http://guest:guest@10.0.0.1:15672"),
+        ({"KVITTO_HTTP_PORT": "tcp://10.0.0.1:1", "KVITTO_HTTP_HOST": "::1"}, "http://guest:guest@[::1]:15672"),
+        ({"KVITTO_DEFAULT_USER": "ops", "KVITTO_DEFAULT_PASS": "a/b@c"}, "http://ops:a%2Fb%40c@127.0.0.1:15672"),
+        ({"KVITTO_DEFAULT_USER": "ops", "KVITTO_DEFAULT_PASS_FILE": "/none"}, "http://guest:guest@127.0.0.1:15672"),
+    ],
+)
+def test_where_the_broker_is_follows_from_the_environment_of_serve(environ: dict[str, str], uri: str) -> None:
+    assert default_uri(environ) == uri
+
+
+def test_the_password_of_the_default_user_comes_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s3:cret\n")
+    environ = {"KVITTO_DEFAULT_USER": "o p", "KVITTO_DEFAULT_PASS_FILE": str(tmp_path / "secret")}
+    assert default_uri(environ) == "http://o%20p:s3%3Acret@127.0.0.1:15672"
+
+
+def test_a_ping_needs_no_login_and_an_alarm_is_no_silence(ctl: Ctl, broker: kvitto.Broker) -> None:
+    port = broker.http_url.rpartition(":")[2]
+    assert ctl("ping", "--uri", f"http://nobody:wrong@127.0.0.1:{port}").code == 0
+    server: Any = broker._server
+    server.store.alarms.append("segment 7 is damaged")
+    try:
+        found = ctl("ping")
+        assert found.code == 0 and found.out.endswith("answers, and reports alarms\n")
+    finally:
+        server.store.alarms.clear()
+    assert ctl("ping", "--uri", "http://127.0.0.1:1").code == 3
+
+
+def test_await_startup_waits_for_a_broker(ctl: Ctl) -> None:
+    assert ctl("await_startup").code == 0
+    late = ctl("await_startup", "--timeout", "0.2", "--uri", "http://127.0.0.1:1")
+    assert late.code == 3 and "after 0.2 s no broker answers" in late.err
+    assert ctl("await_startup", "--uri", "ftp://x").code == 2
+
+
+def test_exchanges_bindings_and_messages(ctl: Ctl) -> None:
+    assert ctl("declare_exchange", "sales", "--type", "topic", "--arg", "alternate-exchange=rest").code == 0
+    assert ["/", "sales", "topic", "yes"] in [row[:4] for row in ctl("list_exchanges").rows]
+    assert ctl("declare_exchange", "rest", "--type", "nonsense").code == 1
+    assert ctl("declare_queue", "sold").code == 0
+    assert ctl("bind", "sales", "sold", "eu.#", "--arg", "a=1").code == 0
+    assert ["/", "sales", "sold", "queue", "eu.#"] in [row[:5] for row in ctl("list_bindings").rows]
+    assert ctl("publish", "eu.se", "h\u00e4j", "--exchange", "sales", "--property", "content_type=text/plain").code == 0
+    lost = ctl("publish", "us.ny", "hi", "--exchange", "sales")
+    assert lost.code == 1 and "no queue took the message" in lost.err
+    (seen,) = json.loads(ctl("get", "sold", "--json").out)
+    assert (seen["payload"], seen["routing_key"]) == ("h\u00e4j", "eu.se")
+    assert seen["properties"] == {"content_type": "text/plain", "delivery_mode": 2}
+    assert ctl("get", "sold", "--count", "5").rows[1][-1] == "h\u00e4j"
+    assert ctl("get", "sold", "--ack").code == 0
+    assert ctl("get", "sold").out == "no message is ready in queue 'sold'\n"
+    assert ctl("unbind", "sales", "sold", "eu.#").code == 1
+    assert ctl("unbind", "sales", "sold", "eu.#", "--arg", "a=1").code == 0
+    assert ctl("declare_exchange", "more").code == ctl("bind", "sales", "more", "#", "--to-exchange").code == 0
+    assert ctl("unbind", "sales", "more", "#", "--to-exchange").code == 0
+    assert ctl("delete_exchange", "sales", "--if-unused").code == ctl("delete_exchange", "more").code == 0
+    assert ctl("delete_exchange", "more").code == 1
+
+
+def test_a_body_comes_from_stdin_as_it_is(broker: kvitto.Broker, ctl: Ctl) -> None:
+    ctl("declare_queue", "raw")
+    command = [*KVITTO, "ctl", "publish", "raw", "--uri", broker.http_url]
+    assert subprocess.run(command, input=b"\0\xff\n", capture_output=True, check=False).returncode == 0
+    (seen,) = json.loads(ctl("get", "raw", "--json").out)
+    assert (seen["payload"], seen["payload_encoding"]) == ("AP8K", "base64")
+    assert "(binary: --json has it)" in ctl("get", "raw").out
+
+
+def test_columns_may_be_chosen(ctl: Ctl) -> None:
+    ctl("declare_queue", "chosen")
+    rows = ctl("list_queues", "name", "messages", "backing_queue_status", "-p", "/").rows
+    assert rows == [] or rows[0][:2] == ["name", "messages"]
+    found = ctl("list_queues", "name", "messages")
+    assert found.rows[0] == ["name", "messages"] and ["chosen", "0"] in found.rows
+    wrong = ctl("list_queues", "name", "mesages")
+    assert wrong.code == 2 and "there is no field 'mesages': is it messages?" in wrong.err
+
+
+def test_what_a_user_may_do(ctl: Ctl) -> None:
+    assert ctl("list_user_permissions", "guest").rows == [
+        ["vhost", "configure", "write", "read"],
+        ["/", ".*", ".*", ".*"],
+    ]
+    assert ctl("list_user_permissions", "nobody").code == 1
+
+
+def test_passwords_are_checked_and_hashed(ctl: Ctl) -> None:
+    assert ctl("authenticate_user", "guest", "--password-stdin", stdin="guest\n").code == 0
+    assert ctl("authenticate_user", "guest", "--password-stdin", stdin="gu\n").code == 4
+    ctl("add_user", "app", "--password-stdin", stdin="s3cret\n")
+    assert ctl("authenticate_user", "app", "--password-stdin", stdin="s3cret\n").code == 0
+    assert ctl("authenticate_user", "app", "--password-stdin", stdin="wrong\n").code == 4
+    ctl("delete_user", "app")
+    hashed = ctl("hash_password", "--password-stdin", stdin="s3cret\n").out.strip()
+    assert check_password(hashed, "s3cret") and not check_password(hashed, "other")
+
+
+def test_all_connections_are_closed(ctl: Ctl, broker: kvitto.Broker) -> None:
+    ctl("add_vhost", "other")
+    ctl("set_permissions", "-p", "other", "guest", "", "", "")
+    here, there = Connection(broker.url), Connection(broker.url.replace("%2f", "other"))
+    assert ctl("close_all_connections", "-p", "other", "moving").out == "1 connections are closed\n"
+    with pytest.raises(ConnectionLost, match="moving"):
+        there.channel()
+    assert ctl("close_all_user_connections", "guest", "good night").code == 0
+    with pytest.raises(ConnectionLost, match="good night"):
+        here.channel()
+    wait_until(lambda: ctl("list_connections").rows[1:] == [])
+    assert ctl("close_all_connections").out == "0 connections are closed\n"
+    ctl("delete_vhost", "other")
+
+
+def test_settings_the_log_and_the_name(ctl: Ctl, broker: kvitto.Broker) -> None:
+    before = log.level()
+    try:
+        assert ctl("set_log_level", "error").code == 0
+        rows = ctl("environment").rows
+        assert ["sync", "yes", "default"] in rows and ["log_level", "error", "the", "management", "API"] in rows
+        assert "error and above" in ctl("status").out
+    finally:
+        log.set_level(before)
+    refused = ctl("set_log_format", "json")
+    assert refused.code == 1 and "belongs to the program" in refused.err
+    assert ctl("set_cluster_name", "north").code == 0
+    assert json.loads(ctl("status", "--json").out)["cluster_name"] == "north"
+    assert ctl("set_cluster_name", "").code == 2
+
+
+def test_checks_are_exit_codes(ctl: Ctl, broker: kvitto.Broker) -> None:
+    assert ctl("check_running").out == "passed\n"
+    assert ctl("check_port_listener", str(broker.port)).code == 0
+    missing = ctl("check_port_listener", "1")
+    assert (missing.code, missing.out) == (1, "failed: No active listener\n")
+    assert ctl("check_protocol_listener", "amqp").code == 0 and ctl("check_protocol_listener", "mqtt").code == 1
+    assert ctl("check_certificate_expiration", "1", "months").code == 0

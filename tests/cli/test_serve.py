@@ -1,5 +1,6 @@
 """`kvitto serve` as a process: its one line, its end, and what it says when it cannot start."""
 
+import argparse
 import json
 import os
 import re
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import kvitto as package
-from kvitto.base.config import Config
+from kvitto.base.config import TYPES, Config, option
+from kvitto.base.environment import variable
 from kvitto.cli.main import main
+from kvitto.cli.options import add_options
 from kvitto.cli.serve import ready
 from kvitto.client import ChannelClosed, ConnectFailed, Connection
 from kvitto.server.server import Server
@@ -151,7 +154,7 @@ def test_a_reload_while_it_starts_is_no_end(tmp_path: Path, monkeypatch: pytest.
         raise OSError("enough")
 
     monkeypatch.setattr(Server, "start", start)
-    monkeypatch.setattr("kvitto.cli.serve.set_up_log", lambda as_json: None)
+    monkeypatch.setattr("kvitto.cli.serve.set_up_log", lambda *_: None)
     monkeypatch.setattr("kvitto.cli.serve.raise_file_limit", lambda: None)
     try:
         assert main(["serve", "--data-dir", str(tmp_path), "--port", "0", "--http-port", "off"]) == 1
@@ -202,29 +205,6 @@ def test_the_version_says_which_form_runs() -> None:
     assert result.stdout.startswith(f"kvitto {package.__version__} ({form}, Python 3.")
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["serve", "--port", "x"], ["ctl"], ["ctl", "no-such"]])
-def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
-    result = kvitto(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "usage: kvitto" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "wrong"),
-    [(["serve"], "--nosuch"), (["serve"], "extra"), (["perf", "throughput"], "--nosuch"), (["ctl", "status"], "extra")],
-)
-def test_an_argument_too_many_is_answered_with_the_usage_of_its_command(
-    capsys: pytest.CaptureFixture[str], command: list[str], wrong: str
-) -> None:
-    """It was that of `kvitto`, which has no options."""
-    with pytest.raises(SystemExit) as ended:
-        main([*command, wrong])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"usage: kvitto {' '.join(command)} ")
-    assert said.splitlines()[-1] == f"kvitto {' '.join(command)}: error: unrecognized arguments: {wrong}"
-
-
 def test_limits_of_the_configuration_hold(tmp_path: Path) -> None:
     """W8: a body and a consumer too many, each with its close and its metric."""
     file = tmp_path / "kvitto.toml"
@@ -259,3 +239,106 @@ def test_a_host_may_be_given_several_times(tmp_path: Path) -> None:
         assert server.ready["also"] == f"127.0.0.2:{server.ready['amqp']}"
         for host in ("127.0.0.1", "127.0.0.2"):
             Connection(f"amqp://guest:guest@{host}:{server.ready['amqp']}/%2f").close()
+
+
+def test_settings_come_from_option_environment_and_file_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvitto.toml").write_text("max-queues = 7\nmax-channels = 8\nmax-connections = 9\n")
+    monkeypatch.setenv("KVITTO_CONFIG", str(tmp_path / "kvitto.toml"))
+    monkeypatch.setenv("KVITTO_MAX_CHANNELS", "88")
+    monkeypatch.setenv("KVITTO_MAX_QUEUES", "77")
+    monkeypatch.setenv("KVITTO_DATADIR", "elsewhere")
+    with serving(tmp_path / "data", "--max-queues", "777") as server:
+        found = {item["name"]: (item["value"], item["from"]) for item in Http(server.http_url).get("/api/settings")}
+        assert found["max_queues"] == (777, "--max-queues")
+        assert found["max_channels"] == (88, "KVITTO_MAX_CHANNELS")
+        assert found["max_connections"] == (9, str(tmp_path / "kvitto.toml"))
+        assert found["sync"] == (True, "default") and found["limits.handshake_s"][1] == "default"
+        _, _, err = server.stop()
+    assert "KVITTO_DATADIR is passed over: is it KVITTO_DATA_DIR?" in err
+
+
+def test_every_option_of_serve_is_a_setting_with_a_variable_and_in_the_documents() -> None:
+    """Only the password of the default user is no option: other users of the machine can read the command line."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    named = {action.dest for action in parser._actions} - {"help", "config"}
+    assert named == set(TYPES) - {"default_pass"}
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    missing = [name for name in TYPES if option(name) not in text and variable(name) not in text]
+    assert missing == []
+
+
+def test_a_new_directory_gets_the_default_user_in_place_of_guest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("s3cret\n")
+    given = ["--default-user", "ops", "--default-pass-file", str(tmp_path / "secret"), "--default-vhost", "prod"]
+    with serving(tmp_path / "data", *given) as server:
+        login = f"ops:s3cret@127.0.0.1:{server.ready['amqp']}"
+        Connection(f"amqp://{login}/prod").close()
+        with pytest.raises(ConnectFailed):
+            Connection(server.amqp_url)
+        ops = Http(server.http_url, "ops", "s3cret")
+        assert [user["name"] for user in ops.get("/api/users")] == ["ops"]
+        assert [vhost["name"] for vhost in ops.get("/api/vhosts")] == ["prod"]
+        assert ops.get("/api/whoami")["tags"] == ["administrator"]
+        assert "s3cret" not in json.dumps(ops.get("/api/settings"))
+        assert "s3cret" not in server.stop()[2]
+    monkeypatch.setenv("KVITTO_DEFAULT_USER", "other")
+    monkeypatch.setenv("KVITTO_DEFAULT_PASS", "wrong")
+    with serving(tmp_path / "data") as server:
+        Connection(f"amqp://ops:s3cret@127.0.0.1:{server.ready['amqp']}/prod").close()
+        _, _, err = server.stop()
+    assert "default user 'other' is not added: the data directory is not new" in err
+
+
+def test_the_file_with_the_password_is_needed_for_a_new_directory_only(tmp_path: Path) -> None:
+    given = ["--default-user", "ops", "--default-pass-file", str(tmp_path / "none")]
+    free = ["--port", "0", "--http-port", "0"]
+    refused = kvitto("serve", "--data-dir", str(tmp_path / "data"), *free, *given)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (
+        f"--default-pass-file {tmp_path / 'none'}: No such file" in refused.stderr and "Traceback" not in refused.stderr
+    )
+    (tmp_path / "none").write_text("\n")
+    assert "must have 1 to 4096 bytes" in kvitto("serve", "--data-dir", str(tmp_path / "data"), *free, *given).stderr
+    (tmp_path / "none").write_text("s3cret")
+    with serving(tmp_path / "data", *given) as server:
+        assert server.stop()[0] == 0
+    (tmp_path / "none").unlink()
+    with serving(tmp_path / "data", *given) as server:
+        assert server.stop()[0] == 0
+
+
+def test_level_and_form_of_the_log_change_while_it_runs(tmp_path: Path) -> None:
+    with serving(tmp_path, "--log-level", "error") as server:
+        http = Http(server.http_url)
+        Connection(server.amqp_url).close()
+        assert http.get("/api/overview")["kvitto"]["log_level"] == "error"
+        assert http.call("PUT", "/api/settings/log", {"level": "info", "json": True}).status == 204
+        Connection(server.amqp_url).close()
+        assert http.get("/api/overview")["kvitto"]["log_json"] is True
+        _, _, err = server.stop()
+    lines = [json.loads(line) for line in err.splitlines() if not line.startswith("kvitto: ")]
+    assert len([line for line in lines if "opened vhost" in line["message"]]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_ends_at_once_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
+    """Process 1 of a container gets no usual effect of a signal, and a start may take long."""
+    script = f"""
+import os, signal
+from kvitto.cli.main import main
+from kvitto.server.server import Server
+async def start(self):
+    os.kill(os.getpid(), {int(number)})
+    while True:
+        pass
+Server.start = start
+main(["serve", "--data-dir", {str(tmp_path)!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"stopped by {number.name} before it was ready" in done.stderr and "Traceback" not in done.stderr

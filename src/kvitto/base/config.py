@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvitto.base import limits
-from kvitto.base.limits import MIB
+from kvitto.base.limits import MIB, NAME_MAX, PASSWORD_MAX
+from kvitto.base.log import LEVELS
 from kvitto.base.process import memory_bytes
 
 
@@ -26,6 +27,8 @@ UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 MEMORY_SHARE = 0.4
 """The default share of the available memory. Waiting messages are on disk, so a broker that needs more has a peer that
 does not read. The rest is for the file cache, which makes reading a backlog fast, and for other programs."""
+GUEST = "guest"
+"""The user of a new data directory without a `default_user`. It may log in from this machine only."""
 LOGIN_FROM = ("distinguished_name", "common_name", "subject_alternative_name")
 
 
@@ -59,6 +62,15 @@ class Config:
     sync: bool = True
     """False confirms a message before it is on disk: it then survives a crash of the process, but not of the machine."""
     log_json: bool = False
+    log_level: str = "info"
+    default_user: str = ""
+    """The user that a new data directory gets in place of guest: an administrator who may log in from everywhere."""
+    default_pass: str = field(default="", repr=False)
+    """Its password. This is no option of the command line, which other users of the machine can read."""
+    default_pass_file: Path | None = None
+    """A file whose first line is the password."""
+    default_vhost: str = "/"
+    """The virtual host of a new data directory."""
     max_connections: int | None = None
     """None means as many as there are file descriptors for."""
     max_channels: int = limits.CHANNEL_MAX
@@ -67,6 +79,8 @@ class Config:
     """The maximum in all virtual hosts; None means as many as there are file descriptors for."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Values of `kvitto.base.limits.Limits` that differ from the defaults, by name."""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each setting that is no default comes from: an option, an environment variable or a file. For people."""
 
     def __post_init__(self) -> None:
         if not all(self.hosts):  # the system would use all its addresses for an empty one
@@ -89,6 +103,9 @@ class Config:
                 raise ConfigError(f"{option(name)} needs --tls-port")
         if self.tls_login_from not in LOGIN_FROM:
             raise ConfigError(f"--tls-login-from must be one of {', '.join(LOGIN_FROM)}, not {self.tls_login_from}")
+        if self.log_level not in LEVELS:
+            raise ConfigError(f"--log-level must be one of {', '.join(LEVELS)}, not {self.log_level}")
+        self._check_first_user()
         if self.disk_free_limit < 0 or self.memory_limit < 0:
             raise ConfigError("--disk-free-limit and --memory-limit must be 0 or more")
         try:
@@ -97,6 +114,34 @@ class Config:
             raise ConfigError(f"[limits]: {error}") from None
         if not self.memory_limit:
             object.__setattr__(self, "memory_limit", int(MEMORY_SHARE * memory_bytes()))
+
+    def _check_first_user(self) -> None:
+        for name, most in (("default_user", NAME_MAX), ("default_vhost", NAME_MAX), ("default_pass", PASSWORD_MAX)):
+            if len(getattr(self, name).encode(errors="surrogateescape")) > most:
+                raise ConfigError(f"{option(name)} is longer than {most} bytes")
+        if not self.default_vhost:
+            raise ConfigError("--default-vhost is empty: / is the usual one")
+        if self.default_user == GUEST:
+            raise ConfigError(f"--default-user must not be {GUEST}, who may log in from this machine only")
+        if self.default_pass and self.default_pass_file is not None:
+            raise ConfigError("the password of --default-user is given twice, as a text and as a file")
+        if bool(self.default_user) != bool(self.default_pass or self.default_pass_file is not None):
+            text = "--default-user and its password belong together: --default-pass-file, or KVITTO_DEFAULT_PASS"
+            raise ConfigError(text)
+
+    def first_password(self) -> str:
+        """Return the password of `default_user`. Raise ConfigError if the file with it cannot be used."""
+        file = self.default_pass_file
+        if file is None:
+            return self.default_pass
+        try:
+            with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+                password = opened.read(PASSWORD_MAX + 2).partition("\n")[0].rstrip("\r")
+        except OSError as error:
+            raise ConfigError(f"--default-pass-file {file}: {error.strerror or error}") from error
+        if not 1 <= len(password.encode(errors="surrogateescape")) <= PASSWORD_MAX:
+            raise ConfigError(f"--default-pass-file {file}: the first line must have 1 to {PASSWORD_MAX} bytes")
+        return password
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -161,11 +206,16 @@ TYPES: dict[str, tuple[type, ...]] = {
     "memory_limit": (int, str),
     "sync": (bool, str),
     "log_json": (bool,),
+    "log_level": (str,),
+    "default_user": (str,),
+    "default_pass": (str,),
+    "default_pass_file": (str,),
+    "default_vhost": (str,),
     "max_connections": (int,),
     "max_channels": (int,),
     "max_queues": (int,),
 }
-PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca"}
+PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file"}
 READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, place)
 """The functions that turn the text of a setting into its value, for settings whose value is not the text itself."""
 
@@ -182,10 +232,16 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: limits must be a table, [limits], not {type(found).__name__}")
     settings = dict(checked(path, key, value) for key, value in table.items())
-    if isinstance(settings.get("host"), tuple):
-        settings["host"], *more = settings["host"]
-        settings["more_hosts"] = tuple(more)
+    spread_hosts(settings)
     return settings | {"limits": {key.replace("-", "_"): limit(path, key, value) for key, value in found.items()}}
+
+
+def spread_hosts(settings: dict[str, Any]) -> None:
+    """Replace several hosts by the first one and the others. No others means none, whatever another source has said."""
+    given = settings.get("host")
+    if given is not None:
+        settings["host"], *more = (given,) if isinstance(given, str) else given
+        settings["more_hosts"] = tuple(more)
 
 
 def limit(path: Path, key: str, value: object) -> float:
@@ -203,8 +259,8 @@ def limit(path: Path, key: str, value: object) -> float:
     return value
 
 
-def checked(path: Path, key: str, value: object) -> tuple[str, Any]:
-    """Return one setting as (field name, value of the field's type)."""
+def checked(path: Path | str, key: str, value: object) -> tuple[str, Any]:
+    """Return one setting as (field name, value of the field's type). `path` says where it was found."""
     name = key.replace("-", "_")
     if name not in TYPES:
         raise ConfigError(f"{path}: unknown setting {key!r}{nearest(key, (*TYPES, 'limits'))}")

@@ -73,6 +73,9 @@ SEGMENT_BYTES = 64 * MIB
 NAME_MAX = 255
 """Bytes in the name of a queue, exchange, virtual host or user."""
 
+PASSWORD_MAX = 4096
+"""The maximum number of bytes of a password, because the AMQP frame with a password has space for little more."""
+
 # the management API
 HTTP_VALUES_MAX = 10_000
 """The maximum number of values in a request's JSON: the parser needs seconds for 16 MiB of nested arrays, and the

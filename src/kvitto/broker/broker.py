@@ -11,12 +11,13 @@ from typing import Any
 
 from kvitto.base import limits
 from kvitto.base.clock import Clock
+from kvitto.base.config import GUEST
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
 from kvitto.base.limits import DEFAULTS, Limits
 from kvitto.broker import walls
 from kvitto.broker.administration import removal
 from kvitto.broker.administration.archives import STEPS, Archives
-from kvitto.broker.administration.auth import Users
+from kvitto.broker.administration.auth import FirstUser, Users
 from kvitto.broker.administration.inert import Notices
 from kvitto.broker.counts import Churn, Counts
 from kvitto.broker.faults import FAULT, Faults
@@ -81,8 +82,8 @@ class Broker(Turning):
 
     # -- start -----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Read the data directory. A new one gets the virtual host "/" and the user guest."""
+    def start(self, first: FirstUser = FirstUser()) -> None:  # noqa: B008 - it is frozen
+        """Read the data directory. A new one gets a virtual host and a user, usually "/" and guest."""
         definitions = self.store.load_definitions()
         self._defining = False
         self.users = Users(self._define_user)
@@ -90,9 +91,11 @@ class Broker(Turning):
             self._restore(kind, key, value)
         self._defining = True
         if not any(kind == INITIALISED for kind, _, _ in definitions):
-            self.add_vhost("/")
-            self.users.add_guest()
-            self.define(INITIALISED, (), {})
+            self._add_first(first)
+        elif first.name != GUEST:
+            log.info(
+                "default user %r is not added: the data directory is not new, and has its users already", first.name
+            )
         self._drop_orphans()
         self.store.compact_definitions()
         for queue in self.queues.values():
@@ -105,6 +108,14 @@ class Broker(Turning):
         self.archives.start()
         self.store.started()
         self.stages.started()
+
+    def _add_first(self, first: FirstUser) -> None:
+        password = first.password()  # before anything is defined: the file with it may be missing
+        self.add_vhost(first.vhost)
+        self.users.add_first(first.name, password, first.vhost)
+        self.define(INITIALISED, (), {})
+        if first.name != GUEST:
+            log.info("added administrator %r with all permissions in vhost %r, and no guest", first.name, first.vhost)
 
     def find_inert(self, kind: str, key: tuple[Any, ...], what: str, patterns: Iterable[Pattern]) -> None:
         """Raise an alarm for a pattern that was stored by an older version and cannot be searched for any more."""
@@ -408,7 +419,7 @@ class Broker(Turning):
 
 
 INITIALISED = "initialised"
-"""The definition that says that this directory has got its first vhost and guest, so that a deleted one is not added again."""
+"""The definition that says that this directory has got its first vhost and user, so that a deleted one is not added again."""
 CLUSTER_NAME = "cluster_name"
 ORDER = [
     INITIALISED,

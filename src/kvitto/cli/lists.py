@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvitto.base.table import table
-from kvitto.cli.management import Management
+from kvitto.cli.management import USAGE, Failure, Management
+from kvitto.cli.parser import meant
 
 Shown = tuple[Any, str, int]
 """The value that --json prints, the text that is printed otherwise, and the exit code."""
+Command = Callable[[Management, argparse.Namespace], Shown]
+MISSING = object()
+"""In place of the value of a field that an object does not have."""
 
 POLICY = {
     "vhost": "vhost",
@@ -111,17 +115,44 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
 IN_VHOST = ("queues", "exchanges", "bindings", "consumers", "permissions", "policies", "operator-policies")
 
 
-def listing(path: str, columns: dict[str, str]) -> Callable[[Management, argparse.Namespace], Shown]:
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    for name, (path, columns, text) in LISTS.items():
+        sub = add(name, listing(path, columns), f"list {text}")
+        sub.add_argument("columns", nargs="*", metavar="FIELD", help="fields of the API to show, in place of the usual")
+        if path in IN_VHOST:
+            sub.add_argument("-p", "--vhost", help="only this virtual host (default: all)")
+    permissions = {field: field for field in ("vhost", "configure", "write", "read")}
+    sub = add("list_user_permissions", of_user(permissions), "list what a user may do, in each virtual host", "user")
+    sub.set_defaults(columns=())
+
+
+def listing(path: str, columns: dict[str, str]) -> Command:
     def show(api: Management, args: argparse.Namespace) -> Shown:
         vhost = getattr(args, "vhost", None)
         found = api.get(path) if vhost is None else api.get(path, vhost)
-        rows = [[pick(item, field) for field in columns.values()] for item in found]
-        return found, table([*columns], sorted(rows, key=str)), 0
+        return shown(found, columns, args.columns)
 
     return show
 
 
+def of_user(columns: dict[str, str]) -> Command:
+    return lambda api, args: shown(api.get("users", args.user, "permissions"), columns, args.columns)
+
+
+def shown(found: list[Any], columns: dict[str, str], wanted: Sequence[str]) -> Shown:
+    """Return the list. `wanted` are fields in place of the usual columns; one that no object has is a mistake."""
+    for field in wanted:
+        if found and all(pick(item, field) is MISSING for item in found):
+            known = sorted({name for item in found for name in item})
+            raise Failure(USAGE, f"there is no field {field!r}{meant(field, known) or ': --json shows all'}")
+    fields = {field: field for field in wanted} or columns
+    picked = [[pick(item, field) for field in fields.values()] for item in found]
+    rows = [[None if value is MISSING else value for value in row] for row in picked]
+    return found, table([*fields], sorted(rows, key=str)), 0
+
+
 def pick(item: Any, field: str) -> Any:
+    """Return a field of an object, or of an object in it; MISSING if it has no such field."""
     for step in field.split("."):
-        item = item.get(step) if isinstance(item, dict) else None
+        item = item.get(step, MISSING) if isinstance(item, dict) else MISSING
     return item

@@ -5,26 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
+from kvitto.cli.parser import Parser
 
 
 class Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"kvitto {__version__} ({'compiled' if compiled() else 'interpreted'}, Python {sys.version.split()[0]})")
         parser.exit()
-
-
-class Parser(argparse.ArgumentParser):
-    """The parsers of commands have this class too, so that a surplus argument is refused with the usage of its own command."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:

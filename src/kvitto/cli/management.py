@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -15,6 +17,10 @@ UNREACHABLE = 3
 NOT_ALLOWED = 4
 """Exit code: wrong user or password, or a user who may not do this."""
 TIMEOUT_S = 60.0
+PING_S = 5.0
+"""A broker whose loop runs answers a ping within this time, however much it has to do."""
+URI = "http://guest:guest@127.0.0.1:15672"
+ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
 class Failure(Exception):
@@ -25,27 +31,55 @@ class Failure(Exception):
         self.code = code
 
 
-class Management:
-    """`url` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672."""
-
-    def __init__(self, url: str) -> None:
+def default_uri(environ: Mapping[str, str]) -> str:
+    """Return KVITTO_URI, or where `kvitto serve` listens with these environment variables, for the user that it adds to
+    a new data directory: in a container `kvitto ctl` then needs no option."""
+    given = environ.get("KVITTO_URI") or environ.get("KVITTO_URL")
+    if given:
+        return given
+    host = environ.get("KVITTO_HTTP_HOST") or environ.get("KVITTO_HOST", "").partition(",")[0].strip()
+    host = "127.0.0.1" if host in ALL_ADDRESSES else f"[{host}]" if ":" in host else host
+    port = environ.get("KVITTO_HTTP_PORT", "")
+    user, password = environ.get("KVITTO_DEFAULT_USER"), environ.get("KVITTO_DEFAULT_PASS", "")
+    file = environ.get("KVITTO_DEFAULT_PASS_FILE")
+    if user and file and not password:
         try:
-            parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
+            password = Path(file).read_text(errors="surrogateescape").rstrip("\r\n")
+        except OSError:
+            user = None
+    login = f"{_quoted(user)}:{_quoted(password)}" if user else "guest:guest"
+    return f"http://{login}@{host}:{port if port.isdigit() and int(port) else 15672}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")
+
+
+class Management:
+    """`uri` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672."""
+
+    def __init__(self, uri: str) -> None:
+        try:
+            parts = urlsplit(uri if "//" in uri else f"//{uri}", scheme="http")
             port = parts.port
         except ValueError:
-            where = url.rpartition("@")[2]  # neither the password nor the text that urllib took for the port
-            text = f"--url: malformed host or port in {where!r}; percent-encode / ? # [ ] @ in the password"
+            where = uri.rpartition("@")[2]  # neither the password nor the text that urllib took for the port
+            text = f"--uri: malformed host or port in {where!r}; percent-encode / ? # [ ] @ in the password"
             raise Failure(USAGE, text) from None
         if parts.scheme not in ("http", "https"):
-            raise Failure(USAGE, f"--url must begin with http:// or https://, not {parts.scheme}://")
+            text = f"--uri must begin with http:// or https://, not {parts.scheme}://: it names the management API"
+            raise Failure(USAGE, text)
         self._tls = parts.scheme == "https"
         self._host = parts.hostname or "127.0.0.1"
         self._port = port or (15671 if self._tls else 15672)
         self._prefix = parts.path.rstrip("/")
         self.user = unquote(parts.username) if parts.username is not None else "guest"
-        password = unquote(parts.password) if parts.password is not None else "guest"
-        encoded = base64.b64encode(f"{self.user}:{password}".encode(errors="surrogateescape")).decode()
-        self._headers = {"Authorization": f"Basic {encoded}", "Content-Type": "application/json"}
+        self.password = unquote(parts.password) if parts.password is not None else "guest"
+
+    @property
+    def where(self) -> str:
+        """The address without user and password."""
+        return f"http{'s' if self._tls else ''}://{self._host}:{self._port}"
 
     def get(self, *path: str, accept: tuple[int, ...] = ()) -> Any:
         """Return the JSON at the path /api/... made of `parts`. Raise Failure unless the status is below 300 or in `accept`."""
@@ -54,8 +88,18 @@ class Management:
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._request("PUT", path, body or {}, (), {})
 
+    def post(self, *path: str, body: dict[str, Any]) -> Any:
+        return self._request("POST", path, body, (), {})
+
     def delete(self, *path: str, query: str = "", headers: dict[str, str] | None = None) -> None:
         self._request("DELETE", path, None, (), headers or {}, query)
+
+    def ping(self) -> bool:
+        """Return whether the broker reports no alarm. Raise Failure if it does not answer. This needs no login."""
+        value = self._send("GET", f"{self._prefix}/healthz", None, (503,), {}, PING_S)
+        if not isinstance(value, dict) or "status" not in value:
+            raise self._other_server()
+        return bool(value["status"] == "ok")
 
     def _request(
         self,
@@ -68,20 +112,28 @@ class Management:
     ) -> Any:
         if "" in path:
             raise Failure(USAGE, "a name is empty")
-        target = "/".join((f"{self._prefix}/api", *(quote(part, safe="", errors="surrogateescape") for part in path)))
+        encoded = base64.b64encode(f"{self.user}:{self.password}".encode(errors="surrogateescape")).decode()
+        login = {"Authorization": f"Basic {encoded}", "Content-Type": "application/json"}
+        target = "/".join((f"{self._prefix}/api", *map(_quoted, path)))
+        given = {name: text.encode(errors="surrogateescape").decode("latin-1") for name, text in headers.items()}
+        return self._send(method, target + query, body, accept, {**login, **given}, TIMEOUT_S)
+
+    def _send(
+        self,
+        method: str,
+        target: str,
+        body: dict[str, Any] | None,
+        accept: tuple[int, ...],
+        headers: dict[str, str],
+        timeout_s: float,
+    ) -> Any:
         make = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         try:
-            connection = make(self._host, self._port, timeout=TIMEOUT_S)
+            connection = make(self._host, self._port, timeout=timeout_s)
         except http.client.InvalidURL:
-            raise Failure(USAGE, f"--url: {self._host!r} is not a host") from None
-        content = None if body is None else json.dumps(body)
+            raise Failure(USAGE, f"--uri: {self._host!r} is not a host") from None
         try:
-            connection.request(
-                method,
-                target + query,
-                content,
-                {**self._headers, **{name: text.encode().decode("latin-1") for name, text in headers.items()}},
-            )
+            connection.request(method, target, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             status, data = response.status, response.read()
         except (OSError, http.client.HTTPException, UnicodeError) as error:
@@ -94,9 +146,7 @@ class Management:
         try:
             value = json.loads(data) if data else None
         except ValueError:
-            raise Failure(
-                UNREACHABLE, f"{self._host}:{self._port} does not answer like a broker: is it another server?"
-            ) from None
+            raise self._other_server() from None
         if status < 300 or status in accept:
             return value
         reason = value.get("reason", "") if isinstance(value, dict) else ""
@@ -104,9 +154,12 @@ class Management:
             raise Failure(NOT_ALLOWED, f"not allowed: {reason}")
         raise Failure(REFUSED, str(reason) or f"the broker answered with status {status}")
 
+    def _other_server(self) -> Failure:
+        text = f"{self._host}:{self._port} does not answer like a broker: is it another server?"
+        return Failure(UNREACHABLE, text)
+
     def _unreachable(self, error: Exception) -> str:
-        where = f"http{'s' if self._tls else ''}://{self._host}:{self._port}"
         if isinstance(error, http.client.BadStatusLine) and str(error).startswith("AMQP"):
-            return f"{where} is a port for AMQP: give --url the port of the management API, 15672 unless --http-port sets another"
+            return f"{self.where} is a port for AMQP: give --uri the port of the management API, 15672 unless --http-port sets another"
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        return f"no broker answers at {where} ({why}). Is `kvitto serve` running with this --http-port? Else give --url"
+        return f"no broker answers at {self.where} ({why}). Is `kvitto serve` running with this --http-port? Else give --uri"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvitto.base import process
+from kvitto.base import log, process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.routing.exchange import TYPES
@@ -83,6 +83,8 @@ def kvitto(call: Call) -> dict[str, Any]:
     return {
         "version": __version__,
         "sync": host.config.sync,
+        "log_level": log.level(),
+        "log_json": log.is_json(),
         "compiled": compiled(),
         "data_dir": os.path.abspath(host.config.data_dir),
         "pid": os.getpid(),

@@ -21,6 +21,7 @@ from kvitto.http import (
     nodes,
     policies,
     queues,
+    settings,
     users,
     vhosts,
 )
@@ -59,6 +60,7 @@ class Router:
             nodes,
             policies,
             queues,
+            settings,
             users,
             vhosts,
         ):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
+from kvitto.base.limits import PASSWORD_MAX
 from kvitto.broker.administration.auth import User, Users
 from kvitto.http import fields, views
 from kvitto.http.access import Access
@@ -14,9 +15,6 @@ from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request
 from kvitto.http.vhosts import user_named
-
-PASSWORD_MAX = 4096
-"""The maximum number of bytes, because the AMQP frame with a password has space for little more."""
 
 
 def whoami(call: Call) -> Response:

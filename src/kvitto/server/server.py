@@ -18,6 +18,7 @@ from kvitto.base.clock import Clock, SystemClock
 from kvitto.base.config import Config
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
+from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
@@ -110,7 +111,7 @@ class Server(Driving):
         try:
             self.store.open()
             self._look_who_reads()
-            self.broker.start()
+            self.broker.start(self._first_user())
         except StoreError as error:
             self.store.fail(error)
             raise
@@ -138,6 +139,12 @@ class Server(Driving):
         self._other_files = max(open_files() - self.store.disk.open_files(), 0)
         self._every_second()
         self.schedule()
+
+    def _first_user(self) -> FirstUser:
+        config = self.config
+        if not config.default_user:
+            return FirstUser(vhost=config.default_vhost)
+        return FirstUser(config.default_user, config.first_password, config.default_vhost)
 
     def _look_who_reads(self) -> None:
         """Warn if others can read the data directory. Files that Kvitto makes are its user's alone, but the directory

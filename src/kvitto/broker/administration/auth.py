@@ -12,9 +12,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvitto.base.config import GUEST
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
 from kvitto.base.limits import NAME_MAX
 from kvitto.broker.routing.patterns import Pattern, compile_pattern, stored_pattern
@@ -33,7 +34,6 @@ PUBLIC_COST = 4
 COST_MAX = 20
 BLOCK, SALT_BYTES = 8, 16
 
-GUEST = "guest"
 ADMINISTRATOR = "administrator"
 DEFAULT_EXCHANGE = "amq.default"
 """The name of the default exchange in permissions."""
@@ -124,6 +124,15 @@ class User:
             raise ChannelError(ACCESS_REFUSED, text)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstUser:
+    """The user of a new data directory. `password` is called only if the directory is new."""
+
+    name: str = GUEST
+    password: Callable[[], str] = field(default=lambda: GUEST, repr=False)
+    vhost: str = "/"
+
+
 class Users:
     """All users. `define` is called for each change and makes it durable.
 
@@ -164,11 +173,12 @@ class Users:
         self._set_password(user, password, hashed)
         return user
 
-    def add_guest(self) -> User:
-        """Add the user guest/guest of a new data directory: an administrator with all permissions in "/", only from this machine."""
-        user = User(GUEST, "", (ADMINISTRATOR,))
-        self._set_password(user, GUEST, hash_password(GUEST, PUBLIC_COST))
-        self.set_permission(GUEST, "/", ".*", ".*", ".*")
+    def add_first(self, name: str, password: str, vhost: str) -> User:
+        """Add the user of a new data directory: an administrator with all permissions in this virtual host. Guest's password
+        is public, and guest may log in from this machine only."""
+        user = User(name, "", (ADMINISTRATOR,))
+        self._set_password(user, password, hash_password(password, PUBLIC_COST if name == GUEST else self.cost))
+        self.set_permission(name, vhost, ".*", ".*", ".*")
         return user
 
     def delete(self, name: str) -> None:

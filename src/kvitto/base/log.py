@@ -1,4 +1,8 @@
-"""The format of log lines. Peers choose names and texts that are logged, so each event is one line of bounded length."""
+"""The log of `kvitto serve`: the form of its lines, its level, and both of them changed while it runs.
+
+Peers choose names and texts that are logged, so each event is one line of bounded length. `cli.serve` sets it up, and the
+management API changes it. In a program that embeds a broker the log is the program's.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Any
 
 from kvitto.base.table import printable
 
+LEVELS = ("debug", "info", "warning", "error")
+OURS = logging.getLogger("kvitto")
 LINE_MAX = 2000
 """The maximum number of characters of a message, and of each line of a traceback."""
 TRACE_LINES_MAX = 200
@@ -51,7 +57,37 @@ class JsonFormatter(Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def set_up(as_json: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else Formatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+_handler: logging.Handler | None = None
+"""Set up by `set_up`: what writes the lines of this process."""
+
+
+def set_up(as_json: bool, level: str = "info") -> None:
+    global _handler
+    _handler = logging.StreamHandler(sys.stderr)
+    logging.basicConfig(level=logging.INFO, handlers=[_handler], force=True)
+    set_json(as_json)
+    set_level(level)
+
+
+def set_level(name: str) -> None:
+    """Log what has this level or a higher one. Details of the libraries below are never logged."""
+    number = getattr(logging, name.upper())
+    OURS.setLevel(number)
+    if _handler is not None:
+        logging.getLogger().setLevel(max(number, logging.INFO))
+
+
+def level() -> str:
+    return logging.getLevelName(OURS.getEffectiveLevel()).lower()
+
+
+def set_json(as_json: bool) -> bool:
+    """Write JSON or text from now on. Return whether this process has such a log."""
+    if _handler is None:
+        return False
+    _handler.setFormatter(JsonFormatter() if as_json else Formatter())
+    return True
+
+
+def is_json() -> bool:
+    return _handler is not None and isinstance(_handler.formatter, JsonFormatter)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvitto.cli.log import LINE_MAX, Formatter, JsonFormatter
+from kvitto.base.log import LINE_MAX, Formatter, JsonFormatter
 
 FORMATTERS = pytest.mark.parametrize("formatter", [Formatter(), JsonFormatter()], ids=["text", "json"])
 

@@ -1,0 +1,125 @@
+"""The commands of `kvitto ctl` that look at the broker as a whole, and the few that set something of it while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvitto.base.log import LEVELS
+from kvitto.base.table import printable, table
+from kvitto.cli.lists import Shown
+from kvitto.cli.management import REFUSED, UNREACHABLE, USAGE, Failure, Management
+
+STARTUP_S = 300.0
+PAUSE_S = 0.1
+CHECKS = {
+    "check_running": (("is-in-service",), "exit code 0 if the broker runs and has opened its virtual hosts"),
+    "check_port_listener": (("port-listener", "port"), "exit code 0 if the broker listens on this port"),
+    "check_protocol_listener": (
+        ("protocol-listener", "protocol"),
+        "exit code 0 if the broker listens for this protocol: amqp, amqps, http",
+    ),
+    "check_certificate_expiration": (
+        ("certificate-expiration", "within", "unit"),
+        "exit code 1 if the certificate for TLS expires within so many days, weeks, months or years",
+    ),
+}
+"""Command -> the last parts of the path, of which all but the first are arguments; help text."""
+
+
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    add("status", status, "version, address and state of the broker")
+    add("ping", ping, "exit code 0 if the broker answers within 5 s, with alarms too; needs no login")
+    sub = add("await_startup", await_startup, "wait until the broker answers")
+    sub.add_argument(
+        "--timeout", type=float, default=STARTUP_S, metavar="S", help=f"give up after S seconds ({STARTUP_S:g})"
+    )
+    add("alarms", alarms, "current alarms; exit code 1 if there are any")
+    for name, (path, text) in CHECKS.items():
+        add(name, check(*path), text, *path[1:])
+    add("environment", environment, "all settings of the broker, and where each comes from")
+    sub = add("set_log_level", set_log_level, "change what the broker logs, until it stops")
+    sub.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
+    sub = add("set_log_format", set_log_format, "change the form of log lines, until the broker stops")
+    sub.add_argument("format", choices=("text", "json"), metavar="FORMAT", help="text or json")
+    add("set_cluster_name", set_cluster_name, "give the broker a name that monitoring shows", "name")
+
+
+def status(api: Management, _args: argparse.Namespace) -> Shown:
+    overview = api.get("overview")
+    kvitto, totals, messages = overview["kvitto"], overview["object_totals"], overview["queue_totals"]
+    listeners = [f"{item['protocol']} {item['ip_address']}:{item['port']}" for item in overview["listeners"]]
+    objects = f"{totals['connections']} with {totals['channels']} channels and {totals['consumers']} consumers"
+    rows = [
+        ("version", f"Kvitto {kvitto['version']}{'' if kvitto['compiled'] else ', interpreted (slow)'}"),
+        ("process", f"{kvitto['pid']}, up for {kvitto['uptime_ms'] // 1000} s"),
+        ("data directory", kvitto["data_dir"]),
+        ("sync", "on" if kvitto["sync"] else "OFF: confirms do not wait for the disk"),
+        ("log", f"{kvitto['log_level']} and above, as {'JSON' if kvitto['log_json'] else 'text'}"),
+        ("listeners", listeners),
+        ("connections", objects),
+        ("queues", totals["queues"]),
+        ("messages", f"{messages['messages_ready']} ready, {messages['messages_unacknowledged']} unacked"),
+        ("alarms", kvitto["alarms"] or "none"),
+    ]
+    return overview, "\n".join(table(("", ""), rows).splitlines()[1:]), 0
+
+
+def ping(api: Management, _args: argparse.Namespace) -> Shown:
+    well = api.ping()
+    text = f"the broker at {api.where} answers{'' if well else ', and reports alarms'}"
+    return {"answers": True, "alarms": not well}, text, 0
+
+
+def await_startup(api: Management, args: argparse.Namespace) -> Shown:
+    end = time.monotonic() + args.timeout
+    while True:
+        try:
+            return ping(api, args)
+        except Failure as failure:
+            if failure.code != UNREACHABLE:
+                raise
+            if time.monotonic() + PAUSE_S >= end:
+                raise Failure(UNREACHABLE, f"after {args.timeout:g} s {failure}") from None
+        time.sleep(PAUSE_S)
+
+
+def alarms(api: Management, _args: argparse.Namespace) -> Shown:
+    found = api.get("health", "checks", "alarms", accept=(503,)).get("alarms", [])
+    texts = [item["alarm"] for item in found]
+    return texts, "\n".join(map(printable, texts)) or "no alarms", REFUSED if texts else 0
+
+
+def check(name: str, *arguments: str) -> Callable[[Management, argparse.Namespace], Shown]:
+    def run(api: Management, args: argparse.Namespace) -> Shown:
+        path = (name, *(getattr(args, argument) for argument in arguments))
+        answer = api.get("health", "checks", *path, accept=(503,))
+        failed = answer["status"] != "ok"
+        return answer, f"failed: {answer['reason']}" if failed else "passed", REFUSED if failed else 0
+
+    return run
+
+
+def environment(api: Management, _args: argparse.Namespace) -> Shown:
+    found: list[dict[str, Any]] = api.get("settings")
+    rows = [(item["name"], "none" if item["value"] is None else item["value"], item["from"]) for item in found]
+    return found, table(("setting", "value", "from"), rows), 0
+
+
+def set_log_level(api: Management, args: argparse.Namespace) -> str:
+    api.put("settings", "log", body={"level": args.level})
+    return f"the broker logs {args.level} and above, until it stops"
+
+
+def set_log_format(api: Management, args: argparse.Namespace) -> str:
+    api.put("settings", "log", body={"json": args.format == "json"})
+    return f"the broker logs {args.format}, until it stops"
+
+
+def set_cluster_name(api: Management, args: argparse.Namespace) -> str:
+    if not args.name:
+        raise Failure(USAGE, "the name is empty")
+    api.put("cluster-name", body={"name": args.name})
+    return f"the broker is called '{args.name}'"
