@@ -45,6 +45,7 @@ def run(argv: Sequence[str] | None) -> int:
 COMMANDS = {
     "serve": "kvitto.cli.serve",
     "ctl": "kvitto.cli.ctl",
+    "migrate": "kvitto.cli.migrate",
     "check": "kvitto.cli.check",
     "salvage": "kvitto.cli.salvage",
     "perf": "kvitto.perf.cli",

@@ -17,6 +17,8 @@ UNREACHABLE = 3
 NOT_ALLOWED = 4
 """Exit code: wrong user or password, or a user who may not do this."""
 TIMEOUT_S = 60.0
+SHOWN_MAX = 10
+"""The most refused items that an error names."""
 PING_S = 5.0
 """A broker whose loop runs answers a ping within this time, however much it has to do."""
 URI = "http://guest:guest@127.0.0.1:15672"
@@ -56,18 +58,19 @@ def _quoted(text: str) -> str:
 
 
 class Management:
-    """`uri` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672."""
+    """`uri` is http(s)://user:password@host:port. Missing parts default to guest, 127.0.0.1 and 15672. `option` gave it."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, option: str = "--uri") -> None:
+        self._option = option
         try:
             parts = urlsplit(uri if "//" in uri else f"//{uri}", scheme="http")
             port = parts.port
         except ValueError:
             where = uri.rpartition("@")[2]  # neither the password nor the text that urllib took for the port
-            text = f"--uri: malformed host or port in {where!r}; percent-encode / ? # [ ] @ in the password"
+            text = f"{option}: malformed host or port in {where!r}; percent-encode / ? # [ ] @ in the password"
             raise Failure(USAGE, text) from None
         if parts.scheme not in ("http", "https"):
-            text = f"--uri must begin with http:// or https://, not {parts.scheme}://: it names the management API"
+            text = f"{option} must begin with http:// or https://, not {parts.scheme}://: it names the management API"
             raise Failure(USAGE, text)
         self._tls = parts.scheme == "https"
         self._host = parts.hostname or "127.0.0.1"
@@ -131,7 +134,7 @@ class Management:
         try:
             connection = make(self._host, self._port, timeout=timeout_s)
         except http.client.InvalidURL:
-            raise Failure(USAGE, f"--uri: {self._host!r} is not a host") from None
+            raise Failure(USAGE, f"{self._option}: {self._host!r} is not a host") from None
         try:
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -152,7 +155,9 @@ class Management:
         reason = value.get("reason", "") if isinstance(value, dict) else ""
         if status == 401:
             raise Failure(NOT_ALLOWED, f"not allowed: {reason}")
-        raise Failure(REFUSED, str(reason) or f"the broker answered with status {status}")
+        refused = value.get("refused", []) if isinstance(value, dict) else []
+        items = "".join(f"; {json.dumps(item)}" for item in refused[:SHOWN_MAX])
+        raise Failure(REFUSED, f"{reason or f'the broker answered with status {status}'}{items}")
 
     def _other_server(self) -> Failure:
         text = f"{self._host}:{self._port} does not answer like a broker: is it another server?"
@@ -160,6 +165,7 @@ class Management:
 
     def _unreachable(self, error: Exception) -> str:
         if isinstance(error, http.client.BadStatusLine) and str(error).startswith("AMQP"):
-            return f"{self.where} is a port for AMQP: give --uri the port of the management API, 15672 unless --http-port sets another"
+            other = "the port of the management API, 15672 unless --http-port sets another"
+            return f"{self.where} is a port for AMQP: give {self._option} {other}"
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        return f"no broker answers at {self.where} ({why}). Is `kvitto serve` running with this --http-port? Else give --uri"
+        return f"no broker answers at {self.where} ({why}). Is `kvitto serve` running with this --http-port? Else give {self._option}"

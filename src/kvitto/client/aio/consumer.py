@@ -152,6 +152,10 @@ class Consumer:
             messages.append(message)
         return messages
 
+    def take_now(self) -> IncomingMessage | None:
+        """Return a message that is here, None if none is. A consumer that has not started has none."""
+        return None if self._subscription.cancelled else self._core.take()
+
     async def _start(self) -> None:
         """Start it, once."""
         await self.channel.subscribe(self._subscription)

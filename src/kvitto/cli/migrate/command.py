@@ -1,0 +1,126 @@
+"""The arguments of `kvitto migrate`, and its steps in their order.
+
+Exit codes: 0 everything has arrived, 1 something is left (the report says what), 2 wrong usage, 3 a broker does not
+answer, 4 wrong password or not allowed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import re
+import sys
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from kvitto.base.table import printable
+from kvitto.cli.management import REFUSED, USAGE, Failure, Management
+from kvitto.cli.migrate.moving import Mover
+from kvitto.cli.migrate.plan import Broker, Item, Plan, make_plan, post_definitions
+from kvitto.cli.migrate.report import Progress, as_json, planned, summary
+from kvitto.client.uri import parse_uri
+from kvitto.shovel.carry import Pace
+
+INTERRUPTED = 130
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "migrate",
+        help="bring definitions and messages from another broker",
+        description="Bring definitions and messages from one AMQP 0-9-1 broker with a management API to another.",
+        epilog="Run the same command again after any interruption: it goes on where it was.",
+    )
+    add = parser.add_argument
+    add("old", metavar="URI", help="amqp://user:password@host:port[/vhost]; without a path all virtual hosts")
+    add("--to", required=True, metavar="URI", help="the new broker, in the same form")
+    add("--source-api", metavar="URL", help="management API of the old broker (default: port 15672 of its host)")
+    add("--target-api", metavar="URL", help="management API of the new broker (default: port 15672 of its host)")
+    add("--queues", metavar="PATTERN", default="", help="messages of queues that match this regular expression only")
+    add("--rate", type=rate, default=0.0, metavar="N", help="at most N messages per second, over all queues")
+    add(
+        "--ttl",
+        choices=("restart", "timestamp"),
+        default="restart",
+        help="what becomes of a running expiration "
+        "(default: restart): it begins anew, or it is shortened by the message's age, which its timestamp says",
+    )
+    add("--skip-definitions", action="store_true", help="messages only; the queues have to exist")
+    add("--skip-messages", action="store_true", help="definitions only")
+    add("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    add("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("a rate is above 0")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.getLogger("kvitto.client").addHandler(logging.NullHandler())  # the report has what matters
+    try:
+        return _run(args)
+    except Failure as failure:
+        print(f"kvitto migrate: {printable(str(failure))}", file=sys.stderr)
+        return failure.code
+
+
+def _run(args: argparse.Namespace) -> int:
+    source = broker("old", args.old, "--source-api", args.source_api)
+    target = broker("--to", args.to, "--target-api", args.target_api)
+    if (source.address.host, source.address.port, source.vhost) == (
+        target.address.host,
+        target.address.port,
+        target.vhost,
+    ):
+        raise Failure(USAGE, "the old and the new broker are the same")
+    try:
+        pattern = re.compile(args.queues)
+    except re.error as error:
+        raise Failure(USAGE, f"--queues {args.queues}: {error}") from None
+    plan = make_plan(source, target, pattern, definitions=not args.skip_definitions, messages=not args.skip_messages)
+    if args.dry_run:
+        print(json.dumps(as_json(plan), indent=2) if args.json else planned(plan))
+        return 0
+    if not args.skip_definitions:
+        post_definitions(plan)
+    try:
+        asyncio.run(_move(plan, args))
+    except KeyboardInterrupt:
+        print(summary(plan), file=sys.stderr)
+        print("kvitto migrate: interrupted; run the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    print(json.dumps(as_json(plan), indent=2) if args.json else summary(plan))
+    return REFUSED if any(item.problem for item in plan.items) else 0
+
+
+async def _move(plan: Plan, args: argparse.Namespace) -> None:
+    with Progress(plan) as progress:
+
+        def loaded(item: Item) -> None:
+            progress(item)
+
+        await Mover(plan, Pace(args.rate), args.ttl == "timestamp", loaded).run()
+
+
+def broker(which: str, uri: str, option: str, url: str | None) -> Broker:
+    """Return one of the two brokers from its URI, and the URL of its management API."""
+    try:
+        address = parse_uri(uri)
+    except ValueError as error:
+        raise Failure(USAGE, f"{which}: {error}") from None
+    vhost = address.vhost if urlsplit(uri).path not in ("", "/") else None
+    if url is None:
+        scheme, port = ("https", 15671) if address.tls else ("http", 15672)
+        login = f"{quote(address.user, safe='')}:{quote(address.password, safe='')}"
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        url = f"{scheme}://{login}@{host}:{port}"
+    elif "@" not in url and "//" in url:
+        scheme, _, rest = url.partition("//")
+        url = f"{scheme}//{quote(address.user, safe='')}:{quote(address.password, safe='')}@{rest}"
+    return Broker(uri, address, vhost, Management(url, option))

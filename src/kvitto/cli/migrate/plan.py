@@ -1,0 +1,232 @@
+"""What there is at the old broker, what of it the new one has, and what cannot be brought. The definitions are posted here, too."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from kvitto.broker.administration import inert
+from kvitto.cli.management import USAGE, Failure, Management
+from kvitto.client.uri import Address
+from kvitto.shovel.carry import Tally
+
+KINDS = {
+    "vhosts": ("name",),
+    "users": ("name",),
+    "permissions": ("user", "vhost"),
+    "topic_permissions": ("user", "vhost", "exchange"),
+    "parameters": ("component", "vhost", "name"),
+    "global_parameters": ("name",),
+    "policies": ("vhost", "name"),
+    "exchanges": ("vhost", "name"),
+    "queues": ("vhost", "name"),
+    "bindings": ("vhost", "source", "destination", "destination_type", "routing_key"),
+}
+"""The parts of a definitions document, and what tells two of their objects apart."""
+TEMPORARY = "kvitto.migrate."
+"""How the names of exchanges begin that exist while the messages of a queue are moved."""
+
+
+@dataclass
+class Broker:
+    """One of the two brokers. `vhost` is None for all virtual hosts."""
+
+    uri: str
+    address: Address
+    vhost: str | None
+    api: Management
+    product: str = ""
+
+    def uri_of(self, vhost: str) -> str:
+        """Return the URI for one virtual host."""
+        parts = urlsplit(self.uri)
+        return urlunsplit(parts._replace(path="/" + quote(vhost, safe="")))
+
+
+@dataclass
+class Item:
+    """A queue with messages to move."""
+
+    vhost: str
+    name: str
+    stream: bool
+    ready: int
+    unacked: int
+    consumers: int
+    bytes_each: int
+    """The mean size of a message, 0 if it is not known."""
+    moves: bool
+    """Whether its messages are moved: it is in the pattern, and not exclusive."""
+    problem: str = ""
+    """Why messages are left, or the counts differ."""
+    notes: list[str] = field(default_factory=list)
+    once: bool = False
+    state: str = "waits"
+    before: int = 0
+    """Messages at the target when this run began, and behind it when it had ended."""
+    after: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def label(self) -> str:
+        return f"queue '{self.name}' in vhost '{self.vhost}'"
+
+
+@dataclass
+class Plan:
+    source: Broker
+    target: Broker
+    definitions: dict[str, Any] = field(default_factory=dict)
+    """What is posted."""
+    new: dict[str, int] = field(default_factory=dict)
+    """How many objects of each kind the target lacks."""
+    items: list[Item] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def target_vhost(self, vhost: str) -> str:
+        return self.target.vhost or vhost
+
+
+def make_plan(source: Broker, target: Broker, pattern: re.Pattern[str], *, definitions: bool, messages: bool) -> Plan:
+    """Ask both brokers. Nothing is changed."""
+    plan = Plan(source, target)
+    for each in (source, target):
+        overview = each.api.get("overview")
+        product = "Kvitto" if "kvitto" in overview else overview.get("product_name", "RabbitMQ")
+        version = overview["kvitto"]["version"] if "kvitto" in overview else overview.get("product_version", "")
+        each.product = f"{product} {version or overview.get('rabbitmq_version', '')}".strip()
+    if target.vhost is not None and source.vhost is None:
+        raise Failure(USAGE, "--to names a virtual host: name the one of the old broker, too")
+    if definitions:
+        _plan_definitions(plan)
+    if messages:
+        _plan_queues(plan, pattern)
+    return plan
+
+
+def _plan_definitions(plan: Plan) -> None:
+    where = () if plan.source.vhost is None else (plan.source.vhost,)
+    found: dict[str, Any] = plan.source.api.get("definitions", *where)
+    _leave_out_users(plan, found)
+    _leave_out_temporary(found)
+    plan.definitions = found
+    _count_new(plan)
+    _name_inert(plan)
+
+
+def _leave_out_users(plan: Plan, found: dict[str, Any]) -> None:
+    """The command's own user at the target keeps its password. Only Kvitto takes the password hashes of Kvitto."""
+    own, foreign = plan.target.address.user, not plan.target.product.startswith("Kvitto")
+    users = found.get("users", [])
+    kept = [user for user in users if user.get("name") != own]
+    if len(kept) != len(users):
+        plan.notes.append(f"user '{own}' stays as it is at the new broker, because this command uses it")
+    hashed = {user["name"] for user in kept if foreign and str(user.get("hashing_algorithm")).startswith("kvitto")}
+    for name in sorted(hashed):
+        plan.notes.append(f"user '{name}' is not brought: only Kvitto knows its password hash; add it with a password")
+    if users:
+        found["users"] = [user for user in kept if user["name"] not in hashed]
+    for kind in ("permissions", "topic_permissions"):
+        if kind in found:
+            found[kind] = [item for item in found[kind] if item.get("user") not in hashed]
+
+
+def _leave_out_temporary(found: dict[str, Any]) -> None:
+    """Exchanges of a migration that came here and was interrupted are not brought on."""
+    for kind, name in (("exchanges", "name"), ("bindings", "source")):
+        if kind in found:
+            found[kind] = [item for item in found[kind] if not str(item.get(name, "")).startswith(TEMPORARY)]
+
+
+def _count_new(plan: Plan) -> None:
+    has: dict[str, Any] = {}
+    vhost = plan.target.vhost or plan.source.vhost
+    if vhost is None or any(item["name"] == vhost for item in plan.target.api.get("vhosts")):
+        has = plan.target.api.get("definitions", *(() if vhost is None else (vhost,)))
+    for kind, names in KINDS.items():
+        there = {tuple(str(item.get(name)) for name in names) for item in has.get(kind, [])}
+        wanted = [tuple(str(item.get(name)) for name in names) for item in plan.definitions.get(kind, [])]
+        if wanted:
+            plan.new[kind] = sum(each not in there for each in wanted)
+
+
+def _name_inert(plan: Plan) -> None:
+    """Name what the new broker keeps without effect, and what is known to be refused."""
+    if not plan.target.product.startswith("Kvitto"):
+        return
+    for policy in plan.definitions.get("policies", []):
+        keys = [key for key in policy.get("definition", {}) if key in inert.POLICY]
+        if keys:
+            plan.notes.append(f"policy '{policy.get('name')}': {', '.join(keys)} has no effect on one node")
+    for parameter in plan.definitions.get("parameters", []):
+        if parameter.get("component") not in ("shovel", "policy", "operator_policy", "vhost-limits"):
+            plan.notes.append(f"parameter '{parameter.get('name')}' of {parameter.get('component')} has no effect")
+
+
+def post_definitions(plan: Plan) -> None:
+    """Post the definitions, and see to it that the user of the target may move messages there."""
+    api, vhost = plan.target.api, plan.target.vhost or plan.source.vhost
+    if vhost is not None and not any(item["name"] == vhost for item in api.get("vhosts")):
+        api.put("vhosts", vhost)
+    try:
+        answer = api.post("definitions", *(() if vhost is None else (vhost,)), body=plan.definitions)
+    except Failure as failure:
+        raise Failure(
+            failure.code, f"the definitions were not taken: {failure} (--skip-definitions moves messages only)"
+        ) from None
+    if isinstance(answer, dict):
+        plan.notes.extend(f"definitions: {text}" for text in texts(answer))
+    user = plan.target.address.user
+    for name in {plan.target_vhost(item.vhost) for item in plan.items if item.moves}:
+        if api.get("permissions", name, user, accept=(404,)).get("configure") is None:
+            api.put("permissions", name, user, body={"configure": ".*", "write": ".*", "read": ".*"})
+            plan.notes.append(
+                f"user '{user}' has got permissions in vhost '{name}' of the new broker, to bring messages; "
+                f"take them away with: kvitto ctl clear_permissions -p {name} {user}"
+            )
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    """Return the sentences of a report on an import, whatever its keys are."""
+    found: list[str] = []
+    for value in answer.values():
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, list):
+            found.extend(str(item) for item in value if isinstance(item, str))
+    return found
+
+
+def _plan_queues(plan: Plan, pattern: re.Pattern[str]) -> None:
+    where = () if plan.source.vhost is None else (plan.source.vhost,)
+    for queue in plan.source.api.get("queues", *where):
+        if not pattern.search(queue["name"]):
+            continue
+        item = Item(
+            queue["vhost"],
+            queue["name"],
+            queue.get("type") == "stream" or queue.get("arguments", {}).get("x-queue-type") == "stream",
+            queue.get("messages_ready", 0),
+            queue.get("messages_unacknowledged", 0),
+            queue.get("consumers", 0),
+            queue.get("message_bytes", 0) // max(1, queue.get("messages", 0)),
+            not queue.get("exclusive"),
+        )
+        if not item.moves:
+            item.state = "left"
+            item.notes.append("exclusive: it ends with its connection, which has to declare it anew")
+        elif not queue.get("durable", True):
+            item.notes.append("transient: not in the definitions, unless the old broker exports it; declare it there")
+        if item.moves and item.consumers:
+            item.notes.append(f"{item.consumers} consumers take messages, too: stop them, else they work on both sides")
+        if item.unacked and not item.stream:
+            item.notes.append(f"{item.unacked} messages are unacked: they stay with their consumers until those end")
+        plan.items.append(item)
+    for exchange in plan.source.api.get("exchanges", *where):
+        if exchange.get("messages_delayed"):
+            plan.notes.append(
+                f"exchange '{exchange['name']}' in vhost '{exchange['vhost']}' holds {exchange['messages_delayed']} delayed "
+                "messages, which AMQP cannot read: wait until they are due"
+            )

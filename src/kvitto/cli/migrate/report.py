@@ -1,0 +1,113 @@
+"""What `kvitto migrate` prints: the plan, the progress, and the report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from typing import Any
+
+from kvitto.base.table import printable, table
+from kvitto.cli.migrate.plan import Item, Plan
+from kvitto.pipeline.stopping import Progress as Line
+
+
+class Progress:
+    """A line on stderr that says how far the messages are."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._items = [item for item in plan.items if item.moves]
+        self._line = Line()
+        self._since = time.monotonic()
+
+    def __call__(self, item: Item) -> None:
+        moved = sum(each.tally.moved for each in self._items)
+        total = max(moved, sum(max(each.ready, each.tally.moved) for each in self._items))
+        seconds = max(time.monotonic() - self._since, 0.001)
+        share = moved / total if total else 1.0
+        bar = "#" * int(20 * share)
+        place = self._items.index(item) + 1
+        self._line(
+            f"[{bar:<20}] {moved:,} of {total:,} messages, {moved / seconds:,.0f}/s, "
+            f"queue {place} of {len(self._items)}: {printable(item.name)}"
+        )
+
+    def __enter__(self) -> Progress:
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._line.__exit__(*error)
+
+
+def planned(plan: Plan) -> str:
+    """Return what would be done."""
+    lines = [f"From {plan.source.product} at {plan.source.address} to {plan.target.product} at {plan.target.address}:"]
+    if plan.new:
+        parts = [
+            f"{len(plan.definitions[kind])} {kind.replace('_', ' ')} ({count} new)" for kind, count in plan.new.items()
+        ]
+        lines.append(f"definitions: {', '.join(parts)}")
+    rows = [
+        (
+            item.vhost,
+            item.name,
+            "stream" if item.stream else "queue",
+            item.ready,
+            item.unacked,
+            "yes" if item.moves else "no",
+        )
+        for item in plan.items
+    ]
+    if rows:
+        lines.append(table(("vhost", "queue", "kind", "ready", "unacked", "moves"), rows))
+    return "\n".join([*lines, *_notes(plan), "Nothing was changed (--dry-run)."])
+
+
+def summary(plan: Plan) -> str:
+    """Return what was done, and what is left."""
+    items = [item for item in plan.items if item.moves]
+    rows = [
+        (
+            item.vhost,
+            item.name,
+            item.state,
+            item.tally.moved,
+            item.before,
+            item.after,
+            "once" if item.once else "at least once",
+            item.tally.redelivered,
+            item.tally.doubled,
+        )
+        for item in items
+        if item.state not in ("empty",) or item.problem
+    ]
+    lines = []
+    if rows:
+        columns = ("vhost", "queue", "state", "moved", "before", "after", "arrives", "redelivered", "doubled")
+        lines.append(table(columns, rows))
+    moved = sum(item.tally.moved for item in items)
+    empty = sum(item.state == "empty" for item in items)
+    lines.append(f"{moved:,} messages of {len(items)} queues were moved in this run; {empty} queues were empty.")
+    problems = [f"{printable(item.label)}: {printable(item.problem)}" for item in plan.items if item.problem]
+    return "\n".join([*lines, *_notes(plan), *(f"LEFT: {text}" for text in problems)])
+
+
+def _notes(plan: Plan) -> list[str]:
+    of_items = [f"{item.label}: {note}" for item in plan.items for note in item.notes]
+    return [f"note: {printable(text)}" for text in [*plan.notes, *of_items]]
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Return the same for programs."""
+    items = []
+    for item in plan.items:
+        shown = {each.name: getattr(item, each.name) for each in fields(item) if each.name != "tally"}
+        counts = {name: getattr(item.tally, name) for name in ("moved", "redelivered", "doubled", "interruptions")}
+        items.append({**shown, **counts})
+    return {
+        "source": plan.source.product,
+        "target": plan.target.product,
+        "new": plan.new,
+        "queues": items,
+        "notes": plan.notes,
+    }

@@ -1,0 +1,192 @@
+"""`kvitto migrate` between brokers as processes. `python -m tests.migrate` is the long form, with kills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvitto
+from kvitto.client import Connection
+from kvitto.torture.nodes import INSTALL_RABBITMQ, Node, rabbitmq_script
+from kvitto.wire import methods as m
+from kvitto.wire.properties import Properties
+from kvitto.wire.tables import Table
+from tests.http.api import Http
+from tests.migrate.trial import Trial, amqp_of, api_of, declare, drain, fill, node
+
+HEADERS: Table = {
+    "CC": ["other"],
+    "long": 1 << 40,
+    "nested": {"list": [1, "two", None]},
+    "x-death": [{"count": 3, "queue": "w"}],
+}
+EVERYTHING = Properties(
+    content_type="a/b", content_encoding="c", headers=HEADERS, delivery_mode=2, priority=7, correlation_id="d",
+    reply_to="e", expiration="600000", message_id="f", timestamp=1, type="g", user_id="guest", app_id="h",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    if rabbitmq_script() is None:
+        pytest.skip(f"RabbitMQ is not installed: {INSTALL_RABBITMQ}")
+    with node("rabbitmq", tmp_path_factory.mktemp("rabbitmq")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with node("kvitto", tmp_path_factory.mktemp("old")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with node("kvitto", tmp_path_factory.mktemp("new")) as running:
+        yield running
+
+
+def migrate(source: Node, target: Node, *options: str, code: int = 0) -> Any:
+    """Run the command, and return its report."""
+    command = [sys.executable, "-m", "kvitto.cli.main", "migrate", amqp_of(source), "--to", amqp_of(target), "--json"]
+    apis = ["--source-api", api_of(source), "--target-api", api_of(target)]
+    done = subprocess.run([*command, *apis, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return json.loads(done.stdout) if code in (0, 1) else done.stderr
+
+
+def queue_of(report: Any, name: str) -> Any:
+    return next(item for item in report["queues"] if item["name"] == name)
+
+
+def publish(uri: str, queue: str, *bodies: bytes, exchange: str = "", properties: Properties | None = None) -> None:
+    with Connection(uri) as connection:
+        channel = connection.channel()
+        channel.confirm_select()
+        for body in bodies:
+            channel.publish(body, exchange, queue, properties or Properties(delivery_mode=2), mandatory=True)
+        assert channel.wait_for_confirms(10.0)
+
+
+def declare_with(uri: str, queue: str, arguments: Table, *, exclusive: bool = False) -> Connection:
+    """Declare a queue; the connection is returned for whoever needs it open."""
+    connection = Connection(uri)
+    declaring = m.QueueDeclare(queue, False, not exclusive, exclusive, False, False, arguments)
+    connection.channel().call(declaring, m.QueueDeclareOk)
+    return connection
+
+
+@pytest.mark.parametrize("way", ["kvitto to kvitto", "kvitto to rabbitmq", "rabbitmq to kvitto"])
+def test_a_message_arrives_with_everything_it_has(
+    way: str, old: Node, new: Node, request: pytest.FixtureRequest
+) -> None:
+    rabbitmq = request.getfixturevalue("rabbitmq") if "rabbitmq" in way else old
+    source, target = (rabbitmq, new) if way.startswith("rabbitmq") else (old, rabbitmq if rabbitmq is not old else new)
+    for each in (source, target):
+        declare(each.uri, ["whole", "other"])
+    with Connection(source.uri) as connection:
+        channel = connection.channel()
+        channel.call(m.ExchangeDeclare("letters", "topic", False, True, False, False, False, {}), m.ExchangeDeclareOk)
+        channel.call(m.QueueBind("whole", "letters", "a.#", False, {}), m.QueueBindOk)
+    publish(source.uri, "a.b", b"body", exchange="letters", properties=EVERYTHING)
+    report = migrate(source, target, "--skip-definitions", "--queues", "^whole$")
+    assert queue_of(report, "whole")["moved"] == 1 and queue_of(report, "whole")["problem"] == ""
+    assert any("begins anew" in note for note in queue_of(report, "whole")["notes"])
+    with Connection(target.uri) as connection:
+        channel = connection.channel()
+        got = channel.get("whole", no_ack=True)
+        assert got is not None and got.body == b"body" and got.routing_key == "a.b"
+        assert got.properties == EVERYTHING
+        assert channel.get("other", no_ack=True) is None  # the CC of the old broker is not routed again
+    assert not list(drain(source.uri, "whole"))
+    assert all(not item["name"].startswith("kvitto.migrate") for item in Http(api_of(target)).get("/api/exchanges"))
+
+
+def test_a_dry_run_changes_nothing(old: Node, new: Node) -> None:
+    declare(old.uri, ["dry"])
+    fill(old.uri, ["dry"], 10)
+    before = Http(api_of(new)).get("/api/definitions")
+    report = migrate(old, new, "--dry-run", "--queues", "^dry$")
+    assert queue_of(report, "dry")["ready"] == 10 and report["new"]["queues"] >= 1
+    assert Http(api_of(new)).get("/api/definitions") == before
+    assert len(list(drain(old.uri, "dry"))) == 10
+
+
+def test_the_order_is_kept_and_a_second_run_has_nothing_to_do(old: Node, new: Node) -> None:
+    for each in (old, new):
+        declare(each.uri, ["order"])
+    fill(old.uri, ["order"], 5000)
+    arguments = ("--skip-definitions", "--queues", "^order$")
+    first = queue_of(migrate(old, new, *arguments), "order")
+    assert (first["moved"], first["once"], first["after"]) == (5000, True, 5000)
+    assert queue_of(migrate(old, new, *arguments), "order")["moved"] == 0
+    assert list(drain(new.uri, "order")) == list(range(5000))
+
+
+def test_exclusive_queues_unacked_messages_and_missing_queues_are_named(old: Node, new: Node) -> None:
+    declare(old.uri, ["held", "missing"])
+    declare(new.uri, ["held"])
+    publish(old.uri, "held", b"0", b"1")
+    publish(old.uri, "missing", b"0")
+    with declare_with(old.uri, "mine", {}, exclusive=True), Connection(old.uri) as connection:
+        channel = connection.channel()
+        assert channel.get("held") is not None
+        report = migrate(old, new, "--skip-definitions", "--queues", "held|missing|mine", code=1)
+        assert "exclusive" in queue_of(report, "mine")["notes"][0]
+        assert "1 messages are unacked" in queue_of(report, "held")["notes"][0]
+        assert queue_of(report, "held")["moved"] == 1 and not queue_of(report, "held")["once"]
+        assert "no such queue" in queue_of(report, "missing")["problem"]
+    assert queue_of(migrate(old, new, "--skip-definitions", "--queues", "^held$"), "held")["moved"] == 1
+    assert sorted(drain(new.uri, "held")) == [0, 1]
+    assert list(drain(old.uri, "missing")) == [0]
+
+
+@pytest.mark.parametrize("way", ["kvitto", "rabbitmq"])
+def test_a_stream_is_read_once_and_goes_on_with_what_is_new(
+    way: str, old: Node, new: Node, request: pytest.FixtureRequest
+) -> None:
+    source = old if way == "kvitto" else request.getfixturevalue("rabbitmq")
+    name = f"stream-{way}"
+    for each in (source, new):
+        declare_with(each.uri, name, {"x-queue-type": "stream"}).close()
+    for start in (0, 300):
+        publish(source.uri, name, *(b"%d" % n for n in range(start, start + 300)))
+        report = queue_of(migrate(source, new, "--skip-definitions", "--queues", f"^{name}$"), name)
+        assert (report["moved"], report["once"], report["problem"]) == (300, True, "")
+    with kvitto.connect_sync(new.uri) as connection, connection.channel() as channel:
+        seen = []
+        for message in channel.queue(name, passive=True).consume(offset="first", timeout_s=2):
+            message.ack()
+            seen.append(int(message.body))
+        assert seen == list(range(600))
+
+
+def test_wrong_uris_and_passwords_are_told_in_a_sentence(old: Node, new: Node) -> None:
+    assert "are the same" in migrate(old, old, code=2)
+    api = api_of(old).replace("guest:guest", "guest:hushhush")
+    command = [sys.executable, "-m", "kvitto.cli.main", "migrate", "amqp://guest:hushhush@127.0.0.1:1"]
+    arguments = ["--to", amqp_of(new), "--source-api", api]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4 and done.stderr.startswith("kvitto migrate: not allowed") and "hush" not in done.stderr
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_between_kvittos_under_kills(tmp_path: Path) -> None:
+    with node("kvitto", tmp_path / "a") as source, node("kvitto", tmp_path / "b") as target:
+        outcome = Trial(source, target, 6000, 2, seed=1, rate=3000).run(5, (0.3, 0.8))
+    assert (outcome.lost, outcome.doubled, outcome.disordered, outcome.left) == (0, 0, 0, 0)
+    assert sum(outcome.kills.values()) >= 2
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_on_the_way_from_rabbitmq_under_kills(rabbitmq: Node, tmp_path: Path) -> None:
+    with node("kvitto", tmp_path / "b") as target:
+        outcome = Trial(rabbitmq, target, 4000, 2, seed=2, rate=1000).run(3, (0.5, 1.0))
+    assert (outcome.lost, outcome.left) == (0, 0)
+    assert outcome.kills
