@@ -28,6 +28,7 @@ HOT = [
     "kvitto/store/disk.py",
     "kvitto/store/store.py",
     "kvitto/broker/timers.py",
+    "kvitto/broker/latencies.py",
     "kvitto/broker/state.py",
     "kvitto/broker/queues/consumer.py",
     "kvitto/broker/queues/rota.py",

@@ -16,6 +16,10 @@ class Clock:
         """Return milliseconds since an arbitrary start, never set back: for durations and deadlines."""
         raise NotImplementedError
 
+    def monotonic_us(self) -> int:
+        """Return the same time in microseconds."""
+        return self.monotonic_ms() * 1000
+
 
 class SystemClock(Clock):
     """The clock of the machine."""
@@ -27,3 +31,7 @@ class SystemClock(Clock):
     def monotonic_ms(self) -> int:
         """Return milliseconds since an arbitrary start."""
         return ticks.monotonic_ms()
+
+    def monotonic_us(self) -> int:
+        """Return microseconds since the same start."""
+        return ticks.now_ns() // 1000

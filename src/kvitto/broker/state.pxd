@@ -1,5 +1,6 @@
 cimport cython
 from kvitto.base.clock cimport Clock
+from kvitto.broker.latencies cimport Latencies
 from kvitto.broker.timers cimport Timers
 from kvitto.store.store cimport Store
 
@@ -8,9 +9,10 @@ cdef class TurnState:
     cdef public Store store
     cdef public Clock clock
     cdef public Timers timers
+    cdef public Latencies latencies
     cdef public dict unwritten, pressed, slow, unmarked
     cdef public object dirty, late
-    cdef public long long now_ms, set_back_ms
+    cdef public long long now_ms, now_us, set_back_ms
     cdef public Py_ssize_t written, turns, allowance, left
     cdef public bint replaying, clock_is_read, behind, full
 

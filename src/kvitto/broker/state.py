@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvitto.base.clock import Clock
+from kvitto.broker.latencies import Latencies
 from kvitto.broker.timers import Timers
 from kvitto.store.store import Store
 
@@ -29,7 +30,10 @@ class TurnState:
         self.now_ms = clock.now_ms()
         self.set_back_ms = self.now_ms
         """The wall clock when it was last set back, or at the start. A batch with a later time was stored before that moment."""
-        self.timers = Timers(clock.monotonic_ms())
+        self.now_us = clock.monotonic_us()
+        """The monotonic clock when input was last read, or at the last turn, in microseconds."""
+        self.timers = Timers(self.now_us // 1000)
+        self.latencies = Latencies()
         self.dirty: deque[Queue] = deque()
         """Queues that have changed, in the order of their changes, until a turn has delivered and written their messages."""
         self.written = 0
@@ -63,7 +67,8 @@ class TurnState:
         if now_ms < self.now_ms:
             self.set_back_ms = now_ms
         self.now_ms = now_ms
-        self.timers.now_ms = self.clock.monotonic_ms()
+        self.now_us = self.clock.monotonic_us()
+        self.timers.now_ms = self.now_us // 1000
 
     @property
     def changes(self) -> int:

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from kvitto.base import process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
+from kvitto.broker.latencies import Latencies
 from kvitto.broker.queues.queue import Queue
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
+from kvitto.http.exposition import (
+    CONTENT_TYPE,
+    Metric,
+    counter,
+    encoded,
+    gauge,
+    head,
+    histogram,
+    labels,
+    of_each,
+    single,
+)
 from kvitto.http.rates import depth_of
 from kvitto.http.request import Response
 from kvitto.http.totals import Totals, of_broker
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PIECE = 500
-"""The number of lines that are sent together."""
+US = 1e-6
 
-Number = int | float
-
-QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[Queue], int]], ...] = (
-    ("kvitto_queue_messages_ready", "gauge", "Messages that wait for a consumer.", lambda q: q.ready),
-    (
-        "kvitto_queue_messages_unacknowledged",
+QUEUE_METRICS: tuple[Metric[Queue], ...] = (
+    Metric("messages_ready", "gauge", "Messages that wait for a consumer.", lambda q: q.ready),
+    Metric(
+        "messages_unacknowledged",
         "gauge",
         "Messages that were delivered and not settled, or are on their way to a dead-letter queue.",
         lambda q: depth_of(q)[2],
     ),
-    ("kvitto_queue_messages_ready_bytes", "gauge", "Bytes of the bodies of waiting messages.", lambda q: q.ready_bytes),
-    ("kvitto_queue_consumers", "gauge", "Consumers.", lambda q: len(q.consumers)),
-    ("kvitto_queue_messages_published_total", "counter", "Messages added to the queue.", lambda q: q.published),
-    ("kvitto_queue_messages_delivered_total", "counter", "Deliveries, repeated ones included.", lambda q: q.delivered),
-    ("kvitto_queue_messages_redelivered_total", "counter", "Repeated deliveries.", lambda q: q.redelivered),
-    ("kvitto_queue_messages_acknowledged_total", "counter", "Messages settled by an ack.", lambda q: q.acked),
+    Metric("messages_ready_bytes", "gauge", "Bytes of the bodies of waiting messages.", lambda q: q.ready_bytes),
+    Metric("consumers", "gauge", "Consumers.", lambda q: len(q.consumers)),
+    Metric("messages_published_total", "counter", "Messages added to the queue.", lambda q: q.published),
+    Metric("messages_delivered_total", "counter", "Deliveries, repeated ones included.", lambda q: q.delivered),
+    Metric("messages_redelivered_total", "counter", "Repeated deliveries.", lambda q: q.redelivered),
+    Metric("messages_acknowledged_total", "counter", "Messages settled by an ack.", lambda q: q.acked),
 )
 
 
@@ -44,44 +53,14 @@ async def metrics(call: Call) -> Response:
 
 
 async def _text(api: Api, totals: Totals, queues: list[Queue]) -> AsyncIterator[bytes]:
-    yield encoded([line for metric in (*of_server(api, totals), *of_process(api)) for line in metric])
-    labels = []
-    for queue in queues:
-        labels.append(f'{{vhost="{escaped(queue.vhost.name)}",queue="{escaped(queue.name)}"}}')
-        await api.slices.rest()
-    for name, kind, text, value in QUEUE_METRICS:
-        lines = head(name, kind, text)
-        for queue, label in zip(queues, labels, strict=True):
-            lines.append(f"{name}{label} {value(queue)}")
-            if len(lines) == PIECE:
-                yield encoded(lines)
-                lines.clear()
-            await api.slices.rest()
-        yield encoded(lines)
+    groups = (*of_server(api, totals), *of_latencies(api.broker.latencies), *of_process(api))
+    yield encoded(line for group in groups for line in group)
+    async for piece in of_each(api.slices, QUEUE_METRICS, "kvitto_queue_", queues, queue_labels):
+        yield piece
 
 
-def encoded(lines: list[str]) -> bytes:
-    return "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
-
-
-def head(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-
-
-def single(name: str, kind: str, text: str, value: Number, labels: str = "") -> list[str]:
-    return [*head(name, kind, text), f"{name}{labels} {value}"]
-
-
-def escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def gauge(name: str, text: str, value: Number) -> list[str]:
-    return single(name, "gauge", text, value)
-
-
-def counter(name: str, text: str, value: Number) -> list[str]:
-    return single(name, "counter", text, value)
+def queue_labels(queue: Queue) -> str:
+    return labels(vhost=queue.vhost.name, queue=queue.name)
 
 
 def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
@@ -143,6 +122,23 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     )
     yield gauge("kvitto_disk_free_limit_bytes", "--disk-free-limit.", host.config.disk_free_limit)
     yield gauge("kvitto_memory_limit_bytes", "--memory-limit.", host.config.memory_limit)
+
+
+def of_latencies(found: Latencies) -> Iterable[list[str]]:
+    """docs/monitoring.md says what each of them measures, and how exactly."""
+    for name, text, values in (
+        ("publish_to_confirm", "From the arrival of published messages until their confirm.", found.confirm),
+        ("publish_to_deliver", "How long messages were in a work queue before their first delivery.", found.deliver),
+        ("deliver_to_ack", "From a delivery until its ack, for one delivery of each channel at a time.", found.ack),
+        ("sync", "Syncs to disk.", found.sync),
+        ("turn", "Turns of the broker.", found.turn),
+    ):
+        yield histogram(f"kvitto_{name}_seconds", text, [("", values)], US)
+    parts = [('by="peers"', found.peers), ('by="callbacks"', found.callbacks)]
+    yield histogram(
+        "kvitto_loop_held_seconds", "How long the event loop was held by one thing after another.", parts, US
+    )
+    yield histogram("kvitto_message_size_bytes", "Bodies of the messages that queues wrote.", [("", found.sizes)], 1)
 
 
 def of_process(api: Api) -> Iterable[list[str]]:

@@ -62,6 +62,12 @@ class Request:
     address: str
     document: dict[str, Any] | Problem = field(default_factory=dict)
     """The body, or the reason why it cannot be read."""
+    repeated: tuple[tuple[str, str], ...] = ()
+    """All parameters in order. `query` has only the last of those with the same name."""
+
+    def values(self, name: str) -> list[str]:
+        """Return the values of a parameter that may be given several times."""
+        return [value for key, value in self.repeated if key == name]
 
     def credentials(self) -> tuple[str, str] | None:
         """Return name and password of basic auth, None without. Raise Problem 401 if they cannot be read."""

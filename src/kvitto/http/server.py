@@ -230,10 +230,11 @@ class Peer:
             # RFC 9112, 6.3: a proxy in front may see another end of this request than we do
             raise bad_request("give Content-Length or Transfer-Encoding, not both")
         try:
-            pairs = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=100))
+            pairs = tuple(parse_qsl(query, keep_blank_values=True, max_num_fields=100))
         except ValueError:
             raise bad_request("too many query parameters") from None
-        return Request(event.method.decode("ascii"), path, pairs, headers, self.loopback, self.address)
+        method = event.method.decode("ascii")
+        return Request(method, path, dict(pairs), headers, self.loopback, self.address, repeated=pairs)
 
     async def _body(self, head: Request, body: bytearray, most: int) -> None:
         """Read up to `most` bytes into `body`, and count them among those of all requests. The caller releases them again."""

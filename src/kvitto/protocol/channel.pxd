@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.broker.latencies cimport Timed
 from kvitto.wire cimport bits
 from kvitto.wire cimport check
 from kvitto.wire.buf cimport Buf
@@ -23,7 +24,8 @@ cdef class Channel:
     cdef public dict consumers, getters, _allowed
     cdef public str last_queue
     cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, dirtied, plain, _head, appending
-    cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed
+    cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed, noted
+    cdef readonly Timed timed
     cdef readonly Buf _tags
     cdef Buf _key, _props
     cdef public list slots, uncommitted, used, _free

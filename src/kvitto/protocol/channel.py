@@ -22,6 +22,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_consumers_see
+from kvitto.broker.latencies import Timed
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.ranges import RangeSet
@@ -111,9 +112,13 @@ class Channel:
         self.next_to_settle = 0
         self.settle_until = 0
 
+        self.timed = Timed(connection.broker.latencies, connection.broker.clock)
+
         self.confirm = False
         self.tx: Any = None
         self.sequence = 0
+        self.noted = 0
+        """The sequence that `Confirms.note_published` has seen last."""
         self.confirmed = 0
         self.nacked: RangeSet | None = None
         self.unsynced = False
@@ -577,6 +582,8 @@ class Channel:
         """
         b = self._tags
         if multiple and tag == 0:
+            if self.timed.tag:
+                self.timed.end(kind == _ACK)
             return self.settle_piece(self._head, self.next_tag - 1, kind)
         o = self.find(tag)
         if o < 0:
@@ -584,6 +591,8 @@ class Channel:
         slot = bits.le32(b.p, o + 20)
         if slot == 0 or slot >= _UNCOMMITTED:
             return _UNKNOWN
+        if self.timed.tag and (tag == self.timed.tag or (multiple and tag > self.timed.tag)):
+            self.timed.end(kind == _ACK)
         return self.settle_piece(self._head if multiple else o, tag, kind)
 
     def settle_piece(self, o, until, kind):  # type: ignore[no-untyped-def]

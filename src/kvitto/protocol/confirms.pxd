@@ -6,7 +6,8 @@ from kvitto.protocol.channel cimport Channel
 cdef class Published:
     cdef public Py_ssize_t changes
     cdef public Channel channel
-    cdef public unsigned long long sequence
+    cdef public unsigned long long sequence, count
+    cdef public long long arrived_us
     cdef public bint unsynced
     cdef public Route route
     cdef public list used
@@ -24,6 +25,10 @@ cdef class Confirms:
     cpdef note_published(self)
     @cython.locals(published=Published, channel=Channel, waiting=list)
     cpdef answer(self)
-    cdef _written(self, Channel channel, object sequence, bint unsynced, list waiting)
+    @cython.locals(channel=Channel)
+    cdef _written(self, Published published, list waiting)
+    @cython.locals(now_us="long long", published=Published, channel=Channel)
+    cpdef _synced(self, list waiting)
+    cdef _note_wait(self, Published published, long long now_us)
     @cython.locals(before="unsigned long long")
     cdef _answer(self, Channel channel, object sequence)

@@ -28,10 +28,15 @@ Waiting = tuple["list[Queue]", Callable[[], None], "Callable[[Queue], None]"]
 class Published:
     """What a channel has published at one moment: its last number, whether that must be durable, and its routes."""
 
-    def __init__(self, changes: int, channel: Channel) -> None:
+    def __init__(self, changes: int, channel: Channel, arrived_us: int) -> None:
         self.changes = changes
         self.channel = channel
+        self.arrived_us = arrived_us
+        """The monotonic clock when the input with these messages was read."""
         self.sequence = channel.sequence
+        self.count = channel.sequence - channel.noted
+        """The number of these messages."""
+        channel.noted = channel.sequence
         self.unsynced = channel.unsynced
         self.route = channel.route
         """The last route; `used` has the others."""
@@ -46,10 +51,9 @@ class Published:
 class Late:
     """Confirms of a channel, or a call of `when_written`, that wait until slow queues have written what they had at one moment."""
 
-    def __init__(self, targets: Targets, sequence: int = 0, unsynced: bool = False) -> None:
+    def __init__(self, targets: Targets, published: Published | None = None) -> None:
         self.targets = targets
-        self.sequence = sequence
-        self.unsynced = unsynced
+        self.published = published
 
 
 class Confirms:
@@ -83,7 +87,7 @@ class Confirms:
             return
         changes = self.broker.changes
         for channel in self.touched:
-            self._published.append(Published(changes, channel))
+            self._published.append(Published(changes, channel, self.broker.now_us))
             channel.touched = channel.unsynced = False
             if channel.used:
                 channel.used = []
@@ -104,7 +108,7 @@ class Confirms:
             return
         if not self._published and not self._waiting and not self._late and not self._late_waiting:
             return
-        waiting: list[tuple[Channel, int]] = []
+        waiting: list[Published] = []
         if self._late or self._late_waiting:
             self._look_late(waiting)
         while self._published:
@@ -113,19 +117,21 @@ class Confirms:
                 break
             self._published.popleft()
             if not (self.broker.slow or self._late) or not self._is_late(published):
-                self._written(published.channel, published.sequence, published.unsynced, waiting)
+                self._written(published, waiting)
         if self._waiting:
             self._answer_written()
         if waiting:
             self.broker.store.commits.when_announced(partial(self._synced, waiting))
 
-    def _written(self, channel: Channel, sequence: int, unsynced: bool, waiting: list[tuple[Channel, int]]) -> None:
-        """Handle a channel whose published messages are in the files: it waits for the next sync, or is answered."""
-        if unsynced or channel.in_flight:
+    def _written(self, published: Published, waiting: list[Published]) -> None:
+        """Handle published messages that are in the files: their channel waits for the next sync, or is answered."""
+        channel = published.channel
+        if published.unsynced or channel.in_flight:
             channel.in_flight += 1
-            waiting.append((channel, sequence))
+            waiting.append(published)
         else:
-            self._answer(channel, sequence)
+            self._answer(channel, published.sequence)
+            self._note_wait(published, self.broker.clock.monotonic_us())
 
     def _answer_written(self) -> None:
         """Handle the calls of `when_written` whose queues are in the files: they wait for the next sync, or for slow queues."""
@@ -142,21 +148,26 @@ class Confirms:
 
         Returns whether it was moved.
         """
-        routes, unsynced = published.routes, published.unsynced
+        routes = published.routes
         targets = self.broker.targets(q for q in self.broker.slow if any(q in route.queues for route in routes))
         before = self._late.get(published.channel)
         if before is not None:
-            targets, unsynced = before.targets | targets, unsynced or before.unsynced
+            assert before.published is not None
+            targets = before.targets | targets
+            published.unsynced = published.unsynced or before.published.unsynced
+            published.count += before.published.count
+            published.arrived_us = before.published.arrived_us
         if targets:
-            self._late[published.channel] = Late(targets, published.sequence, unsynced)
+            self._late[published.channel] = Late(targets, published)
         return bool(targets)
 
-    def _look_late(self, waiting: list[tuple[Channel, int]]) -> None:
+    def _look_late(self, waiting: list[Published]) -> None:
         """Handle the confirms that no longer wait for slow queues."""
         reached = self.broker.reached
         for channel, late in [item for item in self._late.items() if reached(item[1].targets)]:
             del self._late[channel]
-            self._written(channel, late.sequence, late.unsynced, waiting)
+            assert late.published is not None
+            self._written(late.published, waiting)
         for item in [item for item in self._late_waiting if reached(item[0].targets)]:
             self._late_waiting.remove(item)
             self.broker.store.commits.when_announced(item[1][1])
@@ -191,11 +202,19 @@ class Confirms:
         for channel, queue in refused.items():
             channel.contain(walls.out_of_service(queue))
 
-    def _synced(self, waiting: list[tuple[Channel, int]]) -> None:
+    def _synced(self, waiting: list[Published]) -> None:
         """Note the last message of each channel that a sync has covered. One ack may answer several turns of a channel."""
-        for channel, sequence in waiting:
+        now_us = self.broker.clock.monotonic_us()
+        for published in waiting:
+            channel = published.channel
             channel.in_flight -= 1
-            self._durable[channel] = sequence
+            self._durable[channel] = published.sequence
+            self._note_wait(published, now_us)
+
+    def _note_wait(self, published: Published, now_us: int) -> None:
+        """Note how long these messages have waited for their confirm."""
+        if published.count and not published.channel.closing:
+            self.broker.latencies.confirm.add(now_us - published.arrived_us, published.count)
 
     def _answer(self, channel: Channel, sequence: int) -> None:
         before = channel.confirmed

@@ -139,6 +139,8 @@ class ChannelConsumer(Consumer):
                 break
         self.delivered += k
         self.tag_before = 0
+        if k and not self.no_ack:
+            c.timed.begin(c.next_tag - 1)
         return k
 
     def deliver_again(self, key, props, body, offset):  # type: ignore[no-untyped-def]

@@ -27,9 +27,10 @@ cdef class Driving(Driver):
 
     cpdef schedule(self)
     cpdef _turn_behind_input(self)
+    @cython.locals(began=double, now=double)
     cpdef _do_turn(self)
-    @cython.locals(idle=bint, calm=bint, pressed=bint, everything=bint, now=double, store=Store, pacing=Pacing)
-    cdef _drive_sync(self)
+    @cython.locals(idle=bint, calm=bint, pressed=bint, everything=bint, store=Store, pacing=Pacing)
+    cdef _drive_sync(self, double now)
     @cython.locals(commit=Commit)
     cdef bint _begin(self, bint everything, bint idle) except? 0
     cpdef _end_sync(self, Commit commit)

@@ -101,15 +101,17 @@ class Driving(Driver):
             # this turn does its work: if both ran, each would schedule another one, and every sync would add one for good
             self._due.cancel()
             self._due = None
+        began = ticks.seconds()
         self.hub.turn()
-        self._drive_sync()
+        now = ticks.seconds()
+        self.broker.latencies.turn.add(int((now - began) * 1e6), 1)
+        self._drive_sync(now)
         self._arm_timer()
 
-    def _drive_sync(self) -> None:
+    def _drive_sync(self, now: float) -> None:
         store = self.store
         self._heard += self.received
         idle, self.received = self.received < IDLE_BYTES, 0
-        now = ticks.seconds()
         if store.commits.waiting:
             self.pacing.waited(now)
         while store.commits.waiting and store.commits.running is None and store.failed is None:
@@ -167,6 +169,8 @@ class Driving(Driver):
         if self.store.failed is not None:
             raise self.store.failed
         self.pacing.measured(commit.size, commit.seconds)
+        if commit.files or commit.dirs:
+            self.broker.latencies.sync.add(int(commit.seconds * 1e6), 1)
 
     def _arm_timer(self) -> None:
         due = self.broker.timers.next_ms

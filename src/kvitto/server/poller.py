@@ -16,6 +16,7 @@ from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 from typing import Any, TypeVar
 
 from kvitto.base import ticks
+from kvitto.broker.latencies import Latencies
 from kvitto.server import ready
 from kvitto.server.served import Served
 
@@ -95,6 +96,10 @@ class Poller(selectors.BaseSelector):
         """The loop that calls `select`."""
         self._share_ends = 0.0
         """While asyncio has callbacks to run, no peer is served before this time of `ticks.seconds`."""
+        self.latencies: Latencies | None = None
+        """The histograms of the server that runs in the loop."""
+        self._left = 0.0
+        """When asyncio last got what it has to handle."""
 
     # -- peers -----------------------------------------------------------------------------------------------
 
@@ -112,6 +117,18 @@ class Poller(selectors.BaseSelector):
 
         While asyncio has nothing to do, this waits again: a round of asyncio costs as much as a message.
         """
+        if self.latencies is None:
+            return self._select(timeout)
+        self.latencies.held_by_callbacks(ticks.seconds() - self._left)
+        found = self._select(timeout)
+        self._left = ticks.seconds()
+        return found
+
+    def measure(self, latencies: Latencies) -> None:
+        """Measure from now on how long the loop is held by what it does between its waits."""
+        self.latencies, self._left = latencies, ticks.seconds()
+
+    def _select(self, timeout: float | None) -> list[tuple[SelectorKey, int]]:
         loop = self.loop
         if loop is None or (timeout is not None and timeout <= 0):
             return self.round(timeout)[1]
@@ -159,6 +176,8 @@ class Poller(selectors.BaseSelector):
         if served:
             now = ticks.seconds()
             self._share_ends = now + max(now - began, SHARE_S)
+            if self.latencies is not None:
+                self.latencies.held_by_peers(now - began)
         return served, found
 
     # -- the system's selector -------------------------------------------------------------------------------

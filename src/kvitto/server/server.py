@@ -108,6 +108,7 @@ class Server(Driving):
             self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock, limits.of(self.config.limits))
         self.hub = Hub(self.broker, self, self.config.max_channels)
+        self.poller.measure(self.broker.latencies)
         try:
             self.store.open()
             self._look_who_reads()

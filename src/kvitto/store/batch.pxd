@@ -13,7 +13,7 @@ cdef class Batch:
     cdef readonly Py_ssize_t index_at, meta_at, body_at
     cdef public unsigned long long first
     cdef public Py_ssize_t count
-    cdef public long long time_ms
+    cdef public long long time_ms, opened_us
     cdef public unsigned long long journal
     cdef public bint shared
     cdef public object stored

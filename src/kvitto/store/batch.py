@@ -43,16 +43,19 @@ class Batch:
         self.first = 0
         self.count = 0
         self.time_ms = 0
+        self.opened_us = 0
+        """The monotonic clock when a tail was opened, in microseconds. It is 0 for what was read from a file."""
         self.journal = 0
         self.shared = False
         """The bodies are in a buffer that other batches may use too."""
         self.stored: Stored | None = None
         """The body of the only message, if it is on disk and was not read into memory."""
 
-    def start(self, first: int, time_ms: int) -> None:
+    def start(self, first: int, time_ms: int, opened_us: int = 0) -> None:
         """Begin an empty tail at offset `first`."""
         self.first = first
         self.time_ms = time_ms
+        self.opened_us = opened_us
         self.count = 0
         self.journal = 0
         self.index.clear()
@@ -317,6 +320,7 @@ class Batch:
         self.first = header.first
         self.count = header.count
         self.time_ms = header.time_ms
+        self.opened_us = 0
         self.journal = header.journal
 
     def open_part(self, chunk: Buf, header: BatchHeader, i: int, n: int, stored: Stored | None = None) -> None:

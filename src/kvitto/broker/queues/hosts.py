@@ -6,8 +6,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from kvitto.base.clock import Clock
     from kvitto.broker.faults import Faults
     from kvitto.broker.jobs import Jobs
+    from kvitto.broker.latencies import Latencies
     from kvitto.broker.queues.queue import Queue
     from kvitto.broker.timers import Timers
     from kvitto.broker.transfers.deadletter import DeadLetters
@@ -20,6 +22,8 @@ class Turns(Protocol):
 
     now_ms: int
     """The wall clock when input was last read, or at the last turn."""
+    now_us: int
+    """The monotonic clock at the same moment, in microseconds."""
     set_back_ms: int
     turns: int
     """The number of the current turn."""
@@ -42,7 +46,9 @@ class Turns(Protocol):
     """The queues of `slow` that wait until the disk has caught up."""
 
     store: Store
+    clock: Clock
     timers: Timers
+    latencies: Latencies
     jobs: Jobs
     faults: Faults
     dead_letters: DeadLetters

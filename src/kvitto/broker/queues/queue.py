@@ -277,6 +277,7 @@ class Queue:
             self.may_expire = self.may_expire or ttl_ms >= 0
         b.first = self.tail.next
         b.time_ms = self.broker.now_ms
+        b.opened_us = self.broker.now_us
         self.tail.open(b)
         self.tail.next += b.count
         self.ready_bytes += b.body.n
@@ -366,7 +367,7 @@ class Queue:
     def open_tail(self) -> Batch:
         """Open a batch for the messages that come."""
         t = self.broker.take_batch()
-        t.start(self.tail.next, self.broker.now_ms)
+        t.start(self.tail.next, self.broker.now_ms, self.broker.now_us)
         self.tail.open(t)
         return t
 

@@ -305,6 +305,7 @@ class Stream(Queue):
         self._watch_age()
 
     def _written(self, batch: Batch) -> None:
+        self.broker.latencies.note_sizes(batch)
         self._recent.append((batch, batch.size()))
         self._recent_bytes += batch.size()
         if self.tail.closed:

@@ -1,4 +1,5 @@
 cimport cython
+from kvitto.broker.latencies cimport Latencies
 from kvitto.broker.queues.backlog cimport Backlog
 from kvitto.broker.queues.consumer cimport Consumer
 from kvitto.broker.queues.queue cimport Queue
@@ -20,9 +21,10 @@ cdef class WorkQueue(Queue):
 
     cpdef long long counted(self) except? -1
     cpdef bint over(self, long long more, long long more_bytes) except -1
-    @cython.locals(backlog=Backlog, c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t)
+    @cython.locals(backlog=Backlog, c=Consumer, w=Batch, i=Py_ssize_t, n=Py_ssize_t, k=Py_ssize_t, left=Py_ssize_t, latencies=Latencies, run=Py_ssize_t, first="unsigned long long", waited_us="long long")
     cpdef deliver_ready(self)
     cdef bint given(self, Consumer c, Py_ssize_t k) noexcept
+    cdef long long waited(self, Batch w) except? -1
     @cython.locals(offset="unsigned long long", size=Py_ssize_t, unacked=bint)
     cdef Py_ssize_t took(self, Consumer c, Batch w, Py_ssize_t i, Py_ssize_t k) except? -1
     @cython.locals(rota=Rota, c=Consumer)

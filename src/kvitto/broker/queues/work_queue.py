@@ -190,6 +190,8 @@ class WorkQueue(Queue):
         if not backlog.any_ready():
             return
         left = self.broker.allowance
+        latencies = self.broker.latencies
+        run = first = waited_us = 0  # runs of one batch are timed together: with many consumers they are short
         while backlog.any_ready():
             if left <= 0:
                 self.broker.pump_later(self)
@@ -221,6 +223,14 @@ class WorkQueue(Queue):
                     continue
             if n > left:
                 n = left
+            if run == 0 or w.first != first:
+                if run:
+                    latencies.deliver.add(waited_us, run)
+                else:
+                    latencies.now_us = self.broker.clock.monotonic_us()
+                waited_us = self.waited(w)
+                first = w.first
+                run = 0
             self.serving = c
             if backlog.cursor < backlog.flagged_below:
                 k = c.deliver(w, i, 1, 1)
@@ -228,10 +238,19 @@ class WorkQueue(Queue):
                 k = c.deliver(w, i, n, 0)
             self.serving = None
             if k:
+                run += k
                 left -= k + (self.took(c, w, i, k) >> 10)
             else:
                 self.end_consumer(c)
         self.broker.allowance = left
+        if run:
+            latencies.deliver.add(waited_us, run)
+
+    def waited(self, w):  # type: ignore[no-untyped-def]
+        """Return how long the messages of batch w have been in the queue, in us. What was read from a file has only its wall clock."""
+        if w.opened_us:
+            return self.broker.latencies.now_us - w.opened_us
+        return (self.broker.now_ms - w.time_ms) * 1000
 
     def took(self, c, w, i, k):  # type: ignore[no-untyped-def]
         """k messages from index i of window w on have gone to c. Returns the bytes of their bodies."""
@@ -608,6 +627,7 @@ class WorkQueue(Queue):
 
     def _written(self, batch: Batch) -> None:
         """Called when a batch has been written. It stays in memory if it is the next one to be delivered and there is a consumer."""
+        self.broker.latencies.note_sizes(batch)
         self.backlog.keep_front(batch, len(self.consumers) > 0)
 
     def _write_settlements(self, end: int) -> None:
