@@ -20,17 +20,12 @@ def answer(harness: ProtocolHarness, *methods: Method) -> Method:
     return wire.methods()[-1]
 
 
-def stream() -> Method:
-    return m.QueueDeclare("s", durable=True, arguments={"x-queue-type": "stream"})
-
-
 @pytest.mark.parametrize(
     ("methods", "name"),
     [
         ([m.QueueDeclare("q", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
         ([m.ExchangeDeclare("e", "direct", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
         ([m.ExchangeDeclare("e", "direct", arguments={"x-delayed-exchange": True})], "x-delayed-exchange"),
-        ([stream(), m.BasicQos(0, 1), m.BasicConsume("s", arguments={"x-stream-filter": "a"})], "x-stream-filter"),
     ],
 )
 def test_what_somebody_would_rely_on_is_refused(methods: list[Method], name: str) -> None:

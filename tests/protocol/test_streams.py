@@ -424,3 +424,28 @@ def test_many_messages_come_in_order_through_a_slow_socket(raw: Raw, more: More,
     assert all(message.body[:5] == b"%05d" % i for i, message in enumerate(got))
     client.put(1, m.BasicAck(3000, True))
     assert raw.count(stream) == 3000
+
+
+def test_a_filter_of_rabbitmqs_clients(raw: Raw, more: More, stream: str) -> None:
+    """Exact, where RabbitMQ's clients have to look once more themselves; prefetch and acks count what is delivered."""
+    others = more()
+    others.call(1, m.BasicQos(0, 1000, False), m.BasicQosOk)
+    follow(others, stream, x_stream_offset="first")
+    for i, text in enumerate(("se", "no", None, "se", "dk", "no")):
+        raw.put_in(stream, b"%d" % i, **({} if text is None else {"headers": {"x-stream-filter-value": text}}))
+    raw.call(1, m.BasicQos(0, 2, False), m.BasicQosOk)
+    follow(raw, stream, tag="mine", x_stream_offset="first", x_stream_filter=["se", "no"])
+    first = taken(raw, 2)
+    assert offsets(first) == [0, 1] and first[0].headers["x-stream-filter-value"] == "se"
+    raw.put(1, m.BasicAck(first[1].method.delivery_tag, True))
+    assert offsets(taken(raw, 2)) == [3, 5]
+    raw.channel(2)
+    raw.call(2, m.BasicQos(0, 100, False), m.BasicQosOk)
+    follow(raw, stream, 2, x_stream_offset="first", x_stream_filter="dk", x_stream_match_unfiltered=True)
+    assert offsets(taken(raw, 2)) == [2, 4]
+    assert offsets(taken(others, 6)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_argument_that_is_no_filter(raw: Raw, stream: str) -> None:
+    consume = m.BasicConsume(stream, arguments={"x-stream-filter": 5})
+    refused(raw, consume, 406, f"invalid arg 'x-stream-filter' for queue '{stream}' in vhost '/': expected a string")

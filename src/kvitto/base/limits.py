@@ -67,6 +67,9 @@ REFUSALS = (
 )
 """The limits that `kvitto_refused_total` counts; docs/limits.md says what each means."""
 
+FILTERS_MAX = 256
+"""The maximum number of conditions in the filter of a stream's consumer."""
+
 # the store
 SEGMENT_BYTES = 64 * MIB
 """A segment of this size is sealed, and the next one is begun."""

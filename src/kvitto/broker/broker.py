@@ -23,6 +23,7 @@ from kvitto.broker.counts import Churn, Counts
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.queues import hold
+from kvitto.broker.queues.filters import Budget
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.reader import RangeReaders
 from kvitto.broker.routing.patterns import Pattern
@@ -63,6 +64,7 @@ class Broker(Turning):
         self.stages = Stages(self)
         self.archives = Archives(self)
         self.readers = RangeReaders()
+        self.filtering = Budget()
         self.records = Records(self)
         self.gone = Counts()
         self.churn = Churn()

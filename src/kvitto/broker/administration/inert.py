@@ -22,7 +22,6 @@ REFUSED_OF_EXCHANGES = {
     "x-message-deduplication": _NO_DUPLICATES,
     "x-delayed-exchange": "exchanges do not delay messages here; use a queue with x-message-ttl and a dead-letter exchange",
 }
-REFUSED_OF_STREAM_CONSUMERS = {"x-stream-filter": "streams are not filtered here; take all messages and leave some out"}
 HONOURED_OF_CONSUMERS = (
     "x-priority",
     "x-consumer-timeout",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kvitto.broker.faults import Faults
     from kvitto.broker.jobs import Jobs
     from kvitto.broker.latencies import Latencies
+    from kvitto.broker.queues.filters import Budget
     from kvitto.broker.queues.queue import Queue
     from kvitto.broker.timers import Timers
     from kvitto.broker.transfers.deadletter import DeadLetters
@@ -52,6 +53,8 @@ class Turns(Protocol):
     jobs: Jobs
     faults: Faults
     dead_letters: DeadLetters
+    filtering: Budget
+    """What the filters of streams' consumers may cost in this turn."""
 
     def take_batch(self) -> Batch:
         """An empty batch, which may have large buffers."""

@@ -19,6 +19,7 @@ from kvitto.base.limits import SEGMENT_BYTES
 from kvitto.broker import walls
 from kvitto.broker.administration.argument_reader import age_ms
 from kvitto.broker.administration.equivalence import describe
+from kvitto.broker.queues.filters import BATCH_STEPS, CHUNK_STEPS, SLICE, Filter, InvalidFilter, filter_of
 from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.ranges import RangeSet
 from kvitto.store.reading import Window
@@ -49,12 +50,13 @@ AGE_CHECK_MS = 1000
 
 class Progress:
     """How far a consumer has come. `next`: the offset that it gets next. `tag` is None if no offset of it is stored. Otherwise all below
-    `acked` is acked, and `beyond`, too.
+    `acked` is acked, and `beyond`, too. Messages that do not match `filter` count as acked.
     """
 
-    __slots__ = ("acked", "beyond", "next", "tag", "window")
+    __slots__ = ("acked", "beyond", "filter", "next", "tag", "window")
 
-    def __init__(self, start: int, tag: str | None) -> None:
+    def __init__(self, start: int, tag: str | None, wanted: Filter | None = None) -> None:
+        self.filter = wanted
         self.next = start
         self.tag = tag
         self.acked = start
@@ -62,7 +64,7 @@ class Progress:
         self.window = Window()
 
     def skip(self, end: int) -> None:
-        """The offsets up to `end` hold nothing."""
+        """The offsets up to `end` hold nothing for this consumer."""
         if self.tag is not None:
             self.ack(self.next, end - self.next)
         self.next = end
@@ -91,6 +93,8 @@ class Stream(Queue):
         self._recent: deque[tuple[Batch, int]] = deque()
         self._recent_bytes = 0
         self._windows: dict[Window, int] = {}
+        self._unfinished: deque[Consumer] = deque()
+        """Consumers with a filter that have not looked at all messages yet, in the order in which they go on."""
         self._awaiting = False
         self._saving = False
         self._watching_age = False
@@ -119,11 +123,17 @@ class Stream(Queue):
         if not isinstance(tracking, bool):
             raise self._invalid(TRACKING, f"expected a boolean, got {tracking!r}")
         given = arguments.get(OFFSET)
+        try:
+            wanted = filter_of(arguments)
+        except InvalidFilter as error:
+            raise self._invalid(error.name, error.why) from None
         start = self._start(given)
         if not named or not (tracking or given is None):
-            return Progress(start, None)
+            return Progress(start, None, wanted)
         remembered = self.log.offsets.get(tag)
-        return Progress(start if remembered is None else max(self.cursor, min(remembered, self.next)), tag)
+        if remembered is not None:
+            start = max(self.cursor, min(remembered, self.next))
+        return Progress(start, tag, wanted)
 
     def _start(self, given: Any) -> int:
         if given is None or given == "next":
@@ -203,11 +213,101 @@ class Stream(Queue):
     # -- deliver ---------------------------------------------------------------------------------------------
 
     def deliver_ready(self) -> None:
-        """Deliver what is durable to every consumer that has credit."""
-        if self.consumers and self.ready:
-            end = self.log.announced_end
-            for c in list(self.consumers):
+        """Deliver what is durable to every consumer that has credit: first to those without a filter, since they skip nothing."""
+        if not self.consumers or not self.ready:
+            return
+        end = self.log.announced_end
+        filtered = []
+        for c in list(self.consumers):
+            assert c.progress is not None
+            if c.progress.filter is None:
                 self._feed(c, end)
+            elif c.progress.next < end:
+                filtered.append(c)
+        if filtered:
+            self._feed_filtered(filtered, end)
+
+    def _feed_filtered(self, consumers: list[Consumer], end: int) -> None:
+        """Serve the consumers with a filter in rotation, within the steps of this turn. The next turn goes on with the rest."""
+        left = self.broker.filtering.share(self.broker.turns)
+        waiting = self._unfinished
+        began = set(waiting)
+        waiting.extend(c for c in consumers if c not in began)
+        for _ in range(len(waiting)):
+            c = waiting.popleft()
+            if c.serial:
+                waiting.append(c)
+        while waiting and left > 0:
+            c = waiting.popleft()
+            if c.serial:
+                steps, more = self._feed_some(c, end)
+                left -= steps
+                if more:
+                    waiting.append(c)
+        if waiting:
+            self.broker.pump_later(self)
+
+    def _feed_some(self, c: Consumer, end: int) -> tuple[int, bool]:
+        """Serve a consumer with a filter for SLICE steps. Returns how many it took, and whether it could go on at once."""
+        progress = c.progress
+        assert progress is not None and progress.filter is not None
+        acked, left, opened = progress.acked, SLICE, -1
+        while progress.next < end and left > 0:
+            self.serving = c
+            most = c.credit()
+            self.serving = None
+            if most <= 0:
+                break
+            place = progress.window.position
+            batch = self._batch(progress)
+            if batch is not None and batch.first != opened:
+                opened = batch.first
+                left -= BATCH_STEPS if progress.window.position == place else CHUNK_STEPS
+            if progress.window.waits is not None:
+                self._check_window(progress)
+                break
+            if batch is None or batch.first > progress.next:
+                progress.skip(end if batch is None else min(batch.first, end))
+                continue
+            i = progress.next - batch.first
+            skipped, n, steps = progress.filter.next_run(
+                batch, i, min(batch.count, end - batch.first), most, max(left, 1)
+            )
+            left -= steps
+            if skipped:
+                progress.skip(progress.next + skipped)
+            if n and not self._deliver(c, batch, i + skipped, n):
+                break
+        self.broker.filtering.spend(SLICE - left)
+        if progress.tag is not None and progress.acked > acked:
+            self._remember(progress)
+        if progress.window.segment is not None:
+            if progress.next < end and c.serial:
+                self._keep(progress.window)
+            else:
+                self._release(progress.window)
+        return SLICE - left, left <= 0 and progress.next < end
+
+    def _check_window(self, progress: Progress) -> None:
+        """Have the large batch checked that this consumer has come to."""
+        waits, progress.window.waits = progress.window.waits, None
+        assert waits is not None
+        self.check(self.log.reader.check_steps(*waits))
+
+    def _deliver(self, c: Consumer, batch: Batch, i: int, n: int) -> bool:
+        """Deliver up to `n` messages. Returns False if the first one does not fit into the consumer's frames, which ends the consumer."""
+        progress = c.progress
+        assert progress is not None
+        self.serving = c
+        k = c.deliver(batch, i, n, 0)
+        self.serving = None
+        if not k:
+            self.end_consumer(c)
+            return False
+        progress.next += k
+        c.unacked += k
+        self.delivered += k
+        return True
 
     def _feed(self, c: Consumer, end: int) -> None:
         progress = c.progress
@@ -223,22 +323,14 @@ class Stream(Queue):
                 return
             batch = self._batch(progress)
             if progress.window.waits is not None:
-                waits, progress.window.waits = progress.window.waits, None
-                self.check(self.log.reader.check_steps(*waits))
+                self._check_window(progress)
                 return
             if batch is None or batch.first > progress.next:
                 progress.skip(end if batch is None else min(batch.first, end))
                 continue
             i = progress.next - batch.first
-            self.serving = c
-            k = c.deliver(batch, i, min(most, batch.count - i, end - progress.next), 0)
-            self.serving = None
-            if not k:
-                self.end_consumer(c)
+            if not self._deliver(c, batch, i, min(most, batch.count - i, end - progress.next)):
                 return
-            progress.next += k
-            c.unacked += k
-            self.delivered += k
         if progress.window.segment is not None:
             self._release(progress.window)
 

@@ -19,6 +19,7 @@ from kvitto.broker.administration import inert
 from kvitto.broker.administration.admission import DIRECT_REPLY_TO
 from kvitto.broker.changes import Unanswered
 from kvitto.broker.jobs import nothing
+from kvitto.broker.queues import filters
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, RETRY
 from kvitto.broker.queues.hold import release
 from kvitto.broker.queues.stream import Stream
@@ -95,9 +96,8 @@ def _check_arguments(conn: Connection, queue: Queue, m: BasicConsume) -> None:
     ):
         text = f"invalid arg 'x-consumer-timeout' for a consumer of {thing}: expected milliseconds, got {timeout_ms!r}"
         raise ChannelError(PRECONDITION_FAILED, text)
-    if queue.stream:
-        inert.refuse(f"a consumer of {thing}", inert.REFUSED_OF_STREAM_CONSUMERS, m.arguments)
-    names = [name for name in m.arguments if name not in inert.HONOURED_OF_CONSUMERS]
+    of_streams = filters.ARGUMENTS if queue.stream else ()
+    names = [name for name in m.arguments if name not in (*inert.HONOURED_OF_CONSUMERS, *of_streams)]
     conn.broker.notices.without_effect(f"a consumer of {thing}", names)
 
 
