@@ -373,3 +373,18 @@ def test_checks_are_exit_codes(ctl: Ctl, broker: kvitto.Broker) -> None:
     assert (missing.code, missing.out) == (1, "failed: No active listener\n")
     assert ctl("check_protocol_listener", "amqp").code == 0 and ctl("check_protocol_listener", "mqtt").code == 1
     assert ctl("check_certificate_expiration", "1", "months").code == 0
+
+
+def test_delayed_messages_are_listed_run_and_cancelled(ctl: Ctl, broker: kvitto.Broker) -> None:
+    api = Http(broker.http_url)
+    given = {"type": "x-delayed-message", "durable": True, "arguments": {"x-delayed-type": "fanout"}}
+    assert api.put("/api/exchanges/%2F/later", given) == 201
+    for name in ("m1", "m2"):
+        properties = {"message_id": name, "headers": {"x-delay": 1_000_000}}
+        api.post("/api/exchanges/%2F/later/publish", {"routing_key": "k", "payload": "x", "properties": properties})
+    rows = ctl("list_delayed", "later").rows
+    assert [(row[0], row[-3:]) for row in rows[1:]] == [(name, ["later", "k", "1"]) for name in ("m1", "m2")]
+    assert "1 message with the id 'm1' routed" in ctl("run_delayed", "later", "m1").out
+    assert "1 message with the id 'm2' dropped" in ctl("cancel_delayed", "later", "m2").out
+    missing = ctl("cancel_delayed", "later", "m2")
+    assert missing.code == 1 and "no message with the id 'm2' waits in exchange 'later'" in missing.err

@@ -25,7 +25,6 @@ def answer(harness: ProtocolHarness, *methods: Method) -> Method:
     [
         ([m.QueueDeclare("q", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
         ([m.ExchangeDeclare("e", "direct", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
-        ([m.ExchangeDeclare("e", "direct", arguments={"x-delayed-exchange": True})], "x-delayed-exchange"),
     ],
 )
 def test_what_somebody_would_rely_on_is_refused(methods: list[Method], name: str) -> None:

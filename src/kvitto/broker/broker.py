@@ -15,7 +15,7 @@ from kvitto.base.config import GUEST
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError, ConnectionError_, ProtocolError, StoreFull
 from kvitto.base.limits import DEFAULTS, Limits
 from kvitto.broker import walls
-from kvitto.broker.administration import removal
+from kvitto.broker.administration import delaying, removal
 from kvitto.broker.administration.archives import STEPS, Archives
 from kvitto.broker.administration.auth import FirstUser, Users
 from kvitto.broker.administration.inert import Notices
@@ -98,6 +98,7 @@ class Broker(Turning):
             log.info(
                 "default user %r is not added: the data directory is not new, and has its users already", first.name
             )
+        delaying.started(self)
         self._drop_orphans()
         self.store.compact_definitions()
         for queue in self.queues.values():
@@ -168,7 +169,12 @@ class Broker(Turning):
             return True
         arguments = unpack(value["arguments"])
         if kind == "exchange":
-            vhost.declare_exchange(key[1], value["type"], True, value["auto_delete"], value["internal"], arguments)
+            made = vhost.declare_exchange(
+                key[1], value["type"], True, value["auto_delete"], value["internal"], arguments
+            )
+            if "waiting" in value:
+                delaying.attach(vhost, made, value["waiting"])
+                delaying.follow(vhost, made)
         else:
             queue = vhost.make_queue(key[1], value["id"], True, False, value["auto_delete"], arguments)
             queue.restore(value)

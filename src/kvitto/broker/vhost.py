@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import walls
-from kvitto.broker.administration import inert, policies, policing, removal
+from kvitto.broker.administration import delaying, inert, policies, policing, removal
 from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe
 from kvitto.broker.administration.policies import Policy
@@ -28,6 +28,7 @@ from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.stream import Stream, check_stream, stream_log
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing import exchange as exchanges
+from kvitto.broker.routing.delayed import DELAYED_EXCHANGE
 from kvitto.broker.routing.exchange import Binding, Exchange
 from kvitto.broker.routing.index import at_once
 from kvitto.broker.routing.route import Epoch, Route
@@ -243,17 +244,29 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         if not self.broker.restoring:
             inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
-            honoured = (*exchanges.ALTERNATES, *exchanges.TYPES[kind].arguments)
+            honoured = (*exchanges.ALTERNATES, DELAYED_EXCHANGE, *exchanges.used_arguments(kind, arguments))
             self.broker.notices.without_effect(describe("exchange", name, self.name), arguments, honoured)
         made = self.exchanges[name] = Exchange(
             name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
         made.take_policy(self.policy_of_exchange(name))
         self.changed()
-        if durable:
-            value = {"type": kind, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
-            self.broker.define("exchange", (self.name, name), value)
+        if not delaying.follow(self, made):
+            self.define_exchange(made)
         return made
+
+    def define_exchange(self, exchange: Exchange) -> None:
+        """Write the definition of the exchange, if it is durable."""
+        if exchange.durable:
+            waiting = {} if exchange.waiting is None else {"waiting": exchange.waiting.log.queue_id}
+            value = {
+                "type": exchange.type,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": exchange.arguments,
+                **waiting,
+            }
+            self.broker.define("exchange", (self.name, exchange.name), value)
 
     def delete_exchange(self, name: str, if_unused: bool = False) -> None:
         """Run `exchange_deletion` without a pause."""
@@ -373,6 +386,7 @@ class VHost:
             del self.exchanges[thing.name]
             if thing.durable:
                 self.broker.undefine("exchange", (self.name, thing.name))
+            delaying.detach(self, thing)
         else:
             self._remove_queue(thing)
         self.changed()

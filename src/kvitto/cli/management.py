@@ -84,18 +84,18 @@ class Management:
         """The address without user and password."""
         return f"http{'s' if self._tls else ''}://{self._host}:{self._port}"
 
-    def get(self, *path: str, accept: tuple[int, ...] = ()) -> Any:
+    def get(self, *path: str, accept: tuple[int, ...] = (), query: str = "") -> Any:
         """Return the JSON at the path /api/... made of `parts`. Raise Failure unless the status is below 300 or in `accept`."""
-        return self._request("GET", path, None, accept, {})
+        return self._request("GET", path, None, accept, {}, query)
 
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._request("PUT", path, body or {}, (), {})
 
-    def post(self, *path: str, body: dict[str, Any]) -> Any:
-        return self._request("POST", path, body, (), {})
+    def post(self, *path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._request("POST", path, body or {}, (), {})
 
-    def delete(self, *path: str, query: str = "", headers: dict[str, str] | None = None) -> None:
-        self._request("DELETE", path, None, (), headers or {}, query)
+    def delete(self, *path: str, query: str = "", headers: dict[str, str] | None = None) -> Any:
+        return self._request("DELETE", path, None, (), headers or {}, query)
 
     def ping(self) -> bool:
         """Return whether the broker reports no alarm. Raise Failure if it does not answer. This needs no login."""

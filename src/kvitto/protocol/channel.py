@@ -21,7 +21,7 @@ from kvitto.base.errors import (
     ProtocolError,
 )
 from kvitto.broker import walls
-from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_consumers_see
+from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_stored
 from kvitto.broker.latencies import Timed
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
 from kvitto.broker.queues.queue import Queue
@@ -381,7 +381,7 @@ class Channel:
             if inside & (check.COPIES | check.REPLY_TO):
                 direct = properties.reply_to == DIRECT_REPLY_TO
                 reply_to = self.connection.reply_address(self) if direct else None
-                props = as_consumers_see(props, properties.headers or {}, reply_to)
+                props = as_stored(props, properties.headers or {}, route.queues, reply_to)
         if self.stage is not None and route.count:
             if inside & check.REPLY_TO:
                 raise ChannelError(PRECONDITION_FAILED, "direct reply-to cannot wait in a stage")

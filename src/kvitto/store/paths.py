@@ -29,6 +29,15 @@ def queue_dir(queue_id: str, durable: bool) -> str:
     return f"{QUEUES if durable else TRANSIENT}/{queue_id}"
 
 
+def scratch_dir(queue_id: str) -> str:
+    """Where a queue keeps what can be made anew: nothing in it is synced, and a start removes it."""
+    return f"{TRANSIENT}/{queue_id}.scratch"
+
+
+def scratch(directory: str, number: int) -> str:
+    return f"{directory}/{number:08d}.run"
+
+
 def archive_dir(queue_id: str) -> str:
     return f"{ARCHIVE}/{queue_id}"
 

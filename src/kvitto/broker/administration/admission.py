@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -14,6 +14,7 @@ from kvitto.wire.tables import encode_shortstr
 
 if TYPE_CHECKING:
     from kvitto.broker.administration.auth import User
+    from kvitto.broker.queues.queue import Queue
 
 DIRECT_REPLY_TO = check.DIRECT_REPLY_TO.decode()
 EXPIRATION_DIGITS = 64
@@ -49,6 +50,14 @@ def as_consumers_see(props: bytes, headers: Mapping[str, Any], reply_to: str | N
     props = join(fields)
     check_size(props)
     return props
+
+
+def as_stored(
+    props: bytes, headers: Mapping[str, Any], queues: Collection[Queue], reply_to: str | None = None
+) -> bytes:
+    """Do the work of `as_consumers_see` for a message that goes to these queues. BCC stays if all of them route it once more."""
+    later = len(queues) > 0 and all(queue.routes_later for queue in queues)
+    return as_consumers_see(props, {} if later else headers, reply_to)
 
 
 def check_user(user_id: str, user: User) -> None:

@@ -20,7 +20,6 @@ _NO_DUPLICATES = (
 REFUSED_OF_QUEUES = {"x-message-deduplication": _NO_DUPLICATES}
 REFUSED_OF_EXCHANGES = {
     "x-message-deduplication": _NO_DUPLICATES,
-    "x-delayed-exchange": "exchanges do not delay messages here; use a queue with x-message-ttl and a dead-letter exchange",
 }
 HONOURED_OF_CONSUMERS = (
     "x-priority",

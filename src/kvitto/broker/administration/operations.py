@@ -201,12 +201,13 @@ class Publishing:
         Raises ChannelError 404, 406.
         """
         vhost, body = self.vhost, self.body
-        props = self.props = admission.as_consumers_see(self.properties.encode(), self.headers)
-        admission.check_size(props)
+        encoded = self.properties.encode()
         key = tables.encode_shortstr(self.exchange) + tables.encode_shortstr(self.routing_key)
         self.route = vhost.remembered(key) or (yield from vhost.route_steps(key))
         if self.route.dynamic or "CC" in self.headers or "BCC" in self.headers:
             self.route = yield from vhost.message_route_steps(self.exchange, self.routing_key, self.properties)
+        props = self.props = admission.as_stored(encoded, self.headers, self.route.queues)
+        admission.check_size(props)
         yield from copies(self.route.queues, key, props, body, self.ttl_ms, self.refused)
         for queue in self.refused:
             yield from vhost.broker.dead_letters.refused(queue, key, props, body)

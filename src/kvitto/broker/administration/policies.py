@@ -23,13 +23,14 @@ from kvitto.broker.administration.arguments import (
     stricter,
     with_policy,
 )
+from kvitto.broker.routing.delayed import POLICY_KEY as DELAYED
 from kvitto.broker.routing.exchange import ALTERNATE
 from kvitto.broker.routing.patterns import InvalidPattern, Pattern, compile_pattern, stored_pattern
 
 QUEUE_TYPES = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
 EXCHANGE_KINDS = ("all", "exchanges")
 APPLY_TO = (*EXCHANGE_KINDS, "queues", *QUEUE_TYPES.values())
-HONOURED_POLICY = (*QUEUE_POLICY, ALTERNATE)
+HONOURED_POLICY = (*QUEUE_POLICY, ALTERNATE, DELAYED)
 OPERATOR_POLICY = (*SMALLER_COUNTS, "overflow", *RETRIES)
 """The settings that an operator policy may have."""
 PRIORITY_MAX = (1 << 31) - 1
@@ -103,6 +104,8 @@ def _check_setting(key: str, value: Any, operator: bool) -> None:
         raise InvalidPolicy(f"{key}: there is no value")
     if key == ALTERNATE and not (isinstance(value, str) and len(value.encode()) <= SHORTSTR_MAX):
         raise InvalidPolicy(f"{key}: expected the name of an exchange, got {value!r}")
+    if key == DELAYED and not isinstance(value, bool):
+        raise InvalidPolicy(f"{key}: expected true or false, got {value!r}")
     if key in SHORTER_COUNTS and not (isinstance(value, str) and age_ms(value) >= 0):
         raise InvalidPolicy(f"{key}: expected a number and one of the units {', '.join(AGE_UNITS_MS)}, got {value!r}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvitto.broker.administration import policies
+from kvitto.broker.administration import delaying, policies
 from kvitto.broker.administration.arguments import read_settings, usable
 from kvitto.broker.administration.equivalence import describe
 from kvitto.broker.administration.removal import Steps
@@ -56,6 +56,7 @@ def _apply(vhost: VHost, *changed: Policy) -> Steps:
             yield True
     for exchange in list(vhost.exchanges.values()):
         exchange.take_policy(vhost.policy_of_exchange(exchange.name))
+        delaying.follow(vhost, exchange)
         if cost.spend(_search_cost(vhost)):
             yield True
     vhost.changed()

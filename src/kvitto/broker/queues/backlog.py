@@ -105,6 +105,11 @@ class Backlog:
         self.cursor = window.batch.first if found else self.tail.unwritten_from
         return window.batch if found else None
 
+    def outline_at_cursor(self) -> Batch | None:
+        """Do the work of `window` for callers that do not need bodies. A large batch is not checked."""
+        found = self.in_memory(self.cursor)
+        return self._load_at_cursor(self.outline) if found is None else found[0]
+
     def _check(self, window: Window) -> None:
         """Start the check of the large batch that the window waits for."""
         waits, window.waits = window.waits, None
@@ -152,8 +157,7 @@ class Backlog:
         ranks = self.requeued
         assert isinstance(ranks, Ranks)
         while self.cursor < self.tail.next:
-            found = self.in_memory(self.cursor)
-            w = self._load_at_cursor(self.outline) if found is None else found[0]
+            w = self.outline_at_cursor()
             if w is not None:
                 for rank, first, count in self._runs(w, self.cursor - w.first, w.count):
                     ranks.put(rank, first, count)

@@ -1,83 +1,90 @@
-"""Messages that came back and are due again later (A15). No consumer gets them until then, and other messages do not wait for them.
+"""Messages that are due later: those that came back (A15), and those of an exchange that delays (`DelayQueue`).
 
-They are kept only in memory, with some 150 bytes each, so after a restart they are due at once.
+No consumer gets them until then, and other messages do not wait for them. `offsets` says which messages wait; `index` says when each is
+due, and may still have entries of messages that were removed. An offset that was removed before it was due is never added again.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Iterator
 
+from kvitto.broker.queues import due
+from kvitto.broker.queues.due import DueIndex, RunFiles
 from kvitto.broker.queues.ranges import RangeSet
 
 JITTER = 0.1
 """At most this part of a delay is added to it, so that messages that failed together do not all come back together."""
 DOUBLINGS_MAX = 40
-FREED_PER_PIECE = 2000
+REMOVED_COST = 4
+"""So many entries of removed messages are as much work as one message that is due."""
 
 
 class Delays:
-    def __init__(self, least_ms: int, most_ms: int) -> None:
-        self.least_ms = least_ms
-        self.most_ms = most_ms
-        self.linear = False
-        """Whether each delay is `least_ms` longer than the one before, without jitter, as with RabbitMQ's x-delayed-retry-*."""
+    def __init__(self, files: RunFiles) -> None:
         self.bytes = 0
-        self._heap: list[tuple[int, int, int]] = []
-        """For each message (time when it is due, offset, size)."""
         self.offsets = RangeSet()
+        self.index = DueIndex(files)
 
     def __len__(self) -> int:
         return self.offsets.count
 
-    def __iter__(self) -> Iterator[int]:
-        """Yield the offsets in order."""
-        return (o for start, count in self.offsets for o in range(start, start + count))
-
-    def __contains__(self, offset: int) -> bool:
-        return offset in self.offsets
-
     @property
-    def lowest(self) -> int:
-        """The lowest offset. There must be one."""
-        return self.offsets.lowest()
+    def next_ms(self) -> int | None:
+        """The time when the first message is due. None if none waits."""
+        return self.index.next_ms if self.offsets.count else None
 
-    def add(self, now_ms: int, offset: int, size: int, deliveries: int) -> None:
-        """Delay a message of `size` bytes that has failed after `deliveries` deliveries."""
-        if self.linear:
-            delay = min(self.least_ms * deliveries, self.most_ms)
-        else:
-            delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
-            delay += int(delay * JITTER * random.random())
+    def add(self, due_ms: int, offset: int, size: int) -> None:
+        """Have a message of `size` bytes wait until `due_ms`."""
         self.bytes += size
         self.offsets.add(offset, 1)
-        heapq.heappush(self._heap, (now_ms + delay, offset, size))
+        self.index.add(due_ms, offset, size)
 
-    @property
-    def next_ms(self) -> int:
-        """The time when the first message is due. There must be one."""
-        return self._heap[0][0]
+    def remove(self, offset: int, size: int) -> bool:
+        """Remove a message before it is due. Returns False if it does not wait."""
+        if not self.offsets.discard(offset):
+            return False
+        self.bytes -= size
+        return True
 
     def take(self, now_ms: int, most: int) -> list[tuple[int, int]]:
-        """Return (offset, size) of the first `most` messages that are due by that time, in order."""
-        taken: list[tuple[int, int, int]] = []
-        while len(taken) < most and self._heap and self._heap[0][0] <= now_ms:
-            taken.append(heapq.heappop(self._heap))
-            self.offsets.discard(taken[-1][1])
-        found = sorted((offset, size) for _, offset, size in taken)
-        self.bytes -= sum(size for _, size in found)
-        return found
+        """Return (offset, size) of the first `most` messages that are due by that time, in this order. Fewer if many were removed."""
+        taken: list[tuple[int, int]] = []
+        left = most * REMOVED_COST
+        while left > 0 and (packed := self.index.take(now_ms)) is not None:
+            offset, size = due.offset_of(packed), due.size_of(packed)
+            if self.remove(offset, size):
+                taken.append((offset, size))
+                left -= REMOVED_COST
+            else:
+                left -= 1
+        return taken
+
+    def in_order(self) -> Iterator[tuple[int, int]]:
+        """Yield (due time, offset) of the messages that wait, by due time. Messages may come and go while the reader pauses."""
+        for packed in self.index.in_order():
+            offset = due.offset_of(packed)
+            if offset in self.offsets:
+                yield due.due_of(packed), offset
 
     def take_all(self) -> tuple[RangeSet, Iterator[None]]:
-        """Forget all delayed messages. Returns their offsets, and the steps that free the memory."""
+        """Forget all messages. Returns their offsets, and the steps that free the memory."""
         taken, self.offsets = self.offsets, RangeSet()
-        heap, self._heap = self._heap, []
         self.bytes = 0
-        return taken, _free(heap)
+        return taken, self.index.clear()
 
 
-def _free(heap: list[tuple[int, int, int]]) -> Iterator[None]:
-    while heap:
-        del heap[-FREED_PER_PIECE:]
-        yield
+class RetryDelay:
+    """How long a message that came back waits."""
+
+    def __init__(self) -> None:
+        self.least_ms = self.most_ms = -1
+        self.linear = False
+        """Whether each delay is `least_ms` longer than the one before, without jitter, as with RabbitMQ's x-delayed-retry-*."""
+
+    def after(self, deliveries: int) -> int:
+        """Return the delay in ms of a message that has failed after `deliveries` deliveries."""
+        if self.linear:
+            return min(self.least_ms * deliveries, self.most_ms)
+        delay = min(self.least_ms << min(deliveries - 1, DOUBLINGS_MAX), self.most_ms)
+        return delay + int(delay * JITTER * random.random())

@@ -56,6 +56,8 @@ class Declaration:
 class Queue:
     stream = False
     """Whether messages are read by offset and stay in the queue."""
+    routes_later = False
+    """Whether its messages are routed once more, so that they keep the header BCC until then."""
 
     def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         self.broker = broker

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvitto.broker.queues.delays import Delays
+from kvitto.broker.queues.delays import Delays, RetryDelay
 from kvitto.format.settlement import DROPPED
+from kvitto.store.scratch import Scratch
 
 if TYPE_CHECKING:
     from kvitto.broker.administration.arguments import QueueSettings
@@ -22,7 +23,9 @@ class Retries:
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
         self._delays_of = "all"
-        self.delays = Delays(-1, -1)
+        self._delay = RetryDelay()
+        self._scratch = Scratch(queue.log.store.disk, queue.log.queue_id)
+        self.delays = Delays(self._scratch)
         """The messages that wait."""
 
     def contain(self, error: Exception) -> None:
@@ -32,12 +35,12 @@ class Retries:
     def take_settings(self, settings: QueueSettings) -> None:
         """Take new settings, which apply to messages that fail from now on."""
         self._delays_of = settings.retry_of
-        self.delays.least_ms, self.delays.most_ms = settings.retry_min_ms, settings.retry_max_ms
-        self.delays.linear = settings.retry_linear
+        self._delay.least_ms, self._delay.most_ms = settings.retry_min_ms, settings.retry_max_ms
+        self._delay.linear = settings.retry_linear
 
     def delays_those(self, how: str) -> bool:
         """Whether messages that come back in this way ("failed" or "returned") are delayed."""
-        return self.delays.least_ms >= 0 and self._delays_of in ("all", how)
+        return self._delay.least_ms >= 0 and self._delays_of in ("all", how)
 
     def delay(self, offset: int) -> None:
         """Delay one message. The caller must call `wake` afterwards."""
@@ -46,18 +49,20 @@ class Retries:
         if found is None:
             queue.settle(offset, 1, DROPPED)
         else:
-            size = found[0].body_bytes(found[1], 1)
-            self.delays.add(queue.broker.timers.now_ms, offset, size, queue.backlog.redeliveries.of(offset, 1))
+            delay_ms = self._delay.after(queue.backlog.redeliveries.of(offset, 1))
+            self.delays.add(queue.broker.timers.now_ms + delay_ms, offset, found[0].body_bytes(found[1], 1))
 
     def wake(self) -> None:
         """Set the timer for the first message that is due: not before the next turn, whatever is due already."""
-        if len(self.delays):
+        due_ms = self.delays.next_ms
+        if due_ms is not None:
             timers = self._queue.broker.timers
-            timers.after(max(self.delays.next_ms - timers.now_ms, 1), self._due)
+            timers.after(max(due_ms - timers.now_ms, 1), self._due)
 
     def _due(self) -> None:
-        for offset, size in self.delays.take(self._queue.broker.timers.now_ms, RETRIES_PER_TURN):
-            self._queue.put_back(offset, 1, size)
+        queue = self._queue
+        for offset, size in self.delays.take(queue.broker.timers.now_ms, min(queue.may_come_back(), RETRIES_PER_TURN)):
+            queue.comes_back(offset, size)
         self.wake()
 
     def end(self) -> Iterator[None]:
@@ -70,3 +75,6 @@ class Retries:
     def cancel(self) -> None:
         """The queue is deleted."""
         self._queue.broker.timers.cancel(self._due)
+        _, steps = self.delays.take_all()
+        self._queue.broker.jobs.start(steps)
+        self._scratch.remove()

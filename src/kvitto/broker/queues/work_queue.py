@@ -8,6 +8,7 @@ Invariant: a message that is neither in the backlog nor settled is counted as un
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from kvitto.wire.properties import priority_of
 if TYPE_CHECKING:
     from kvitto.broker.administration.arguments import QueueSettings
     from kvitto.broker.queues.hosts import Turns
+    from kvitto.broker.transfers.deadletter import Addressing
     from kvitto.broker.transfers.parked import Obstacle
     from kvitto.broker.vhost import VHost
 
@@ -490,7 +492,24 @@ class WorkQueue(Queue):
         self.ready_bytes += body_bytes
         self.mark_dirty()
 
+    def may_come_back(self) -> int:
+        """Return how many messages that are due the queue can take back now, at most."""
+        return sys.maxsize
+
+    def comes_back(self, offset: int, size: int) -> None:
+        """A message of `size` bytes that has waited is due."""
+        self.put_back(offset, 1, size)
+
     # -- dead letters ----------------------------------------------------------------------------------------
+
+    @property
+    def forwards_to(self) -> str | None:
+        """The exchange that gets the messages which leave the queue. None if they are dropped."""
+        return self.settings.dead_letter_exchange
+
+    def address_steps(self, reason: str, message: tuple[bytes, bytes, int]) -> Addressing:
+        """Find the key, the properties and the queues for a message (key, props, flags) that leaves for that exchange."""
+        return self.broker.dead_letters.address_steps(self, reason, message)
 
     def dead_letter(self, offset: int, n: int, reason: str, outcome: int, deliveries: int = 0) -> None:
         """Move n messages that have left the backlog to the dead-letter exchange, or settle them with `outcome`."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe, type_name
+from kvitto.broker.routing import delayed
 from kvitto.broker.routing.consistent_hash import ConsistentHashIndex
+from kvitto.broker.routing.delayed import DelayedIndex
 from kvitto.broker.routing.headers import HeadersIndex, identity
 from kvitto.broker.routing.index import Arguments, Dest, Index
 from kvitto.broker.routing.modulus_hash import ModulusHashIndex
@@ -24,6 +26,7 @@ from kvitto.wire.tables import Value
 
 if TYPE_CHECKING:
     from kvitto.broker.administration.policies import Policy
+    from kvitto.broker.queues.delay_queue import DelayQueue
 
 ALTERNATE = "alternate-exchange"
 ALTERNATES = (ALTERNATE, "x-alternate-exchange")
@@ -85,6 +88,24 @@ class FanoutIndex(DirectIndex):
         return super().route("", properties)
 
 
+class DelayedMessageIndex(DelayedIndex):
+    """The type x-delayed-message: the argument x-delayed-type names the type that routes."""
+
+    arguments = (delayed.DELAYED_TYPE,)
+
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(TYPES[str(arguments[delayed.DELAYED_TYPE])](arguments))
+
+    @classmethod
+    def check_exchange(cls, thing: str, arguments: Arguments, /) -> None:
+        """Raises ChannelError 406 unless x-delayed-type is another type, and what that type requires holds."""
+        inner = arguments.get(delayed.DELAYED_TYPE)
+        if not isinstance(inner, str) or inner not in TYPES or inner == delayed.DELAYED_MESSAGE:
+            text = f"Invalid argument, '{delayed.DELAYED_TYPE}' must be an existing exchange type"
+            raise ChannelError(PRECONDITION_FAILED, f"{text}, in {thing}")
+        TYPES[inner].check_exchange(thing, arguments)
+
+
 TYPES: dict[str, type[Index]] = {
     "direct": DirectIndex,
     "fanout": FanoutIndex,
@@ -94,6 +115,7 @@ TYPES: dict[str, type[Index]] = {
     "x-local-random": LocalRandomIndex,
     "x-modulus-hash": ModulusHashIndex,
     "x-random": RandomIndex,
+    delayed.DELAYED_MESSAGE: DelayedMessageIndex,
 }
 """All exchange types, by the name that a declaration gives."""
 
@@ -124,14 +146,23 @@ class Exchange:
         self.internal = internal
         self.arguments: dict[str, Value] = arguments or {}
         self.policy: Policy | None = None
-        self.take_policy(None)
         self.index = TYPES[type](self.arguments)
+        self.delays = False
+        """Whether messages with the header x-delay wait before they are routed."""
+        self.waiting: DelayQueue | None = None
+        """The queue of messages that wait, if the exchange delays or has delayed (administration/delaying.py)."""
+        self.take_policy(None)
         self._bindings: dict[Dest, dict[tuple[str, bytes], Binding]] = {}
 
     def take_policy(self, policy: Policy | None) -> None:
-        """Use the alternate exchange of a policy, unless the arguments name one."""
+        """Use the alternate exchange of a policy, unless the arguments name one, and find out whether the exchange delays.
+
+        The caller then calls `delaying.follow`.
+        """
         self.policy = policy
         said = {} if policy is None else policy.definition
+        asked = self.arguments.get(delayed.DELAYED_EXCHANGE, said.get(delayed.POLICY_KEY))
+        self.delays = self.type == delayed.DELAYED_MESSAGE or asked is True
         alternate = alternate_of(self.arguments)
         self.alternate: str | None = alternate_of(said) if alternate is None else alternate
 
@@ -221,6 +252,9 @@ def check_declare(name: str, vhost: str, type: str, arguments: Arguments) -> Non
         raise ChannelError(
             PRECONDITION_FAILED, f"the arguments {' and '.join(ALTERNATES)} of {thing} name two exchanges"
         )
+    if not isinstance(arguments.get(delayed.DELAYED_EXCHANGE, False), bool):
+        got = type_name(arguments[delayed.DELAYED_EXCHANGE])
+        raise ChannelError(PRECONDITION_FAILED, f"invalid type '{got}' for arg '{delayed.DELAYED_EXCHANGE}' in {thing}")
     TYPES[type].check_exchange(thing, arguments)
 
 
@@ -229,15 +263,27 @@ def check_equivalent(
 ) -> None:
     """Raises ChannelError 406 unless the exchange could have been declared like this (D1)."""
     thing = describe("exchange", exchange.name, vhost)
-    check_field(thing, "type", exchange.type, type)
+    there: Arguments = exchange.arguments
+    asked = arguments
+    if exchange.type != type and delayed.DELAYED_MESSAGE in (exchange.type, type):
+        there, asked = delayed.spelt_alike(exchange.type, there), delayed.spelt_alike(type, asked)
+        check_arguments(thing, (delayed.DELAYED_TYPE,), there, asked)
+    else:
+        check_field(thing, "type", exchange.type, type)
     check_field(thing, "durable", exchange.durable, durable)
     check_field(thing, "auto_delete", exchange.auto_delete, auto_delete)
     check_field(thing, "internal", exchange.internal, internal)
     check_arguments(thing, (ALTERNATE,), _with_one_name(exchange.arguments), _with_one_name(arguments))
-    check_arguments(thing, exchange.index.arguments, exchange.arguments, arguments)
+    check_arguments(thing, (delayed.DELAYED_EXCHANGE, *used_arguments(type, arguments)), there, asked)
 
 
 def _with_one_name(arguments: Arguments) -> dict[str, Value]:
     """Return the alternate exchange alone, under RabbitMQ's name for it."""
     alternate = alternate_of(arguments)
     return {} if alternate is None else {ALTERNATE: alternate}
+
+
+def used_arguments(type: str, arguments: Arguments) -> tuple[str, ...]:
+    """Return the names of the arguments that an exchange of this type uses. `check_declare` has accepted the declaration."""
+    own = TYPES[type].arguments
+    return (*own, *TYPES[str(arguments[delayed.DELAYED_TYPE])].arguments) if type == delayed.DELAYED_MESSAGE else own

@@ -25,6 +25,7 @@ from kvitto.wire.buf import Buf
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
     from kvitto.broker.queues.queue import Queue
+    from kvitto.broker.queues.work_queue import WorkQueue
     from kvitto.broker.vhost import VHost
 
 COPIES_MAX = 4
@@ -104,12 +105,12 @@ class Bulk:
         """Add a settlement of `count` messages of a durable queue to the record."""
         self.packed.settle(queue.log.queue_id, offset, count, outcome)
 
-    def move(self, queue: Queue, offset: int) -> Generator[object, None, bool]:
+    def move(self, queue: WorkQueue, offset: int) -> Generator[object, None, bool]:
         """Add the move of a rejected message to its dead-letter queues. Returns False if no queue takes it, or if it was a cycle."""
         letter = yield from self._broker.dead_letters.letter_steps(queue, offset, "rejected")
         if letter is None:
             return False
-        key, props, body, targets = letter
+        key, props, body, targets, _, _ = letter
         if self.cost.spend(LETTER_COST + self.way(queue.vhost)):
             yield None
         if not targets or weight(key, props, body) * len(targets) > LETTER_MAX or queue.deleted:

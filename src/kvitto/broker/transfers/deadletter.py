@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import PROPERTIES_MAX
@@ -57,8 +57,21 @@ OUR_HEADERS = (
 READING = "its body is being read"
 """The steps of a letter yield this value while they hold a part of a large body in memory."""
 
-Addressed = tuple[bytes, bytes, bytes | Buf, "list[Queue] | None"]
-"""Key, properties, body and queues of a dead letter. The queues are None for a cycle without a rejection in it (X3)."""
+Address = tuple[bytes, bytes, "list[Queue] | None", int, int]
+"""Key, properties, queues, time to live in ms (-1: none) and flags of a letter. The queues are None if it is to be dropped: for a cycle
+without a rejection in it (X3), or a delayed message that no queue takes."""
+Addressing = Generator[bool, None, Address]
+
+
+class Addressed(NamedTuple):
+    """A letter with its body, ready to be moved. `targets` are the queues, as in `Address`."""
+
+    key: bytes
+    props: bytes
+    body: bytes | Buf
+    targets: list[Queue] | None
+    ttl_ms: int
+    flags: int
 
 
 class Letter:
@@ -88,11 +101,10 @@ class Parcel:
         self.room = Reservation()
         self.size = 0
 
-    def put(
-        self, queue: WorkQueue, offset: int, key: bytes, props: bytes, body: bytes | Buf, targets: list[Queue]
-    ) -> None:
-        appends = [Append(t.log.queue_id, key, props, body, flags=DEAD) for t in targets if t.log.durable]
-        direct = [(t, key, props, body, -1, DEAD) for t in targets if not t.log.durable]
+    def put(self, queue: WorkQueue, offset: int, letter: Addressed, targets: list[Queue]) -> None:
+        key, props, body, _, ttl_ms, flags = letter
+        appends = [Append(t.log.queue_id, key, props, body, ttl_ms, flags) for t in targets if t.log.durable]
+        direct = [(t, key, props, body, ttl_ms, flags) for t in targets if not t.log.durable]
         # all that may raise comes before this: an exception must not leave half a move in the record
         self.record.appends += appends
         self.direct += direct
@@ -185,7 +197,7 @@ class DeadLetters(walls.Routine):
             if n > 1:
                 line.appendleft((offset + 1, n - 1, reason))
             self._letters -= 1
-            if queue.settings.dead_letter_exchange is None:  # it came from a policy that was deleted
+            if queue.forwards_to is None:  # it came from a policy that was deleted
                 queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED))
                 continue
             return Letter(offset, reason, self.letter_steps(queue, offset, reason))
@@ -206,20 +218,20 @@ class DeadLetters(walls.Routine):
         """Put one letter into the parcel. Returns its size in bytes."""
         offset, reason = letter.offset, letter.reason
         if letter.addressed is None:  # it cannot be read, or its queue has no dead-letter exchange any more
-            gone = queue.settings.dead_letter_exchange is None
+            gone = queue.forwards_to is None
             queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED) if gone else DROPPED)
             return 0
-        key, props, body, targets = letter.addressed
+        key, props, body, targets, ttl_ms, flags = letter.addressed
         if targets is None:
             queue.moved(offset, reason, DROPPED)
         elif (obstacle := self._obstacle(targets, key, props, body)) is not None:
             self.broker.parking.park(queue, offset, reason, obstacle)
         elif queue.log.durable:
-            parcel.put(queue, offset, key, props, body, targets)
+            parcel.put(queue, offset, letter.addressed, targets)
             parcel.letters.append((queue, offset, reason))
         else:
             for target in targets:
-                walls.run(target, target.append_bytes, key, props, body, -1, DEAD)
+                walls.run(target, target.append_bytes, key, props, body, ttl_ms, flags)
             queue.moved(offset, reason)
         return weight(key, props, body) * max(len(targets or ()), 1)
 
@@ -252,7 +264,7 @@ class DeadLetters(walls.Routine):
                 next(steps)
                 yield REFUSED_PIECE
             except StopIteration as end:
-                new_key, new_props, targets = end.value
+                new_key, new_props, targets, _, _ = end.value
                 break
         for target in targets or ():
             if target.fault is None and not target.deleted:
@@ -282,8 +294,8 @@ class DeadLetters(walls.Routine):
 
         self.broker.records.write(parcel.record, apply, full)
 
-    def letter_steps(self, queue: Queue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
-        """Make a dead letter of the message at this offset.
+    def letter_steps(self, queue: WorkQueue, offset: int, reason: str) -> Generator[object, None, Addressed | None]:
+        """Make a letter of the message at this offset: a dead letter, or a delayed message that is due.
 
         Returns None if it cannot be read, or if its queue has no dead-letter exchange any more. It works in pieces, because a batch may
         have to be checked, a route to be searched for, and a body to be read.
@@ -292,12 +304,13 @@ class DeadLetters(walls.Routine):
         if message is None:
             return None
         key, props, body, flags = message
-        while queue.settings.dead_letter_exchange is not None:  # a policy may have been deleted meanwhile
-            to_key, to_props, targets = yield from self.address_steps(queue, reason, (key, props, flags))
+        while queue.forwards_to is not None:  # a policy may have been deleted meanwhile
+            address = yield from queue.address_steps(reason, (key, props, flags))
+            to_key, to_props, targets, ttl_ms, to_flags = address
             if not isinstance(body, Stored):
-                return to_key, to_props, body, targets
+                return Addressed(to_key, to_props, body, targets, ttl_ms, to_flags)
             if not targets:
-                return to_key, to_props, b"", targets
+                return Addressed(to_key, to_props, b"", targets, ttl_ms, to_flags)
             steps = body.take()
             while isinstance(body, Stored):
                 try:
@@ -310,9 +323,7 @@ class DeadLetters(walls.Routine):
                         return None
         return None
 
-    def address_steps(
-        self, queue: Queue, reason: str, message: tuple[bytes, bytes, int]
-    ) -> Generator[bool, None, tuple[bytes, bytes, list[Queue] | None]]:
+    def address_steps(self, queue: Queue, reason: str, message: tuple[bytes, bytes, int]) -> Addressing:
         """Find the key, the properties and the queues of the dead letter that a message (key, props, flags) becomes."""
         key, props, flags = message
         exchange, routing_key = split_key(key)
@@ -338,14 +349,14 @@ class DeadLetters(walls.Routine):
         if reason != "rejected":
             kept = [t for t in targets if not is_cycle(t.name, deaths)]
             if targets and not kept:
-                return key, props, None
+                return key, props, None, -1, DEAD
             targets = kept
         fields.pop("expiration", None)
         edit_headers(fields, ours, () if to_key is None else ("CC",))
         new_key, new_props = tables.encode_shortstr(to_exchange) + tables.encode_shortstr(keys[0]), join(fields)
         if len(new_props) > PROPERTIES_MAX:  # no consumer could take the letter, and it would block those behind it
             targets = []
-        return new_key, new_props, targets
+        return new_key, new_props, targets, -1, DEAD
 
     def _note_death(
         self,

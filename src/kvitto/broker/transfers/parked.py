@@ -149,8 +149,8 @@ class Parking(Service):
         )
         if why not in queue.parked.reported:
             queue.parked.reported.add(why)
-            exchange = queue.settings.dead_letter_exchange
-            log.warning("queue %r: dead letters for exchange %r stay: %s", queue.name, exchange, why)
+            what = "dead letters" if queue.forwards_to == queue.settings.dead_letter_exchange else "messages"
+            log.warning("queue %r: %s for exchange %r stay: %s", queue.name, what, queue.forwards_to, why)
 
     def forget(self, queue: Queue) -> None:
         self._queues.pop(queue, None)  # type: ignore[call-overload]

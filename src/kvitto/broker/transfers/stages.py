@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.administration.admission import as_consumers_see, expiration_ms
+from kvitto.broker.administration.admission import as_stored, expiration_ms
 from kvitto.broker.administration.arguments import QueueSettings
 from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.work_queue import WorkQueue
@@ -530,7 +530,7 @@ class Stages(Service):
         targets = self._takers(route.queues, len(body), size)
         if targets is None:
             return 0
-        props = as_consumers_see(props, properties.headers or {})
+        props = as_stored(props, properties.headers or {}, targets)
         ttl_ms = expiration_ms(properties.expiration)
         self._put_each(parcel, targets, key, props, body, ttl_ms)
         parcel.size += size * max(len(targets), 1)

@@ -282,6 +282,7 @@ class Plan:
                 if kind == ACK or not moves(queue):
                     bulk.settle(queue, offset, n, ACKED if kind == ACK else REJECTED)
                 else:
+                    assert isinstance(queue, WorkQueue)
                     moved = self.moved[at] = []
                     for o in range(offset, offset + n):
                         joined = yield from walls.steps_within(queue, bulk.move(queue, o))

@@ -1,0 +1,376 @@
+"""Exchanges that delay: messages wait until they are due, whatever happens to the broker meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvitto.base.errors import ChannelError
+from kvitto.broker.administration.operations import Operations
+from kvitto.broker.administration.policies import policy
+from kvitto.broker.queues.delay_queue import DelayQueue, Done
+from kvitto.broker.routing.delayed import delay_ms
+from kvitto.broker.routing.exchange import Exchange
+from kvitto.broker.routing.index import at_once
+from kvitto.broker.vhost import POLICY, VHost
+from kvitto.wire.properties import Properties
+from tests.support.harness import BrokerHarness
+
+DELAYED = "x-delayed-message"
+
+
+class House(BrokerHarness):
+    """A broker with an exchange that delays, and a queue bound to it."""
+
+    def __init__(self, kind: str = "direct", durable: bool = True) -> None:
+        super().__init__()
+        self.ended: list[bool] = []
+        self.vhost.declare_exchange("later", DELAYED, durable, False, False, {"x-delayed-type": kind})
+        self.declare("q")
+        self.vhost.bind("later", self.queue("q"), "k", {})
+        self.settle_down()
+
+    @property
+    def vhost(self) -> VHost:
+        return self.broker.vhosts["/"]
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.vhost.exchanges["later"]
+
+    @property
+    def waiting(self) -> DelayQueue:
+        found = self.exchange.waiting
+        assert found is not None
+        return found
+
+    def send(
+        self,
+        body: bytes,
+        delay: Any = None,
+        exchange: str = "later",
+        key: str = "k",
+        turn: bool = True,
+        **properties: Any,
+    ) -> list[str]:
+        """Publish; return the names of the queues that have got the message."""
+        headers = properties.pop("headers", {}) | ({} if delay is None else {"x-delay": delay})
+        self.broker.read_clock()
+        message = Operations(self.vhost, None).publish(exchange, key, Properties(headers=headers, **properties), body)
+        for _ in message.steps():
+            pass
+        if turn:
+            self.turn()
+        return [queue.name for queue in message.route.queues]
+
+    def act(self, message_id: str, action: Callable[[DelayQueue, int, int, Done], bool]) -> int:
+        """Run or drop the messages with this id; return how many these are. `ended` is told of each."""
+        found = at_once(self.waiting.find_steps(message_id))
+        return sum(action(self.waiting, *one, self.ended.append) for one in found)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.broker.tick()
+        self.settle_down()
+        while self.waiting.moving:
+            self.clock.advance(0.001)
+            self.broker.tick()
+            self.settle_down()
+
+
+@pytest.mark.parametrize(
+    ("value", "ms"),
+    [
+        (5000, 5000),
+        (1.9, 1),
+        ("250", 250),
+        (" 7 ", 7),
+        (0, 0),
+        (-1, 0),
+        (True, 0),
+        (None, 0),
+        ("soon", 0),
+        ("-5", 0),
+        (float("nan"), 0),
+        (float("inf"), 315_360_000_000),
+        (1 << 62, 315_360_000_000),
+        ([1], 0),
+        (b"5", 0),
+    ],
+)
+def test_a_delay_may_have_any_type_of_number(value: Any, ms: int) -> None:
+    assert delay_ms({"x-delay": value}) == ms
+
+
+def test_a_message_waits_and_is_then_routed_with_its_delay_negated() -> None:
+    house = House()
+    assert house.send(b"now") == ["q"]
+    assert house.send(b"soon", 1000, message_id="m", priority=3) == ["delayed messages of exchange 'later'"]
+    house.settle_down()
+    assert (house.queue("q").ready, house.waiting.messages) == (1, 1)
+    house.wait(0.999)
+    assert house.queue("q").ready == 1, "never early"
+    house.wait(0.001)
+    assert house.waiting.messages == 0
+    assert [(d.body, d.headers) for d in house.take("q")] == [(b"now", {}), (b"soon", {"x-delay": -1000})]
+
+
+def test_the_routing_is_that_of_the_moment_when_a_message_is_due() -> None:
+    house = House("topic")
+    house.send(b"a", 1000, key="x.y")
+    house.send(b"nowhere", 1000, key="z")
+    house.declare("late")
+    house.vhost.bind("later", house.queue("late"), "x.#", {})
+    house.wait(1)
+    assert (house.bodies("late"), house.bodies("q"), house.waiting.messages) == ([b"a"], [], 0)
+
+
+def test_delays_at_an_exchange_on_the_way() -> None:
+    """The message goes at once to the queues of the first exchange, and later to those behind the exchange that delays."""
+    house = House("fanout")
+    house.declare("first")
+    house.vhost.declare_exchange("outer", "fanout", True, False, False, {})
+    house.vhost.bind("outer", house.queue("first"), "", {})
+    house.vhost.bind("outer", house.exchange, "", {})
+    house.send(b"m", 500, exchange="outer", key="key")
+    house.settle_down()
+    assert (house.bodies("first"), house.queue("q").ready) == ([b"m"], 0)
+    house.wait(0.5)
+    assert house.bodies("q") == [b"m"]
+
+
+def test_copies_by_cc_and_bcc_wait_with_the_message() -> None:
+    house = House()
+    for name in ("cc", "bcc"):
+        house.declare(name)
+        house.vhost.bind("later", house.queue(name), name, {})
+    house.send(b"m", 10, headers={"CC": ["cc"], "BCC": ["bcc"]})
+    house.wait(0.01)
+    for name in ("q", "cc", "bcc"):
+        (delivery,) = house.take(name)
+        assert delivery.headers == {"CC": ["cc"], "x-delay": -10}
+
+
+def test_a_time_to_live_begins_when_the_message_is_due() -> None:
+    house = House()
+    house.send(b"m", 1000, expiration="500")
+    house.wait(1)
+    assert house.queue("q").ready == 1
+    house.wait(0.5)
+    assert house.queue("q").ready == 0
+
+
+def test_a_full_queue_gets_the_message_when_it_has_room() -> None:
+    """Nothing is dropped because of x-overflow: reject-publish."""
+    house = House()
+    house.declare("full", x_max_length=1, x_overflow="reject-publish")
+    house.vhost.bind("later", house.queue("full"), "full", {})
+    for body in (b"1", b"2"):
+        house.send(body, 10, key="full")
+    house.wait(0.01)
+    assert (house.queue("full").ready, house.waiting.messages) == (1, 1)
+    assert house.drain("full") == [b"1"]
+    house.wait(2)
+    assert (house.bodies("full"), house.waiting.messages) == ([b"2"], 0)
+
+
+def test_an_alternate_exchange_takes_what_no_queue_takes_when_it_is_due() -> None:
+    house = House()
+    house.declare("rest")
+    house.vhost.declare_exchange("other", "fanout", True, False, False, {})
+    house.vhost.bind("other", house.queue("rest"), "", {})
+    arguments = {"x-delayed-type": "direct", "alternate-exchange": "other"}
+    house.vhost.declare_exchange("with", DELAYED, True, False, False, arguments)
+    house.send(b"m", 10, exchange="with", key="nobody")
+    house.wait(0.01)
+    assert house.bodies("rest") == [b"m"]
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "cut"])
+def test_messages_are_due_at_the_right_time_after_an_end(how: str) -> None:
+    house = House()
+    for n in range(50):
+        house.send(b"%d" % n, 1000 * (1 + n % 5))
+    house.settle_down()
+    house.clock.advance(1.5)
+    house.cut(Random(1)) if how == "cut" else getattr(house, how)()
+    house.settle_down()
+    assert house.waiting.messages + house.queue("q").ready == 50
+    house.wait(0.001)
+    assert sorted(map(int, house.drain("q"))) == list(range(0, 50, 5))
+    house.wait(3.398)
+    assert house.queue("q").ready == 30
+    house.wait(0.101)
+    assert house.queue("q").ready == 40 and house.waiting.messages == 0
+
+
+def test_after_an_end_past_their_time_messages_come_at_once() -> None:
+    house = House()
+    house.send(b"m", 1000)
+    house.settle_down()
+    house.clock.advance(3600)
+    house.kill()
+    house.settle_down()
+    house.wait(0.002)
+    assert house.bodies("q") == [b"m"]
+
+
+def test_an_exchange_that_is_deleted_takes_its_messages_with_it() -> None:
+    house = House()
+    house.send(b"m", 1000)
+    house.settle_down()
+    queue_id = house.waiting.log.queue_id
+    assert house.disk.listdir(f"queues/{queue_id}")
+    house.vhost.delete_exchange("later")
+    house.settle_down()
+    assert not house.disk.listdir(f"queues/{queue_id}") and queue_id not in house.broker.queues
+    house.restart()
+    assert "later" not in house.vhost.exchanges
+
+
+def test_a_transient_exchange_delays_until_the_broker_ends() -> None:
+    house = House(durable=False)
+    house.send(b"1", 1000)
+    house.wait(1)
+    assert house.bodies("q") == [b"1"]
+    house.restart()
+    assert "later" not in house.vhost.exchanges
+
+
+def test_both_spellings_are_the_same_exchange() -> None:
+    """LavinMQ: type x-delayed-message with x-delayed-type t equals type t with x-delayed-exchange."""
+    house = House("topic")
+    found = house.vhost.declare_exchange("later", "topic", True, False, False, {"x-delayed-exchange": True})
+    assert found is house.exchange
+    other = house.vhost.declare_exchange("other", "fanout", True, False, False, {"x-delayed-exchange": True})
+    assert other.waiting is not None
+    assert house.vhost.declare_exchange("other", DELAYED, True, False, False, {"x-delayed-type": "fanout"}) is other
+    for kind, arguments in (
+        ("topic", {}),
+        ("direct", {"x-delayed-exchange": True}),
+        (DELAYED, {"x-delayed-type": "direct"}),
+    ):
+        with pytest.raises(ChannelError, match="inequivalent arg"):
+            house.vhost.declare_exchange("later", kind, True, False, False, arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"x-delayed-type": "nothing"}, {"x-delayed-type": DELAYED}, {"x-delayed-type": 5}]
+)
+def test_the_delayed_type_must_be_another_type(arguments: dict[str, Any]) -> None:
+    harness = BrokerHarness()
+    with pytest.raises(ChannelError, match="Invalid argument, 'x-delayed-type' must be an existing exchange type"):
+        harness.broker.vhosts["/"].declare_exchange("x", DELAYED, True, False, False, arguments)
+
+
+def test_a_policy_makes_exchanges_delay_and_ends_it() -> None:
+    house = House()
+    vhost = house.vhost
+    plain = vhost.declare_exchange("plain", "direct", True, False, False, {})
+    vhost.bind("plain", house.queue("q"), "k", {})
+    assert house.send(b"1", 100, exchange="plain") == ["q"]
+    vhost.set_policy(POLICY, policy("p", {"pattern": "^plain$", "definition": {"delayed-message": True}}))
+    assert house.send(b"2", 100, exchange="plain") != ["q"]
+    house.restart()
+    plain = house.vhost.exchanges["plain"]
+    assert plain.waiting is not None and plain.waiting.messages == 1
+    house.vhost.clear_policy(POLICY, "p")
+    assert house.send(b"3", 100, exchange="plain") == ["q"]
+    house.wait(0.1)
+    assert house.drain("q") == [b"1", b"3", b"2"]
+
+
+def test_a_message_is_found_by_its_id_run_and_cancelled() -> None:
+    house = House()
+    for n in range(40):
+        house.send(b"%d" % n, 60_000 + n, message_id=f"m{n % 20}")
+    house.settle_down()
+    assert (house.act("m3", DelayQueue.run_now), house.act("m3", DelayQueue.run_now)) == (2, 0)
+    assert [house.act(name, DelayQueue.drop) for name in ("m4", "m99", "m")] == [2, 0, 0]
+    house.settle_down()
+    assert house.ended == [True] * 4 and house.drain("q") == [b"3", b"23"]
+    house.settle_down()
+    house.kill()
+    house.settle_down()
+    assert house.waiting.messages == 36
+    house.wait(61)
+    assert sorted(map(int, house.drain("q"))) == sorted(n for n in range(40) if n % 20 not in (3, 4))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(0, 30)),
+        st.tuples(st.just("advance"), st.integers(0, 10)),
+        st.tuples(st.sampled_from(["settle", "turn", "kill", "cut", "restart", "take"]), st.none()),
+        st.tuples(st.sampled_from(["run", "drop"]), st.integers(0, 40)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(STEPS, st.integers(0, 1000))
+def test_nothing_is_lost_early_or_twice(steps: list[tuple[str, Any]], seed: int) -> None:
+    """P2, X4: what was durable when the broker ended comes once, when it is due, however it ended."""
+    house, rng = House(), Random(seed)
+    sent: dict[bytes, int] = {}
+    durable: set[bytes] = set()
+    ended: set[bytes] = set()
+    """Messages that were taken, or cancelled, durably."""
+    forced: set[bytes] = set()
+    """Messages that were told to run early."""
+    doubtful: set[bytes] = set()
+    """Messages that an end may have lost, since they were not durable."""
+
+    def settle() -> None:
+        house.broker.tick()
+        house.settle_down()
+        durable.update(sent.keys() - doubtful)
+
+    def take() -> set[bytes]:
+        got = house.drain("q")
+        assert len(set(got)) == len(got), "twice"
+        assert not ended.intersection(got), "again"
+        for body in got:
+            assert body in forced or sent[body] <= house.clock.wall_ms, f"early: {body!r}"
+        return set(got)
+
+    for what, value in steps:
+        if what == "send":
+            body = b"%d" % len(sent)
+            house.send(body, value, message_id=body.decode(), turn=len(sent) % 2 == 0)
+            sent[body] = house.clock.wall_ms + value
+        elif what == "advance":
+            house.clock.advance(value / 1000)
+            house.broker.tick()
+            house.turn()
+        elif what == "turn":
+            house.turn()
+        elif what == "settle":
+            settle()
+        elif what == "take":
+            settle()
+            ended |= take()
+            settle()
+        elif what in ("run", "drop"):
+            settle()
+            action = DelayQueue.run_now if what == "run" else DelayQueue.drop
+            if house.act(str(value), action):
+                (forced if what == "run" else ended).add(b"%d" % value)
+            settle()
+        elif what == "restart":
+            house.restart()
+            durable.update(sent.keys() - doubtful)
+        else:
+            house.cut(rng) if what == "cut" else house.kill()
+            doubtful |= sent.keys() - durable
+    house.settle_down()
+    house.wait(1)
+    missing = durable - ended - take()
+    assert not missing, f"lost: {missing}"
+    assert house.waiting.messages == 0
