@@ -13,6 +13,7 @@ from kvitto.store.commit import Commit
 from kvitto.store.disk import Bytes
 from kvitto.wire import methods as m
 from kvitto.wire.methods import BasicDeliver, BasicGetOk, Method
+from kvitto.wire.properties import Properties
 from tests.protocol.sansio import ProtocolHarness
 from tests.sim.ledger import Ledger, Transaction
 from tests.sim.workload import CONFIRMS, TX, Client, content
@@ -28,6 +29,12 @@ DEAD = "dead"
 TO_DEAD: dict[str, object] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
 TEMPORARY = "temporary"
 PROBE = "probe"
+POSTPONING = "postponing"
+"""An exchange that delays; what it has delayed comes to the queue DUE."""
+POSTPONED = "postponed"
+"""What waits there, as if it were a queue: the oracle takes it for one whose messages become dead letters in DUE."""
+DUE = "due"
+DELAYS_MS = (1, 300, 1100, 4000, 60_000)
 SIZES = (12, 60, 60, 300, 1700)
 
 
@@ -57,6 +64,8 @@ def plan(rng: Random, transactions: bool = False) -> Plan:
         queues[name] = others[name]
         if name in ("brief", "short", "kept") and rng.random() < 0.6:
             queues[name] |= TO_DEAD
+    if rng.random() < 0.4:
+        queues[DUE] = {}
     return queues
 
 
@@ -99,6 +108,8 @@ class Actor(Client):
         self.rest()
         for name, arguments in queues.items():
             self.declare(name, arguments)
+        if DUE in queues:
+            self.declare_postponing()
 
     # -- what comes back -------------------------------------------------------------------------------------
 
@@ -110,9 +121,21 @@ class Actor(Client):
         if told.stream or ("x-max-length" in arguments and not {*TO_DEAD, "x-overflow"} & set(arguments)):
             told.length = int(str(arguments["x-max-length"]))
 
+    def declare_postponing(self) -> None:
+        told = self.ledger.queue(POSTPONED)
+        told.ordered = False
+        if not told.exists:
+            told.exists = None
+        arguments: dict[str, Any] = {"x-delayed-type": "fanout"}
+        self.put(DRIVER, m.ExchangeDeclare(POSTPONING, "x-delayed-message", durable=True, arguments=arguments))
+        self.put(DRIVER, m.QueueBind(DUE, POSTPONING, ""))
+        self.rest()
+        told.exists = True
+
     def take(self, delivery: BasicDeliver | BasicGetOk, channel: int, body: bytes) -> None:
         queue = self.consumers[delivery.consumer_tag] if isinstance(delivery, BasicDeliver) else self.getting
         self.ledger.queue(queue).delivered.add(body)
+        assert self.now_ms() >= self.ledger.not_before.get(body, 0), f"{body!r} comes early"
         self.held[channel, delivery.delivery_tag] = (queue, body)
         if "x-delivery-limit" in self.queues.get(queue, {}):  # a crash may make it once too often
             self.note_refused(queue, body, True)
@@ -141,6 +164,8 @@ class Actor(Client):
         ]
         if self.favourite:  # segments go into an archive, and places in a stream are remembered, once time has passed
             steps += [(6, self.some_settlements), (4, self.let_time_pass)]
+        if DUE in self.queues:
+            steps += [(4, self.postpone)]
         if self.everything:
             steps += [(1, self.lose_channel), (1, self.come_and_go), (1, self.purge), (2, self.stage)]
         rng.choices([act for _, act in steps], [weight for weight, _ in steps])[0]()
@@ -158,7 +183,11 @@ class Actor(Client):
     # -- publish ---------------------------------------------------------------------------------------------
 
     def some_publishes(self) -> None:
-        self.send(self.some_queue([q for q in self.ledger.queues if self.ledger.queue(q).exists and q != PROBE]))
+        self.send(
+            self.some_queue(
+                [q for q in self.ledger.queues if self.ledger.queue(q).exists and q not in (PROBE, POSTPONED)]
+            )
+        )
         if self.rng.random() < 0.3:
             self.flow()
 
@@ -187,6 +216,18 @@ class Actor(Client):
                 self.note_sent(queue, body)
             rank = b"\x08\0" + bytes((self.rng.randrange(6),)) if queues == ("ranked",) else b"\0\0"
             self.wire.feed(content(CONFIRMS, queues[0], body, exchange, rank))
+
+    def postpone(self) -> None:
+        """Publish messages that are due later."""
+        for body in [self.body() for _ in range(self.rng.randint(1, 3))]:
+            delay_ms = self.rng.choice(DELAYS_MS)
+            self.wait_to_write()
+            self.published += 1
+            self.unconfirmed[self.published] = ((POSTPONED,), body)
+            self.ledger.not_before[body] = self.now_ms() + delay_ms
+            self.ledger.queue(POSTPONED).sent.append(body)
+            self.ledger.move(POSTPONED, DUE, body)
+            self.wire.feed(content(CONFIRMS, "", body, POSTPONING, Properties(headers={"x-delay": delay_ms}).encode()))
 
     def note_sent(self, queue: str, *bodies: bytes) -> None:
         told, arguments = self.ledger.queue(queue), self.queues.get(queue, {})

@@ -65,6 +65,9 @@ class Ledger:
     ends: dict[str, int] = field(default_factory=dict)
     """Incarnation -> the highest offset that a reader by range could have been told to be the end."""
 
+    not_before: dict[bytes, int] = field(default_factory=dict)
+    """When delayed messages are due, in ms of the wall clock."""
+
     def queue(self, name: str) -> Told:
         return self.queues.setdefault(name, Told())
 

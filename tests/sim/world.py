@@ -21,7 +21,7 @@ from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, store, stream
 from kvitto.store.repair.survey import Survey
 from tests.protocol.sansio import ProtocolHarness
-from tests.sim.actor import Actor, Plan, plan
+from tests.sim.actor import POSTPONED, POSTPONING, Actor, Plan, plan
 from tests.sim.ledger import Ledger
 from tests.support import stored
 from tests.support.archived import entries
@@ -171,7 +171,18 @@ class SimulatedRun:
 
 def waiting(broker: Broker) -> Found:
     """Every message of every queue and whether it is flagged; nothing is taken."""
-    return {name: list(_waiting(queue)) for name, queue in broker.vhosts["/"].queues.items()}
+    return {name: list(_waiting(queue)) for name, queue in broker.vhosts["/"].queues.items()} | postponed(broker)
+
+
+def postponed(broker: Broker) -> Found:
+    """What waits in the exchange that delays, as if it were a queue."""
+    exchange = broker.vhosts["/"].exchanges.get(POSTPONING)
+    if exchange is None or exchange.waiting is None:
+        return {}
+    queue = exchange.waiting
+    offsets = [*stored.waiting(queue), *(o for start, n in queue.delayed for o in range(start, start + n))]
+    messages = [queue.read(offset) for offset in sorted(offsets)]
+    return {POSTPONED: [(message[2], False) for message in messages if message is not None]}
 
 
 def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
@@ -212,6 +223,7 @@ def served(harness: BrokerHarness) -> Found:
             break
         rest(harness)
     found = {name: [(d.body, d.redelivered) for d in taker.got] for name, taker in takers.items()} | streams
+    found |= postponed(harness.broker)
     for name, queue in harness.broker.vhosts["/"].queues.items():
         parked = [stored.read(queue, offset) for offset in stored.parked(queue)]
         found[name] += [(message[2], True) for message in parked if message is not None]
