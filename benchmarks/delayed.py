@@ -80,7 +80,9 @@ def punctual(broker: Kvitto, count: int) -> None:
     receiver.join()
     late.sort()
     p50, p99 = (late[len(late) * part // 100] * 1e3 for part in (50, 99))
-    print(f"{count:,} timed messages: earliest {late[0] * 1e3:+.1f} ms, late by p50 {p50:.1f} ms, p99 {p99:.1f}", end="")
+    print(
+        f"{count:,} timed messages: earliest {late[0] * 1e3:+.1f} ms, late by p50 {p50:.1f} ms, p99 {p99:.1f}", end=""
+    )
     print(f", at most {late[-1] * 1e3:.1f} ms; mean {statistics.mean(late) * 1e3:.1f} ms")
 
 

@@ -109,7 +109,7 @@ async def _act(call: Call, what: str, action: Callable[[DelayQueue, int, int, Do
     message_id = fields.short(call.args["message_id"], "message id")
     found: list[tuple[int, int]] = []
 
-    def search() -> Generator[None, None, None]:
+    def search() -> Generator[bool, None, None]:
         found.extend((yield from queue.find_steps(message_id)))
 
     await call.api.perform(search())

@@ -232,7 +232,7 @@ class DelayQueue(WorkQueue):
         if done is not None:
             done(gone)
 
-    def find_steps(self, message_id: str) -> Generator[None, None, list[tuple[int, int]]]:
+    def find_steps(self, message_id: str) -> Generator[bool, None, list[tuple[int, int]]]:
         """Find the waiting messages with this message id, as (offset, size of the body). All that wait are looked at, in pieces."""
         wanted, found, left = message_id.encode("utf-8", "surrogateescape"), list[tuple[int, int]](), PIECE
         at = 0
@@ -251,7 +251,7 @@ class DelayQueue(WorkQueue):
                 at, left = start + n, left - n - BATCH_COST
             if left <= 0:
                 left = PIECE
-                yield
+                yield True
         return found
 
 
