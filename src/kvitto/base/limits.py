@@ -83,7 +83,12 @@ PASSWORD_MAX = 4096
 HTTP_VALUES_MAX = 10_000
 """The maximum number of values in a request's JSON: the parser needs seconds for 16 MiB of nested arrays, and the
 broker does nothing else meanwhile."""
-
+HTTP_HISTORIES_MAX = 1000
+"""Objects whose numbers of the last hour are kept, about 16 KB each."""
+HTTP_SAMPLES_MAX = 200
+"""Samples of each number that a request may ask for."""
+HTTP_BATCH_MAX = 1000
+"""Messages in one publish."""
 
 SETTABLE: dict[str, tuple[float, float]] = {
     "handshake_s": (0.1, 600),

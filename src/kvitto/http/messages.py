@@ -30,7 +30,10 @@ async def publish(api: Api, message: Publishing) -> bool:
     await api.perform(message.steps())
     route, refused = message.route, message.refused
     if not route.count and route.out_of_service is None:
-        return bool(api.host.hub.replies.deliver(route, message.props, message.body))
+        replied = bool(api.host.hub.replies.deliver(route, message.props, message.body))
+        if not replied:
+            route.traffic.miss(False)
+        return replied
     stored = asyncio.Event()
     durable = [queue for queue in route.queues if queue.log.durable]
     if durable:

@@ -11,6 +11,7 @@ from kvitto.broker.latencies import Latencies
 from kvitto.broker.queues.queue import Queue
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
+from kvitto.http.counts import depth_of
 from kvitto.http.exposition import (
     CONTENT_TYPE,
     Metric,
@@ -23,7 +24,6 @@ from kvitto.http.exposition import (
     of_each,
     single,
 )
-from kvitto.http.rates import depth_of
 from kvitto.http.request import Response
 from kvitto.http.totals import Totals, of_broker
 
@@ -88,7 +88,7 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     yield gauge("kvitto_messages_ready", "Messages that wait for a consumer, all queues.", depth["messages_ready"])
     away = depth["messages_unacknowledged"]
     yield gauge("kvitto_messages_unacknowledged", "Messages delivered and not settled, all queues.", away)
-    published, delivered, acked, redelivered = totals.counts
+    published, delivered, acked, redelivered = totals.row[:4]
     yield counter("kvitto_messages_published_total", "Messages added to queues, once for each queue.", published)
     yield counter("kvitto_messages_delivered_total", "Deliveries, repeated ones included.", delivered)
     yield counter("kvitto_messages_redelivered_total", "Repeated deliveries.", redelivered)

@@ -20,6 +20,7 @@ from kvitto.broker.routing.headers import HeadersIndex, identity
 from kvitto.broker.routing.index import Arguments, Dest, Index
 from kvitto.broker.routing.modulus_hash import ModulusHashIndex
 from kvitto.broker.routing.random_choice import LocalRandomIndex, RandomIndex
+from kvitto.broker.routing.route import Traffic
 from kvitto.broker.routing.topic import TopicIndex
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
@@ -138,6 +139,7 @@ class Exchange:
         auto_delete: bool = False,
         internal: bool = False,
         arguments: dict[str, Value] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.name = name
         self.type = type
@@ -145,6 +147,7 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments: dict[str, Value] = arguments or {}
+        self.traffic = Traffic() if traffic is None else traffic
         self.policy: Policy | None = None
         self.index = TYPES[type](self.arguments)
         self.delays = False

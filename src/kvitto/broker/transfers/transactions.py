@@ -248,7 +248,7 @@ class Plan:
         for published, key, mandatory, props, body, ttl_ms in self.publishes:
             if published.dynamic:
                 queues = [q for q in published.queues if q.fault is not None or not q.deleted]
-                route = route_to(published.exchange, published.routing_key, queues, True)
+                route = route_to(published.exchange, published.routing_key, queues, True, published.traffic)
             else:
                 found = vhost.remembered(key)
                 route = found or (yield from vhost.route_steps(key))
@@ -326,6 +326,7 @@ def moves(queue: Queue) -> bool:
 
 def finish(queue: Queue, kind: int, consumer: Consumer, offset: int, n: int, size: int) -> None:
     """Carry out one settlement of the transaction in its queue."""
+    queue.unacked_bytes -= size
     if kind == ACK:
         queue.ack(offset, n, consumer)
     elif kind == REJECT:
