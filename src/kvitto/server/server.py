@@ -110,7 +110,6 @@ class Server(Driving):
             self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock, limits.of(self.config.limits))
         self.hub = Hub(self.broker, self, self.config.max_channels)
-        self.poller.measure(self.broker.latencies)
         try:
             self.store.open()
             self._look_who_reads()
@@ -141,6 +140,7 @@ class Server(Driving):
             raise
         self._other_files = max(open_files() - self.store.disk.open_files(), 0)
         self._every_second()
+        self.poller.measure(self.broker.latencies)  # not the start itself: nobody waits for the loop before
         self.schedule()
 
     def _first_user(self) -> FirstUser:

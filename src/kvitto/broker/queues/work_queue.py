@@ -336,6 +336,7 @@ class WorkQueue(Queue):
             self.serving = None
             self.redelivered += 1
         else:
+            self.broker.latencies.now_us = self.broker.clock.monotonic_us()
             self.serving = c
             taken = c.deliver(found[0], found[1], 1, 0)
             self.serving = None
@@ -343,6 +344,8 @@ class WorkQueue(Queue):
                 self.end_consumer(c)
                 return True
             unacked = self.given(c, 1)
+            if c.counted:
+                self.broker.latencies.deliver.add(self.waited(found[0]), 1)
         backlog.requeued.pop_first()
         self.ready_bytes -= len(body)
         self.delivered += 1
