@@ -67,6 +67,8 @@ REFUSALS = (
 )
 """The limits that `kvitto_refused_total` counts; docs/limits.md says what each means."""
 
+HISTORY_BYTES = 64 * MIB
+"""The maximum number of bytes in the history of one x-recent-history exchange."""
 FILTERS_MAX = 256
 """The maximum number of conditions in the filter of a stream's consumer."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import walls
-from kvitto.broker.administration import delaying, inert, policies, policing, removal
+from kvitto.broker.administration import delaying, histories, inert, policies, policing, removal
 from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe
 from kvitto.broker.administration.policies import Policy
@@ -208,7 +208,11 @@ class VHost:
         exchange = self.exchange(name)
         found = yield from walk(exchange, keys, properties, self.exchanges.get, self.broker.limits.routing_steps_max)
         self.search_cost = found.cost
-        return route_to(name, routing_key, found.queues, True, exchange.traffic)
+        if not found.histories:
+            return route_to(name, routing_key, found.queues, True, exchange.traffic)
+        if not found.queues:
+            return histories.Unseen(name, routing_key, found.histories, True, exchange.traffic)
+        return route_to(name, routing_key, found.queues + found.histories, True, exchange.traffic)
 
     def target_steps(self, name: str, keys: list[str], properties: Properties) -> Generator[bool, None, list[Queue]]:
         """Find the queues of a dead letter, without a limit of steps. There are none if the exchange does not exist."""
@@ -217,7 +221,7 @@ class VHost:
             return []
         found = yield from walk(exchange, keys, properties, self.exchanges.get, None)
         self.search_cost = found.cost
-        return found.queues
+        return found.queues + found.histories if found.queues else []
 
     def changed(self) -> None:
         """Drop all cached routes, because a binding, queue or exchange has changed."""
@@ -263,6 +267,11 @@ class VHost:
             traffic=Traffic(self.traffic),
         )
         made.take_policy(self.policy_of_exchange(name))
+        try:
+            histories.attach(self, made)
+        except ChannelError:
+            del self.exchanges[name]
+            raise
         self.changed()
         if not delaying.follow(self, made):
             self.define_exchange(made)
@@ -324,6 +333,7 @@ class VHost:
             self.changed()
             if exchange.durable and self.is_durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
+            histories.send(self, exchange, dest)
 
     def _refuse_going(self, *things: Queue | Exchange) -> None:
         for thing in things:
@@ -397,6 +407,8 @@ class VHost:
         """Remove a queue or exchange that has no bindings any more."""
         if isinstance(thing, Exchange):
             del self.exchanges[thing.name]
+            thing.deleted = True
+            histories.detach(thing)
             if thing.durable:
                 self.broker.undefine("exchange", (self.name, thing.name))
             delaying.detach(self, thing)

@@ -22,6 +22,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_stored
+from kvitto.broker.administration.histories import Unseen
 from kvitto.broker.latencies import Timed
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
 from kvitto.broker.queues.queue import Queue
@@ -430,6 +431,8 @@ class Channel:
         if not route.count and route.out_of_service is None:
             self.unroutable(route, mandatory, props, body)
             return
+        if isinstance(route, Unseen):
+            self.unroutable(route, mandatory, props, body)
         refused: list[Queue] = []
         lost = False
         size = len(body)
