@@ -10,6 +10,7 @@
 #   make compat   other projects' test suites against Kvitto, all of them
 #   make audit    look over the dependencies: the lock, and known vulnerabilities where they can be asked for
 #   make docs     look for links in the documents that lead nowhere, and for targets that are named there and not here
+#   make wheel    a wheel for this machine, in dist/, installed without a compiler and tried
 #   make sdist    the source distribution, in dist/; with TAG=v1.2.3 it must be of that version
 #   make build    compile the data plane;  make lint, make format, make lock, make clean: what they say
 PYTHON ?= python3
@@ -19,7 +20,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test coverage bench torture compat fuzz sim audit build lint docs format lock sdist clean prerequisites
+.PHONY: help run quick test coverage bench torture compat fuzz sim audit build lint docs format lock sdist wheel clean prerequisites
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -86,6 +87,9 @@ lock:
 sdist: $(VENV)/installed
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; print('dist/' + build_sdist('dist'))"
 	@[ -z '$(TAG)' ] || [ -f 'dist/kvitto-$(TAG:v%=%).tar.gz' ] || { echo 'the version is not that of the tag $(TAG)' >&2; exit 1; }
+
+wheel: prerequisites $(VENV)/installed
+	$(BIN)/python scripts/wheel
 
 clean:
 	rm -rf build dist run .mypy_cache .ruff_cache .pytest_cache .hypothesis

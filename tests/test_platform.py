@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from kvitto.base.environment import variable
 from kvitto.store.store import FORMAT
 from tests.support import plain_yaml
 
@@ -233,26 +232,3 @@ def test_what_is_not_plain_yaml_is_a_mistake(text: str) -> None:
 def test_plain_yaml_is_read_as_it_looks() -> None:
     text = '# x\na: [b, "c"]\ne:  # why\n  - f: 1\n    g: h # i\n  - j\nk: |\n  l: m\n\n  # n\no:\n'
     assert plain_yaml.parse(text) == {"a": ["b", "c"], "e": [{"f": "1", "g": "h"}, "j"], "k": "l: m\n\n# n", "o": ""}
-
-
-UNIT = ROOT / "deploy" / "systemd" / "kvitto.service"
-
-
-def test_the_unit_of_systemd_names_what_the_broker_does() -> None:
-    """It says when it is ready and gives signs of life (tests/server/test_notify.py); SIGHUP reads files again."""
-    lines = set(UNIT.read_text().splitlines())
-    assert {"Type=notify", "NotifyAccess=main", "ExecReload=/bin/kill -HUP $MAINPID", "WatchdogSec=60"} <= lines
-    assert {"DynamicUser=yes", "StateDirectory=kvitto", "ProtectSystem=strict", "NoNewPrivileges=yes"} <= lines
-    named = {match for line in lines for match in re.findall(r"^Environment=(KVITTO_[A-Z_]+)=", line)}
-    assert named == {variable("data_dir")}
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_finds_no_mistake_in_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "kvitto.service"
-    unit.write_text(UNIT.read_text().replace("/opt/kvitto/bin/kvitto", sys.executable))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
-    rating = ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", str(unit)]
-    done = subprocess.run(rating, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]

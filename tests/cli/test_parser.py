@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -55,6 +57,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "kvitto ctl set_log_level: argument LEVEL: must be debug, info, warning or error, not 'trace'"
             " (see `kvitto ctl set_log_level --help`)",
         ),
+        (
+            "ctl get q --count x",
+            "kvitto ctl get: argument --count: must be a number, not 'x' (see `kvitto ctl get --help`)",
+        ),
         ("pipeline lnd", "kvitto pipeline: there is no command 'lnd': is it land? (see `kvitto pipeline --help`)"),
     ],
 )
@@ -105,3 +111,29 @@ def test_every_command_says_where_a_broker_is_by_the_same_word() -> None:
         assert ("--uri" in options) == ("--url" in options), prog
         if "--url" in options:
             assert options["--url"].dest == options["--uri"].dest and "--url" not in parser.format_help(), prog
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(("xxhash", "h11", "re2")))
+from kvitto.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""An installation with `--no-deps`, as for programs that are clients only."""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--version"], 0, "kvitto "),
+        (["--help"], 0, "(needs the package "),
+        (["ctl", "ping", "--uri", "http://127.0.0.1:1"], 3, "no broker answers"),
+        (["serve"], 1, "which is not installed: pip install "),
+        (["check", "."], 1, "which is not installed: pip install "),
+    ],
+)
+def test_without_the_packages_of_the_broker_its_clients_work(words: list[str], code: int, says: str) -> None:
+    command = [sys.executable, "-c", WITHOUT, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code and says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,6 +1,6 @@
 """The plain part of YAML that the platform's files are written in, read strictly; no YAML parser is among the locked packages.
 
-Mappings, lists, lists in brackets, quoted and plain scalars, and text blocks (`|`, `>`). Every scalar is a string.
+Mappings, lists, lists in brackets, empty mappings, quoted and plain scalars, and text blocks (`|`, `>`). Every scalar is a string.
 What YAML would read in another way than it looks (tabs, anchors, a colon or a hash inside a plain scalar, a key twice)
 is a mistake here.
 """
@@ -107,6 +107,8 @@ class Reader:
         return "\n".join(line.strip() for line in lines)
 
     def scalar(self, text: str) -> Node:
+        if text == "{}":
+            return {}
         if text.startswith("["):
             if not text.endswith("]"):
                 raise Mistake(f"line {self.number}: the bracket is not closed")

@@ -174,7 +174,7 @@ def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path
     command = [sys.executable, "-m", "kvitto.cli.main", "torture", "--place", str(tmp_path / "place")]
     report = tmp_path / "report.json"
     with subprocess.Popen(
-        [*command, "--faults", "none", "--seconds", "600", "--seed", "9", "--json", str(report)],
+        [*command, "--faults", "none", "--seconds", "600", "--seed", "9", "--report", str(report)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -205,7 +205,7 @@ def test_the_command_ends_with_ctrl_c_and_leaves_no_broker_behind(tmp_path: Path
         (["--place", "."], "is not empty"),
         (["--place", "/dev/null"], "--place /dev/null: File exists"),
         (["--place", "/dev/null/x"], "--place /dev/null/x: Not a directory"),
-        (["--json", "/nowhere/report.json"], "no directory for"),
+        (["--report", "/nowhere/report.json"], "no directory for"),
     ],
 )
 def test_arguments_that_make_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ first one.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -54,6 +55,7 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("the following arguments are required"):
             groups = any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
             print(self.format_help() if groups else self.format_usage(), file=sys.stderr)
+        message = re.sub(r"invalid (int|float|natural) value: ", "must be a number, not ", message)
         print(f"{self.prog}: {message} (see `{self.prog} --help`)", file=sys.stderr)
         self.exit(2)
 

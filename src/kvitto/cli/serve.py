@@ -139,7 +139,10 @@ def cannot_listen(server: Server, error: OSError) -> str:
     number = error.errno or 0
     # asyncio's text for a system error repeats the address; an error of the resolver has a number below 0
     why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
-    hint = f" (is another broker running? choose another {option})" if number == errno.EADDRINUSE else ""
+    hint = {
+        errno.EADDRINUSE: f" (is another broker running? choose another {option})",
+        errno.EACCES: f" (ports below 1024 are for root: choose another {option})",
+    }.get(number, "")
     return f"cannot listen on {where}: {why}{hint}"
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
-from kvitto.broker.administration.histories import Unseen
 from kvitto.http import fields
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Text, bad_request
@@ -31,13 +30,7 @@ async def publish(api: Api, message: Publishing) -> bool:
     await api.perform(message.steps())
     route, refused = message.route, message.refused
     if not route.count and route.out_of_service is None:
-        replied = bool(api.host.hub.replies.deliver(route, message.props, message.body))
-        if not replied:
-            route.traffic.miss(False)
-        return replied
-    if isinstance(route, Unseen):
-        route.traffic.miss(False)
-        return False
+        return bool(api.host.hub.replies.deliver(route, message.props, message.body))
     stored = asyncio.Event()
     durable = [queue for queue in route.queues if queue.log.durable]
     if durable:

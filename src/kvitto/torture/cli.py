@@ -72,7 +72,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help="directory for the broker's data, kept (default: a temporary one, kept on failure)",
     )
-    flag("--json", type=Path, metavar="FILE", help="write the report as JSON too")
+    flag("--report", type=Path, metavar="FILE", help="write the report as JSON too")
+    # its name before --json got one meaning in all commands, JSON on stdout
+    flag("--json", type=Path, dest="report", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -109,8 +111,8 @@ def run(args: argparse.Namespace) -> int:
         outcome.place = str(place)
     else:
         shutil.rmtree(place, ignore_errors=True)
-    if args.json:
-        args.json.write_text(json.dumps(as_json(outcome, doing.oracle), indent=1) + "\n")
+    if args.report:
+        args.report.write_text(json.dumps(as_json(outcome, doing.oracle), indent=1) + "\n")
     print(as_text(outcome, doing.oracle))
     return 130 if outcome.interrupted and not outcome.judged else 0 if passed else 1
 
@@ -127,8 +129,8 @@ def impossible(args: argparse.Namespace) -> str:
             return str(error)
     if args.rabbitmq and rabbitmq_script() is None:
         return "RabbitMQ is not installed"
-    if args.json and not args.json.resolve().parent.is_dir():
-        return f"there is no directory for {args.json}"
+    if args.report and not args.report.resolve().parent.is_dir():
+        return f"there is no directory for {args.report}"
     return "" if args.place is None else unfit(args.place)
 
 
