@@ -163,6 +163,66 @@ def test_unroutable_without_bindings(raw: Raw, exchange: str, type_: str) -> Non
     assert raw.message(m.BasicReturn).method.reply_code == 312
 
 
+# -- x-recent-history ----------------------------------------------------------------------------------------
+
+HISTORY = "x-recent-history"
+
+
+@pytest.mark.parametrize(("length", "said"), [(0, "0"), (-3, "-3"), ("5", '<<"5">>'), (2.5, "2.5")])
+def test_lengths_that_are_refused(raw: Raw, name: str, length: Any, said: str) -> None:
+    raw.put(1, m.ExchangeDeclare(name, HISTORY, arguments={"x-recent-history-length": length}))
+    text = f"PRECONDITION_FAILED - Invalid argument {said}, 'x-recent-history-length' must be a positive integer"
+    assert raw.channel_error(406).reply_text == text
+
+
+def publish(raw: Raw, exchange: str, *bodies: bytes, **properties: Any) -> None:
+    """On a channel with confirms, so that the exchange has them."""
+    raw.channel(70, confirm=True)
+    for body in bodies:
+        raw.publish(70, exchange, "key", body, **properties)
+    while raw.expect(m.BasicAck).delivery_tag < len(bodies):
+        pass
+    raw.call(70, m.ChannelClose(200, "done"), m.ChannelCloseOk)
+
+
+@pytest.mark.parametrize("length", [None, 3])
+def test_a_new_queue_gets_the_last_messages(raw: Raw, name: str, exchange: str, length: int | None) -> None:
+    declare(raw, exchange, HISTORY, **({} if length is None else {"x_recent_history_length": length}))
+    kept = length or 20
+    bodies = [b"%d" % i for i in range(30)]
+    publish(raw, exchange, *bodies)
+    publish(raw, exchange, b"not this one", headers={"x-recent-history-no-store": True})
+    raw.declare(name)
+    bind(raw, exchange, name, "any")
+    assert wait_until(lambda: raw.count(name) == kept)
+    assert raw.drain(name) == bodies[-kept:]
+    publish(raw, exchange, b"later", headers={"x-recent-history-no-store": True})
+    assert wait_until(lambda: raw.count(name) == 1)
+    bind(raw, exchange, name, "another")
+    assert wait_until(lambda: raw.count(name) == 1 + kept)
+
+
+def test_an_exchange_that_is_bound_routes_the_history(raw: Raw, name: str, exchange: str) -> None:
+    declare(raw, exchange, HISTORY)
+    publish(raw, exchange, b"a", b"b")
+    raw.call(1, m.ExchangeDeclare(name + ".y", "direct", auto_delete=True), m.ExchangeDeclareOk)
+    raw.declare(name)
+    bind(raw, name + ".y", name, "key")
+    raw.call(1, m.ExchangeBind(name + ".y", exchange, "any"), m.ExchangeBindOk)
+    assert wait_until(lambda: raw.count(name) == 2)
+    assert sorted(raw.drain(name)) == [b"a", b"b"]  # RabbitMQ sends the newest one first here
+
+
+def test_what_nobody_gets_is_returned_and_kept(raw: Raw, name: str, exchange: str) -> None:
+    declare(raw, exchange, HISTORY)
+    raw.publish(1, exchange, "key", b"a", mandatory=True, headers={"CC": ["b"]})
+    assert raw.message(m.BasicReturn).method.reply_code == 312
+    raw.declare(name)
+    bind(raw, exchange, name, "any")
+    assert wait_until(lambda: raw.count(name) == 1)
+    assert raw.drain(name) == [b"a"]
+
+
 def test_the_types_are_listed(api: Http) -> None:
     listed = {each["name"] for each in api.get("/api/overview")["exchange_types"]}
-    assert {"direct", "fanout", "topic", "headers", HASH, "x-modulus-hash", "x-random"} <= listed
+    assert {"direct", "fanout", "topic", "headers", HASH, HISTORY, "x-modulus-hash", "x-random"} <= listed

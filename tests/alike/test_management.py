@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 import pytest
 
+from kvitto.client import Connection
 from tests.http.api import Http
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -150,3 +153,98 @@ def test_several_users_are_deleted_together(api: Http) -> None:
     assert api.post("/api/users/bulk-delete", {"users": ["no-such"]}).status == 400
     assert api.post("/api/users/bulk-delete", {"users": ["bulk-1", "bulk-2"]}).status == 204
     assert api.call("GET", "/api/users/bulk-1").status == 404
+
+
+SPANS = "&".join(f"{kind}_age=60&{kind}_incr=5" for kind in ("lengths", "msg_rates", "data_rates", "node_stats"))
+COUNTED_S = 40.0
+"""RabbitMQ counts every five seconds in one place, and then in the next."""
+DETAILS = {"rate", "samples", "avg", "avg_rate"}
+
+
+@pytest.fixture
+def traffic(api: Http, queue: str) -> Iterator[str]:
+    """A queue with messages of each fate, and its connection."""
+    [port] = [one["port"] for one in api.get("/api/overview")["listeners"] if one["protocol"] == "amqp"]
+    name = queue.rpartition("/")[2]
+    with Connection(f"amqp://guest:guest@127.0.0.1:{port}/%2f") as connection:
+        channel = connection.channel()
+        channel.confirm_select()
+        for _ in range(30):
+            channel.publish(b"x" * 10, exchange="", routing_key=name)
+        for mandatory in (True, True, False, False, False):
+            channel.publish(b"x", exchange="amq.topic", routing_key="nowhere", mandatory=mandatory)
+        channel.wait_for_confirms()
+        other = connection.channel()
+        other.qos(prefetch_count=5)
+        other.consume(name, consumer_tag="c")
+        other.get(name, no_ack=True)
+        other.get(name)
+        other.get(name)
+        yield queue
+
+
+def numbers(stats: dict[str, Any]) -> dict[str, int]:
+    return {key: value for key, value in stats.items() if not key.endswith("_details") and value}
+
+
+def test_messages_are_counted_by_kind(api: Http, traffic: str) -> None:
+    expected = {"publish": 30, "deliver": 5, "deliver_get": 8, "get": 2, "get_no_ack": 1}
+
+    def seen() -> bool:
+        found = api.get(traffic)
+        return bool(numbers(found.get("message_stats", {})) == expected and found.get("message_bytes") == 290)
+
+    wait_until(seen, COUNTED_S)
+    found = api.get(traffic)
+    assert (found["message_bytes_ready"], found["message_bytes_unacknowledged"]) == (220, 70)
+    kinds = [numbers(channel["message_stats"]) for channel in api.get("/api/channels")]
+    assert {"publish": 35, "confirm": 35, "return_unroutable": 2, "drop_unroutable": 3} in kinds
+    topic = api.get("/api/exchanges/%2F/amq.topic")["message_stats"]
+    assert topic["publish_in"] >= 5 and topic["publish_in_details"]["rate"] >= 0
+
+
+def test_samples_have_this_form(api: Http, traffic: str) -> None:
+    """13 of them in 60 seconds by 5, the newest first; what is older than the queue is 0."""
+
+    def sampled() -> bool:
+        found = api.get(f"{traffic}?{SPANS}")
+        [*samples] = found.get("messages_details", {}).get("samples", ())
+        return len(samples) == 13 and samples[0]["sample"] == 29
+
+    wait_until(sampled, COUNTED_S)
+    details = api.get(f"{traffic}?{SPANS}")["messages_details"]
+    assert set(details) == DETAILS
+    times = [sample["timestamp"] for sample in details["samples"]]
+    assert {a - b for a, b in pairwise(times)} == {5000} and times[0] % 5000 == 0
+    values = [sample["sample"] for sample in details["samples"]]
+    assert values[-1] == 0
+    assert details["avg"] == pytest.approx(sum(values) / 13)
+    assert details["avg_rate"] == pytest.approx((values[0] - values[-1]) / 60)
+    [node] = api.get(f"/api/nodes?{SPANS}")
+    assert set(node["mem_used_details"]) == DETAILS
+    assert set(api.get(f"/api/overview?{SPANS}")["message_stats"]["publish_details"]) == DETAILS
+    [connection] = api.get(f"/api/connections?{SPANS}")
+    assert set(connection["recv_oct_details"]) == DETAILS
+
+
+def test_calls_that_look_after_nodes(api: Http, queue: str) -> None:
+    node = quote(api.get("/api/overview")["node"], safe="")
+    attempts = {one["protocol"]: one for one in api.get(f"/api/auth/attempts/{node}")}
+    assert set(attempts["http"]) == {"protocol"} | {f"auth_attempts{end}" for end in ("", "_failed", "_succeeded")}
+    assert api.get(f"/api/auth/attempts/{node}/source") == []
+    assert api.get(f"/api/nodes/{node}/memory")["memory"]["total"]["rss"] > 0
+    assert api.get(f"/api/nodes/{node}/memory/relative")["memory"]["total"] == 100
+    for method, path, body, status in (
+        ("POST", f"{queue}/actions", {"action": "sync"}, 204),
+        ("POST", f"{queue}/actions", {"action": "nonsense"}, 400),
+        ("POST", "/api/rebalance/queues", {}, 204),
+        ("POST", f"/api/vhosts/%2F/start/{node}", {}, 204),
+        ("POST", "/api/vhosts/%2F/start/none", {}, 400),
+        ("DELETE", "/api/reset", None, 204),
+        ("DELETE", f"/api/reset/{node}", None, 204),
+        ("GET", "/api/all-configuration", None, 200),
+        ("GET", "/api/auth", None, 200),
+    ):
+        assert api.call(method, path, body).status == status, path
+    answer = api.call("OPTIONS", "/api/queues")
+    assert answer.status == 200 and {"GET", "HEAD", "OPTIONS"} == set(answer.headers["Allow"].split(", "))

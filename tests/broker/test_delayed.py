@@ -18,8 +18,11 @@ from kvitto.broker.routing.delayed import delay_ms
 from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.routing.index import at_once
 from kvitto.broker.vhost import POLICY, VHost
+from kvitto.store.repair.salvage import Salvage
+from kvitto.store.repair.survey import Survey
 from kvitto.wire.properties import Properties
 from tests.support.harness import BrokerHarness
+from tests.support.simdisk import SimDisk
 
 DELAYED = "x-delayed-message"
 
@@ -231,6 +234,26 @@ def test_an_exchange_that_is_deleted_takes_its_messages_with_it() -> None:
     assert not house.disk.listdir(f"queues/{queue_id}") and queue_id not in house.broker.queues
     house.restart()
     assert "later" not in house.vhost.exchanges
+
+
+def test_check_and_salvage_know_whose_messages_these_are() -> None:
+    """D3: `kvitto check` took the directory of the hidden queue for one without a definition."""
+    house = House()
+    for n in range(3):
+        house.send(b"%d" % n, 60_000)
+    house.settle_down()
+    house.broker.finish()
+    house.store.shut()
+    disk = house.disk.kill()
+    assert Survey(disk.seen()).findings == []
+    target = SimDisk()
+    Salvage(Survey(disk.seen()), target, house.clock).run()
+    house.disk = target
+    house.start()
+    house.settle_down()
+    assert house.waiting.messages == 3 and not house.store.alarms
+    house.wait(60)
+    assert sorted(house.drain("q")) == [b"0", b"1", b"2"]
 
 
 def test_a_transient_exchange_delays_until_the_broker_ends() -> None:

@@ -98,6 +98,26 @@ def test_messages_wait_from_their_arrival_until_their_first_delivery() -> None:
     assert dict(found.buckets())[50] == 1
 
 
+def test_in_a_queue_with_priorities_they_do_too_and_a_redelivery_counts_no_more() -> None:
+    harness = BrokerHarness()
+    queue = harness.declare("q", x_max_priority=3)
+    found = harness.broker.latencies.deliver
+    for _ in range(3):
+        harness.publish("q", b"x")
+    harness.turn()
+    harness.clock.advance(0.030)
+    taker = Taker(queue)
+    queue.add_consumer(taker)
+    harness.turn()
+    assert [delivery.redelivered for delivery in taker.got] == [False] * 3
+    assert (found.sum, dict(found.buckets())[None]) == (90_000, 3)
+    assert harness.broker.latencies.now_us == harness.clock.monotonic_us()
+    queue.requeue(taker.got[0].offset, 1, 1)
+    harness.turn()
+    assert len(taker.got) == 4
+    assert dict(found.buckets())[None] == 3
+
+
 def test_after_a_restart_the_stored_time_counts() -> None:
     harness = BrokerHarness()
     harness.declare("q")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ SETUP: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/operator-policies/%2F/p", POLICY),
     ("PUT", "/api/users/u", {"tags": "", "password_hash": ""}),
     ("PUT", "/api/vhosts/v", {}),
+    ("PUT", "/api/vhosts/p", {"protected_from_deletion": True}),
     ("PUT", "/api/permissions/v/u", EVERYTHING),
 ]
 CHANGING: list[tuple[str, str, dict[str, Any]]] = [
@@ -51,6 +53,8 @@ CHANGING: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/permissions/%2F/u", EVERYTHING),
     ("DELETE", "/api/permissions/v/u", {}),
     ("PUT", "/api/cluster-name", {"name": "new"}),
+    ("POST", "/api/vhosts/v/deletion/protection", {}),
+    ("DELETE", "/api/vhosts/p/deletion/protection", {}),
     ("GET", "/api/aliveness-test/%2F", {}),
 ]
 UNCHANGING = {
@@ -59,6 +63,16 @@ UNCHANGING = {
     ("DELETE", "/api/queues/{vhost}/{name}/contents"),
     ("POST", "/api/queues/{vhost}/{name}/get"),
     ("POST", "/api/exchanges/{vhost}/{name}/publish"),
+    ("PUT", "/api/settings/log"),
+    ("POST", "/api/queues/{vhost}/{name}/actions"),
+    ("DELETE", "/api/consumers/{vhost}/{connection}/{channel}/{tag}"),
+    ("POST", "/api/vhosts/{vhost}/start/{node}"),
+    ("PUT", "/api/feature-flags/{name}/enable"),
+    ("POST", "/api/rebalance/queues"),
+    ("DELETE", "/api/reset"),
+    ("DELETE", "/api/reset/{node}"),
+    ("DELETE", "/api/auth/attempts/{node}"),
+    ("DELETE", "/api/auth/attempts/{node}/source"),
 }
 """Routes that are no GET, and change no definition."""
 
@@ -71,9 +85,13 @@ class Host:
     def __init__(self, harness: ProtocolHarness) -> None:
         self.config = Config()
         self.store, self.broker, self.hub, self.logins = harness.store, harness.broker, harness.hub, None
+        self.clock = harness.clock
 
     def schedule(self) -> None:
         pass
+
+    def held(self, channel: Any, queue: Any) -> Iterator[Any]:
+        return iter(())
 
     def fail(self, error: Exception) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a live broker and evaluates every expression of our dashboard and of our alerts."""
+"""A real Prometheus scrapes a live broker, and evaluates our alerts and every expression of two dashboards: ours and RabbitMQ's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import kvitto
 from kvitto.client import Connection
+from tests.http import rabbitmq_overview as overview
 from tests.http.api import Http
 from tests.support.prometheus import Prometheus, prometheus, promtool
 from tests.support.wait import wait_until
@@ -31,11 +32,15 @@ def expressions() -> list[str]:
     return [text.replace("$instance", ".*").replace("$__rate_interval", "30s") for text in found]
 
 
-def scraping(address: str, **more: Any) -> dict[str, Any]:
-    """A configuration that scrapes one broker as often as a test can wait for."""
-    job = {"job_name": "kvitto", "static_configs": [{"targets": [address]}], **more}
+def scraping(address: str) -> dict[str, Any]:
+    """A configuration that scrapes one broker as often as a test can wait for, under both kinds of names."""
+    targets = [{"targets": [address]}]
+    jobs = [
+        {"job_name": "kvitto", "static_configs": targets},
+        {"job_name": "like-rabbitmq", "static_configs": targets, "params": {"prefix": ["rabbitmq"]}},
+    ]
     often = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "1s"}
-    return {"global": often, "scrape_configs": [job]}
+    return {"global": often, "scrape_configs": jobs}
 
 
 def traffic(broker: kvitto.Broker) -> None:
@@ -61,18 +66,27 @@ def watched(tmp_path_factory: pytest.TempPathFactory, broker: kvitto.Broker, api
     """A Prometheus that has seen two scrapes of the broker before its traffic and two behind it."""
     config = {**scraping(f"{api.host}:{api.port}"), "rule_files": [str(RULES)]}
     with prometheus(tmp_path_factory.mktemp("prometheus"), config) as found:
-        scrapes = 'count_over_time(up{job="kvitto"}[5m])'
+        scrapes = "min(count_over_time(up[5m]))"
         wait_until(lambda: (found.value(scrapes) or 0) >= 2)
         traffic(broker)
         seen = found.value(scrapes) or 0
         wait_until(lambda: (found.value(scrapes) or 0) >= seen + 2)
-        assert found.value('up{job="kvitto"}') == 1
+        assert found.value("min(up)") == 1
         yield found
 
 
 def test_every_expression_of_the_dashboard_has_a_result(watched: Prometheus) -> None:
     empty = [text for text in expressions() if not watched.query(text)]
     assert [text for text in empty if not any(part in text for part in RARE)] == []
+
+
+def test_every_expression_of_rabbitmqs_dashboard_has_a_result(watched: Prometheus) -> None:
+    (identity,) = watched.query("rabbitmq_identity_info")
+    asked = overview.expressions(identity["metric"]["rabbitmq_cluster"], "30s")
+    assert len(asked) > 60
+    assert [text for text in asked if len(watched.query(text)) != 1] == []
+    rate = "sum(irate(rabbitmq_global_messages_received_total[5m])) >= 0"
+    assert watched.value(rate) is not None
 
 
 def test_the_quantiles_are_those_of_the_traffic(watched: Prometheus) -> None:

@@ -167,9 +167,10 @@ def test_delayed_messages_are_purged_and_attached_to_in_pieces(harness: Protocol
         fill(wire, range(5000))
         wire.put(1, m.BasicConsume(QUEUE, "a"))
         harness.settle_down()
-        wire.put(1, m.BasicCancel("a"), m.BasicNack(0, True, True))
+        tags = [method.delivery_tag for method in wire.methods() if isinstance(method, m.BasicDeliver)]
+        wire.put(1, m.BasicCancel("a"), *(m.BasicAck(tag) for tag in tags[::2]), m.BasicNack(0, True, True))
         harness.settle_down()
-        assert len(queue(harness).retries.delays) == 5000
+        assert len(queue(harness).retries.delays) == 2500, "in as many runs"
         wire.frames()
         wire.put(1, method)
         assert wire.connection.stalled, "it was all done in one piece"
@@ -178,7 +179,7 @@ def test_delayed_messages_are_purged_and_attached_to_in_pieces(harness: Protocol
         if isinstance(method, m.LogAttach):
             wire.put(1, m.LogCount(QUEUE, "", 0, 5000))
             harness.settle_down()
-            assert wire.methods() == [m.LogCountOk(0, 5000, 5000)]
+            assert wire.methods() == [m.LogCountOk(1, 5000, 2500)]
             wire.put(1, m.LogSettle(QUEUE, "group", "", 5000), m.LogDetach(QUEUE, "group"))
             harness.settle_down()
         assert not queue(harness).messages

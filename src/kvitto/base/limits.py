@@ -67,6 +67,8 @@ REFUSALS = (
 )
 """The limits that `kvitto_refused_total` counts; docs/limits.md says what each means."""
 
+HISTORY_BYTES = 64 * MIB
+"""The maximum number of bytes in the history of one x-recent-history exchange."""
 FILTERS_MAX = 256
 """The maximum number of conditions in the filter of a stream's consumer."""
 
@@ -83,7 +85,12 @@ PASSWORD_MAX = 4096
 HTTP_VALUES_MAX = 10_000
 """The maximum number of values in a request's JSON: the parser needs seconds for 16 MiB of nested arrays, and the
 broker does nothing else meanwhile."""
-
+HTTP_HISTORIES_MAX = 1000
+"""Objects whose numbers of the last hour are kept, about 16 KB each."""
+HTTP_SAMPLES_MAX = 200
+"""Samples of each number that a request may ask for."""
+HTTP_BATCH_MAX = 1000
+"""Messages in one publish."""
 
 SETTABLE: dict[str, tuple[float, float]] = {
     "handshake_s": (0.1, 600),

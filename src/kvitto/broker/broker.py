@@ -19,7 +19,7 @@ from kvitto.broker.administration import delaying, removal
 from kvitto.broker.administration.archives import STEPS, Archives
 from kvitto.broker.administration.auth import FirstUser, Users
 from kvitto.broker.administration.inert import Notices
-from kvitto.broker.counts import Churn, Counts
+from kvitto.broker.counts import Attempts, Churn, Counts
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
 from kvitto.broker.queues import hold
@@ -27,6 +27,7 @@ from kvitto.broker.queues.filters import Budget
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.reader import RangeReaders
 from kvitto.broker.routing.patterns import Pattern
+from kvitto.broker.routing.route import Traffic
 from kvitto.broker.transfers.deadletter import DeadLetters
 from kvitto.broker.transfers.parked import Parking
 from kvitto.broker.transfers.records import Records
@@ -67,6 +68,8 @@ class Broker(Turning):
         self.filtering = Budget()
         self.records = Records(self)
         self.gone = Counts()
+        self.traffic = Traffic()
+        self.attempts = {"amqp091": Attempts(), "http": Attempts()}
         self.churn = Churn()
         self.refused = dict.fromkeys(limits.REFUSALS, 0)
         self.max_queues: int | None = None

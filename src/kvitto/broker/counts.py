@@ -17,17 +17,33 @@ class Churn:
         self.deleted = 0
 
 
-class Counts:
-    """Counts of messages since the start."""
+class Attempts:
+    """How many logins of one protocol succeeded and failed since the start."""
 
     def __init__(self) -> None:
-        self.published = 0
-        self.delivered = 0
-        self.redelivered = 0
-        self.acked = 0
+        self.succeeded = 0
+        self.failed = 0
+
+    def count(self, succeeded: bool) -> None:
+        if succeeded:
+            self.succeeded += 1
+        else:
+            self.failed += 1
+
+
+class Counts:
+    """Counts of messages since the start, named as those of a queue."""
+
+    def __init__(self) -> None:
+        self.published = self.delivered = self.redelivered = self.acked = 0
+        self.delivered_auto = self.gets = self.gets_auto = self.gets_empty = 0
 
     def add(self, queue: Queue) -> None:
         self.published += queue.published
         self.delivered += queue.delivered
         self.redelivered += queue.redelivered
         self.acked += queue.acked
+        self.delivered_auto += queue.delivered_auto
+        self.gets += queue.gets
+        self.gets_auto += queue.gets_auto
+        self.gets_empty += queue.gets_empty

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, ChannelError, StoreError
 from kvitto.broker import walls
-from kvitto.broker.administration import delaying, inert, policies, policing, removal
+from kvitto.broker.administration import delaying, histories, inert, policies, policing, removal
 from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings, read_settings, usable
 from kvitto.broker.administration.equivalence import check_arguments, check_field, describe
 from kvitto.broker.administration.policies import Policy
 from kvitto.broker.administration.queue_types import TYPE, type_of, with_default
 from kvitto.broker.administration.removal import Steps
+from kvitto.broker.counts import Counts
 from kvitto.broker.jobs import Cost
 from kvitto.broker.queues import hold
 from kvitto.broker.queues.consumer import Consumer
@@ -31,7 +32,7 @@ from kvitto.broker.routing import exchange as exchanges
 from kvitto.broker.routing.delayed import DELAYED_EXCHANGE
 from kvitto.broker.routing.exchange import Binding, Exchange
 from kvitto.broker.routing.index import at_once
-from kvitto.broker.routing.route import Epoch, Route
+from kvitto.broker.routing.route import Epoch, Route, Traffic
 from kvitto.broker.routing.walking import NOTHING_SAID, walk
 from kvitto.broker.transfers.deadletter import split_key, strings
 from kvitto.broker.vhost_settings import VHostSettings
@@ -65,10 +66,11 @@ ROUTES_MAX = 200_000
 """The most cached routes, where each queue in a route counts as one more."""
 
 
-def route_to(exchange: str, routing_key: str, found: list[Queue], dynamic: bool) -> Route:
+def route_to(exchange: str, routing_key: str, found: list[Queue], dynamic: bool, traffic: Traffic) -> Route:
     """Return the route to these queues. It leaves out queues that are out of service, and names one of them in `out_of_service`."""
     fault = next((queue for queue in found if queue.fault is not None), None)
-    route = Route(exchange, routing_key, found if fault is None else [q for q in found if q.fault is None], dynamic)
+    taking = found if fault is None else [q for q in found if q.fault is None]
+    route = Route(exchange, routing_key, taking, dynamic, traffic)
     route.out_of_service = fault
     return route
 
@@ -91,7 +93,12 @@ class VHost:
         self.broker = broker
         self.name = name
         self.settings = settings or VHostSettings()
-        self.exchanges: dict[str, Exchange] = {n: Exchange(n, kind, internal=n == TRACE) for n, kind in PREDECLARED}
+        self.traffic = Traffic(broker.traffic)
+        self.gone = Counts()
+        """The counts of deleted queues."""
+        self.exchanges: dict[str, Exchange] = {
+            n: Exchange(n, kind, internal=n == TRACE, traffic=Traffic(self.traffic)) for n, kind in PREDECLARED
+        }
         self.policies: dict[str, Policy] = {}
         self.operator_policies: dict[str, Policy] = {}
         self.queues: dict[str, Queue] = {}
@@ -167,11 +174,12 @@ class VHost:
         """Do the work of `route` in pieces."""
         name, routing_key = split_key(key)
         epoch = self.epoch.value
+        exchange = self.exchange(name)
         found = yield from walk(
-            self.exchange(name), (routing_key,), NOTHING_SAID, self.exchanges.get, self.broker.limits.routing_steps_max
+            exchange, (routing_key,), NOTHING_SAID, self.exchanges.get, self.broker.limits.routing_steps_max
         )
         self.search_cost = found.cost
-        route = route_to(name, routing_key, found.queues, found.dynamic)
+        route = route_to(name, routing_key, found.queues, found.dynamic, exchange.traffic)
         if epoch == self.epoch.value:
             self._remember(key, route)
         return route
@@ -197,11 +205,14 @@ class VHost:
         """Do the work of `route_message` in pieces."""
         headers = properties.headers or {}
         keys = (routing_key, *strings(headers.get("CC")), *strings(headers.get("BCC")))
-        found = yield from walk(
-            self.exchange(name), keys, properties, self.exchanges.get, self.broker.limits.routing_steps_max
-        )
+        exchange = self.exchange(name)
+        found = yield from walk(exchange, keys, properties, self.exchanges.get, self.broker.limits.routing_steps_max)
         self.search_cost = found.cost
-        return route_to(name, routing_key, found.queues, True)
+        if not found.histories:
+            return route_to(name, routing_key, found.queues, True, exchange.traffic)
+        if not found.queues:
+            return histories.Unseen(name, routing_key, found.histories, True, exchange.traffic)
+        return route_to(name, routing_key, found.queues + found.histories, True, exchange.traffic)
 
     def target_steps(self, name: str, keys: list[str], properties: Properties) -> Generator[bool, None, list[Queue]]:
         """Find the queues of a dead letter, without a limit of steps. There are none if the exchange does not exist."""
@@ -210,7 +221,7 @@ class VHost:
             return []
         found = yield from walk(exchange, keys, properties, self.exchanges.get, None)
         self.search_cost = found.cost
-        return found.queues
+        return found.queues + found.histories if found.queues else []
 
     def changed(self) -> None:
         """Drop all cached routes, because a binding, queue or exchange has changed."""
@@ -247,9 +258,20 @@ class VHost:
             honoured = (*exchanges.ALTERNATES, DELAYED_EXCHANGE, *exchanges.used_arguments(kind, arguments))
             self.broker.notices.without_effect(describe("exchange", name, self.name), arguments, honoured)
         made = self.exchanges[name] = Exchange(
-            name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
+            name,
+            kind,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            arguments=arguments,
+            traffic=Traffic(self.traffic),
         )
         made.take_policy(self.policy_of_exchange(name))
+        try:
+            histories.attach(self, made)
+        except ChannelError:
+            del self.exchanges[name]
+            raise
         self.changed()
         if not delaying.follow(self, made):
             self.define_exchange(made)
@@ -311,6 +333,7 @@ class VHost:
             self.changed()
             if exchange.durable and self.is_durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
+            histories.send(self, exchange, dest)
 
     def _refuse_going(self, *things: Queue | Exchange) -> None:
         for thing in things:
@@ -384,6 +407,8 @@ class VHost:
         """Remove a queue or exchange that has no bindings any more."""
         if isinstance(thing, Exchange):
             del self.exchanges[thing.name]
+            thing.deleted = True
+            histories.detach(thing)
             if thing.durable:
                 self.broker.undefine("exchange", (self.name, thing.name))
             delaying.detach(self, thing)
@@ -539,6 +564,7 @@ class VHost:
         self.broker.timers.cancel(self.broker.expire_unused, queue)
         self.exchanges[""].unbind(queue, queue.name, {})
         self.broker.gone.add(queue)
+        self.gone.add(queue)
         self.broker.churn.deleted += 1
         consumers = queue.take_consumers()
         if queue.log.durable:

@@ -17,6 +17,8 @@ class VHostSettings:
     tags: tuple[str, ...] = ()
     default_queue_type: str = "classic"
     tracing: bool = False
+    protected: bool = False
+    """Whether the virtual host cannot be deleted over HTTP."""
 
     def value(self) -> dict[str, Any]:
         """Return the settings as the definitions store them. Without any settings that is an empty object."""
@@ -27,6 +29,7 @@ class VHostSettings:
             "tags": [*self.tags],
             "default_queue_type": self.default_queue_type,
             "tracing": self.tracing,
+            **({"protected": True} if self.protected else {}),
         }
 
     @classmethod
@@ -37,4 +40,5 @@ class VHostSettings:
             tuple(value.get("tags", ())),
             value.get("default_queue_type", "classic"),
             value.get("tracing", False),
+            value.get("protected", False),
         )

@@ -59,6 +59,7 @@ class Door:
         attempt = Attempt(users, name, password, request.address, request.loopback)
         user = attempt.check() if attempt.is_remembered else await self._api.host.logins.check(attempt)
         found = users.get(name)
+        self._api.broker.attempts["http"].count(found is not None and found is user)
         if found is None or found is not user:
             log.warning("%s: login of user %r refused", request.address, name)
             raise not_authorised(

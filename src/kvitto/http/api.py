@@ -19,6 +19,7 @@ from kvitto.broker.broker import Broker
 from kvitto.broker.changes import Changes
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
+from kvitto.http.history import Spans
 from kvitto.http.rates import Rates
 from kvitto.http.request import Problem, Request, not_authorised, not_found
 from kvitto.http.slices import Slices
@@ -31,6 +32,7 @@ class Host(Protocol):
     """The part of the server that handlers use. `hub` has the connections, `logins` checks passwords."""
 
     config: Config
+    clock: Any
     store: Store
     broker: Broker
     hub: Any
@@ -45,6 +47,9 @@ class Host(Protocol):
 
     def schedule(self) -> None:
         """Schedule a turn: deliver, write, sync."""
+
+    def held(self, channel: Any, queue: Queue) -> Iterator[Any]:
+        """Yield the deliveries of a queue's messages that a channel holds (protocol/unacked.py), and None between pieces of work."""
 
     def fail(self, error: Exception) -> None:
         """Stop the broker, because the disk cannot be trusted any more."""
@@ -138,6 +143,8 @@ class Call:
         self.request = request
         self.args = args
         self._user = user
+        self.spans = Spans.of(request.query)
+        self.now_s = asyncio.get_running_loop().time()
         api.broker.read_clock()
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
-from kvitto.http import views
+from kvitto.http import shown, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list, array, with_array
@@ -26,7 +26,7 @@ def visible(call: Call) -> list[Any]:
 async def list_connections(call: Call) -> Response:
     api = call.api
     return await answer_list(
-        call, visible(call), lambda c: views.connection(api, c), lambda c: views.connection_name(api, c)
+        call, visible(call), lambda c: shown.connection(call, c), lambda c: views.connection_name(api, c)
     )
 
 
@@ -42,7 +42,7 @@ def of_user(call: Call) -> list[Any]:
 async def list_connections_of_user(call: Call) -> Response:
     api = call.api
     return await answer_list(
-        call, of_user(call), lambda c: views.connection(api, c), lambda c: views.connection_name(api, c)
+        call, of_user(call), lambda c: shown.connection(call, c), lambda c: views.connection_name(api, c)
     )
 
 
@@ -68,7 +68,9 @@ async def find(call: Call) -> Any:
 
 
 async def get_connection(call: Call) -> Response:
-    return answer(views.connection(call.api, await find(call)))
+    found = await find(call)
+    stats = await shown.stats_of_channels(call, list(found.channels.values()))
+    return answer({**shown.connection(call, found), "message_stats": stats})
 
 
 async def delete_connection(call: Call) -> Response:
@@ -102,7 +104,7 @@ async def channels_of(call: Call) -> Response:
 async def _list_channels(call: Call, connections: list[Any]) -> Response:
     api = call.api
     return await answer_list(
-        call, _channels(connections), lambda c: views.channel(api, c), lambda c: views.channel_name(api, c)
+        call, _channels(connections), lambda c: shown.channel(call, c), lambda c: views.channel_name(api, c)
     )
 
 
@@ -110,8 +112,8 @@ async def get_channel(call: Call) -> Response:
     api = call.api
     for channel in _channels(visible(call)):
         if views.channel_name(api, channel) == call.name:
-            consumers = array(api.slices, list(channel.consumers.values()), lambda c: views.consumer(api, c.queue, c))
-            return Response(pieces=with_array(views.channel(api, channel), "consumer_details", consumers))
+            consumers = array(api.slices, list(channel.consumers.values()), lambda c: shown.consumer(api, c.queue, c))
+            return Response(pieces=with_array(shown.channel(call, channel), "consumer_details", consumers))
         await api.slices.rest()
     raise not_found(f"there is no channel '{call.name}'")
 
@@ -119,7 +121,7 @@ async def get_channel(call: Call) -> Response:
 async def list_consumers(call: Call) -> Response:
     queues = (queue for vhost in call.vhosts() for queue in list(vhost.queues.values()))
     found = ((queue, consumer) for queue in queues for consumer in list(queue.consumers))
-    return await answer_list(call, found, lambda pair: views.consumer(call.api, *pair), lambda pair: pair[1].tag)
+    return await answer_list(call, found, lambda pair: shown.consumer(call.api, *pair), lambda pair: pair[1].tag)
 
 
 ROUTES = (

@@ -5,21 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from kvitto.broker.administration.operations import Operations, exchange_name
-from kvitto.http import fields, messages, views
+from kvitto.http import fields, messages, shown
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
+from kvitto.http.totals import count_published
 
 
 async def list_exchanges(call: Call) -> Response:
+    await count_published(call.api.slices, call.api.connections)
     found = ((v, exchange) for v in call.vhosts() for exchange in list(v.exchanges.values()))
-    return await answer_list(call, found, lambda pair: views.exchange(*pair), lambda pair: pair[1].name)
+    return await answer_list(call, found, lambda pair: shown.exchange(call, *pair), lambda pair: pair[1].name)
 
 
-def get_exchange(call: Call) -> Response:
+async def get_exchange(call: Call) -> Response:
     vhost = call.vhost()
-    return answer(views.exchange(vhost, vhost.exchange(exchange_name(call.name))))
+    exchange = vhost.exchange(exchange_name(call.name))
+    await count_published(call.api.slices, call.api.connections)
+    return answer({**shown.exchange(call, vhost, exchange), "incoming": [], "outgoing": []})
 
 
 async def put_exchange(call: Call) -> Response:

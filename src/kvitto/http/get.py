@@ -153,6 +153,7 @@ async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
         while len(taken) < wanted.count and size < BODIES_MAX and not queue.deleted:
             if not walls.within(queue, queue.get, taker):
                 if not queue.returning:
+                    queue.gets_empty += not taken
                     break
                 await asyncio.sleep(BACK_S)  # what is on its way back, or is large, comes before all others
                 continue
@@ -160,8 +161,10 @@ async def _take(slices: Slices, queue: Queue, wanted: Wanted) -> list[Got]:
             back.append((offset, len(message.body)))
             taken.append(Got(message, await _held(slices, queue, offset, message.body), left))
             size += len(message.body)
+            queue.gets += 1
             if wanted.mode in SETTLING:
                 back.pop()
+                queue.unacked_bytes -= len(message.body)
                 walls.within(queue, queue.ack if wanted.mode == "ack_requeue_false" else queue.reject, offset, 1)
             await slices.rest()
     finally:
@@ -174,6 +177,7 @@ def _requeue(queue: Queue, back: list[tuple[int, int]]) -> Iterator[None]:
     for i, (offset, body_bytes) in enumerate(back):
         if i % 20 == 19:
             yield
+        queue.unacked_bytes -= body_bytes
         queue.requeue(offset, 1, body_bytes)
 
 

@@ -46,6 +46,11 @@ def single_node(_call: Call) -> Response:
     return ok(reason="single node cluster")
 
 
+def of_vhost(call: Call) -> Response:
+    call.vhost()
+    return single_node(call)
+
+
 def port_listener(call: Call) -> Response:
     given, ports = call.args["port"], [found["port"] for found in listeners(call)]
     if not (given.isascii() and given.isdigit() and len(given) < 6):
@@ -103,6 +108,13 @@ CHECKS: tuple[tuple[str, Callable[[Call], Response]], ...] = (
     ("ready-to-serve-clients", below_connection_limit),
     ("is-in-service", up),
     ("below-node-connection-limit", below_connection_limit),
+    ("metadata-store/initialized", up),
+    ("metadata-store/initialized/with-data", up),
+    ("reached-target-cluster-size", single_node),
+    ("quorum-queues-without-elected-leaders/all-vhosts", single_node),
+    ("quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}", single_node),
+    ("quorum-queues-without-elected-leaders/vhost/{vhost}", of_vhost),
+    ("quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{pattern}", of_vhost),
 )
 
 ROUTES = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
+from kvitto.broker.administration.histories import Unseen
 from kvitto.http import fields
 from kvitto.http.api import Api
 from kvitto.http.request import Problem, Text, bad_request
@@ -30,7 +31,13 @@ async def publish(api: Api, message: Publishing) -> bool:
     await api.perform(message.steps())
     route, refused = message.route, message.refused
     if not route.count and route.out_of_service is None:
-        return bool(api.host.hub.replies.deliver(route, message.props, message.body))
+        replied = bool(api.host.hub.replies.deliver(route, message.props, message.body))
+        if not replied:
+            route.traffic.miss(False)
+        return replied
+    if isinstance(route, Unseen):
+        route.traffic.miss(False)
+        return False
     stored = asyncio.Event()
     durable = [queue for queue in route.queues if queue.log.durable]
     if durable:

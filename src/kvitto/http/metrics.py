@@ -9,8 +9,10 @@ from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.latencies import Latencies
 from kvitto.broker.queues.queue import Queue
+from kvitto.http import rabbitmq_metrics
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
+from kvitto.http.counts import depth_of
 from kvitto.http.exposition import (
     CONTENT_TYPE,
     Metric,
@@ -23,8 +25,7 @@ from kvitto.http.exposition import (
     of_each,
     single,
 )
-from kvitto.http.rates import depth_of
-from kvitto.http.request import Response
+from kvitto.http.request import Response, bad_request
 from kvitto.http.totals import Totals, of_broker
 
 US = 1e-6
@@ -47,6 +48,11 @@ QUEUE_METRICS: tuple[Metric[Queue], ...] = (
 
 
 async def metrics(call: Call) -> Response:
+    prefix = call.request.query.get("prefix", "kvitto")
+    if prefix == "rabbitmq":
+        return rabbitmq_metrics.aggregated(call)
+    if prefix != "kvitto":
+        raise bad_request("prefix must be kvitto or rabbitmq: with it the metrics have RabbitMQ's names")
     slices = call.api.slices
     totals = await of_broker(slices, call.api.broker)
     return Response(content_type=CONTENT_TYPE, pieces=_text(call.api, totals, call.api.broker.listed))
@@ -88,7 +94,7 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     yield gauge("kvitto_messages_ready", "Messages that wait for a consumer, all queues.", depth["messages_ready"])
     away = depth["messages_unacknowledged"]
     yield gauge("kvitto_messages_unacknowledged", "Messages delivered and not settled, all queues.", away)
-    published, delivered, acked, redelivered = totals.counts
+    published, delivered, acked, redelivered = totals.row[:4]
     yield counter("kvitto_messages_published_total", "Messages added to queues, once for each queue.", published)
     yield counter("kvitto_messages_delivered_total", "Deliveries, repeated ones included.", delivered)
     yield counter("kvitto_messages_redelivered_total", "Repeated deliveries.", redelivered)
@@ -150,4 +156,4 @@ def of_process(api: Api) -> Iterable[list[str]]:
     yield gauge("process_start_time_seconds", "Start time of the broker, Unix time.", api.host.started_ms / 1000)
 
 
-ROUTES = (("GET", "/metrics", Access.LOOPBACK, metrics),)
+ROUTES = (("GET", "/metrics", Access.LOOPBACK, metrics), *rabbitmq_metrics.ROUTES)

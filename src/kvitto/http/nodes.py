@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 from kvitto.base import log, process
 from kvitto.base.build import compiled
 from kvitto.base.version import __version__
 from kvitto.broker.routing.exchange import TYPES
-from kvitto.http import fields, totals, views
+from kvitto.broker.vhost import VHost
+from kvitto.http import counts, fields, rates, shown, totals
 from kvitto.http.access import Access
 from kvitto.http.api import Call
+from kvitto.http.history import RINGS
 from kvitto.http.listing import no_items
-from kvitto.http.rates import QUEUE_COUNTS, TOTAL
+from kvitto.http.rates import NODE, TOTAL
 from kvitto.http.request import NO_CONTENT, Response, answer, bad_request, not_found
 
 API_LEVEL = "3.13.0"
 """The RabbitMQ version whose management API this one follows: tools use it to decide what they ask for."""
+
+
+KEPT_S = [step_ms * (size - 1) // 1000 for step_ms, size in RINGS]
+"""How far samples go back."""
 
 
 def listeners(call: Call) -> list[dict[str, Any]]:
@@ -36,10 +45,10 @@ def listeners(call: Call) -> list[dict[str, Any]]:
 
 async def overview(call: Call) -> Response:
     """Answer with totals over the objects that the caller may see."""
-    api, broker = call.api, call.api.broker
+    api = call.api
     vhosts = call.vhosts()
-    whole = await totals.of_broker(api.slices, broker)
-    seen = await totals.of_queues(api.slices, (queue for vhost in vhosts for queue in list(vhost.queues.values())))
+    await totals.count_published(api.slices, api.connections)
+    seen = await seen_by(call, vhosts)
     names = {vhost.name for vhost in vhosts}
     connections = [c for c in api.connections if c.vhost.name in names]
     return answer(
@@ -53,16 +62,19 @@ async def overview(call: Call) -> Response:
             "cluster_name": name_of_cluster(call),
             "node": api.node,
             "rates_mode": "basic",
+            "sample_retention_policies": dict.fromkeys(("global", "basic", "detailed"), KEPT_S),
+            "disable_stats": False,
+            "enable_queue_totals": False,
             "statistics_db_event_queue": 0,
             "exchange_types": exchange_types(),
-            "message_stats": views.message_stats(whole.counts, api.rates.of(TOTAL, len(QUEUE_COUNTS))),
+            "message_stats": seen.stats,
             "churn_rates": churn(call),
-            "queue_totals": {**seen.depth, **api.rates.of_depth(TOTAL)},
+            "queue_totals": seen.depth,
             "object_totals": {
                 "connections": len(connections),
                 "channels": sum(len(c.channels) for c in connections),
                 "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-                "queues": seen.queues,
+                "queues": sum(len(vhost.queues) for vhost in vhosts),
                 "consumers": seen.consumers,
             },
             "listeners": listeners(call),
@@ -74,6 +86,44 @@ async def overview(call: Call) -> Response:
 
 def exchange_types() -> list[dict[str, Any]]:
     return [{"name": name, "description": index.description, "enabled": True} for name, index in TYPES.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The sums over the virtual hosts that a caller may see."""
+
+    consumers: int
+    stats: dict[str, Any]
+    depth: dict[str, Any]
+
+
+async def seen_by(call: Call, vhosts: list[VHost]) -> Seen:
+    """Return the sums. Samples and deleted virtual hosts are known for the whole broker only, so they are for those who see all of it."""
+    api, spans = call.api, call.spans
+    if call.sees_all:
+        whole = await totals.of_broker(api.slices, api.broker)
+        row = (*whole.row, *counts.of_traffic(api.broker), *counts.of_churn(api.host.hub, api.broker))
+        return Seen(
+            whole.consumers,
+            shown.numbers(call, TOTAL, row, counts.CHANNEL_STATS, counts.vhost_stats, spans.msg_rates),
+            shown.numbers(call, TOTAL, row, counts.DEPTHS, counts.depths, spans.lengths),
+        )
+    consumers, sums, rates = 0, [0] * counts.VHOST_WIDTH, [0.0] * counts.VHOST_WIDTH
+    for vhost in vhosts:
+        found = await totals.of_vhost(api.slices, vhost)
+        consumers += found.consumers
+        sums = list(map(add, sums, (*found.row, *counts.of_traffic(vhost))))
+        rates = list(map(add, rates, api.rates.of(vhost, counts.VHOST_WIDTH)))
+    return Seen(
+        consumers,
+        with_rates(counts.CHANNEL_STATS, counts.vhost_stats(sums), counts.vhost_stats(rates)),
+        with_rates(counts.DEPTHS, counts.depths(sums), counts.depths(rates)),
+    )
+
+
+def with_rates(names: Sequence[str], values: Sequence[int], rates: Sequence[float]) -> dict[str, Any]:
+    details = {f"{name}_details": {"rate": round(rate, 3)} for name, rate in zip(names, rates, strict=True)}
+    return {**dict(zip(names, values, strict=True)), **details}
 
 
 def kvitto(call: Call) -> dict[str, Any]:
@@ -97,7 +147,6 @@ def kvitto(call: Call) -> dict[str, Any]:
 
 def node(call: Call) -> dict[str, Any]:
     host = call.api.host
-    free = host.store.disk.free_bytes()
     return {
         "name": call.api.node,
         "type": "disc",
@@ -105,15 +154,13 @@ def node(call: Call) -> dict[str, Any]:
         "being_drained": False,
         "os_pid": str(os.getpid()),
         "uptime": host.uptime_ms,
-        "mem_used": process.resident_bytes(),
+        **shown.numbers(call, NODE, rates.of_node(host), counts.NODE_STATS, counts.same, call.spans.node_stats),
+        **churn(call),
         "mem_limit": host.config.memory_limit,
         "mem_alarm": "memory" in host.hub.alarms.reasons,
-        "disk_free": free,
         "disk_free_limit": host.config.disk_free_limit,
         "disk_free_alarm": bool({"disk", "room"} & host.hub.alarms.reasons.keys()),
-        "fd_used": process.open_files(),
         "fd_total": process.open_files_max(),
-        "sockets_used": len(host.hub.connections),
         "sockets_total": process.open_files_max(),
         "proc_used": 1,
         "proc_total": 1,
@@ -183,17 +230,8 @@ def contexts(call: Call) -> list[dict[str, Any]]:
 
 def churn(call: Call) -> dict[str, Any]:
     hub, broker = call.api.host.hub, call.api.broker
-    open_now = sum(len(connection.channels) for connection in hub.connections)
-    counts = {
-        "connection_created": hub.connections_made,
-        "connection_closed": hub.connections_closed,
-        "channel_created": hub.channels_made,
-        "channel_closed": max(hub.channels_made - open_now, 0),
-        "queue_declared": broker.churn.declared,
-        "queue_created": broker.churn.created,
-        "queue_deleted": broker.churn.deleted,
-    }
-    return {**counts, **{f"{name}_details": {"rate": 0.0} for name in counts}}
+    row = (*(0,) * counts.VHOST_WIDTH, *counts.of_churn(hub, broker))
+    return shown.numbers(call, TOTAL, row, counts.CHURN, counts.churn, call.spans.msg_rates)
 
 
 def start(_call: Call) -> Response:

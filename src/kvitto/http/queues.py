@@ -6,25 +6,45 @@ import asyncio
 from typing import Any
 
 from kvitto.base.errors import ChannelError
+from kvitto.broker import walls
 from kvitto.broker.administration.operations import OUTSIDER, Operations
+from kvitto.broker.queues.look import Look, looks
 from kvitto.broker.queues.queue import Queue
-from kvitto.http import fields, get, messages, views
+from kvitto.broker.queues.work_queue import WorkQueue
+from kvitto.http import fields, get, messages, shown
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list, array, with_array
-from kvitto.http.request import CREATED, NO_CONTENT, Response, answer
+from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request
+from kvitto.http.slices import Slices
 from kvitto.wire.properties import Properties
 
 
 async def list_queues(call: Call) -> Response:
     found = (queue for vhost in call.vhosts() for queue in list(vhost.queues.values()))
-    return await answer_list(call, found, lambda queue: views.queue(call.api, queue), lambda queue: queue.name)
+    return await answer_list(call, found, lambda queue: shown.queue(call, queue), lambda queue: queue.name)
 
 
 async def get_queue(call: Call) -> Response:
     api, queue = call.api, call.queue()
-    consumers = array(api.slices, list(queue.consumers), lambda consumer: views.consumer(api, queue, consumer))
-    return Response(pieces=with_array(views.queue(api, queue), "consumer_details", consumers))
+    consumers = array(api.slices, list(queue.consumers), lambda consumer: shown.consumer(api, queue, consumer))
+    head = {**shown.queue(call, queue), "head_message_timestamp": await head_timestamp(api.slices, queue)}
+    return Response(pieces=with_array(head, "consumer_details", consumers))
+
+
+async def head_timestamp(slices: Slices, queue: Queue) -> int | None:
+    """Return the timestamp among the properties of the message that is delivered next, None without one."""
+    seen = looks(queue, 1) if isinstance(queue, WorkQueue) else iter(())
+    for _ in range(HEAD_STEPS):
+        message = walls.within(queue, next, seen, False)
+        if not isinstance(message, Look):
+            if message is False:
+                break
+            await slices.rest()
+            continue
+        given = Properties.decode(message.props).timestamp
+        return None if given is None else int(given)
+    return None
 
 
 async def put_queue(call: Call) -> Response:
@@ -65,6 +85,15 @@ async def get_messages(call: Call) -> Response:
     return Response(pieces=get.rendered(call.api.slices, got, wanted))
 
 
+def act(call: Call) -> Response:
+    """Answer RabbitMQ's actions for mirrors of a queue, which are always in sync here: there are none."""
+    _reachable(call)
+    action = fields.text(call.request.json(), "action")
+    if action not in ("sync", "cancel_sync"):
+        raise bad_request(f"there is no action {action!r}; there are sync and cancel_sync")
+    return NO_CONTENT
+
+
 async def aliveness_test(call: Call) -> Response:
     """Declare a durable queue, publish, wait for the disk, and take the message out again."""
     operations, name, payload = call.operations(), "aliveness-test", b"test_message"
@@ -85,6 +114,8 @@ async def aliveness_test(call: Call) -> Response:
     return answer({"status": "ok"})
 
 
+HEAD_STEPS = 100
+"""Pieces of work to find the first message. It takes more of them behind very many that have expired."""
 ALIVE_S = 10.0
 ONE = get.Wanted(1, "ack_requeue_false", "auto", get.BODY_MAX)
 
@@ -96,11 +127,13 @@ def _reachable(call: Call) -> Queue:
 
 ROUTES = (
     ("GET", "/api/queues", Access.MANAGEMENT, list_queues),
+    ("GET", "/api/queues/detailed", Access.MANAGEMENT, list_queues),
     ("GET", "/api/queues/{vhost}", Access.MANAGEMENT, list_queues),
     ("GET", "/api/queues/{vhost}/{name}", Access.MANAGEMENT, get_queue),
     ("PUT", "/api/queues/{vhost}/{name}", Access.MANAGEMENT, put_queue),
     ("DELETE", "/api/queues/{vhost}/{name}", Access.MANAGEMENT, delete_queue),
     ("DELETE", "/api/queues/{vhost}/{name}/contents", Access.MANAGEMENT, purge_queue),
     ("POST", "/api/queues/{vhost}/{name}/get", Access.MANAGEMENT, get_messages),
+    ("POST", "/api/queues/{vhost}/{name}/actions", Access.ADMINISTRATOR, act),
     ("GET", "/api/aliveness-test/{vhost}", Access.MANAGEMENT, aliveness_test),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import unquote
 
 from kvitto.base.limits import Limits
@@ -23,6 +24,8 @@ from kvitto.http import (
     policies,
     queues,
     settings,
+    unacked,
+    upkeep,
     users,
     vhosts,
 )
@@ -63,6 +66,8 @@ class Router:
             policies,
             queues,
             settings,
+            unacked,
+            upkeep,
             users,
             vhosts,
         ):
@@ -82,11 +87,18 @@ class Router:
                 continue
             route = methods.get("GET" if method == "HEAD" else method)
             if route is None:
-                allow = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+                allow = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ()), "OPTIONS"}))
+                if method == "OPTIONS":
+                    return Route(Access.ANYBODY, partial(possible, allow)), args
                 reason = f"{method} is not possible here, only {allow}"
                 raise Problem(405, "method_not_allowed", reason, (("Allow", allow),))
             return route, args
         raise not_found("nothing has this path")
+
+
+def possible(allow: str, _call: Call) -> Response:
+    """Answer OPTIONS with the methods of the path. Pages of other origins get no consent (access.py)."""
+    return Response(headers=(("Allow", allow),))
 
 
 def match(pattern: tuple[str, ...], parts: list[str]) -> dict[str, str] | None:

@@ -28,7 +28,7 @@ from kvitto.http import document
 from kvitto.http.access import Door, refuse_forgery
 from kvitto.http.api import Api, Call, Host
 from kvitto.http.crowd import Crowd
-from kvitto.http.rates import SAMPLE_S
+from kvitto.http.history import SAMPLE_S
 from kvitto.http.request import Problem, Request, Response, bad_request, failure, not_authorised, not_found
 from kvitto.http.router import Router
 
@@ -89,10 +89,11 @@ class Listener:
 
     async def _sample(self) -> None:
         while True:
-            now_s = asyncio.get_running_loop().time()
-            for _ in self.api.rates.sample(now_s, self.api.broker, self.api.connections):
+            now_s, now_ms = asyncio.get_running_loop().time(), self.api.host.clock.now_ms()
+            for _ in self.api.rates.sample(now_s, now_ms, self.api.host, self.api.connections):
                 await self.api.slices.rest()
-            await asyncio.sleep(SAMPLE_S)
+            # the samples of all objects have times that are multiples of the distance, as with RabbitMQ
+            await asyncio.sleep(SAMPLE_S - self.api.host.clock.now_ms() / 1000 % SAMPLE_S + 0.001)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= self._most:

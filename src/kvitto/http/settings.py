@@ -21,10 +21,10 @@ BY_API = "the management API"
 
 
 def list_settings(call: Call) -> Response:
-    return answer([{"name": name, "value": value, "from": source} for name, value, source in _settings(call)])
+    return answer([{"name": name, "value": value, "from": source} for name, value, source in effective(call)])
 
 
-def _settings(call: Call) -> Iterator[tuple[str, Any, str]]:
+def effective(call: Call) -> Iterator[tuple[str, Any, str]]:
     """Yield name, value and source of each setting, and of each limit. A password is not shown."""
     given = call.api.host.config
     now = {"log_level": log.level(), "log_json": log.is_json()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,11 +15,12 @@ from kvitto.broker.broker import Broker
 from kvitto.broker.jobs import Cost
 from kvitto.broker.vhost import VHost
 from kvitto.broker.vhost_settings import QUEUE_TYPES, VHostSettings
-from kvitto.http import fields, totals, views
+from kvitto.http import fields, shown, totals, views
 from kvitto.http.access import Access
 from kvitto.http.api import Api, Call
+from kvitto.http.counts import Row
 from kvitto.http.listing import answer_list
-from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
+from kvitto.http.request import CREATED, NO_CONTENT, Problem, Response, answer, bad_request, not_found
 
 DESCRIPTION_MAX = 4 * KIB
 """Bytes."""
@@ -27,17 +29,19 @@ CLOSE = 60
 
 
 async def list_vhosts(call: Call) -> Response:
-    found = [(vhost, await _depth(call, vhost)) for vhost in call.vhosts()]
-    return await answer_list(call, found, lambda pair: views.vhost(call.api, *pair), lambda pair: pair[0].name)
+    await totals.count_published(call.api.slices, call.api.connections)
+    found = [(vhost, await _sums(call, vhost)) for vhost in call.vhosts()]
+    return await answer_list(call, found, lambda pair: shown.vhost(call, *pair), lambda pair: pair[0].name)
 
 
 async def get_vhost(call: Call) -> Response:
     vhost = call.vhost()
-    return answer(views.vhost(call.api, vhost, await _depth(call, vhost)))
+    await totals.count_published(call.api.slices, call.api.connections)
+    return answer(shown.vhost(call, vhost, await _sums(call, vhost)))
 
 
-async def _depth(call: Call, vhost: VHost) -> dict[str, int]:
-    return (await totals.of_queues(call.api.slices, list(vhost.queues.values()))).depth
+async def _sums(call: Call, vhost: VHost) -> Row:
+    return (await totals.of_vhost(call.api.slices, vhost)).row
 
 
 async def put_vhost(call: Call) -> Response:
@@ -71,18 +75,41 @@ def _settings(body: dict[str, Any], before: VHostSettings) -> VHostSettings:
         if kind not in QUEUE_TYPES:
             raise bad_request(f"default_queue_type must be one of {', '.join(QUEUE_TYPES)}")
     tags = fields.names(body, "tags") if body.get("tags") is not None else ()
-    return VHostSettings(description, tuple(tags), kind, fields.flag(body, "tracing", before.tracing))
+    tracing = fields.flag(body, "tracing", before.tracing)
+    protected = fields.flag(body, "protected_from_deletion", before.protected)
+    return VHostSettings(description, tuple(tags), kind, tracing, protected)
 
 
 async def delete_vhost(call: Call) -> Response:
     """Delete a virtual host with everything in it. Its connections are closed first."""
     vhost, broker = call.vhost(), call.api.broker
+    if vhost.settings.protected:
+        reason = (
+            f"vhost '{vhost.name}' is protected from deletion: DELETE /api/vhosts/.../deletion/protection ends that"
+        )
+        raise Problem(412, "precondition_failed", reason)
     if vhost.deleting:
         raise bad_request(f"vhost '{vhost.name}' is being deleted already")
     if len([v for v in broker.vhosts.values() if not v.deleting]) == 1:
         raise bad_request("this is the last vhost; a broker has at least one")
     await call.api.perform(chain(close_connections(call.api, vhost), removal.delete_vhost(broker, vhost)))
     return NO_CONTENT
+
+
+async def protect_vhost(call: Call) -> Response:
+    await _protect(call, True)
+    return NO_CONTENT
+
+
+async def unprotect_vhost(call: Call) -> Response:
+    await _protect(call, False)
+    return NO_CONTENT
+
+
+async def _protect(call: Call, protected: bool) -> None:
+    vhost = call.vhost()
+    settings = replace(vhost.settings, protected=protected)
+    await call.api.change(lambda: call.api.broker.add_vhost(vhost.name, settings))
 
 
 def close_connections(api: Api, vhost: VHost) -> Iterator[None]:
@@ -162,11 +189,15 @@ def _holder(call: Call) -> User:
     return user
 
 
+PROTECTION = "/api/vhosts/{vhost}/deletion/protection"
+
 ROUTES = (
     ("GET", "/api/vhosts", Access.MANAGEMENT, list_vhosts),
     ("GET", "/api/vhosts/{vhost}", Access.MANAGEMENT, get_vhost),
     ("PUT", "/api/vhosts/{vhost}", Access.ADMINISTRATOR, put_vhost),
     ("DELETE", "/api/vhosts/{vhost}", Access.ADMINISTRATOR, delete_vhost),
+    ("POST", PROTECTION, Access.ADMINISTRATOR, protect_vhost),
+    ("DELETE", PROTECTION, Access.ADMINISTRATOR, unprotect_vhost),
     ("GET", "/api/vhosts/{vhost}/permissions", Access.ADMINISTRATOR, permissions_in_vhost),
     ("GET", "/api/permissions", Access.ADMINISTRATOR, list_permissions),
     ("GET", "/api/permissions/{vhost}", Access.ADMINISTRATOR, permissions_in_vhost),

@@ -26,6 +26,8 @@ cdef class Channel:
     cdef public Py_ssize_t prefetch, prefetch_all, unacked, got, unacked_max, in_flight, dirtied, plain, _head, appending
     cdef public unsigned long long next_to_settle, settle_until, next_tag, sequence, confirmed, noted
     cdef readonly Timed timed
+    cdef public unsigned long long published, counted, answered, returned, dropped
+    cdef public unsigned long long delivered, delivered_auto, redelivered, acks, gets, gets_auto, gets_empty
     cdef readonly Buf _tags
     cdef Buf _key, _props
     cdef public list slots, uncommitted, used, _free
@@ -36,6 +38,8 @@ cdef class Channel:
     @cython.locals(route=Route, inside=int, refused=list, k=Py_ssize_t, q=Queue)
     cdef int publish(self, const unsigned char* p, Py_ssize_t key, Py_ssize_t key_len, int options, const unsigned char* props_p, Py_ssize_t props, Py_ssize_t props_len, const unsigned char* body_p, Py_ssize_t body, Py_ssize_t body_len) except? -1
     cpdef Route find_route(self, bytes key)
+    @cython.locals(count="long long", route=Route)
+    cpdef count_published(self)
     cpdef touch(self)
     cdef several(self, Py_ssize_t count, Py_ssize_t body_len)
     @cython.locals(b=Buf, o=Py_ssize_t, tag="unsigned long long")

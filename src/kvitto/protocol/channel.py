@@ -22,6 +22,7 @@ from kvitto.base.errors import (
 )
 from kvitto.broker import walls
 from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_stored
+from kvitto.broker.administration.histories import Unseen
 from kvitto.broker.latencies import Timed
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
 from kvitto.broker.queues.queue import Queue
@@ -94,8 +95,7 @@ class Channel:
         self.consumers: dict[str, Consumer] = {}
         self.last_queue = ""
 
-        self.prefetch = 0
-        self.prefetch_all = 0
+        self.prefetch = self.prefetch_all = 0
         self.unacked = 0
         self.unacked_max = self.connection.broker.limits.unacked_max
         self.capped = False
@@ -109,8 +109,7 @@ class Channel:
         self.slots: list[Consumer | None] = []
         self._free: list[int] = []
         self.uncommitted: list[tuple[Consumer, int, int, int, int]] = []
-        self.next_to_settle = 0
-        self.settle_until = 0
+        self.next_to_settle = self.settle_until = 0
 
         self.timed = Timed(connection.broker.latencies, connection.broker.clock)
 
@@ -120,11 +119,15 @@ class Channel:
         self.noted = 0
         """The sequence that `Confirms.note_published` has seen last."""
         self.confirmed = 0
+        self.published = self.counted = self.answered = self.returned = self.dropped = 0
+        """Publishes, how many of them the traffic of its exchange has, and how many were acked; those that reached no queue: with the flag
+        mandatory, and without."""
+        self.delivered = self.delivered_auto = self.redelivered = self.acks = 0
+        self.gets = self.gets_auto = self.gets_empty = 0
+        """`delivered`, `delivered_auto`: deliveries to consumers that have gone, with acks and without."""
         self.nacked: RangeSet | None = None
-        self.unsynced = False
+        self.unsynced = self.touched = self.reading = False
         self.in_flight = 0
-        self.touched = False
-        self.reading = False
 
         self.stage: Stage | None = None
         self.route: Route | None = None
@@ -169,6 +172,7 @@ class Channel:
                     bytes(body_p[body : body + body_len]),
                 )
                 return 0
+        self.published += 1
         inside = 0
         if props_len != self._props.n or not bits.same(self._props.p, 0, props_p, props, props_len):
             inside = check.check_properties(props_p, props, props_len)
@@ -224,6 +228,7 @@ class Channel:
         if self.find_route(key) is None:
             self.publish_later(key, options, props, body)
             return
+        self.published += 1
         self._count()
         inside = check.check_properties(props, 0, len(props))
         self.take_turns(self.publish_special(key, options, props, body, inside, self.tx))
@@ -238,6 +243,7 @@ class Channel:
             self._take_route(key, (yield from searching))
             if self.vhost.remembered(key) is None:
                 self._generation = -1  # something has changed meanwhile
+            self.published += 1
             self._count()
             inside = check.check_properties(props, 0, len(props))
             yield from self.publish_special(key, options, props, body, inside, tx)
@@ -304,10 +310,13 @@ class Channel:
     def _take_route(self, key: bytes, route: Route) -> Route:
         """Use this route for further publishes, if the user has the permission."""
         self.may_publish(route.exchange)
+        if self.published != self.counted:
+            self.count_published()
         if self.stage is not None and (route.count or route.dynamic):
-            route = Route(route.exchange, route.routing_key, [self.open_stage().queue], route.dynamic)
+            staged: list[Queue] = [self.open_stage().queue]
+            route = Route(route.exchange, route.routing_key, staged, route.dynamic, route.traffic)
         elif self.confirm and self.connection.blocked and route.nacks_on_alarm:
-            route = Route(route.exchange, route.routing_key, [], False)
+            route = Route(route.exchange, route.routing_key, [], False, route.traffic)
             route.refused = True
         if self.tx is not None or route.dynamic or route.out_of_service is not None or not 0 < route.count <= _MANY:
             self.plain = -1
@@ -322,6 +331,14 @@ class Channel:
             self.used.append(self.route)
         self.route = route
         return route
+
+    def count_published(self):  # type: ignore[no-untyped-def]
+        """Count what was published since the last call in the traffic of the exchange."""
+        count = self.published - self.counted
+        route = self.route
+        if count and route is not None:
+            self.counted = self.published
+            route.traffic.add(count, 0 if route.dynamic else count * route.count)
 
     def refuses(self, key: bytes) -> bool:
         """Whether a publish during an alarm is nacked, so that its connection need not be blocked (D4)."""
@@ -375,9 +392,11 @@ class Channel:
             self.connection.spend(DECODE_COST + (len(props) >> 5))
             ttl_ms = admit(properties, self.connection.user, self.connection.broker.limits.copies_max)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
+                known = 0 if route.dynamic else route.count
                 route = yield from self._search(
                     self.vhost.message_route_steps(route.exchange, route.routing_key, properties)
                 )
+                route.traffic.add(0, route.count - known)
             if inside & (check.COPIES | check.REPLY_TO):
                 direct = properties.reply_to == DIRECT_REPLY_TO
                 reply_to = self.connection.reply_address(self) if direct else None
@@ -410,11 +429,10 @@ class Channel:
         if route.out_of_service is not None and not self.confirm and not route.count:
             raise walls.out_of_service(route.out_of_service)
         if not route.count and route.out_of_service is None:
-            if self.connection.hub.replies.deliver(route, props, body):
-                return
-            if mandatory:
-                self.give_back(route, props, body)
+            self.unroutable(route, mandatory, props, body)
             return
+        if isinstance(route, Unseen):
+            self.unroutable(route, mandatory, props, body)
         refused: list[Queue] = []
         lost = False
         size = len(body)
@@ -432,6 +450,17 @@ class Channel:
             self.unsynced = True
         if refused or lost or route.out_of_service is not None:
             yield from self.refused(refused, key, props, body)
+
+    def unroutable(self, route: Route, mandatory: bool, props: bytes, body: bytes | Buf) -> None:
+        """Handle a message without a queue: it is a direct reply, or goes back to its publisher, or nowhere."""
+        if self.connection.hub.replies.deliver(route, props, body):
+            return
+        route.traffic.miss(mandatory)
+        if mandatory:
+            self.returned += 1
+            self.give_back(route, props, body)
+        else:
+            self.dropped += 1
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf) -> None:
         """Send basic.return 312, unless the channel has ended since the message came."""
@@ -493,6 +522,8 @@ class Channel:
                     last = start - 1
         self.confirmed = sequence
         if count:
+            self.answered += count
+            self.vhost.traffic.confirm(count)
             self.output.put_ack(self.number, last, count > 1)
 
     # -- deliveries ------------------------------------------------------------------------------------------
@@ -677,8 +708,10 @@ class Channel:
             return 10
         q = c.queue
         self.settling = slot
+        q.unacked_bytes -= body_bytes
         cost = 2
         if kind == _ACK:
+            self.acks += n
             q.ack(offset, n, c)
         elif kind == _REJECT:
             q.reject(offset, n, c)
@@ -752,6 +785,8 @@ class Channel:
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             self.connection.consumers -= 1
+            self.delivered += 0 if consumer.no_ack else consumer.delivered
+            self.delivered_auto += consumer.delivered if consumer.no_ack else 0
         return consumer
 
     def slot_of(self, c: Consumer) -> int:

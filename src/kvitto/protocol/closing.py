@@ -44,6 +44,7 @@ def all_steps(ending: list[tuple[Channel, Iterator[None]]]) -> Iterator[None]:
 
 def steps(c: Channel) -> Iterator[None]:
     """What is left to do for a channel that is `closing`."""
+    c.count_published()
     consumers, c.consumers = list(c.consumers.values()), {}
     c.connection.consumers -= len(consumers)
     with c.returning():

@@ -16,12 +16,12 @@ cdef class Confirms:
     cdef object __weakref__
     cdef public Turning broker
     cdef public list touched
-    cdef public unsigned long long answered
+    cdef public unsigned long long received, answered
     cdef dict _durable, _late
     cdef object _published, _waiting
     cdef list _unwritten, _late_waiting
 
-    @cython.locals(channel=Channel, changes=Py_ssize_t)
+    @cython.locals(channel=Channel, changes=Py_ssize_t, published=Published)
     cpdef note_published(self)
     @cython.locals(published=Published, channel=Channel, waiting=list)
     cpdef answer(self)

@@ -34,7 +34,7 @@ class Published:
         self.arrived_us = arrived_us
         """The monotonic clock when the input with these messages was read."""
         self.sequence = channel.sequence
-        self.count = channel.sequence - channel.noted
+        self.count = channel.sequence - channel.noted if channel.sequence > channel.noted else 0
         """The number of these messages."""
         channel.noted = channel.sequence
         self.unsynced = channel.unsynced
@@ -61,6 +61,8 @@ class Confirms:
         self.broker = broker
         self.touched: list[Channel] = []
         """Channels that have published since the last `note_published`."""
+        self.received = 0
+        """Messages that were published with confirms."""
         self.answered = 0
         """Messages that have been acknowledged to their publishers."""
         self._durable: dict[Channel, int] = {}
@@ -87,7 +89,9 @@ class Confirms:
             return
         changes = self.broker.changes
         for channel in self.touched:
-            self._published.append(Published(changes, channel, self.broker.now_us))
+            published = Published(changes, channel, self.broker.now_us)
+            self._published.append(published)
+            self.received += published.count
             channel.touched = channel.unsynced = False
             if channel.used:
                 channel.used = []

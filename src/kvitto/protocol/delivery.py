@@ -138,6 +138,8 @@ class ChannelConsumer(Consumer):
             if out.buf.n >= _LIMIT:
                 break
         self.delivered += k
+        if redelivered:
+            c.redelivered += k
         self.tag_before = 0
         if k and not self.no_ack:
             c.timed.begin(c.next_tag - 1)
@@ -160,6 +162,7 @@ class ChannelConsumer(Consumer):
         else:
             out.put_content(c.number, props, 0, len(props), body, 0, len(body))
         self.delivered += 1
+        c.redelivered += 1
         self.tag_before = 0
 
     def waits_no_more(self) -> None:
@@ -240,6 +243,8 @@ class StreamConsumer(ChannelConsumer):
             if out.buf.n >= _LIMIT:
                 break
         self.delivered += k
+        if redelivered:
+            c.redelivered += k
         self.tag_before = 0
         return k
 
@@ -395,6 +400,8 @@ class GetConsumer(Consumer):
         else:
             tag = channel.remember_one(offset, len(body), self.slot)
             channel.got += 1
+        if redelivered:
+            channel.redelivered += 1
         if self.offsets and offset < self.queue.log.announced_end:
             fields = split(props)
             edit_headers(fields, {"x-stream-offset": offset})

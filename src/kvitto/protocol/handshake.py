@@ -157,6 +157,7 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
 
 
 def _logged_in(connection: Connection, mechanism: str, name: str, user: User | None) -> None:
+    connection.hub.broker.attempts["amqp091"].count(user is not None)
     if user is None:
         text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
         connection.why_refused(name)

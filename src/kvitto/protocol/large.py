@@ -111,6 +111,8 @@ class LargeBody(Streamed):
 
     def end(self) -> None:
         """The body has been sent, and the message is settled; or it never will be, and a message without ack returns to its queue."""
+        if self._settles:
+            self._queue.unacked_bytes -= self.size
         if self._settles and self.is_out:
             self._queue.ack(self._offset, 1)
         elif self._settles:

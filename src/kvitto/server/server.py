@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
@@ -22,6 +22,7 @@ from kvitto.broker.administration.auth import FirstUser
 from kvitto.broker.broker import Broker
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
+from kvitto.protocol.unacked import Held, held
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.driving import Driving, nothing
 from kvitto.server.heartbeats import Heartbeats
@@ -39,6 +40,7 @@ from kvitto.wire.buf import Buf
 
 if TYPE_CHECKING:
     from kvitto.broker.administration.auth import Attempt, User
+    from kvitto.broker.queues.queue import Queue
     from kvitto.protocol.connection import Connection
 
 log = logging.getLogger("kvitto")
@@ -108,7 +110,6 @@ class Server(Driving):
             self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock, limits.of(self.config.limits))
         self.hub = Hub(self.broker, self, self.config.max_channels)
-        self.poller.measure(self.broker.latencies)
         try:
             self.store.open()
             self._look_who_reads()
@@ -139,6 +140,7 @@ class Server(Driving):
             raise
         self._other_files = max(open_files() - self.store.disk.open_files(), 0)
         self._every_second()
+        self.poller.measure(self.broker.latencies)  # not the start itself: nobody waits for the loop before
         self.schedule()
 
     def _first_user(self) -> FirstUser:
@@ -146,6 +148,9 @@ class Server(Driving):
         if not config.default_user:
             return FirstUser(vhost=config.default_vhost)
         return FirstUser(config.default_user, config.first_password, config.default_vhost)
+
+    def held(self, channel: Any, queue: Queue) -> Iterator[Held | None]:
+        return held(channel, queue)
 
     def _look_who_reads(self) -> None:
         """Warn if others can read the data directory. Files that Kvitto makes are its user's alone, but the directory

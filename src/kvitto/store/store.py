@@ -22,7 +22,7 @@ from kvitto.store.disk import Disk
 from kvitto.store.inventory import DEFINITIONS, NOBODY, ORPHAN, SEGMENT, Inventory
 from kvitto.store.journal import Journal
 from kvitto.store.judge import Ending
-from kvitto.store.line import Defined
+from kvitto.store.line import Defined, owned
 from kvitto.store.log import Log
 from kvitto.store.removals import SMALL_FILE, Removals
 from kvitto.store.room import ROOM_KEPT, Room
@@ -403,7 +403,7 @@ class Store:
 
         `said`: all that the lines have ever defined.
         """
-        known = {value["id"] for kind, _, value in said if kind in ("queue", "stage")}
+        known = {owned(kind, value) for kind, _, value in said}
         for name in self.disk.listdir(paths.QUEUES):
             directory = paths.queue_dir(name, True)
             if name in known or self.disk.exists(paths.orphan(directory)):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base.config import Config
 from kvitto.broker.administration.auth import Attempt, User
 from kvitto.http import server as http
+from kvitto.protocol.unacked import held
 from tests.fuzz.sessions.oracle import Finding
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ class Host:
 
     def schedule(self) -> None:
         self.world.due = True
+
+    def held(self, channel: Any, queue: Any) -> Iterator[Any]:
+        return held(channel, queue)
 
     def fail(self, error: Exception) -> None:
         raise error

@@ -208,6 +208,7 @@ class Publishing:
             self.route = yield from vhost.message_route_steps(self.exchange, self.routing_key, self.properties)
         props = self.props = admission.as_stored(encoded, self.headers, self.route.queues)
         admission.check_size(props)
+        self.route.traffic.add(1, self.route.count)
         yield from copies(self.route.queues, key, props, body, self.ttl_ms, self.refused)
         for queue in self.refused:
             yield from vhost.broker.dead_letters.refused(queue, key, props, body)

@@ -67,6 +67,20 @@ class Delays:
             if offset in self.offsets:
                 yield due.due_of(packed), offset
 
+    def take_runs(self, most: int) -> list[tuple[int, int, int]]:
+        """Take up to `most` runs of messages from the lowest offset on, as (first offset, count, bytes). The bytes are right in sum only.
+
+        The caller clears the index.
+        """
+        runs: list[tuple[int, int, int]] = []
+        while self.offsets.count and len(runs) < most:
+            start, n = self.offsets.first_run()
+            size = self.bytes * n // self.offsets.count
+            self.offsets.remove(start, n)
+            self.bytes -= size
+            runs.append((start, n, size))
+        return runs
+
     def take_all(self) -> tuple[RangeSet, Iterator[None]]:
         """Forget all messages. Returns their offsets, and the steps that free the memory."""
         taken, self.offsets = self.offsets, RangeSet()

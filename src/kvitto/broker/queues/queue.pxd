@@ -17,10 +17,10 @@ cdef class Queue:
     cdef public list consumers, group_holders
     cdef public bint durable, exclusive, auto_delete, archived, deleted, single, had_consumer
     cdef public bint dirty, shown, late, held_back, checking, rejects, limited, may_expire, prioritises
-    cdef public Py_ssize_t returning, return_cost, ready_bytes, unacked
+    cdef public Py_ssize_t returning, return_cost, ready_bytes, unacked, unacked_bytes
     cdef public unsigned long long serials
     cdef public long long used_ms, ttl_ms, consumer_timeout_ms
-    cdef public unsigned long long published, delivered, redelivered, acked
+    cdef public unsigned long long published, delivered, redelivered, acked, delivered_auto, gets, gets_auto, gets_empty
     cdef readonly Tail tail
     cdef public Consumer serving
 

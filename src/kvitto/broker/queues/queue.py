@@ -93,6 +93,8 @@ class Queue:
         self.ready_bytes = 0
         """The bytes of the bodies of the ready messages, or an estimate (broker/queues/sizes.py)."""
         self.unacked = 0
+        self.unacked_bytes = 0
+        """The bytes of the bodies of unacked messages of a work queue."""
         self.may_expire = False
         """Whether a message may have a time to live."""
         self.prioritises = settings.prioritises
@@ -118,6 +120,8 @@ class Queue:
         """Whether one of them is that a large batch is being checked in pieces."""
 
         self.published = self.delivered = self.redelivered = self.acked = 0
+        self.delivered_auto = self.gets = self.gets_auto = self.gets_empty = 0
+        """Deliveries that needed no ack, and calls of basic.get: with acks, without, and those that found nothing."""
         self._set(settings)
 
     def _set(self, settings: QueueSettings) -> None:

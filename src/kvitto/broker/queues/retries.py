@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 RETRIES_PER_TURN = 300
 """Delayed messages that come back in one turn."""
-RETRIES_PER_PIECE = 150
-EVER_MS = 1 << 62
+RUNS_PER_PIECE = 200
 
 
 class Retries:
@@ -67,9 +66,13 @@ class Retries:
 
     def end(self) -> Iterator[None]:
         """Make all delayed messages ready now, in pieces."""
-        while len(self.delays):
-            for offset, size in self.delays.take(EVER_MS, RETRIES_PER_PIECE):
-                self._queue.put_back(offset, 1, size)
+        delays, free = self.delays, self.delays.index.clear()
+        while len(delays):
+            for start, n, size in delays.take_runs(RUNS_PER_PIECE):
+                self._queue.put_back(start, n, size)
+            yield
+        yield from free
+        for _ in delays.index.clear():  # what failed meanwhile has come back, too
             yield
 
     def cancel(self) -> None:

@@ -266,8 +266,10 @@ class WorkQueue(Queue):
             self.show()
         if not unacked:
             self.settle(offset, k, _ACKED)
-        elif not self.dirty:
-            self.mark_dirty()
+        else:
+            self.unacked_bytes += size
+            if not self.dirty:
+                self.mark_dirty()
         return size
 
     def given(self, c, k):  # type: ignore[no-untyped-def]
@@ -276,8 +278,10 @@ class WorkQueue(Queue):
         Nothing may raise between the delivery and this call. The channel already has an entry for each of them, and it forgets a
         consumer whose count of unacked messages is 0: an ack would then find no consumer.
         """
-        if c.no_ack and not c.lent:
-            return False
+        if c.no_ack:
+            self.delivered_auto += k
+            if not c.lent:
+                return False
         self.unacked += k
         if c.lent:
             c.lent = False
@@ -332,6 +336,7 @@ class WorkQueue(Queue):
             self.serving = None
             self.redelivered += 1
         else:
+            self.broker.latencies.now_us = self.broker.clock.monotonic_us()
             self.serving = c
             taken = c.deliver(found[0], found[1], 1, 0)
             self.serving = None
@@ -339,6 +344,8 @@ class WorkQueue(Queue):
                 self.end_consumer(c)
                 return True
             unacked = self.given(c, 1)
+            if c.counted:
+                self.broker.latencies.deliver.add(self.waited(found[0]), 1)
         backlog.requeued.pop_first()
         self.ready_bytes -= len(body)
         self.delivered += 1
@@ -347,6 +354,7 @@ class WorkQueue(Queue):
         if not unacked:
             self.settle(offset, 1, ACKED)
         else:
+            self.unacked_bytes += len(body)
             backlog.redeliveries.note(offset, count + 1)
             self.settlements.add(offset, 1, REDELIVERED, count + 1)
             self.mark_dirty()

@@ -67,6 +67,10 @@ class DelayedIndex(Index):
     def cost(self) -> int:  # type: ignore[override]
         return self.inner.cost
 
+    @property
+    def first_key_only(self) -> bool:  # type: ignore[override]
+        return self.inner.first_key_only
+
     def check_binding(self, routing_key: str, arguments: Arguments) -> None:
         self.inner.check_binding(routing_key, arguments)
 

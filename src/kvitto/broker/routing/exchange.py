@@ -20,6 +20,8 @@ from kvitto.broker.routing.headers import HeadersIndex, identity
 from kvitto.broker.routing.index import Arguments, Dest, Index
 from kvitto.broker.routing.modulus_hash import ModulusHashIndex
 from kvitto.broker.routing.random_choice import LocalRandomIndex, RandomIndex
+from kvitto.broker.routing.recent_history import RecentHistoryIndex
+from kvitto.broker.routing.route import Traffic
 from kvitto.broker.routing.topic import TopicIndex
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
@@ -91,6 +93,7 @@ class FanoutIndex(DirectIndex):
 class DelayedMessageIndex(DelayedIndex):
     """The type x-delayed-message: the argument x-delayed-type names the type that routes."""
 
+    description = "Delays messages with the header x-delay, and routes them by the type in x-delayed-type"
     arguments = (delayed.DELAYED_TYPE,)
 
     def __init__(self, arguments: Arguments) -> None:
@@ -116,6 +119,7 @@ TYPES: dict[str, type[Index]] = {
     "x-modulus-hash": ModulusHashIndex,
     "x-random": RandomIndex,
     delayed.DELAYED_MESSAGE: DelayedMessageIndex,
+    "x-recent-history": RecentHistoryIndex,
 }
 """All exchange types, by the name that a declaration gives."""
 
@@ -128,6 +132,8 @@ class Exchange:
 
     kind: ClassVar[str] = "exchange"
     """What kind of destination it is. A queue has no such attribute."""
+    deleted = False
+    """Whether it was deleted, like a queue's."""
 
     def __init__(
         self,
@@ -138,6 +144,7 @@ class Exchange:
         auto_delete: bool = False,
         internal: bool = False,
         arguments: dict[str, Value] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.name = name
         self.type = type
@@ -145,6 +152,7 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments: dict[str, Value] = arguments or {}
+        self.traffic = Traffic() if traffic is None else traffic
         self.policy: Policy | None = None
         self.index = TYPES[type](self.arguments)
         self.delays = False

@@ -12,6 +12,7 @@ from itertools import islice
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.routing.index import PIECE_STEPS, Dest
+from kvitto.broker.routing.recent_history import WithHistory
 from kvitto.wire.properties import Properties
 
 KEY_STEPS = 12
@@ -29,9 +30,13 @@ Walk = Generator[bool, None, "Found"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`queues` holds each queue once. `dynamic`: they depend on the message's properties and cannot be cached. `cost`: the steps taken."""
+    """`queues` holds each queue once. `dynamic`: they depend on the message's properties and cannot be cached. `cost`: the steps taken.
+
+    `histories`: hidden queues of exchanges on the way, which get the message, too, and do not count.
+    """
 
     queues: list[Dest]
+    histories: list[Dest]
     dynamic: bool
     cost: int
 
@@ -48,6 +53,7 @@ def walk(
     steps, cost, left = 0, 0, PIECE_STEPS
     seen, waiting = {exchange}, [exchange]
     queues: dict[Dest, None] = {}
+    histories: list[Dest] = []
     dynamic = False
     while waiting:
         current = waiting.pop()
@@ -63,6 +69,8 @@ def walk(
         slow = index.steps > PIECE_STEPS
         for key in asked:
             found = (yield from index.search(key, properties)) if slow else index.route(key, properties)
+            if isinstance(found, WithHistory):
+                histories.append(found.history)
             taken = KEY_STEPS + index.cost + len(found)
             cost += taken
             left -= taken
@@ -88,4 +96,5 @@ def walk(
                     waiting.append(dest)
             if len(part) == PIECE_STEPS:
                 yield True
-    return Found([q for q in queues if not q.deleted or q.fault is not None], dynamic, cost)
+    in_use = [q for q in queues if not q.deleted or q.fault is not None]
+    return Found(in_use, [q for q in histories if not q.deleted], dynamic, cost)

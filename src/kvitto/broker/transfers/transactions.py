@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvitto.base import limits
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
+from kvitto.broker.administration.histories import Unseen
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, RETRY, Consumer
 from kvitto.broker.queues.queue import TAIL_BYTES, Queue
 from kvitto.broker.queues.work_queue import WorkQueue
@@ -248,7 +249,7 @@ class Plan:
         for published, key, mandatory, props, body, ttl_ms in self.publishes:
             if published.dynamic:
                 queues = [q for q in published.queues if q.fault is not None or not q.deleted]
-                route = route_to(published.exchange, published.routing_key, queues, True)
+                route = route_to(published.exchange, published.routing_key, queues, True, published.traffic)
             else:
                 found = vhost.remembered(key)
                 route = found or (yield from vhost.route_steps(key))
@@ -256,7 +257,7 @@ class Plan:
                     yield None
             if route.out_of_service is not None:
                 raise walls.out_of_service(route.out_of_service)
-            if not route.count:
+            if not route.count or isinstance(published, Unseen):
                 self.unrouted.append((route, props, body, mandatory))
             yield from bulk.put(route.queues, key, props, body, ttl_ms)
             if bulk.cost.spend(PUBLISH + (len(published.queues) >> 3 if published.dynamic else 0)):
@@ -326,6 +327,7 @@ def moves(queue: Queue) -> bool:
 
 def finish(queue: Queue, kind: int, consumer: Consumer, offset: int, n: int, size: int) -> None:
     """Carry out one settlement of the transaction in its queue."""
+    queue.unacked_bytes -= size
     if kind == ACK:
         queue.ack(offset, n, consumer)
     elif kind == REJECT:

@@ -227,8 +227,16 @@ def _get(conn: Connection, chan: Channel, queue: Queue, getter: GetConsumer) -> 
         if queue.fault is not None:
             raise walls.out_of_service(queue)
         if not queue.deleted and walls.within(queue, queue.get, getter):
+            if getter.no_ack:
+                queue.gets_auto += 1
+                chan.gets_auto += 1
+            else:
+                queue.gets += 1
+                chan.gets += 1
             return
         if queue.deleted or not (queue.ready or queue.returning):
+            queue.gets_empty += 1
+            chan.gets_empty += 1
             conn.send(chan.number, BasicGetEmpty())
             if getter.slot and not getter.unacked:
                 chan.free_slot(getter.slot)

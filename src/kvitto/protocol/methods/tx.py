@@ -171,8 +171,7 @@ class Commit:
 
     def give_back(self, route: Route, props: bytes, body: bytes | Buf, mandatory: bool) -> None:
         """Send a direct reply, or return a mandatory message."""
-        if not self.conn.hub.replies.deliver(route, props, body) and mandatory:
-            self.chan.give_back(route, props, body)
+        self.chan.unroutable(route, mandatory, props, body)
 
     def when_written(self, queues: list[Queue], done: Callable[[], None], lost: Callable[[Queue], None]) -> None:
         self.conn.hub.confirms.when_written(queues, done, lost)

@@ -18,7 +18,7 @@ from kvitto.store import inventory, judge, paths
 from kvitto.store.disk import Disk
 from kvitto.store.inventory import ARCHIVED, DEFINITIONS, JOURNAL, NOBODY, OFFSETS, ORPHAN, SEGMENT, Entry
 from kvitto.store.judge import Ending, JournalFile, Lines, Records
-from kvitto.store.line import Defined, Key
+from kvitto.store.line import Defined, Key, owned
 from kvitto.store.record import Record
 from kvitto.store.repair import examine
 from kvitto.store.repair.examine import Blocks, Finding, Hole, Part
@@ -110,7 +110,7 @@ class Survey:
         self._check_root()
         self._read_inventory()
         self._read_definitions()
-        owners = {value["id"]: (kind, key) for kind, key, value in self.definitions if kind in ("queue", "stage")}
+        owners = {found: (kind, key) for kind, key, value in self.definitions if (found := owned(kind, value))}
         self._deleted = self._said - owners.keys() if self.definitions_intact else set()
         for queue_id in self._ids(paths.QUEUES, [*owners, *self._ids_of(ORPHAN)]):
             folder = self._folder(paths.queue_dir(queue_id, True), queue_id, self.ending)
@@ -219,8 +219,8 @@ class Survey:
             self.damage(path, "it says nothing: no queue, user or binding is defined", 0)
         readable = found.lines if found.what is Lines.DAMAGED else [line for line in found.lines if line[0] < found.end]
         for _, _, change in readable:
-            if change is not None and change["op"] == "put" and change["kind"] in ("queue", "stage"):
-                self._said.add(change["value"]["id"])
+            if change is not None and change["op"] == "put":
+                self._said.update(filter(None, [owned(change["kind"], change["value"])]))
         defined = judge.defined_by(readable)
         self.definitions = [(kind, key, value) for (kind, key), value in defined.items()]
         if self.definitions and (INITIALISED, ()) not in defined and found.what is Lines.FINE:
