@@ -112,14 +112,15 @@ def test_what_json_cannot_say_is_refused(body: bytes) -> None:
         parse(body)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 1000, 400_000, 400_001, 400_002])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 1000, 400_000, 400_001, 400_002, 1_200_001])
 def test_a_long_payload_is_decoded_in_parts(count: int) -> None:
     payload = bytes(n % 251 for n in range(count))
     given = {"payload": base64.b64encode(payload).decode(), "payload_encoding": "base64"}
 
     async def decode(body: dict[str, Any]) -> bytes:
         slices = Unhurried()
-        return await payload_of(slices, await document.parse(slices, bytearray(json.dumps(body).encode())))
+        found = await payload_of(slices, await document.parse(slices, bytearray(json.dumps(body).encode())))
+        return found if isinstance(found, bytes) else found.tobytes()
 
     assert asyncio.run(decode(given)) == payload
     for wrong in ("*", "A", "=x=="):

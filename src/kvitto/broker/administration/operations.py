@@ -21,6 +21,7 @@ from kvitto.broker.routing.route import Route
 from kvitto.broker.transfers.copying import copies
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, generated_name
 from kvitto.wire import tables
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Operations:
             raise ChannelError(PRECONDITION_FAILED, "fast reply consumer does not exist")
         return ttl_ms
 
-    def publish(self, exchange: str, routing_key: str, properties: Properties, body: bytes) -> Publishing:
+    def publish(self, exchange: str, routing_key: str, properties: Properties, body: bytes | Buf) -> Publishing:
         """Check a message and return the object that publishes it. Raises ChannelError 404, 406."""
         self.may_publish(exchange)
         return Publishing(self.vhost, exchange, routing_key, properties, body, self.admit(properties))
@@ -182,7 +183,7 @@ class Publishing:
     """
 
     def __init__(
-        self, vhost: VHost, exchange: str, routing_key: str, properties: Properties, body: bytes, ttl_ms: int
+        self, vhost: VHost, exchange: str, routing_key: str, properties: Properties, body: bytes | Buf, ttl_ms: int
     ) -> None:
         self.vhost = vhost
         self.exchange = exchange
