@@ -89,7 +89,7 @@ HTTP_HISTORIES_MAX = 1000
 """Objects whose numbers of the last hour are kept, about 16 KB each."""
 HTTP_SAMPLES_MAX = 200
 """Samples of each number that a request may ask for."""
-HTTP_BATCH_MAX = 1000
+HTTP_BATCH_MAX = 500
 """Messages in one publish."""
 
 SETTABLE: dict[str, tuple[float, float]] = {

@@ -52,17 +52,24 @@ async def publish(call: Call) -> Response:
     operations, name = call.operations(), exchange_name(call.name)
     operations.vhost.exchange(name)
     operations.authorise("write", "exchange", name)
-    body = call.request.json()
-    values = body.get("properties") or {}
-    if not isinstance(values, dict):
-        raise bad_request("properties must be an object")
     operations.may_publish(name)
-    key = fields.short(fields.text(body, "routing_key"), "routing key")
-    properties = messages.properties_of(values)
-    operations.admit(properties)
-    payload = await messages.payload_of(call.api.slices, body)
-    message = operations.publish(name, key, properties, payload)
-    return answer({"routed": await messages.publish(call.api, message)})
+    body, slices = call.request.json(), call.api.slices
+    if "messages" not in body:
+        return answer(
+            {"routed": await messages.publish(call.api, await messages.message_of(slices, operations, name, body))}
+        )
+    unknown = sorted(set(body) - {"messages"})
+    if unknown:
+        raise bad_request(f"{unknown[0]} belongs into each of the messages")
+    batch = await messages.batch_of(slices, operations, name, body["messages"])
+    outcomes = await messages.publish_all(call.api, batch)
+    return answer({"results": [result(outcome) for outcome in outcomes]})
+
+
+def result(outcome: messages.Outcome) -> dict[str, Any]:
+    """Return the answer for one message of a batch."""
+    refused = {} if outcome.error is None else {"refused": f"{outcome.error.code} {outcome.error.reply_text}"}
+    return {"routed": outcome.routed, **refused}
 
 
 ROUTES = (
