@@ -83,7 +83,7 @@ UNCHANGING = {
 class Host:
     """The server: a turn runs when the test says so."""
 
-    tls_port = http_port = port = uptime_ms = started_ms = 0
+    tls_port = http_port = https_port = port = uptime_ms = started_ms = 0
 
     def __init__(self, harness: ProtocolHarness) -> None:
         self.config = Config()

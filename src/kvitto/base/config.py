@@ -49,6 +49,8 @@ class Config:
     http_hosts: tuple[str, ...] = field(init=False, default=())
     """All addresses for HTTP, computed from the other settings."""
     tls_port: int | None = None
+    https_port: int | None = None
+    """HTTP over TLS, with the files of AMQP over TLS. None means no such listener; 0 picks a free port."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -96,11 +98,12 @@ class Config:
             most = COUNTS[name]
             if count is not None and not 1 <= count <= most:
                 raise ConfigError(f"{option(name)} must be 1 to {most}, not {count}")
-        if self.tls_port is not None and (self.tls_cert is None or self.tls_key is None):
-            raise ConfigError("--tls-port needs --tls-cert and --tls-key")
+        for name in ("tls_port", "https_port"):
+            if getattr(self, name) is not None and (self.tls_cert is None or self.tls_key is None):
+                raise ConfigError(f"{option(name)} needs --tls-cert and --tls-key")
         for name in ("tls_cert", "tls_key", "tls_ca"):
-            if getattr(self, name) is not None and self.tls_port is None:
-                raise ConfigError(f"{option(name)} needs --tls-port")
+            if getattr(self, name) is not None and not self.uses_tls:
+                raise ConfigError(f"{option(name)} needs --tls-port or --https-port")
         if self.tls_login_from not in LOGIN_FROM:
             raise ConfigError(f"--tls-login-from must be one of {', '.join(LOGIN_FROM)}, not {self.tls_login_from}")
         if self.log_level not in LEVELS:
@@ -142,6 +145,10 @@ class Config:
         if not 1 <= len(password.encode(errors="surrogateescape")) <= PASSWORD_MAX:
             raise ConfigError(f"--default-pass-file {file}: the first line must have 1 to {PASSWORD_MAX} bytes")
         return password
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.tls_port is not None or self.https_port is not None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -190,7 +197,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 COUNTS = {"max_connections": 1 << 31, "max_channels": limits.CHANNEL_MAX, "max_queues": 1 << 31}
-PORTS = ("port", "http_port", "tls_port")
+PORTS = ("port", "http_port", "tls_port", "https_port")
 TYPES: dict[str, tuple[type, ...]] = {
     "data_dir": (str,),
     "host": (str, list),
@@ -198,6 +205,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "http_port": (int, str),
     "http_host": (str,),
     "tls_port": (int,),
+    "https_port": (int,),
     "tls_cert": (str,),
     "tls_key": (str,),
     "tls_ca": (str,),

@@ -42,6 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--http-host", metavar="HOST", help="address to listen on for HTTP (default: that of --host)")
     add("--http-port", type=http_port, metavar="PORT", help="HTTP port, 0 picks one, off: no HTTP (default: 15672)")
     add("--tls-port", type=port, help="AMQP over TLS, with --tls-cert and --tls-key")
+    add(
+        "--https-port",
+        type=port,
+        help="HTTP over TLS, with --tls-cert and --tls-key (RabbitMQ's is 15671; default: off)",
+    )
     add("--tls-cert", type=path, metavar="PEM")
     add("--tls-key", type=path, metavar="PEM")
     add("--tls-ca", type=path, metavar="PEM", help="authorities whose client certificates may log in (EXTERNAL)")

@@ -118,6 +118,7 @@ def ready(server: Server) -> str:
     host = in_url(config.host)
     http = f" http={in_url(config.http_host)}:{server.http_port}" if config.http_port is not None else ""
     tls = f" tls={host}:{server.tls_port}" if config.tls_port is not None else ""
+    tls += f" https={in_url(config.http_host)}:{server.https_port}" if config.https_port is not None else ""
     others = ",".join(f"{in_url(other)}:{server.port}" for other in config.more_hosts)
     also = f" also={others}" if others else ""
     return f"kvitto ready amqp={host}:{server.port}{http} data={server.store_path} pid={server.pid}{tls}{also}"
@@ -130,6 +131,7 @@ def cannot_listen(server: Server, error: OSError) -> str:
         ("--port", config.host, config.port, server.port),
         ("--tls-port", config.host, config.tls_port, server.tls_port),
         ("--http-port", config.http_host, config.http_port, server.http_port),
+        ("--https-port", config.http_host, config.https_port, server.https_port),
     )
     option, where = next(
         (name, error.filename or f"{in_url(host)}:{wanted}")

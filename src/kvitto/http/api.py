@@ -41,6 +41,7 @@ class Host(Protocol):
     port: int
     tls_port: int
     http_port: int
+    https_port: int
 
     @property
     def uptime_ms(self) -> int: ...

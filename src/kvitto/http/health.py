@@ -74,7 +74,7 @@ def certificate_expiration(call: Call) -> Response:
         raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNIT_DAYS)}.")
     host = call.api.host
     path = host.config.tls_cert
-    if not host.tls_port or path is None:
+    if not host.config.uses_tls or path is None:
         return ok()
     try:
         until = expires_at(path)

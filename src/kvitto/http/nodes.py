@@ -35,6 +35,7 @@ def listeners(call: Call) -> list[dict[str, Any]]:
         *(("amqp", address, host.port) for address in config.hosts),
         *(("amqp/ssl", address, host.tls_port) for address in config.hosts),
         *(("http", address, host.http_port) for address in config.http_hosts),
+        *(("https", address, host.https_port) for address in config.http_hosts),
     )
     return [
         {"node": call.api.node, "protocol": protocol, "ip_address": address, "port": port}

@@ -13,9 +13,11 @@ import inspect
 import ipaddress
 import logging
 import socket
+import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -34,6 +36,8 @@ from kvitto.http.router import Router
 
 log = logging.getLogger("kvitto.http")
 
+Context = Callable[[], ssl.SSLContext]
+
 CONNECTIONS_MAX = 256
 """The maximum number, or a quarter of the reserve of file descriptors if that is less."""
 BACKLOG = 100
@@ -49,12 +53,6 @@ LINGER_BYTES = 1 << 20
 HEADERS = (("Cache-Control", "no-cache"), ("X-Content-Type-Options", "nosniff"))
 
 
-async def serve(host: Host, sockets: Sequence[socket.socket]) -> tuple[Any, int]:
-    """Listen on these bound sockets. Return an object with `close()`, and the port. Raise OSError if that is not possible."""
-    listener = Listener(host)
-    return listener, await listener.listen(sockets)
-
-
 class Listener:
     def __init__(self, host: Host) -> None:
         self.api = Api(host)
@@ -68,15 +66,19 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._sampler: asyncio.Task[None] | None = None
 
-    async def listen(self, sockets: Sequence[socket.socket]) -> int:
+    async def listen(self, sockets: Sequence[socket.socket], tls: Context | None = None) -> int:
+        """Listen on these bound sockets, and return the port. `tls` returns the context for each new connection. Raise OSError if that is
+        not possible."""
         self._most = min(CONNECTIONS_MAX, max(files_reserve() // 4, 1))
         # asyncio accepts as many at once, before anybody is asked, as it lets wait; more may wait
         for sock in sockets:
-            server = await asyncio.start_server(self._accept, sock=sock, limit=READ_BYTES, backlog=self._most)
+            accept = partial(self._accept, tls)
+            server = await asyncio.start_server(accept, sock=sock, limit=READ_BYTES, backlog=self._most)
             self._servers.append(server)
             with sock.dup() as same:
                 same.listen(BACKLOG)
-        self._sampler = asyncio.get_running_loop().create_task(self._sample())
+        if self._sampler is None:
+            self._sampler = asyncio.get_running_loop().create_task(self._sample())
         return int(sockets[0].getsockname()[1])
 
     def close(self) -> None:
@@ -95,7 +97,9 @@ class Listener:
             # the samples of all objects have times that are multiples of the distance, as with RabbitMQ
             await asyncio.sleep(SAMPLE_S - self.api.host.clock.now_ms() / 1000 % SAMPLE_S + 0.001)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, tls: Context | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if tls is not None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes first belongs to the handshake
         if len(self._tasks) >= self._most:
             log.warning("more than %d HTTP connections, one of them is closed", self._most)
             self.api.broker.refused["http_connections"] += 1
@@ -104,7 +108,7 @@ class Listener:
                 writer.transport.abort()
                 return
             self.end(gone)
-        peer = Peer(self, reader, writer)
+        peer = Peer(self, reader, writer, tls)
         task = self._tasks[peer] = asyncio.get_running_loop().create_task(peer.run())
         self.crowd.idle[peer] = None
         task.add_done_callback(lambda _: self._tasks.pop(peer, None))
@@ -138,8 +142,15 @@ class Listener:
 class Peer:
     """One connection."""
 
-    def __init__(self, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        tls: Context | None = None,
+    ) -> None:
         self.listener = listener
+        self._tls = tls
         self.reader = reader
         self.writer = writer
         self._limits = listener.api.broker.limits
@@ -153,15 +164,28 @@ class Peer:
 
     async def run(self) -> None:
         try:
+            if self._tls is not None:
+                await self._shake_hands(self._tls())
             while await self._exchange():
                 self.http.start_next_cycle()
             await self._linger()
             self.writer.close()
+        except ssl.SSLError as error:
+            log.warning(
+                "%s: TLS handshake failed: %s", self.address, (error.reason or str(error)).lower().replace("_", " ")
+            )
+            self.writer.transport.abort()
         except (OSError, TimeoutError, h11.LocalProtocolError, asyncio.CancelledError):
             self.writer.transport.abort()
         except Exception:
             log.exception("%s: an answer failed in its middle, its connection is closed", self.address)
             self.writer.transport.abort()
+
+    async def _shake_hands(self, context: ssl.SSLContext) -> None:
+        """Begin TLS. A peer that is slow or silent in its handshake holds up nobody, and is among the first to go if there are too many."""
+        allowed_s = self._limits.handshake_s
+        with self._among(self.listener.crowd.idle):
+            await self.writer.start_tls(context, ssl_handshake_timeout=allowed_s)
 
     async def _exchange(self) -> bool:
         """Handle one request. Return whether another one may follow on this connection."""
@@ -204,6 +228,8 @@ class Peer:
 
     async def _linger(self) -> None:
         """Read the rest of the peer's input: closing with unread input would reset the connection, and the answer would be lost."""
+        if not self.writer.can_write_eof():  # TLS tells the peer by itself
+            return
         self.writer.write_eof()
         left = LINGER_BYTES
         async with asyncio.timeout(LINGER_S):

@@ -62,6 +62,7 @@ class Server(Driving):
         self.port = 0
         self.tls_port = 0
         self.http_port = 0
+        self.https_port = 0
         self.started_ms = self.clock.now_ms()
         self._since_ms = self.clock.monotonic_ms()
         self._watermarks: Watermarks
@@ -106,7 +107,7 @@ class Server(Driving):
         self.poller = loop.poller
         self.poller.turn = self._turn_behind_input
         self._ended = asyncio.Event()
-        if self.config.tls_port is not None:
+        if self.config.uses_tls:
             self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock, limits.of(self.config.limits))
         self.hub = Hub(self.broker, self, self.config.max_channels)
@@ -130,11 +131,8 @@ class Server(Driving):
             self.port = await self._listen(config.port)
             if config.tls_port is not None:
                 self.tls_port = await self._listen(config.tls_port, self._tls)
-            if config.http_port is not None:
-                from kvitto.http.server import serve
-
-                http, self.http_port = await serve(self, await bind(config.http_hosts, config.http_port))
-                self._servers.append(http)
+            if config.http_port is not None or config.https_port is not None:
+                await self._listen_for_http()
         except OSError:
             await self.stop()
             raise
@@ -168,6 +166,18 @@ class Server(Driving):
         self._acceptors.append(acceptor)
         self._servers.append(acceptor)
         return await acceptor.listen(self.config.hosts, port)
+
+    async def _listen_for_http(self) -> None:
+        from kvitto.http.server import Listener
+
+        config, files = self.config, self._tls
+        listener = Listener(self)
+        self._servers.append(listener)
+        if config.http_port is not None:
+            self.http_port = await listener.listen(await bind(config.http_hosts, config.http_port))
+        if config.https_port is not None and files is not None:
+            sockets = await bind(config.http_hosts, config.https_port)
+            self.https_port = await listener.listen(sockets, lambda: files.context)
 
     def _has_room(self) -> bool:
         """Return whether there is a descriptor for one more peer, even if that one only gets a refusal."""

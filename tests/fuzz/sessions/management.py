@@ -52,7 +52,7 @@ class Host:
         self.logins = Logins()
         self.clock = world.clock
         self.started_ms = world.clock.now_ms()
-        self.port = self.tls_port = self.http_port = 0
+        self.port = self.tls_port = self.http_port = self.https_port = 0
         self.store_path = "nowhere"
         self.pid = 1
         self.uptime_ms = 0
