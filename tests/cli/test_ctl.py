@@ -388,3 +388,17 @@ def test_delayed_messages_are_listed_run_and_cancelled(ctl: Ctl, broker: kvitto.
     assert "1 message with the id 'm2' dropped" in ctl("cancel_delayed", "later", "m2").out
     missing = ctl("cancel_delayed", "later", "m2")
     assert missing.code == 1 and "no message with the id 'm2' waits in exchange 'later'" in missing.err
+
+
+def test_a_report_has_everything(ctl: Ctl) -> None:
+    ctl("declare_queue", "reported")
+    text = ctl("report").out
+    assert all(
+        f"\n{name}\n" in f"\n{text}" for name in ("status", "alarms", "environment", "list_queues", "list_users")
+    )
+    assert "reported" in text
+    everything = ctl("report", "--json").out
+    assert json.loads(everything)["list_users"][0]["name"] == "guest" and "scrypt:" not in text + everything
+    found = json.loads(ctl("cluster_status", "--json").out)
+    assert found["alarms"] == [] and len(found["running_nodes"]) == 1
+    assert "no alarms" in ctl("cluster_status").out

@@ -320,7 +320,11 @@ def test_level_and_form_of_the_log_change_while_it_runs(tmp_path: Path) -> None:
         assert http.call("PUT", "/api/settings/log", {"level": "info", "json": True}).status == 204
         Connection(server.amqp_url).close()
         assert http.get("/api/overview")["kvitto"]["log_json"] is True
+        assert http.put("/api/settings/log", {"level": "debug"}) == 204
+        assert http.put("/api/queues/%2F/seen", {}) == 201
         _, _, err = server.stop()
+    assert "user 'guest' has configure access to queue 'seen' in vhost '/'" in err
+    assert "PUT /api/queues/%2F/seen: 201" in err
     lines = [json.loads(line) for line in err.splitlines() if not line.startswith("kvitto: ")]
     assert len([line for line in lines if "opened vhost" in line["message"]]) == 1
 

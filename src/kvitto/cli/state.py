@@ -9,7 +9,7 @@ from typing import Any
 
 from kvitto.base.log import LEVELS
 from kvitto.base.table import printable, table
-from kvitto.cli.lists import Shown
+from kvitto.cli.lists import LISTS, Shown, listing
 from kvitto.cli.management import REFUSED, UNREACHABLE, USAGE, Failure, Management
 
 STARTUP_S = 300.0
@@ -40,6 +40,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     for name, (path, text) in CHECKS.items():
         add(name, check(*path), text, *path[1:])
     add("environment", environment, "all settings of the broker, and where each comes from")
+    add("cluster_status", cluster_status, "name, version, listeners and alarms of the node")
+    add("report", report, "status, alarms, settings and all lists, for whoever helps")
     sub = add("set_log_level", set_log_level, "change what the broker logs, until it stops")
     sub.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
     sub = add("set_log_format", set_log_format, "change the form of log lines, until the broker stops")
@@ -106,6 +108,50 @@ def environment(api: Management, _args: argparse.Namespace) -> Shown:
     found: list[dict[str, Any]] = api.get("settings")
     rows = [(item["name"], "none" if item["value"] is None else item["value"], item["from"]) for item in found]
     return found, table(("setting", "value", "from"), rows), 0
+
+
+def cluster_status(api: Management, _args: argparse.Namespace) -> Shown:
+    overview, (texts, told, _) = api.get("overview"), alarms(api, _args)
+    listeners = [f"{item['protocol']} {item['ip_address']}:{item['port']}" for item in overview["listeners"]]
+    found = {
+        "cluster_name": overview["cluster_name"],
+        "running_nodes": [overview["node"]],
+        "version": overview["kvitto"]["version"],
+        "listeners": listeners,
+        "alarms": texts,
+    }
+    return found, "\n".join(table(("", ""), [*found.items()][:-1]).splitlines()[1:]) + f"\n{told}", 0
+
+
+def report(api: Management, args: argparse.Namespace) -> Shown:
+    """Return everything in sections. A part that this user may not see says so, and the others follow."""
+    parts: dict[str, Callable[[Management, argparse.Namespace], Shown]] = {
+        "status": status,
+        "alarms": alarms,
+        "environment": environment,
+        **{name: listing(path, columns) for name, (path, columns, _) in LISTS.items()},
+    }
+    args.columns = ()
+    values, texts = {}, []
+    for name, command in parts.items():
+        try:
+            value, text, _ = command(api, args)
+        except Failure as failure:
+            if failure.code == UNREACHABLE:
+                raise
+            value, text = {"error": str(failure)}, printable(str(failure))
+        values[name] = _without_hashes(value)
+        texts.append(f"{name}\n{'-' * len(name)}\n{text}\n")
+    return values, "\n".join(texts), 0
+
+
+def _without_hashes(value: Any) -> Any:
+    """Return a list without the hashes of passwords, which nobody needs who helps."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {k: v for k, v in item.items() if k != "password_hash"} if isinstance(item, dict) else item for item in value
+    ]
 
 
 def set_log_level(api: Management, args: argparse.Namespace) -> str:

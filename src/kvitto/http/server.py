@@ -198,6 +198,7 @@ class Peer:
             if not {"content-length", "transfer-encoding"} & head.headers.keys():
                 await self._event()  # the end of the message, so there is no body
             response = await self._answer(head)
+            log.debug("%s: %s %s: %d", self.address, head.method, head.path, response.status)
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
                 self.listener.api.broker.refused["http_head"] += 1

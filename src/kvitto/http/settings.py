@@ -16,6 +16,8 @@ from kvitto.http.fields import flag, text
 from kvitto.http.request import NO_CONTENT, Response, answer, bad_request
 
 SECRET = ("default_pass",)
+PROGRAM = "the program"
+"""The source of a value that a program gives to the broker that it embeds. Some of these are computed from the machine."""
 BY_API = "the management API"
 """The source of a value that was changed while the broker runs."""
 
@@ -32,12 +34,12 @@ def effective(call: Call) -> Iterator[tuple[str, Any, str]]:
         if field.name not in config.TYPES:
             continue
         value = getattr(given, field.name)
-        source = given.sources.get(field.name, "default")
+        source = given.sources.get(field.name) or ("default" if given.sources or value == field.default else PROGRAM)
         if field.name in now and now[field.name] != value:
             value, source = now[field.name], BY_API
         yield field.name, _shown(given, field.name, value), source
     for name in SETTABLE:
-        source = given.sources.get("limits", "the program") if name in given.limits else "default"
+        source = given.sources.get("limits", PROGRAM) if name in given.limits else "default"
         yield f"limits.{name}", getattr(call.api.broker.limits, name), source
 
 

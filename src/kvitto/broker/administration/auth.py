@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from kvitto.base.config import GUEST
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
 from kvitto.base.limits import NAME_MAX
 from kvitto.broker.routing.patterns import Pattern, compile_pattern, stored_pattern
+
+log = logging.getLogger("kvitto.access")
 
 Operation = Literal["configure", "write", "read"]
 Define = Callable[[str, tuple[str, ...], dict[str, Any] | None], None]
@@ -122,6 +125,7 @@ class User:
         if not self.may(vhost, operation, name):
             text = f"{operation} access to {kind} '{name}' in vhost '{vhost}' refused for user '{self.name}'"
             raise ChannelError(ACCESS_REFUSED, text)
+        log.debug("user %r has %s access to %s %r in vhost %r", self.name, operation, kind, name, vhost)
 
 
 @dataclass(frozen=True, slots=True)
