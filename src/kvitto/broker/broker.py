@@ -312,7 +312,10 @@ class Broker(Turning):
     @property
     def listed(self) -> list[Queue]:
         """All queues but stages, which no client sees."""
-        return [queue for vhost in self.vhosts.values() for queue in vhost.queues.values()]
+        found: list[Queue] = []
+        for vhost in self.vhosts.values():
+            found += vhost.queues.values()  # one by one it takes twice as long, which is noticed with 100,000 of them
+        return found
 
     def finish(self) -> None:
         """Write and sync everything, for a clean stop. Raises StoreError if that fails."""

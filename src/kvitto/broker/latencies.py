@@ -1,7 +1,7 @@
 """How long things take and how large messages are, counted in buckets: `/metrics` shows them as histograms.
 
 An observation is made once per batch, run, sync or turn, never per message; its weight says for how many messages it stands.
-docs/monitoring.md says what each histogram measures. The parts of the broker that observe call `add`, and `http/histograms.py` reads.
+docs/monitoring.md says what each histogram measures. The parts of the broker that observe call `add`, and `http/metrics.py` reads.
 """
 
 from __future__ import annotations
