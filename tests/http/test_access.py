@@ -26,6 +26,12 @@ BODIES: dict[str, Any] = {
     "/api/cluster-name": {"name": "taken"},
     "/api/queues/{vhost}/{name}/actions": {"action": "sync"},
     "/api/users/{name}": {"password": "new", "tags": "administrator"},
+    "/api/topic-permissions/{vhost}/{user}": {"exchange": HIDDEN, "write": "", "read": ""},
+    "/api/parameters/{component}/{vhost}/{name}": {"value": {"new": 1}},
+    "/api/global-parameters/{name}": {"value": "new"},
+    "/api/vhost-limits/{vhost}/{name}": {"value": 1},
+    "/api/user-limits/{user}/{name}": {"value": 1},
+    "/api/definitions": {"vhosts": [{"name": "new"}]},
     "/api/permissions/{vhost}/{user}": {"configure": ".*", "write": ".*", "read": ".*"},
 }
 
@@ -70,6 +76,9 @@ class World:
             (f"exchanges/%2F/{HIDDEN}-2", {"type": "fanout", "durable": True}),
             (f"policies/%2F/{HIDDEN}", {"pattern": HIDDEN, "definition": {"max-length": 9}}),
             (f"operator-policies/%2F/{HIDDEN}", {"pattern": HIDDEN, "definition": {"max-length": 9}}),
+            (f"parameters/shovel/%2F/{HIDDEN}", {"value": {}}),
+            (f"global-parameters/{HIDDEN}", {"value": 1}),
+            ("topic-permissions/%2F/guest", {"exchange": HIDDEN, "write": ".*", "read": ".*"}),
         ):
             assert self.admin.put(f"/api/{path}", body) == 201
         for target in (f"q/{HIDDEN}", f"e/{HIDDEN}-2"):
@@ -106,6 +115,8 @@ class World:
             "destination": f"{HIDDEN}-2",
             "key": "k",
             "username": "guest",
+            "component": "shovel",
+            "exchange": HIDDEN,
             "port": str(self.admin.port),
             "protocol": "http",
             "within": "1",

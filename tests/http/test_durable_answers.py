@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ Q, X, Y = "/api/queues/%2F/q", "/api/exchanges/%2F/x", "/api/exchanges/%2F/y"
 TO_QUEUE, TO_EXCHANGE = "/api/bindings/%2F/e/x/q/q", "/api/bindings/%2F/e/x/e/y"
 EVERYTHING = {"configure": ".*", "write": ".*", "read": ".*"}
 POLICY = {"pattern": "q", "definition": {"max-length": 5}}
+TOPIC = {"exchange": "x", "write": ".*", "read": ".*"}
+DOCUMENT: dict[str, Any] = {"queues": [{"name": "new", "vhost": "v", "durable": True}]}
 SETUP: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", Q, {"durable": True}),
     ("PUT", X, {"durable": True}),
@@ -31,6 +34,12 @@ SETUP: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/vhosts/v", {}),
     ("PUT", "/api/vhosts/p", {"protected_from_deletion": True}),
     ("PUT", "/api/permissions/v/u", EVERYTHING),
+    ("PUT", "/api/topic-permissions/v/u", TOPIC),
+    ("PUT", "/api/topic-permissions/%2F/u", TOPIC),
+    ("PUT", "/api/parameters/shovel/%2F/s", {"value": {}}),
+    ("PUT", "/api/global-parameters/g", {"value": {}}),
+    ("PUT", "/api/vhost-limits/v/max-queues", {"value": 5}),
+    ("PUT", "/api/user-limits/u/max-channels", {"value": 5}),
 ]
 CHANGING: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/queues/%2F/new", {"durable": True}),
@@ -55,6 +64,20 @@ CHANGING: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/cluster-name", {"name": "new"}),
     ("POST", "/api/vhosts/v/deletion/protection", {}),
     ("DELETE", "/api/vhosts/p/deletion/protection", {}),
+    ("PUT", "/api/topic-permissions/%2F/u", {**TOPIC, "exchange": "new"}),
+    ("DELETE", "/api/topic-permissions/%2F/u", {}),
+    ("DELETE", "/api/topic-permissions/%2F/u/x", {}),
+    ("PUT", "/api/parameters/shovel/%2F/new", {"value": {}}),
+    ("DELETE", "/api/parameters/shovel/%2F/s", {}),
+    ("PUT", "/api/global-parameters/new", {"value": {}}),
+    ("DELETE", "/api/global-parameters/g", {}),
+    ("PUT", "/api/vhost-limits/v/max-queues", {"value": 6}),
+    ("DELETE", "/api/vhost-limits/v/max-queues", {}),
+    ("PUT", "/api/user-limits/u/max-channels", {"value": 6}),
+    ("DELETE", "/api/user-limits/u/max-channels", {}),
+    ("POST", "/api/definitions", DOCUMENT),
+    ("POST", "/api/all-configuration", DOCUMENT),
+    ("POST", "/api/definitions/v", {"queues": DOCUMENT["queues"]}),
     ("GET", "/api/aliveness-test/%2F", {}),
 ]
 UNCHANGING = {
@@ -111,7 +134,7 @@ class Caller:
     async def begin(self, method: str, path: str, body: dict[str, Any]) -> asyncio.Task[Response]:
         """A call that has gone as far as it gets without a sync."""
         route, args = self.router.find(method, path)
-        request = Request(method, path, {}, {}, True, "test", body)
+        request = Request(method, path, {}, {}, True, "test", body, body=json.dumps(body).encode())
         handled = route.handler(Call(self.api, request, args, self.harness.broker.users.get("guest")))
 
         async def finish() -> Response:

@@ -62,7 +62,10 @@ def test_exchanges_show_theirs(api: Http) -> None:
     ("change", "why"),
     [
         ({"pattern": "("}, "no regular expression"),
-        ({"definition": {"max-lenght": 1}}, "'max-lenght' is no setting of policies; these are: message-ttl"),
+        (
+            {"definition": {"max-lenght": 1}},
+            "'max-lenght' is no setting of policies, is it 'max-length'? These are: message-ttl",
+        ),
         ({"definition": {}}, "definition is missing"),
         ({"definition": [1]}, "definition is missing"),
         ({"apply-to": "all of it"}, "apply-to 'all of it' is none of all"),

@@ -43,6 +43,10 @@ EXCHANGE = "/api/exchanges/{vhost}/{name}"
 BINDINGS = "/api/bindings/{vhost}/e/{source}/q/{queue}"
 TO_EXCHANGE = "/api/bindings/{vhost}/e/{source}/e/{destination}"
 POLICY = {"pattern": "^thing$", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
+DEFINITIONS: dict[str, Any] = {
+    "vhosts": [{"name": "more"}],
+    "queues": [{"name": "more", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}],
+}
 BINDING = {"routing_key": "k", "arguments": {"x": 1}}
 RIGHT: dict[str, Any] = {
     f"PUT {QUEUE}": {"durable": True, "auto_delete": False, "arguments": {"x-queue-type": "classic"}},
@@ -90,6 +94,20 @@ RIGHT: dict[str, Any] = {
     "PUT /api/settings/log": {"level": "info"},
     f"POST {QUEUE}/actions": {"action": "sync"},
     "DELETE /api/consumers/{vhost}/{connection}/{channel}/{tag}": {},
+    "PUT /api/topic-permissions/{vhost}/{user}": {"exchange": "other", "write": "^t", "read": "^t"},
+    "DELETE /api/topic-permissions/{vhost}/{user}": {},
+    "DELETE /api/topic-permissions/{vhost}/{user}/{exchange}": {},
+    "PUT /api/parameters/{component}/{vhost}/{name}": {"value": {"new": 1}},
+    "DELETE /api/parameters/{component}/{vhost}/{name}": {},
+    "PUT /api/global-parameters/{name}": {"value": {"new": 1}},
+    "DELETE /api/global-parameters/{name}": {},
+    "PUT /api/vhost-limits/{vhost}/{name}": {"value": 9},
+    "DELETE /api/vhost-limits/{vhost}/{name}": {},
+    "PUT /api/user-limits/{user}/{name}": {"value": 9},
+    "DELETE /api/user-limits/{user}/{name}": {},
+    "POST /api/definitions": DEFINITIONS,
+    "POST /api/all-configuration": DEFINITIONS,
+    "POST /api/definitions/{vhost}": {"queues": DEFINITIONS["queues"]},
 }
 WITHOUT_BODY: dict[str, Any] = {
     "POST /api/vhosts/{vhost}/start/{node}": {},
@@ -114,8 +132,16 @@ NAMES = {
     "username": "guest",
     "channel": "1",
     "tag": "c",
+    "component": "shovel",
+    "exchange": "thing",
 }
-KINDS = {"users": "somebody", "vhosts": "side", "feature-flags": "quorum_queue"}
+KINDS = {
+    "users": "somebody",
+    "vhosts": "side",
+    "feature-flags": "quorum_queue",
+    "vhost-limits": "max-queues",
+    "user-limits": "max-channels",
+}
 
 Request = tuple[str, str, Any]
 
@@ -137,8 +163,13 @@ class World:
             ("exchanges/%2F/other", {"durable": True}),
             ("policies/%2F/thing", {"pattern": "^none$", "definition": {"max-length": 9}}),
             ("operator-policies/%2F/thing", {"pattern": "^none$", "definition": {"max-length": 9}}),
+            ("parameters/shovel/%2F/thing", {"value": {}}),
+            ("global-parameters/thing", {"value": 1}),
+            ("topic-permissions/%2F/somebody", {"exchange": "thing", "write": "", "read": ""}),
         ):
             assert self.api.put(f"/api/{path}", body) == 201
+        for path in ("vhost-limits/%2F/max-queues", "user-limits/somebody/max-channels"):
+            assert self.api.put(f"/api/{path}", {"value": 5}) == 204
         for target in ("q/thing", "e/other"):
             assert self.api.post(f"/api/bindings/%2F/e/thing/{target}", {"routing_key": "k"}).status == 201
         for payload in ("one", "two"):

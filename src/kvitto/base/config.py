@@ -73,6 +73,10 @@ class Config:
     """A file whose first line is the password."""
     default_vhost: str = "/"
     """The virtual host of a new data directory."""
+    definitions: Path | None = None
+    """A file of definitions that is imported at each start, before the broker listens."""
+    foreign_hashes: bool = True
+    """Whether password hashes of other brokers are taken, and can be used for a first login."""
     max_connections: int | None = None
     """None means as many as there are file descriptors for."""
     max_channels: int = limits.CHANNEL_MAX
@@ -219,11 +223,15 @@ TYPES: dict[str, tuple[type, ...]] = {
     "default_pass": (str,),
     "default_pass_file": (str,),
     "default_vhost": (str,),
+    "definitions": (str,),
+    "foreign_hashes": (bool, str),
     "max_connections": (int,),
     "max_channels": (int,),
     "max_queues": (int,),
 }
-PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file"}
+SWITCHES = ("sync", "foreign_hashes")
+"""Settings that are on or off, in words."""
+PATHS = {"data_dir", "tls_cert", "tls_key", "tls_ca", "default_pass_file", "definitions"}
 READ = {"disk_free_limit": size, "memory_limit": memory} | dict.fromkeys(PATHS, place)
 """The functions that turn the text of a setting into its value, for settings whose value is not the text itself."""
 
@@ -276,9 +284,9 @@ def checked(path: Path | str, key: str, value: object) -> tuple[str, Any]:
     if not isinstance(value, TYPES[name]) or (isinstance(value, bool) and bool not in TYPES[name]):
         wanted = " or ".join(kind.__name__ for kind in TYPES[name])
         raise ConfigError(f"{path}: {key} must be {wanted}, not {type(value).__name__}")
-    if name == "sync" and isinstance(value, str):
+    if name in SWITCHES and isinstance(value, str):
         if value not in ("on", "off"):
-            raise ConfigError(f'{path}: sync must be true, false, "on" or "off", not {value!r}')
+            raise ConfigError(f'{path}: {key} must be true, false, "on" or "off", not {value!r}')
         return name, value == "on"
     if name == "http_port" and value == OFF:
         return name, None

@@ -91,6 +91,13 @@ HTTP_SAMPLES_MAX = 200
 """Samples of each number that a request may ask for."""
 HTTP_BATCH_MAX = 500
 """Messages in one publish."""
+DEFINITIONS_MAX = 2_000_000
+"""The maximum number of items in one list of a document of definitions."""
+DEFINITION_BYTES_MAX = 128 * KIB
+"""The maximum number of bytes of one item of a document of definitions, which is parsed in one step."""
+DEFINITION_VALUES_MAX = 4000
+"""The maximum number of values, brackets and strings in one such item. They are parsed in about 1 ms."""
+
 
 SETTABLE: dict[str, tuple[float, float]] = {
     "handshake_s": (0.1, 600),
@@ -111,6 +118,7 @@ SETTABLE: dict[str, tuple[float, float]] = {
     "http_head_max": (KIB, MIB),
     "http_body_max": (KIB, 512 * MIB),
     "http_document_max": (KIB, 512 * MIB),
+    "http_definitions_max": (KIB, 512 * MIB),
     "http_bodies_max": (KIB, 64 * 1024 * MIB),
 }
 """Name in the configuration -> its minimum and maximum: bytes, seconds for a name that ends in `_s`, else a number of objects."""
@@ -168,6 +176,8 @@ class Limits:
     """The largest body of a publish."""
     http_document_max: int = MIB
     """The largest body of any other request."""
+    http_definitions_max: int = 32 * MIB
+    """The largest document of definitions that is imported over HTTP."""
     http_bodies_max: int = 64 * MIB
     """Bytes in bodies of all HTTP requests together."""
 

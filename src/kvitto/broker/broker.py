@@ -17,8 +17,9 @@ from kvitto.base.limits import DEFAULTS, Limits
 from kvitto.broker import walls
 from kvitto.broker.administration import delaying, removal
 from kvitto.broker.administration.archives import STEPS, Archives
-from kvitto.broker.administration.auth import FirstUser, Users
+from kvitto.broker.administration.auth import TOPIC_PERMISSION, FirstUser, Users
 from kvitto.broker.administration.inert import Notices
+from kvitto.broker.administration.parameters import GLOBAL_PARAMETER, PARAMETER, Parameters
 from kvitto.broker.counts import Attempts, Churn, Counts
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
@@ -60,6 +61,7 @@ class Broker(Turning):
         self.jobs = Jobs()
         self._expired: list[Queue] = []
         self.notices = Notices()
+        self.parameters = Parameters(self)
         self.dead_letters = DeadLetters(self)
         self.parking = Parking(self)
         self.stages = Stages(self)
@@ -73,7 +75,7 @@ class Broker(Turning):
         self.churn = Churn()
         self.refused = dict.fromkeys(limits.REFUSALS, 0)
         self.max_queues: int | None = None
-        self.file_room: Callable[[], int] = lambda: limits.FILES_PER_QUEUE
+        self.file_room: Callable[[], int] = lambda: 1 << 30
         """Returns how many more files may be open. Files of new queues count as open."""
         self.applying = False
         self.defined = (
@@ -136,7 +138,9 @@ class Broker(Turning):
             self.vhosts[key[0]] = VHost(self, key[0], VHostSettings.of(value))
         elif kind == CLUSTER_NAME:
             self.cluster_name = value["name"]
-        elif kind in ("user", "permission"):
+        elif kind == GLOBAL_PARAMETER:
+            self.parameters.restore_global(key[0], value)
+        elif kind in ("user", "permission", TOPIC_PERMISSION):
             self.users.restore(kind, key, value)
             if kind == "permission" and (user := self.users.get(key[1])) is not None:
                 what = f"a permission of user {key[1]!r} in vhost {key[0]!r}"
@@ -166,6 +170,9 @@ class Broker(Turning):
             return True
         if kind in (POLICY, OPERATOR_POLICY):
             vhost.restore_policy(kind, key[1], value)
+            return True
+        if kind == PARAMETER:
+            vhost.broker.parameters.restore((key[0], key[1], key[2]), value)
             return True
         if kind == "writer":
             vhost.broker.stages.restore_writer((key[0], key[1]), value)
@@ -284,6 +291,7 @@ class Broker(Turning):
         """Remove a virtual host that is empty."""
         del self.vhosts[vhost.name]
         self.users.forget_vhost(vhost.name)
+        self.parameters.forget_vhost(vhost.name)
         self.undefine("vhost", (vhost.name,))
 
     def open_log(self, queue_id: str, durable: bool) -> Log:
@@ -441,6 +449,9 @@ ORDER = [
     "vhost",
     "user",
     "permission",
+    TOPIC_PERMISSION,
+    PARAMETER,
+    GLOBAL_PARAMETER,
     POLICY,
     OPERATOR_POLICY,
     "exchange",

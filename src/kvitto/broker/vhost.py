@@ -83,9 +83,13 @@ def empty(routes: dict[bytes, Route]) -> Iterator[None]:
         yield
 
 
+GENERATED = "amq.gen-"
+"""What a generated name begins with."""
+
+
 def generated_name() -> str:
     """Return the name of a queue that is declared without one."""
-    return "amq.gen-" + secrets.token_urlsafe(16)
+    return GENERATED + secrets.token_urlsafe(16)
 
 
 class VHost:
@@ -469,7 +473,7 @@ class VHost:
             self._finish_going(gone, "queue")
         if name in self.queues:
             found = self.queue(name, owner)
-            self._check_same(found, durable, exclusive, auto_delete, arguments)
+            self.check_same(found, durable, exclusive, auto_delete, arguments)
             found.used_ms = self.broker.timers.now_ms
             return found
         self.broker.check_queues(name, self.name)
@@ -522,9 +526,10 @@ class VHost:
         self.broker.expire_unused(made)
         return made
 
-    def _check_same(
+    def check_same(
         self, found: Queue, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
     ) -> None:
+        """Raises ChannelError 405, 406 unless a queue could have been declared like this (D1)."""
         if found.exclusive != exclusive:
             raise self._locked(found)
         thing = describe("queue", found.name, self.name)

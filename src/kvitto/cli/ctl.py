@@ -1,7 +1,7 @@
 """`kvitto ctl`: administers a running broker through its management API.
 
 Exit codes: 0 done, 1 the broker refused, 2 wrong usage, 3 no broker answers, 4 wrong password or not allowed.
-`main.main` calls it; the commands are in state.py, lists.py, objects.py and accounts.py.
+`main.main` calls it; the commands are in state.py, lists.py, objects.py, accounts.py and definitions.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvitto.base.table import printable
-from kvitto.cli import accounts, delayed, lists, objects, state
+from kvitto.cli import accounts, definitions, delayed, lists, objects, state
 from kvitto.cli.lists import Shown
 from kvitto.cli.management import URI, Failure, Management, default_uri
 from kvitto.cli.parser import Parser
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
             sub.add_argument("-p", "--vhost", default="/", help="virtual host (default: /)")
         return sub
 
-    for module in (state, lists, objects, delayed, accounts):
+    for module in (state, lists, objects, delayed, accounts, definitions):
         module.add_commands(add)
 
 

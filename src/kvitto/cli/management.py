@@ -94,6 +94,12 @@ class Management:
     def post(self, *path: str, body: dict[str, Any] | None = None) -> Any:
         return self._request("POST", path, body or {}, (), {})
 
+    def upload(
+        self, *path: str, content: bytes, query: str = "", accept: tuple[int, ...] = (), timeout_s: float = TIMEOUT_S
+    ) -> Any:
+        """POST a JSON document as it is."""
+        return self._request("POST", path, content, accept, {}, query, timeout_s)
+
     def delete(self, *path: str, query: str = "", headers: dict[str, str] | None = None) -> Any:
         return self._request("DELETE", path, None, (), headers or {}, query)
 
@@ -108,10 +114,11 @@ class Management:
         self,
         method: str,
         path: tuple[str, ...],
-        body: dict[str, Any] | None,
+        body: dict[str, Any] | bytes | None,
         accept: tuple[int, ...],
         headers: dict[str, str],
         query: str = "",
+        timeout_s: float = TIMEOUT_S,
     ) -> Any:
         if "" in path:
             raise Failure(USAGE, "a name is empty")
@@ -119,13 +126,13 @@ class Management:
         login = {"Authorization": f"Basic {encoded}", "Content-Type": "application/json"}
         target = "/".join((f"{self._prefix}/api", *map(_quoted, path)))
         given = {name: text.encode(errors="surrogateescape").decode("latin-1") for name, text in headers.items()}
-        return self._send(method, target + query, body, accept, {**login, **given}, TIMEOUT_S)
+        return self._send(method, target + query, body, accept, {**login, **given}, timeout_s)
 
     def _send(
         self,
         method: str,
         target: str,
-        body: dict[str, Any] | None,
+        body: dict[str, Any] | bytes | None,
         accept: tuple[int, ...],
         headers: dict[str, str],
         timeout_s: float,
@@ -136,7 +143,8 @@ class Management:
         except http.client.InvalidURL:
             raise Failure(USAGE, f"{self._option}: {self._host!r} is not a host") from None
         try:
-            connection.request(method, target, None if body is None else json.dumps(body), headers)
+            content = json.dumps(body) if isinstance(body, dict) else body
+            connection.request(method, target, content, headers)
             response = connection.getresponse()
             status, data = response.status, response.read()
         except (OSError, http.client.HTTPException, UnicodeError) as error:

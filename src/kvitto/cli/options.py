@@ -68,6 +68,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--default-pass-file", type=path, metavar="FILE", help="file with the password of --default-user")
     add("--default-vhost", metavar="NAME", help="virtual host of a new data directory (default: /)")
     add(
+        "--definitions",
+        type=path,
+        metavar="FILE",
+        help="JSON file with definitions, imported at each start; they are never deleted",
+    )
+    add(
+        "--foreign-hashes",
+        choices=("on", "off"),
+        help="off: refuse password hashes of RabbitMQ and LavinMQ (default: on, until their first login)",
+    )
+    add(
         "--max-connections",
         type=int,
         metavar="N",
@@ -81,8 +92,9 @@ def config_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     """Return the settings. Raise ConfigError that names a wrong one."""
     given = vars(args)
     chosen = {field.name: given[field.name] for field in fields(Config) if field.name in given}
-    if "sync" in chosen:
-        chosen["sync"] = chosen["sync"] == "on"
+    for name in settings.SWITCHES:
+        if name in chosen:
+            chosen[name] = chosen[name] == "on"
     settings.spread_hosts(chosen)
     file = given.get("config") or Path(environ.get(environment.CONFIG, ""))
     layers = (

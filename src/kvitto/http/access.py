@@ -68,12 +68,13 @@ class Door:
         return found
 
 
-def refuse_forgery(request: Request) -> None:
+def refuse_forgery(request: Request, forms: bool = False) -> None:
     """Raise Problem unless a write comes from a program, or from a page of our own: browsers add remembered passwords
     by themselves.
 
     Without asking, a page of another origin can send only "simple" requests: POST with a form's content type or none.
-    Everything else needs our consent (CORS), which is never given.
+    Everything else needs our consent (CORS), which is never given. A route that takes `forms` relies on what all browsers
+    say of where a form comes from: the origin, and nowadays Sec-Fetch-Site, which no page can change.
     """
     if request.method in SAFE_METHODS:
         return
@@ -81,5 +82,10 @@ def refuse_forgery(request: Request) -> None:
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         raise Problem(403, "forbidden", f"no writing from pages of {origin}")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if forms and kind == "multipart/form-data":
+        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            raise Problem(403, "forbidden", "no writing from pages of another origin")
+        if origin is not None or "referer" not in request.headers:
+            return
     if request.method == "POST" and kind != "application/json" and "x-requested-with" not in request.headers:
         raise Problem(415, "unsupported_media_type", "send POST with the header content-type: application/json")

@@ -7,6 +7,8 @@ from itertools import chain
 from typing import Any
 
 from kvitto.base.version import __version__
+from kvitto.broker.administration.queue_types import CLASSIC, TYPE
+from kvitto.broker.queues.queue import Queue
 from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.vhost import OPERATOR_POLICY, VHost
 from kvitto.http import views
@@ -33,9 +35,17 @@ def queues(vhost: VHost) -> Items:
                 "vhost": vhost.name,
                 "durable": True,
                 "auto_delete": queue.auto_delete,
-                "arguments": plain(queue.arguments),
+                "arguments": _arguments(queue),
             }
         )
+
+
+def _arguments(queue: Queue) -> dict[str, Any]:
+    """Return the arguments of a queue. The type is among them if a declaration without one would now make another queue."""
+    arguments: dict[str, Any] = plain(queue.arguments)
+    if queue.vhost.default_queue_type != CLASSIC and arguments.get(TYPE) is None:
+        return {**arguments, TYPE: CLASSIC}
+    return arguments
 
 
 def exchanges(vhost: VHost) -> Items:
@@ -63,6 +73,8 @@ def policies(vhost: VHost) -> Items:
 
 
 def parameters(vhost: VHost) -> Items:
+    for _, (component, name), value in vhost.broker.parameters.list(vhost.name):
+        yield {"component": component, "vhost": vhost.name, "name": name, "value": value}
     for policy in list(vhost.operator_policies.values()):
         yield {"component": OPERATOR_POLICY, "vhost": vhost.name, "name": policy.name, "value": policy.value()}
 
@@ -85,17 +97,25 @@ HEAD = {
 def get_definitions(call: Call) -> Response:
     broker = call.api.broker
     users = broker.users.list()
-    permissions = (views.permission(user, *given) for user in users for given in list(user.permissions.items()))
-    vhosts = list(broker.vhosts.values())
+    permissions = (
+        views.permission(user, *given) for user in users for given in sorted(user.permissions.items(), key=first)
+    )
+    vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
+    named = {"cluster_name": broker.cluster_name} if broker.cluster_name else {}
+    global_parameters = sorted({**broker.parameters.globals, **named}.items())
     lists: dict[str, Iterable[dict[str, Any] | None]] = {
         "users": (views.user(user) for user in users),
         "vhosts": (views.vhost_definition(vhost) for vhost in vhosts),
         "permissions": permissions,
-        "topic_permissions": (),
-        "global_parameters": ({"name": "cluster_name", "value": name} for name in (broker.cluster_name,) if name),
+        "topic_permissions": (view for user in users for view in views.topic_permissions(user)),
+        "global_parameters": ({"name": name, "value": value} for name, value in global_parameters),
         **{kind: chain.from_iterable(map(items, vhosts)) for kind, items in KINDS.items()},
     }
     return Response(pieces=document(call.api.slices, HEAD, lists))
+
+
+def first(pair: tuple[str, Any]) -> str:
+    return pair[0]
 
 
 def get_definitions_of_vhost(call: Call) -> Response:
@@ -123,4 +143,5 @@ async def document(
 ROUTES = (
     ("GET", "/api/definitions", Access.ADMINISTRATOR, get_definitions),
     ("GET", "/api/definitions/{vhost}", Access.ADMINISTRATOR, get_definitions_of_vhost),
+    ("GET", "/api/all-configuration", Access.ADMINISTRATOR, get_definitions),
 )

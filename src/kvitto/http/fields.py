@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kvitto.base import limits
-from kvitto.base.limits import NAME_MAX, SHORTSTR_MAX
+from kvitto.base.limits import KIB, NAME_MAX, SHORTSTR_MAX
 from kvitto.http.request import Text, bad_request
 from kvitto.wire import tables
+
+HTTP_TEXT_MAX = 256 * KIB
+"""Bytes of a text in a value that is only kept."""
 
 
 def text(body: dict[str, Any], name: str, default: str | None = None) -> str:
@@ -47,6 +50,22 @@ def number(body: dict[str, Any], name: str, least: int, most: int, default: int)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise bad_request(f"{name} must be a number between {least} and {most}")
     return value
+
+
+def plain_json(value: Any) -> None:
+    """Raise Problem 400 if a value of any form has text that is too long for a document, or not UTF-8."""
+    match value:
+        case Text():
+            raise bad_request("value has a text that is too long")
+        case str():
+            short(value, "text in value", HTTP_TEXT_MAX)
+        case dict():
+            for name, inner in value.items():
+                short(name, "name in value", HTTP_TEXT_MAX)
+                plain_json(inner)
+        case list():
+            for inner in value:
+                plain_json(inner)
 
 
 def table(body: dict[str, Any], name: str) -> dict[str, Any]:

@@ -239,14 +239,7 @@ def start(_call: Call) -> Response:
     return answer({"product": "Kvitto", "version": __version__, "api": "/api/overview", "metrics": "/metrics"})
 
 
-MISSING = (
-    "extensions",
-    "global-parameters",
-    "parameters",
-    "topic-permissions",
-    "user-limits",
-    "vhost-limits",
-)
+MISSING = ("extensions",)
 """Kinds of objects that RabbitMQ has and Kvitto does not; their lists are empty."""
 
 ROUTES = (

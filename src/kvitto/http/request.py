@@ -69,6 +69,9 @@ class Request:
         """Return the values of a parameter that may be given several times."""
         return [value for key, value in self.repeated if key == name]
 
+    body: bytes | bytearray = b""
+    """The body as it came, for a route that reads it itself."""
+
     def credentials(self) -> tuple[str, str] | None:
         """Return name and password of basic auth, None without. Raise Problem 401 if they cannot be read."""
         value = self.headers.get("authorization")

@@ -1,7 +1,7 @@
 """Finds the handler for a method and a path. Each module of handlers has a table ROUTES; this module combines them.
 
-A line of the table has the method, the pattern of the path, who may call it, the handler, and the name of the limit for its body if
-that is not the usual one. `server.py` calls `Router.find`.
+A line of the table has the method, the pattern of the path, who may call it, the handler, the name of the limit for its body if that
+is not the usual one, and whether it gets the body as bytes. `server.py` calls `Router.find`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from kvitto.http import (
     delayed,
     exchanges,
     health,
+    imports,
     metrics,
     nodes,
+    parameters,
     policies,
     queues,
     settings,
+    topics,
     unacked,
     upkeep,
     users,
@@ -42,6 +45,8 @@ class Route:
     handler: Handler
     limit: str = "http_document_max"
     """The name in `Limits` of the maximum number of bytes of the body."""
+    raw: bool = False
+    """Whether the handler gets the body as bytes, which may also be a form with a file."""
 
     def body_max(self, allowed: Limits) -> int:
         """Return the maximum number of bytes of the body."""
@@ -61,20 +66,23 @@ class Router:
             delayed,
             exchanges,
             health,
+            imports,
             metrics,
             nodes,
+            parameters,
             policies,
             queues,
             settings,
             unacked,
             upkeep,
+            topics,
             users,
             vhosts,
         ):
-            for method, pattern, access, handler, *limit in module.ROUTES:
+            for method, pattern, access, handler, *rest in module.ROUTES:
                 parts = tuple(pattern.split("/")[1:])
                 same = self._by_length.setdefault(len(parts), {})
-                same.setdefault(parts, {})[method] = Route(access, handler, *limit)
+                same.setdefault(parts, {})[method] = Route(access, handler, *rest)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         """Return the handler. Raise Problem 404 or 405."""

@@ -32,7 +32,7 @@ from kvitto.http.api import Api, Call, Host
 from kvitto.http.crowd import Crowd
 from kvitto.http.history import SAMPLE_S
 from kvitto.http.request import Problem, Request, Response, bad_request, failure, not_authorised, not_found
-from kvitto.http.router import Router
+from kvitto.http.router import Route, Router
 
 log = logging.getLogger("kvitto.http")
 
@@ -308,20 +308,23 @@ class Peer:
         with self._among(listener.crowd.idle):
             user = await listener.door.admit(head, route.access)
         self.holder = self.address if user is None else f"user '{user.name}'"
-        refuse_forgery(head)
+        refuse_forgery(head, route.raw)
         try:
-            request = replace(head, document=await self._document(head, route.body_max(self._limits)))
+            request = await self._with_body(head, route)
             listener.door.check(user, route.access)
             response = route.handler(Call(listener.api, request, args, user))
             return await begun(await response if inspect.isawaitable(response) else response)
         finally:
             listener.release(self)
 
-    async def _document(self, head: Request, most: int) -> dict[str, Any] | Problem:
-        """Return the body as JSON, or the Problem that a handler raises if it needs the body."""
+    async def _with_body(self, head: Request, route: Route) -> Request:
         body = bytearray()
         with self._among(self.listener.crowd.slow):
-            await self._body(head, body, most)
+            await self._body(head, body, route.body_max(self._limits))
+        return replace(head, body=body) if route.raw else replace(head, document=await self._document(body))
+
+    async def _document(self, body: bytearray) -> dict[str, Any] | Problem:
+        """Return the body as JSON, or the Problem that a handler raises if it needs the body."""
         try:
             return await document.parse(self.listener.api.slices, body)
         except Problem as problem:

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import PASSWORD_MAX
-from kvitto.broker.administration.auth import User, Users
+from kvitto.broker.administration.auth import Hash, User, Users
+from kvitto.broker.administration.foreign_hashes import UnusableHash
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
@@ -36,8 +37,8 @@ def get_user(call: Call) -> Response:
 
 
 async def put_user(call: Call) -> Response:
-    """Add or change a user. A new one needs a password, or an empty password_hash for login by certificate. An existing
-    one keeps values that are not given."""
+    """Add or change a user. A new one needs a password or a password_hash, which is empty for login by certificate. An
+    existing one keeps values that are not given."""
     users = call.api.broker.users
     given = user_of(users, call.name, call.request.json())
     hashed = await asyncio.to_thread(users.hash, given.password) if given.password else ""
@@ -50,11 +51,13 @@ async def put_user(call: Call) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The values in a body. `password`: None for a user without one, "" to keep the existing one. `tags`: None to keep them."""
+    """The values in a body. `password`: None for a user without one, "" to keep the existing one. `tags`: None to keep them.
+    `hash`: one that is given in place of a password."""
 
     name: str
     password: str | None
     tags: list[str] | None
+    hash: Hash | None = None
 
 
 def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
@@ -63,10 +66,10 @@ def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
     known = name in users
     tags = fields.names(body, "tags") if "tags" in body or not known else None
     without = body.get("password_hash") == ""
+    if "password_hash" in body and "password" in body:
+        raise bad_request("give a password or a password_hash, not both")
     if "password_hash" in body and not without:
-        raise bad_request("password_hash is not supported, hashes of other brokers are weaker: send a password")
-    if without and "password" in body:
-        raise bad_request("give a password or an empty password_hash, not both")
+        return Given(name, "", tags, _hash_of(users, body))
     password = None if without else fields.text(body, "password", "" if known else None)
     fields.short(password or "", "password", PASSWORD_MAX)
     if password == "" and ("password" in body or not known):
@@ -74,16 +77,30 @@ def user_of(users: Users, name: str, body: dict[str, Any]) -> Given:
     return Given(name, password, tags)
 
 
+def _hash_of(users: Users, body: dict[str, Any]) -> Hash:
+    text = fields.short(fields.text(body, "password_hash"), "password_hash", PASSWORD_MAX)
+    try:
+        given = Hash.of(text, fields.text(body, "hashing_algorithm", ""))
+        given.check(users.foreign_hashes)
+    except UnusableHash as error:
+        raise bad_request(str(error)) from None
+    return given
+
+
 def declare(users: Users, given: Given, hashed: str) -> bool:
     """Add or change a user. Return whether it is new. `hashed` is the hash of the password, if there is one. Raise ValueError."""
-    if given.name not in users:
+    new = given.name not in users
+    if given.hash is not None and new:
+        users.add_with_hash(given.name, given.hash, given.tags or (), {})
+    elif given.hash is not None:
+        users.set_hash(given.name, given.hash)
+    elif new:
         users.add(given.name, given.password, given.tags or (), hashed)
-        return True
-    if given.password != "":
+    elif given.password != "":
         users.set_password(given.name, given.password, hashed)
-    if given.tags is not None:
+    if given.tags is not None and not new:
         users.set_tags(given.name, given.tags)
-    return False
+    return new
 
 
 async def delete_user(call: Call) -> Response:

@@ -74,9 +74,9 @@ def user(user: User) -> dict[str, Any]:
     return {
         "name": user.name,
         "password_hash": user.password_hash,
-        "hashing_algorithm": "kvitto_scrypt",
+        "hashing_algorithm": user.algorithm,
         "tags": [*user.tags],
-        "limits": {},
+        "limits": user.limits,
     }
 
 
@@ -88,6 +88,16 @@ def permission(user: User, vhost: str, given: Permission) -> dict[str, Any]:
         "write": given.write,
         "read": given.read,
     }
+
+
+def topic_permissions(user: User, vhost: str | None = None) -> list[dict[str, Any]]:
+    """Return a user's topic permissions, in all virtual hosts or in one."""
+    return [
+        {"user": user.name, "vhost": where, "exchange": exchange, "write": given.write, "read": given.read}
+        for where, found in sorted(user.topics.items())
+        if vhost in (None, where)
+        for exchange, given in sorted(found.items())
+    ]
 
 
 def vhost_definition(vhost: VHost) -> dict[str, Any]:

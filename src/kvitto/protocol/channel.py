@@ -21,7 +21,7 @@ from kvitto.base.errors import (
     ProtocolError,
 )
 from kvitto.broker import walls
-from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_stored
+from kvitto.broker.administration.admission import DIRECT_REPLY_TO, admit, as_stored, copy_keys
 from kvitto.broker.administration.histories import Unseen
 from kvitto.broker.latencies import Timed
 from kvitto.broker.queues.consumer import ACK, FAILED, REJECT, REQUEUE, RETRY, Consumer
@@ -310,6 +310,8 @@ class Channel:
     def _take_route(self, key: bytes, route: Route) -> Route:
         """Use this route for further publishes, if the user has the permission."""
         self.may_publish(route.exchange)
+        if self.connection.user.topics:
+            self.connection.operations.may_use_topic("write", route.exchange, route.routing_key)
         if self.published != self.counted:
             self.count_published()
         if self.stage is not None and (route.count or route.dynamic):
@@ -391,6 +393,9 @@ class Channel:
             properties = Properties.decode(props)
             self.connection.spend(DECODE_COST + (len(props) >> 5))
             ttl_ms = admit(properties, self.connection.user, self.connection.broker.limits.copies_max)
+            if inside & check.COPIES and self.connection.user.topics:
+                keys = copy_keys(properties.headers or {})
+                self.connection.operations.may_use_topic("write", route.exchange, *keys)
             if (inside & check.COPIES and not route.refused) or route.dynamic:
                 known = 0 if route.dynamic else route.count
                 route = yield from self._search(

@@ -16,6 +16,7 @@ from kvitto.base.errors import (
 )
 from kvitto.base.version import __version__
 from kvitto.broker.administration.auth import Attempt
+from kvitto.broker.administration.parameters import MAX_CONNECTIONS, bounded
 from kvitto.protocol.states import CLOSED, HEADER, OPEN, RUNNING, START, TUNE
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
@@ -34,6 +35,7 @@ from kvitto.wire.spec import FRAME_METHOD, PROTOCOL_HEADER
 
 if TYPE_CHECKING:
     from kvitto.broker.administration.auth import User
+    from kvitto.broker.vhost import VHost
     from kvitto.protocol.connection import Connection
 
 CAPABILITIES = {
@@ -151,7 +153,10 @@ def _start_ok(connection: Connection, method: ConnectionStartOk) -> None:
             connection.driver.schedule()
 
     if attempt.is_remembered or not connection.driver.log_in(attempt, checked):
-        _logged_in(connection, method.mechanism, name, attempt.check())
+        user = attempt.check()
+        if user is not None:
+            users.replace_foreign(user)
+        _logged_in(connection, method.mechanism, name, user)
     else:
         connection.stall()
 
@@ -210,6 +215,19 @@ def _tune_ok(connection: Connection, method: ConnectionTuneOk) -> None:
         connection.driver.watch_heartbeats(connection)
 
 
+def _check_limits(connection: Connection, vhost: VHost) -> None:
+    """Raises ConnectionError_ 530 if the virtual host or the user has as many connections as an administrator allows."""
+    user, opened = connection.user, connection.hub.connections
+    most = connection.broker.parameters.limit(vhost.name, MAX_CONNECTIONS)
+    if most is not None and sum(c.vhost is vhost for c in opened) >= most:
+        text = f"access to vhost '{vhost.name}' refused for user '{user.name}': connection limit ({most}) is reached"
+        raise ConnectionError_(NOT_ALLOWED, text, 10, 40, limit="connections")
+    most = bounded(user.limits, MAX_CONNECTIONS)
+    if most is not None and sum(c.vhost is not None and c.user is user for c in opened) >= most:
+        text = f"connection refused for user '{user.name}': user connection limit ({most}) is reached"
+        raise ConnectionError_(NOT_ALLOWED, text, 10, 40, limit="connections")
+
+
 def _open(connection: Connection, method: ConnectionOpen) -> None:
     vhost = connection.broker.vhosts.get(method.virtual_host)
     if vhost is not None and vhost.deleting:
@@ -219,6 +237,7 @@ def _open(connection: Connection, method: ConnectionOpen) -> None:
     if not connection.user.may_open(vhost.name):
         text = f"access to vhost '{vhost.name}' refused for user '{connection.user.name}'"
         raise ConnectionError_(NOT_ALLOWED, text, 10, 40)
+    _check_limits(connection, vhost)
     connection.vhost = vhost
     connection.state = RUNNING
     connection.opened()

@@ -110,6 +110,7 @@ class Logins:
         threads = self._failed if suspect else self._clean
         user = await asyncio.get_running_loop().run_in_executor(threads, attempt.check)
         if user is not None and self._users.get(attempt.name) is user:
+            self._users.replace_foreign(user)
             return user
         self.refused += 1
         delay = self._delay(attempt.name, address)

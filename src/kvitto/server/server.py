@@ -11,11 +11,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvitto.base import limits
 from kvitto.base.clock import Clock, SystemClock
-from kvitto.base.config import Config
+from kvitto.base.config import Config, ConfigError
 from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_, StoreError
 from kvitto.base.process import files_reserve, open_files, open_files_max
 from kvitto.broker.administration.auth import FirstUser
@@ -23,6 +24,7 @@ from kvitto.broker.broker import Broker
 from kvitto.protocol.hub import Hub
 from kvitto.protocol.states import RUNNING
 from kvitto.protocol.unacked import Held, held
+from kvitto.server import definitions
 from kvitto.server.acceptor import Acceptor
 from kvitto.server.driving import Driving, nothing
 from kvitto.server.heartbeats import Heartbeats
@@ -120,6 +122,9 @@ class Server(Driving):
             raise
         self.broker.max_queues = self.config.max_queues
         self.broker.file_room = self._file_room
+        self.broker.users.foreign_hashes = self.config.foreign_hashes
+        if self.config.definitions is not None:
+            self._import(self.config.definitions)
         self.logins = Logins(self.broker.users, self._loop.time)
         self._heartbeats = Heartbeats(self._loop, self.guard)
         self._watch = ConnectionWatch(self.hub)
@@ -149,6 +154,15 @@ class Server(Driving):
 
     def held(self, channel: Any, queue: Queue) -> Iterator[Held | None]:
         return held(channel, queue)
+
+    def _import(self, path: Path) -> None:
+        """Import definitions. Raise ConfigError if that is not possible; the directory is then left in order."""
+        try:
+            definitions.load(self.broker, path)
+        except ConfigError:
+            self.broker.finish()
+            self.store.shut()
+            raise
 
     def _look_who_reads(self) -> None:
         """Warn if others can read the data directory. Files that Kvitto makes are its user's alone, but the directory

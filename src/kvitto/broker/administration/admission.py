@@ -89,6 +89,11 @@ def check_copies(headers: Mapping[str, Any], most: int) -> None:
         raise ChannelError(PRECONDITION_FAILED, text, limit="routing")
 
 
+def copy_keys(headers: Mapping[str, Any]) -> list[str]:
+    """Return the routing keys of the copies that a message asks for. `check_copies` has accepted the headers."""
+    return [*(headers.get("CC") or ()), *(headers.get("BCC") or ())]
+
+
 def check_size(props: bytes) -> None:
     """Raises ChannelError 406 for properties that are too long for any consumer. Properties that came in a frame need no such check."""
     if len(props) > limits.PROPERTIES_MAX:

@@ -2,8 +2,8 @@
 
 Permissions are those of RabbitMQ: for each virtual host three regular expressions (configure, write, read) that are searched
 in the name of the resource. An empty one allows nothing, and a user without an entry cannot open the virtual host. Passwords
-are stored as salted scrypt hashes (W7) and appear in no text. A `User` is changed in place, so open connections see the
-change; `Users.generation` tells them to drop cached permissions.
+are stored as salted scrypt hashes (W7) and appear in no text; a hash of another broker is replaced by ours with the first right login.
+A `User` is changed in place, so open connections see the change; `Users.generation` tells them to drop cached permissions.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any, Literal
 from kvitto.base.config import GUEST
 from kvitto.base.errors import ACCESS_REFUSED, ChannelError
 from kvitto.base.limits import NAME_MAX
+from kvitto.broker.administration import foreign_hashes
+from kvitto.broker.administration.foreign_hashes import OWN, UnusableHash
+from kvitto.broker.administration.topics import TopicPermission
 from kvitto.broker.routing.patterns import Pattern, compile_pattern, stored_pattern
 
 log = logging.getLogger("kvitto.access")
@@ -37,6 +40,8 @@ PUBLIC_COST = 4
 COST_MAX = 20
 BLOCK, SALT_BYTES = 8, 16
 
+TOPIC_PERMISSION = "topic_permission"
+"""The kind of these objects in the definitions."""
 ADMINISTRATOR = "administrator"
 DEFAULT_EXCHANGE = "amq.default"
 """The name of the default exchange in permissions."""
@@ -59,6 +64,17 @@ def check_password(stored: str, password: str) -> bool:
         return hmac.compare_digest(found, bytes.fromhex(expected))
     except (ValueError, TypeError):
         return False
+
+
+def is_own_hash(stored: str) -> bool:
+    """Whether `check_password` can read this hash."""
+    scheme, *parts = stored.split(":")
+    try:
+        cost, lanes, salt, expected = int(parts[0]), int(parts[1]), bytes.fromhex(parts[2]), bytes.fromhex(parts[3])
+    except (ValueError, IndexError):
+        return False
+    known = scheme == "scrypt" and len(parts) == 4
+    return known and 1 <= cost <= COST_MAX and 1 <= lanes <= LANES_MAX and len(salt) > 0 and len(expected) == 32
 
 
 def _scrypt(password: str, salt: bytes, cost: int, lanes: int) -> bytes:
@@ -92,15 +108,52 @@ class Permission:
         return pattern.text != "" and pattern.found_in(resource)
 
 
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """A password's hash and its algorithm, with the names that exports use. An empty hash is that of a user without a password."""
+
+    text: str
+    algorithm: str = OWN
+
+    @classmethod
+    def of(cls, text: str, algorithm: str) -> Hash:
+        """Make a hash from what an export or a request says. Without an algorithm it is RabbitMQ's default. Raises UnusableHash."""
+        if text.startswith("scrypt:") or not (text or algorithm):
+            return cls(text)
+        return cls(text, foreign_hashes.algorithm_of(algorithm or foreign_hashes.DEFAULT))
+
+    def check(self, foreign: bool) -> None:
+        """Raises UnusableHash unless this is a hash that can be checked. `foreign`: whether those of other brokers are taken."""
+        if self.text == "":
+            return
+        if self.algorithm == OWN:
+            if not is_own_hash(self.text):
+                raise UnusableHash("password_hash is no hash of Kvitto")
+        elif not foreign:
+            raise UnusableHash(
+                "hashes of other brokers are refused here (--foreign-hashes off): set a password instead"
+            )
+        else:
+            foreign_hashes.check_form(self.algorithm, self.text)
+
+
 class User:
-    """A user of the broker. `password_hash` is "" for a user who cannot log in by password."""
+    """A user of the broker. `password_hash` is "" for a user who cannot log in by password, and may be that of another broker."""
 
     def __init__(self, name: str, password_hash: str, tags: Iterable[str]) -> None:
         self.name = name
         self.password_hash = password_hash
         self.tags = tuple(tags)
         self.permissions: dict[str, Permission] = {}
+        self.topics: dict[str, dict[str, TopicPermission]] = {}
+        """Topic permissions by virtual host and exchange."""
+        self.limits: dict[str, int] = {}
         self.proof = b""
+        self.algorithm = OWN
+        self.replaced = ""
+        """The fingerprint of the foreign hash which ours has replaced, "" for a password that was set here."""
+        self.replacement: tuple[str, str, bytes] | None = None
+        """A foreign hash that was found right, our own of the same password, and the proof for that, until they are stored."""
 
     def __repr__(self) -> str:
         return f"<User {self.name!r} {', '.join(self.tags)}>"
@@ -127,6 +180,16 @@ class User:
             raise ChannelError(ACCESS_REFUSED, text)
         log.debug("user %r has %s access to %s %r in vhost %r", self.name, operation, kind, name, vhost)
 
+    def authorise_topic(self, vhost: str, operation: Operation, exchange: str, routing_key: str) -> None:
+        """Raises ChannelError 403 unless this user may do this with the routing key at a topic exchange."""
+        permission = self.topics.get(vhost, {}).get(exchange)
+        if permission is not None and not permission.grants(operation, routing_key):
+            text = (
+                f"{operation} access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
+                f"refused for user '{self.name}'"
+            )
+            raise ChannelError(ACCESS_REFUSED, text)
+
 
 @dataclass(frozen=True, slots=True)
 class FirstUser:
@@ -150,6 +213,8 @@ class Users:
         self.cost = cost
         self._users: dict[str, User] = {}
         self._key = secrets.token_bytes(32)
+        self.foreign_hashes = True
+        """Whether hashes of other brokers are taken and can be used to log in."""
 
     def __iter__(self) -> Iterator[User]:
         return iter(self._users.values())
@@ -177,6 +242,15 @@ class Users:
         self._set_password(user, password, hashed)
         return user
 
+    def add_with_hash(self, name: str, given: Hash, tags: Iterable[str], limits: Mapping[str, int]) -> User:
+        """Add a user from an export, with a hash that has been checked. Raises ValueError if there is one of this name."""
+        if name in self._users:
+            raise ValueError(f"there is a user {name!r} already")
+        user = self._users[name] = User(name, given.text, tags)
+        user.algorithm, user.limits = given.algorithm, dict(limits)
+        self._keep(user)
+        return user
+
     def add_first(self, name: str, password: str, vhost: str) -> User:
         """Add the user of a new data directory: an administrator with all permissions in this virtual host. Guest's password
         is public, and guest may log in from this machine only."""
@@ -190,6 +264,8 @@ class Users:
         user = self._user(name)
         for vhost in (*user.permissions,):
             self.clear_permission(name, vhost)
+        for vhost in (*user.topics,):
+            self.clear_topic_permissions(name, vhost)
         user.proof = b""
         del self._users[name]
         self.generation += 1
@@ -205,8 +281,31 @@ class Users:
             raise ValueError("the password is empty")
         return hash_password(password, self.cost)
 
+    def set_hash(self, name: str, given: Hash) -> None:
+        """Set a hash from an export or from a request. It must have been checked.
+
+        A foreign one that ours has replaced since stays replaced: the same document may be imported again and again.
+        """
+        user = self._user(name)
+        if user.replaced and user.replaced == foreign_hashes.fingerprint(given.algorithm, given.text):
+            return
+        if (user.password_hash, user.algorithm) != (given.text, given.algorithm):
+            user.password_hash, user.algorithm, user.replaced, user.proof = given.text, given.algorithm, "", b""
+            self._keep(user)
+
+    def replace_foreign(self, user: User) -> None:
+        """Store our own hash in place of a foreign one, after the login that has shown the password."""
+        replacement, user.replacement = user.replacement, None
+        if replacement is None or self._users.get(user.name) is not user or user.password_hash != replacement[0]:
+            return
+        user.replaced = foreign_hashes.fingerprint(user.algorithm, user.password_hash)
+        user.algorithm = OWN
+        _, user.password_hash, user.proof = replacement
+        self._keep(user)
+
     def _set_password(self, user: User, password: str | None, hashed: str) -> None:
         user.password_hash = "" if password is None else hashed or self.hash(password)
+        user.algorithm, user.replaced = OWN, ""
         user.proof = b"" if password is None else self._proof(user, password)
         self._users[user.name] = user
         self._keep(user)
@@ -229,16 +328,52 @@ class Users:
             self.generation += 1
             self._define("permission", (vhost, name), None)
 
+    def set_topic_permission(self, name: str, vhost: str, exchange: str, write: str, read: str) -> None:
+        """Set a user's permission for the routing keys of an exchange. Raises InvalidPattern."""
+        user = self._user(name)
+        made = TopicPermission.of(name, vhost, write, read)
+        user.topics.setdefault(vhost, {})[exchange] = made
+        self.generation += 1
+        self._define(TOPIC_PERMISSION, (vhost, name, exchange), {"write": write, "read": read})
+
+    def clear_topic_permissions(self, name: str, vhost: str, exchange: str | None = None) -> bool:
+        """Remove a user's topic permission for an exchange, or for all of them. Returns whether there was one."""
+        user = self._user(name)
+        of_vhost = user.topics.get(vhost, {})
+        gone = [each for each in of_vhost if exchange in (None, each)]
+        for each in gone:
+            del of_vhost[each]
+            self.generation += 1
+            self._define(TOPIC_PERMISSION, (vhost, name, each), None)
+        if not of_vhost:
+            user.topics.pop(vhost, None)
+        return bool(gone)
+
+    def set_limits(self, name: str, limits: Mapping[str, int]) -> None:
+        """Replace a user's limits, which have been checked."""
+        user = self._user(name)
+        if user.limits != limits:
+            user.limits = dict(limits)
+            self._keep(user)
+
     def forget_vhost(self, vhost: str) -> None:
         """Remove all permissions in a virtual host that was deleted."""
         for name in self._users:
             self.clear_permission(name, vhost)
+            self.clear_topic_permissions(name, vhost)
 
     def restore(self, kind: str, key: tuple[str, ...], value: Mapping[str, Any]) -> None:
-        """Take a stored definition of kind "user" or "permission", as `define` got it. Users must come first."""
+        """Take a stored definition of a user or of a permission, as `define` got it. Users must come first."""
         self.generation += 1
         if kind == "user":
-            self._users[key[0]] = User(key[0], value["password_hash"], value["tags"])
+            user = self._users[key[0]] = User(key[0], value["password_hash"], value["tags"])
+            user.algorithm = value.get("hashing_algorithm", OWN)
+            user.replaced = value.get("replaced", "")
+            user.limits = value.get("limits", {})
+        elif kind == TOPIC_PERMISSION:
+            if key[1] in self._users:
+                topic = TopicPermission.of(key[1], key[0], value["write"], value["read"], stored=True)
+                self._users[key[1]].topics.setdefault(key[0], {})[key[2]] = topic
         elif key[1] in self._users:
             permission = Permission.of(value["configure"], value["write"], value["read"], stored=True)
             self._users[key[1]].permissions[key[0]] = permission
@@ -258,10 +393,21 @@ class Users:
             return None
         proof = self._proof(user, password)
         if not (user.proof and hmac.compare_digest(proof, user.proof)):
-            if not check_password(user.password_hash, password):
+            if not self._is_right(user, password):
                 return None
             user.proof = proof
         return self.known(name, peer_is_loopback)
+
+    def _is_right(self, user: User, password: str) -> bool:
+        """Check a password by the slow way. For a foreign hash it takes as long: right or wrong, there is one scrypt."""
+        if user.algorithm == OWN:
+            return check_password(user.password_hash, password)
+        stored = user.password_hash
+        ours = hash_password(password, self.cost)
+        if not self.foreign_hashes or not foreign_hashes.matches(user.algorithm, stored, _bytes(password)):
+            return False
+        user.replacement = stored, ours, self._proof_for(ours, password)
+        return True
 
     def known(self, name: str, peer_is_loopback: bool) -> User | None:
         """Return the user if there is one who may log in from that address, else None. The caller has authenticated the name."""
@@ -274,13 +420,23 @@ class Users:
 
     def _proof(self, user: User, password: str) -> bytes:
         """Return the fast keyed hash. It depends on the stored hash, too, so a change of password invalidates it."""
-        keyed = hashlib.blake2b(_bytes(user.password_hash), key=self._key)
+        return self._proof_for(user.password_hash, password)
+
+    def _proof_for(self, password_hash: str, password: str) -> bytes:
+        keyed = hashlib.blake2b(_bytes(password_hash), key=self._key)
         keyed.update(b"\0" + _bytes(password))
         return keyed.digest()
 
     def _keep(self, user: User) -> None:
         self.generation += 1
-        self._define("user", (user.name,), {"password_hash": user.password_hash, "tags": [*user.tags]})
+        value: dict[str, Any] = {"password_hash": user.password_hash, "tags": [*user.tags]}
+        if user.algorithm != OWN:
+            value["hashing_algorithm"] = user.algorithm
+        if user.replaced:
+            value["replaced"] = user.replaced
+        if user.limits:
+            value["limits"] = user.limits
+        self._define("user", (user.name,), value)
 
     def _user(self, name: str) -> User:
         user = self._users.get(name)

@@ -6,6 +6,7 @@ rely on are refused.
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -28,6 +29,14 @@ HONOURED_OF_CONSUMERS = (
     "x-stream-offset",
     "x-stream-automatic-offset-tracking",
 )
+MIRRORING = (
+    "ha-mode",
+    "ha-params",
+    "ha-sync-mode",
+    "ha-sync-batch-size",
+    "ha-promote-on-shutdown",
+    "ha-promote-on-failure",
+)
 POLICY = (
     "max-in-memory-length",
     "max-in-memory-bytes",
@@ -42,15 +51,19 @@ POLICY = (
     "consumer-disconnected-timeout",
     "stream-max-segment-size-bytes",
     "stream-filter-size-bytes",
-    "ha-mode",
-    "ha-params",
-    "ha-sync-mode",
-    "ha-sync-batch-size",
-    "ha-promote-on-shutdown",
-    "ha-promote-on-failure",
+    "federation-upstream",
+    "federation-upstream-set",
+    "federation-upstream-pattern",
+    "shards-per-node",
+    "routing-key",
+    "selector-fields",
+    "selector-field-max-bytes",
+    *MIRRORING,
 )
-"""Settings of RabbitMQ's policies that have no meaning on one node, or describe what Kvitto always does."""
-OPERATOR_POLICY = ("max-in-memory-length", "max-in-memory-bytes", "queue-version", "target-group-size", *POLICY[-6:])
+"""Settings of policies of RabbitMQ, its plugins and LavinMQ that have no meaning here, or describe what Kvitto always does."""
+OPERATOR_POLICY = ("max-in-memory-length", "max-in-memory-bytes", "queue-version", "target-group-size", *MIRRORING)
+CLOSE = 0.85
+"""How alike a name must be to be called misspelt, where names of other brokers' settings are usual."""
 NAMED_MAX = 1000
 """The most names that are remembered and logged. They come from peers, so there must be a limit."""
 
@@ -72,4 +85,6 @@ class Notices:
         for name in names:
             if name not in honoured and name not in self._named and len(self._named) < NAMED_MAX:
                 self._named.add(name)
-                log.warning("%s: %r is accepted without effect; this is said once", thing, name)
+                alike = difflib.get_close_matches(name, honoured, 1, CLOSE)
+                hint = f" (is it {alike[0]!r}?)" if alike else ""
+                log.warning("%s: %r is accepted without effect%s; this is said once", thing, name, hint)

@@ -16,10 +16,11 @@ from kvitto.base.errors import ACCESS_REFUSED, PRECONDITION_FAILED, ChannelError
 from kvitto.broker import walls
 from kvitto.broker.administration import admission, policing
 from kvitto.broker.administration.auth import DEFAULT_EXCHANGE, Operation, User
+from kvitto.broker.administration.parameters import MAX_QUEUES
 from kvitto.broker.routing.exchange import alternate_of
 from kvitto.broker.routing.route import Route
 from kvitto.broker.transfers.copying import copies
-from kvitto.broker.vhost import OPERATOR_POLICY, POLICY, generated_name
+from kvitto.broker.vhost import GENERATED, OPERATOR_POLICY, POLICY, generated_name
 from kvitto.wire import tables
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
@@ -66,6 +67,8 @@ class Operations:
         name = generated_name() if name is None else name
         self.authorise("configure", "queue", name)
         known = name in self.vhost.queues
+        if not known:
+            self._check_queue_limit(name)
         exchange = arguments.get("x-dead-letter-exchange")
         if isinstance(exchange, str) and not known:
             self.authorise("read", "queue", name)
@@ -74,6 +77,19 @@ class Operations:
             name, durable, exclusive, auto_delete, arguments, self.owner, generated=generated
         )
         return queue, not known
+
+    def _check_queue_limit(self, name: str) -> None:
+        """Raises ChannelError 406 if the virtual host has as many queues as an administrator allows it."""
+        most = self.vhost.broker.parameters.limit(self.vhost.name, MAX_QUEUES)
+        if most is not None and len(self.vhost.queues) >= most:
+            text = f"cannot declare queue '{name}': queue limit in vhost '{self.vhost.name}' ({most}) is reached"
+            raise ChannelError(PRECONDITION_FAILED, text, limit="queues")
+
+    def declare_exported_queue(self, name: str, durable: bool, auto_delete: bool, arguments: dict[str, Any]) -> Queue:
+        """Declare a queue of an export, whose name a broker may have generated. No limit of the virtual host refuses it."""
+        self.authorise("configure", "queue", name)
+        generated = name.startswith(GENERATED)
+        return self.vhost.declare_queue(name, durable, False, auto_delete, arguments, self.owner, generated=generated)
 
     def delete_queue(self, name: str, if_unused: bool, if_empty: bool) -> tuple[int, Steps]:
         """Return how many messages are ready, and the steps. An unknown queue is no error. Raises ChannelError 405, 406."""
@@ -124,6 +140,7 @@ class Operations:
     def bind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> None:
         """Add a binding. Raises ChannelError 404, 405, 406."""
         self.may_bind(source, kind, dest)
+        self.may_use_topic("read", source, routing_key)
         self.vhost.bind(source, self._dest(kind, dest), routing_key, arguments)
 
     def unbind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> None:
@@ -131,6 +148,7 @@ class Operations:
         deleted automatically. Raises ChannelError 405.
         """
         self.may_bind(source, kind, dest)
+        self.may_use_topic("read", source, routing_key)
         there = self.vhost.queues if kind == "queue" else self.vhost.exchanges
         if dest in there and source in self.vhost.exchanges:
             self.vhost.unbind(source, self._dest(kind, dest), routing_key, arguments)
@@ -147,6 +165,15 @@ class Operations:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{self.vhost.name}'"
             raise ChannelError(ACCESS_REFUSED, text)
 
+    def may_use_topic(self, operation: Operation, exchange: str, *routing_keys: str) -> None:
+        """Raises ChannelError 403 unless the user may publish ("write") or bind ("read") with these keys, if it is a topic exchange."""
+        if self.user is None or not self.user.topics:
+            return
+        found = self.vhost.exchanges.get(exchange)
+        if found is not None and found.type == "topic":
+            for routing_key in routing_keys:
+                self.user.authorise_topic(self.vhost.name, operation, exchange, routing_key)
+
     def admit(self, properties: Properties) -> int:
         """Call `admission.admit` for a message that comes without a channel. Direct reply-to is refused, as it needs a channel."""
         ttl_ms = admission.admit(properties, self.user, self.vhost.broker.limits.copies_max)
@@ -157,7 +184,9 @@ class Operations:
     def publish(self, exchange: str, routing_key: str, properties: Properties, body: bytes | Buf) -> Publishing:
         """Check a message and return the object that publishes it. Raises ChannelError 404, 406."""
         self.may_publish(exchange)
-        return Publishing(self.vhost, exchange, routing_key, properties, body, self.admit(properties))
+        ttl_ms = self.admit(properties)
+        self.may_use_topic("write", exchange, routing_key, *admission.copy_keys(properties.headers or {}))
+        return Publishing(self.vhost, exchange, routing_key, properties, body, ttl_ms)
 
     # -- policies --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ merges it with the arguments of a queue.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +100,9 @@ def _check_setting(key: str, value: Any, operator: bool) -> None:
     known = OPERATOR_POLICY if operator else HONOURED_POLICY
     if key not in known and key not in (inert.OPERATOR_POLICY if operator else inert.POLICY):
         sort = "operator policies" if operator else "policies"
-        raise InvalidPolicy(f"{key!r} is no setting of {sort}; these are: {', '.join(known)}")
+        alike = difflib.get_close_matches(key, (*known, *inert.POLICY), 1)
+        hint = f", is it {alike[0]!r}?" if alike else ";"
+        raise InvalidPolicy(f"{key!r} is no setting of {sort}{hint} These are: {', '.join(known)}")
     if value is None:
         raise InvalidPolicy(f"{key}: there is no value")
     if key == ALTERNATE and not (isinstance(value, str) and len(value.encode()) <= SHORTSTR_MAX):

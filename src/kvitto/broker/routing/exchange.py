@@ -193,6 +193,11 @@ class Exchange:
         self.index.add(routing_key, dest, arguments)
         return True
 
+    def has(self, dest: Dest, routing_key: str, arguments: dict[str, Value]) -> bool:
+        """Whether there is a binding that is equal to this one."""
+        own = self._bindings.get(dest)
+        return own is not None and (routing_key, identity(arguments)) in own
+
     @property
     def steps(self) -> int:
         return self.index.steps

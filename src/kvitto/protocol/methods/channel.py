@@ -13,6 +13,7 @@ from kvitto.base.errors import (
     ChannelError,
     ConnectionError_,
 )
+from kvitto.broker.administration.parameters import MAX_CHANNELS, bounded
 from kvitto.protocol.channel import Channel
 from kvitto.wire.methods import (
     AccessRequest,
@@ -45,11 +46,24 @@ def open_(conn: Connection, number: int, chan: Channel | None) -> None:
     if conn.hub.channels >= conn.broker.limits.channels_max:
         text = f"all connections together have {conn.broker.limits.channels_max} channels, the limit"
         raise ConnectionError_(RESOURCE_ERROR, text, limit="channels")
+    _check_user_limit(conn)
     conn.channels[number] = Channel(conn, number)
     conn.hub.channels += 1
     conn.hub.channels_made += 1
     conn.forget_last()
     conn.send(number, ChannelOpenOk())
+
+
+def _check_user_limit(conn: Connection) -> None:
+    """Raises ConnectionError_ 530 if the user has as many channels, on all connections, as an administrator allows."""
+    most = bounded(conn.user.limits, MAX_CHANNELS)
+    if most is None:
+        return
+    opened = conn.hub.connections
+    conn.spend(len(opened) // WOKEN_PER_US)
+    if sum(len(c.channels) for c in opened if c.user is conn.user) >= most:
+        text = f"number of channels opened for user '{conn.user.name}' has reached the maximum allowed user limit of ({most})"
+        raise ConnectionError_(NOT_ALLOWED, text, limit="channels")
 
 
 def close(conn: Connection, chan: Channel, _method: ChannelClose) -> None:

@@ -31,6 +31,8 @@ from kvitto.wire import tables
 NOT_FINISHED = b"salvage not finished\n"
 """The format of a directory that is not complete yet: no broker starts there."""
 COPY_BYTES = 4 << 20
+IN_VHOSTS = ("policy", "operator_policy", "exchange", "queue", "binding", "stage", "writer")
+"""Kinds of definitions whose virtual host has to be there; the first part of their keys is its name."""
 
 
 class Salvage:
@@ -103,7 +105,7 @@ class Salvage:
                 fresh.append(("queue", key, value))
                 self.made[folder.path] = f"{key[1]} in {key[0]}"
         vhosts = {key[0] for kind, key, _ in known if kind == "vhost"}
-        used = {key[0] for kind, key, _ in [*known, *fresh] if kind not in ("vhost", "user", "permission")}
+        used = {key[0] for kind, key, _ in [*known, *fresh] if kind in IN_VHOSTS}
         return [*(("vhost", (name,), dict[str, Any]()) for name in sorted(used - vhosts)), *fresh]
 
     @staticmethod

@@ -1,0 +1,91 @@
+"""The commands of `kvitto ctl` that bring all definitions of a broker into a file, and those of a file into a broker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kvitto.cli.lists import Shown
+from kvitto.cli.management import REFUSED, USAGE, Failure, Management
+
+STDIO = "-"
+IMPORT_S = 600.0
+"""100,000 bindings take some seconds, on a slow disk and a busy machine longer."""
+
+
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    text = "write all definitions into FILE, or to stdout for -: users, vhosts, queues, bindings, ..."
+    sub = add("export_definitions", export_definitions, text, "file")
+    sub.add_argument("-p", "--vhost", help="only this virtual host, for any other one")
+    text = "take over the definitions in FILE, or on stdin for -, of Kvitto, RabbitMQ or LavinMQ"
+    sub = add("import_definitions", import_definitions, text, "file")
+    sub.add_argument("-p", "--vhost", help="into this virtual host")
+    sub.add_argument(
+        "--skip-errors", action="store_true", help="leave out what cannot be taken, in place of everything"
+    )
+
+
+def export_definitions(api: Management, args: argparse.Namespace) -> str | Shown:
+    found = api.get(*_path(args))
+    text = in_lines(found)
+    if args.file == STDIO:
+        return found, text.rstrip("\n"), 0
+    part = f"{args.file}.part"
+    try:
+        # it has the hashes of passwords, so it is for its owner only; a file of that name is replaced as a whole
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, args.file)
+    except OSError as error:
+        raise Failure(USAGE, f"cannot write {args.file}: {error.strerror or error}") from None
+    return f"{_count(found)} definitions are in {args.file}"
+
+
+def import_definitions(api: Management, args: argparse.Namespace) -> Shown:
+    try:
+        if args.file == STDIO:
+            body = sys.stdin.buffer.read()
+        else:
+            with open(args.file, "rb") as file:
+                body = file.read()
+    except OSError as error:
+        raise Failure(USAGE, f"cannot read {args.file}: {error.strerror or error}") from None
+    query = "?skip_errors=true" if args.skip_errors else ""
+    answer = api.upload(*_path(args), content=body, query=query, accept=(400, 409), timeout_s=IMPORT_S)
+    found = answer if isinstance(answer, dict) else {}
+    refused = found.get("refused", [])
+    lines = [f"not taken: {_sentence(item)}" for item in refused]
+    lines += [f"without effect here: {what}" for what in found.get("without_effect", ())]
+    if "error" in found:
+        raise Failure(REFUSED, "\n".join((found["reason"], *lines)))
+    taken = f"{found['taken']} definitions are there" if "taken" in found else "all definitions are there"
+    lines.append(f"{taken}, {len(refused)} are not" if refused else taken)
+    return found or {"refused": [], "without_effect": []}, "\n".join(lines), REFUSED if refused else 0
+
+
+def in_lines(definitions: dict[str, Any]) -> str:
+    """Return the document with one item on a line, as people and version control like to read it."""
+    members = []
+    for name, value in definitions.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
+        members.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(members) + "\n}\n"
+
+
+def _path(args: argparse.Namespace) -> tuple[str, ...]:
+    return ("definitions",) if args.vhost is None else ("definitions", args.vhost)
+
+
+def _count(definitions: dict[str, Any]) -> int:
+    return sum(len(value) for value in definitions.values() if isinstance(value, list))
+
+
+def _sentence(item: dict[str, str]) -> str:
+    where = f" in vhost '{item['vhost']}'" if item["vhost"] else ""
+    return f"{item['kind']} '{item['name']}'{where}: {item['reason']}"
