@@ -61,6 +61,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "ctl get q --count x",
             "kvitto ctl get: argument --count: must be a number, not 'x' (see `kvitto ctl get --help`)",
         ),
+        (
+            "perf throughput --uri http://x",
+            "kvitto perf throughput: argument --uri: an AMQP URI starts with amqp:// or amqps://, this one with 'http'"
+            " (see `kvitto perf throughput --help`)",
+        ),
         ("pipeline lnd", "kvitto pipeline: there is no command 'lnd': is it land? (see `kvitto pipeline --help`)"),
     ],
 )

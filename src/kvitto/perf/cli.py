@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvitto.client.uri import DEFAULT_URI
+from kvitto.client.uri import DEFAULT_URI, parse_uri
 from kvitto.perf import confirms, rpc, throughput
 from kvitto.perf.options import Options
 
@@ -97,8 +97,17 @@ def add_confirms(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--uri", default=DEFAULT_URI, help=f"the broker ({DEFAULT_URI.replace('%', '%%')})")
+    parser.add_argument("--uri", type=uri, default=DEFAULT_URI, help=f"the broker ({DEFAULT_URI.replace('%', '%%')})")
     parser.add_argument("-j", "--json", action="store_true", help="print one JSON object instead of text")
+
+
+def uri(text: str) -> str:
+    """The value of an argument that is an AMQP URI."""
+    try:
+        parse_uri(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def natural(text: str) -> int:
