@@ -95,6 +95,7 @@ class World:
         [self.tag] = [c["consumer_tag"] for c in self.admin.get("/api/consumers")]
         [self.connection] = [c["name"] for c in self.admin.get("/api/connections")]
         self.node = self.admin.get("/api/overview")["node"]
+        self.backup = self.admin.post("/api/backup", {}).json["name"]
 
     def path(self, pattern: str) -> str:
         """The pattern with names of what is there."""
@@ -105,6 +106,7 @@ class World:
             "nodes": self.node,
             "channels": f"{self.connection} (1)",
             "feature-flags": "quorum_queue",
+            "backup": self.backup,
         }
         filled = {
             "vhost": "/",

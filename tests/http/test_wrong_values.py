@@ -116,6 +116,8 @@ WITHOUT_BODY: dict[str, Any] = {
     "PUT /api/feature-flags/{name}/enable": {},
     "POST /api/rebalance/queues": {},
     "DELETE /api/reset": {},
+    "POST /api/backup": {},
+    "DELETE /api/backup/{name}": {},
     "DELETE /api/reset/{node}": {},
     "DELETE /api/auth/attempts/{node}": {},
     "DELETE /api/auth/attempts/{node}/source": {},
@@ -178,10 +180,14 @@ class World:
         wait_until(lambda: self.api.get("/api/consumers") != [])
         self.connection = self.api.get("/api/connections")[0]["name"]
         self.node = self.api.get("/api/overview")["node"]
+        self.backup = ""
 
     def path(self, pattern: str) -> str:
         kind = pattern.split("/")[2]
-        names = {**NAMES, "name": self.connection if kind == "connections" else KINDS.get(kind, "thing")}
+        if kind == "backup" and "{name}" in pattern:
+            self.backup = self.backup or self.api.post("/api/backup", {}).json["name"]
+        kinds = {**KINDS, "connections": self.connection, "backup": self.backup}
+        names = {**NAMES, "name": kinds.get(kind, "thing")}
         names |= {"vhost": "side" if kind == "vhosts" else "/", "connection": self.connection, "node": self.node}
         return "/".join(quote(names[p[1:-1]], safe="") if p[:1] == "{" else p for p in pattern.split("/"))
 

@@ -24,6 +24,7 @@ WANTED = {
     "eio": 1_500,
     "enospc": 200,
     "replica": 20_000,
+    "backup": 2_000,
 }
 """States or failures of each kind that a full run tries."""
 PARTS = {"power": 0.2, "tx": 0.2, "replica": 0.5}

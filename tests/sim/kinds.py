@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.sim.backups import backup
 from tests.sim.cuts import power, torn, tx
 from tests.sim.faults import eio, enospc
 from tests.sim.flips import bitflip
@@ -19,5 +20,6 @@ KINDS: dict[str, Callable[..., Result]] = {
     "enospc": enospc,
     "prefix": prefix,
     "replica": replica,
+    "backup": backup,
 }
 """From a seed, and the part that is to be tried of what could be (1.0: all)."""

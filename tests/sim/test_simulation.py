@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from kvitto.store.commit import Commit, GroupCommit
+from kvitto.store.cut import Cut
 from kvitto.store.journal import Journal
 from kvitto.store.log import Log
 from kvitto.store.reading import LogReader, Window
 from kvitto.store.recovery import Recovery
 from kvitto.store.segment import Segment
 from kvitto.store.store import Store
+from kvitto.store.taking import Taking
 from tests.sim.kinds import KINDS
 from tests.sim.world import SimulatedRun, small_world
 from tests.support.recording import RecordingDisk
@@ -32,6 +34,7 @@ PARTS = {
     "enospc": 1.0,
     "prefix": 0.1,
     "replica": 0.1,
+    "backup": 1.0,
 }
 RUNS = 2
 
@@ -147,3 +150,24 @@ def test_a_broker_that_tells_too_early_is_found_out(
 ) -> None:
     replace(monkeypatch, where, name, broken)
     assert any(KINDS["replica"](seed, 0.3).findings for seed in range(20))
+
+
+def keep_late(self: Cut, log: Log) -> None:
+    """Note nothing before it changes."""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken"),
+    [
+        (Cut, "keep", keep_late),
+        (Cut, "going", lambda self, path: None),
+        (Cut, "_stage_offsets", lambda self, path, content: len(content)),
+        (Taking, "_is_sealed", lambda self, path, entry: True),
+    ],
+    ids=["a moment for each queue", "files that are gone", "offsets that are not copied", "links to files that grow"],
+)
+def test_a_backup_of_several_moments_is_found_out(
+    where: type, name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, broken)
+    assert any(KINDS["backup"](seed).findings for seed in range(20))

@@ -16,7 +16,7 @@ from random import Random
 from typing import TypeVar
 
 from kvitto.base.errors import StoreError, StoreFull
-from kvitto.store.disk import Bytes, Remover
+from kvitto.store.disk import Bytes, Keeper, Remover
 
 PID = 4711
 T = TypeVar("T")
@@ -195,6 +195,7 @@ class SimDisk:
         """A test looks into it afterwards."""
 
     def __init__(self, boot: int = 1, *, reserving: bool = True) -> None:
+        self.keeper: Keeper | None = None
         self.remover: Remover | None = None
         self.reserving = reserving
         self.linking = True
@@ -256,6 +257,9 @@ class SimDisk:
         if inode is None or (b in self._names and self._names[b] is None):
             raise StoreError(f"cannot rename {a} to {b}: no such file, or a directory")
         self._directory(parent(b))
+        self._going(a)
+        if b in self._names:
+            self._going(b)
         if a != b:
             self._rename(NameChange(b, inode, made=True, moved_from=a))
 
@@ -274,6 +278,7 @@ class SimDisk:
         self.alive()
         if self._names.get(path) is None:
             raise StoreError(f"cannot remove {path}: no such file")
+        self._going(path)
         self._rename(NameChange(path, None, made=False))
 
     def rmtree(self, path: str) -> None:
@@ -282,8 +287,14 @@ class SimDisk:
         assert path, "the data directory itself stays"
         self._no_file(path)
         below = sorted(name for name in self._names if name == path or name.startswith(path + "/"))
+        for name in below:
+            self._going(name)
         for name in reversed(below):
             self._rename(NameChange(name, None, made=False))
+
+    def _going(self, path: str) -> None:
+        if self.keeper is not None:
+            self.keeper.going(path)
 
     def open_dir(self, path: str) -> int:
         raise NotImplementedError

@@ -37,6 +37,8 @@ TABLE_DEPTH_MAX = 32
 # limits that nobody sets
 REFUSED_MAX = 256
 """The number of connections above the limit that get an answer at one time; further ones are closed without one."""
+BACKUP_SILENCE_MS = 60_000
+"""A backup is given up if whoever takes it has not asked for its state for this time: it keeps files that take room."""
 FILES_RESERVE = 1024
 """File descriptors that connections and new queues leave to HTTP, the journal and further segments; at most an eighth of all."""
 FILES_PER_QUEUE = 2

@@ -18,6 +18,7 @@ from kvitto.broker import walls
 from kvitto.broker.administration import delaying, removal
 from kvitto.broker.administration.archives import STEPS, Archives
 from kvitto.broker.administration.auth import TOPIC_PERMISSION, FirstUser, Users
+from kvitto.broker.administration.backups import Backups
 from kvitto.broker.administration.inert import Notices
 from kvitto.broker.administration.parameters import GLOBAL_PARAMETER, PARAMETER, Parameters
 from kvitto.broker.counts import Attempts, Churn, Counts
@@ -66,6 +67,7 @@ class Broker(Turning):
         self.parking = Parking(self)
         self.stages = Stages(self)
         self.archives = Archives(self)
+        self.backups = Backups(self)
         self.readers = RangeReaders()
         self.filtering = Budget()
         self.records = Records(self)

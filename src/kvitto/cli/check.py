@@ -54,7 +54,12 @@ def survey(disk: ReadOnlyDisk) -> Survey:
 
 
 def verdict(found: Survey, directory: Path) -> str:
-    end = "left in order" if found.ending.in_order else "not left in order: the next start will cut torn tails"
+    if found.ending.of_backup:
+        end = "a backup of a running broker"
+    elif found.ending.in_order:
+        end = "left in order"
+    else:
+        end = "not left in order: the next start will cut torn tails"
     if not found.findings:
         return f"{directory} is sound ({end})"
     places = "1 damaged place" if len(found.findings) == 1 else f"{len(found.findings)} damaged places"

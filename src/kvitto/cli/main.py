@@ -62,6 +62,7 @@ COMMANDS = {
     "serve": "kvitto.cli.serve",
     "ctl": "kvitto.cli.ctl",
     "migrate": "kvitto.cli.migrate",
+    "backup": "kvitto.cli.backup",
     "check": "kvitto.cli.check",
     "salvage": "kvitto.cli.salvage",
     "perf": "kvitto.perf.cli",

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from kvitto.base.limits import Limits
 from kvitto.http import (
+    backups,
     bindings,
     connections,
     definitions,
@@ -60,6 +61,7 @@ class Router:
     def __init__(self) -> None:
         self._by_length: dict[int, dict[tuple[str, ...], dict[str, Route]]] = {}
         for module in (
+            backups,
             bindings,
             connections,
             definitions,

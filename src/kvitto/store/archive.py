@@ -73,6 +73,7 @@ class Archive:
         """There was no room on the disk: no segment is moved until the broker clears this."""
         self._coming: set[Segment] = set()
         self._find()
+        store.archives[self] = None
 
     def _find(self) -> None:
         disk, names = self.store.disk, self.store.disk.listdir(self.directory)
@@ -194,6 +195,7 @@ class Archive:
             return
         self._coming.discard(segment)
         segment.archived = True
+        self._note()
         if all(kept.base != segment.base for kept in self.kept):
             insort(self.kept, Kept(segment.base, self._size(segment.base)))
         self._enter(next(kept for kept in self.kept if kept.base == segment.base))
@@ -223,6 +225,7 @@ class Archive:
             except StoreFull:
                 return True
             left -= kept.size
+            self._note()
             self.kept.remove(kept)
             remove = partial(self.store.removals.add, SEGMENT_BYTES, partial(self._remove, kept.base))
             self.store.commits.when_synced(remove)
@@ -238,9 +241,16 @@ class Archive:
         names = self.store.disk.listdir(self.directory)
         if any(name.endswith((paths.SEGMENT_SUFFIX, paths.SETTLEMENTS_SUFFIX)) for name in names):
             return False
+        self._note()
+        self.store.archives.pop(self, None)
         self.store.disk.rmtree(self.directory)
         self.store.commits.renamed(paths.ARCHIVE)
         return True
+
+    def _note(self) -> None:
+        """Have a backup note what is kept, because that is about to change (store/cut.py)."""
+        if self.store.cut is not None:
+            self.store.cut.keep_archive(self)
 
     def _is_old(self, kept: Kept) -> bool:
         if self.max_age_ms < 0:

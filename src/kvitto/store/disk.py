@@ -54,7 +54,7 @@ _ADVICE = {
     errno.EIO: "the device failed: see the system log before starting again",
 }
 
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class File(Protocol):
@@ -114,8 +114,17 @@ class Remover(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """Is told of each name that is about to be removed, so that it can give the file another one."""
+
+    def going(self, path: str) -> None: ...
+
+
 class Disk(Protocol):
     """A directory tree that belongs to this process."""
+
+    keeper: Keeper | None
+    """Who is told before a file loses its name."""
 
     remover: Remover | None
     """Who frees the bytes of large files that are removed. Without one, their removal takes as long as that does."""
@@ -311,6 +320,7 @@ class RealDisk:
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
         self._open_files: set[RealFile] = set()
+        self.keeper: Keeper | None = None
         self.remover: Remover | None = None
         try:
             _make_dirs_durably(self.root)
@@ -353,6 +363,10 @@ class RealDisk:
             fail("make the directory", full, error)
 
     def rename(self, a: str, b: str) -> None:
+        if self.keeper is not None:
+            self.keeper.going(a)
+            if self.exists(b):
+                self.keeper.going(b)
         replaced = self._held_open(self._full(b))
         try:
             os.replace(self._full(a), self._full(b))
@@ -365,7 +379,7 @@ class RealDisk:
         try:
             os.link(self._full(a), self._full(b))
         except OSError as error:
-            if error.errno in _NO_LINKS:
+            if error.errno in NO_LINKS:
                 return False
             fail(f"link {self._full(a)} to", self._full(b), error)
         return True
@@ -376,6 +390,8 @@ class RealDisk:
 
     def unlink(self, path: str) -> None:
         full = self._full(path)
+        if self.keeper is not None:
+            self.keeper.going(path)
         removed = self._held_open(full)
         try:
             os.unlink(full)
@@ -397,6 +413,9 @@ class RealDisk:
 
     def rmtree(self, path: str) -> None:
         assert path, "the data directory itself stays"
+        if self.keeper is not None:
+            for name in self.listdir(path):
+                self.keeper.going(f"{path}/{name}")
         try:
             shutil.rmtree(self._full(path))
         except FileNotFoundError:

@@ -86,10 +86,17 @@ def _seed(name: bytes, at: int = 0) -> int:
     return u64(name, at + _CHECKED)
 
 
-def _header(slots: int) -> bytes:
+def header(slots: int) -> bytes:
+    """Encode slot 0 of an inventory that has so many slots behind it."""
     body = INVENTORY.before("checksum").pack(INVENTORY_MAGIC, INVENTORY_VERSION, b"")
     seed = xxhash.xxh3_64_intdigest(body)
     return body + bytes_of(seed) + _sizes(seed, (slots, 0, 0))
+
+
+def slot(key: Key, sizes: Sizes) -> bytes:
+    """Encode an entry."""
+    name = _name(key)
+    return name + _sizes(_seed(name), sizes)
 
 
 @dataclass
@@ -108,7 +115,7 @@ class Contents:
 def read(data: bytes, in_order: bool, power_cut: bool) -> Contents:
     """Decode and judge the inventory. `in_order`, `power_cut`: how the last owner ended. If not in order, an entry may be half written."""
     found = Contents([], max(len(data) // SLOT - 1, 0), [], [])
-    head = _header(0)
+    head = header(0)
     if data[:HALF] != head[:HALF]:
         found.damage.append(("its header cannot be read: which files there should be is not known", 0))
         return Contents([], -1, found.damage, [])
@@ -176,7 +183,7 @@ class Inventory:
         """Make an empty inventory. Its contents are durable; its name needs a sync of the directory."""
         file = self._disk.open(paths.INVENTORY, create=True)
         file.truncate(0)
-        file.write_at(0, [_header(0)])
+        file.write_at(0, [header(0)])
         file.sync()
         file.close()
 
@@ -203,7 +210,7 @@ class Inventory:
         self._free = [slot for slot in range(1, self._slots + 1) if slot not in used]
         for slot in (*self._found.bad, *self._twice):
             self._write(slot * SLOT, FREE)
-        self._write(HALF, _header(self._slots)[HALF:])
+        self._write(HALF, header(self._slots)[HALF:])
         for entry in self._found.entries:
             if entry.slot in used:
                 key = (entry.kind, entry.queue_id, entry.number)
@@ -235,7 +242,7 @@ class Inventory:
         """Return a slot for a file that is being made. Raises StoreFull if there is no room for one."""
         if not self._free:
             self.file.write_at((1 + self._slots) * SLOT, [bytes(STEP * SLOT)])
-            self.file.write_at(HALF, [_header(self._slots + STEP)[HALF:]])
+            self.file.write_at(HALF, [header(self._slots + STEP)[HALF:]])
             self._free = list(range(self._slots + 1, self._slots + STEP + 1))
             self._slots += STEP
         return heappop(self._free)

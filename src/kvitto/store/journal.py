@@ -51,6 +51,8 @@ class Journal:
         """The slots of the files in the inventory."""
         self._ends: dict[int, int] = {}
         """The sizes of files that are complete and that no sync has covered to their end."""
+        self._complete: dict[int, int] = {}
+        """The bytes of records in each file that is not written any more."""
 
     def replay(self, floor: int) -> Iterator[Record]:
         """Yield the records on disk in order. `floor` is the highest sequence that any queue has applied. Raises StoreError for damage."""
@@ -100,6 +102,7 @@ class Journal:
 
     def _enter(self, number: int, size: int, entry: Entry | None) -> None:
         """Have the inventory know a file that a start has found, with `size` bytes of records."""
+        self._complete[number] = size
         if entry is None:
             self._slots[number] = self.store.inventory.take()
             self.store.inventory.put(self._slots[number], (JOURNAL, NOBODY, number), (size, 0, 0))
@@ -117,6 +120,10 @@ class Journal:
             file.sync()
         file.close()
         return data
+
+    def files(self) -> list[tuple[int, str, int]]:
+        """Return (number, path, bytes of records) of each file that a start would replay."""
+        return [(n, self._names[n], self._complete.get(n, self._size)) for n in sorted(self._last)]
 
     @property
     def written(self) -> tuple[int, int]:
@@ -221,7 +228,7 @@ class Journal:
             self.store.inventory.drop(slot)
             raise
         if self._number in self._files:
-            self._ends[self._number] = self._size
+            self._ends[self._number] = self._complete[self._number] = self._size
         self._number, self._salt = self._number + 1, salt
         self._names[self._number], self._files[self._number], self._last[self._number] = name, file, self.sequence
         self._slots[self._number] = slot
@@ -265,6 +272,7 @@ class Journal:
         for number in gone:
             self.store.commits.close(self._files.pop(number, None))
             self._ends.pop(number, None)
+            self._complete.pop(number, None)
         if self._number not in self._last:
             self._file = None
         names = [self._names.pop(number) for number in gone]

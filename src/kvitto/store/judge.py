@@ -62,6 +62,8 @@ class Ending:
     in_order: bool
     intact: bool
     power_cut: bool
+    of_backup: bool = False
+    """The directory is a backup that no broker has started on. All its files are complete, as they were while a broker ran."""
 
 
 class Header(Enum):

@@ -66,6 +66,8 @@ class Log:
         self._scratch = Buf(0)
         self.mark_segment: Segment | None = None
         self._slices: Slices | None = None
+        if durable:
+            store.logs[self] = None
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -73,6 +75,8 @@ class Log:
         """Append a batch, which the next sync makes durable. Raises StoreFull or StoreError; then nothing was appended."""
         size = batch.size()
         self._room.take(size, self.directory)
+        if self.store.cut is not None:
+            self.store.cut.keep(self)
         current = self._writable(batch)
         current.write(batch, self.durable and self._commits.syncing and not self._room.short)
         self.next = batch.first + batch.count
@@ -88,8 +92,10 @@ class Log:
         """
         if self._slices is None:
             self._room.take(batch.size(), self.directory)
+            self._keep()
             self._slices = Slices(self._writable(batch), batch)
         slices = self._slices
+        self._keep()
         try:
             size = slices.write(most)
         except StoreFull:
@@ -102,6 +108,11 @@ class Log:
             self.next = batch.first + batch.count
             self.journal = max(self.journal, batch.journal)
         return size
+
+    def _keep(self) -> None:
+        """Have a backup note what the files have, because that is about to change (store/cut.py)."""
+        if self.store.cut is not None:
+            self.store.cut.keep(self)
 
     @property
     def is_writing(self) -> bool:
@@ -129,6 +140,7 @@ class Log:
         return self.create(batch.first)
 
     def create(self, base: int) -> Segment:
+        self._keep()
         if not self.segments:
             self.store.make_dir(self.directory, self.durable)
         fresh = Segment(base)
@@ -196,6 +208,8 @@ class Log:
         return self.segments[max(bisect_right(bases, lowest) - 1, 0) : bisect_right(bases, highest)]
 
     def append_block(self, segment: Segment, entries: memoryview, mark: int) -> None:
+        if self.store.cut is not None:
+            self.store.cut.keep(self)
         if segment.acks is None:
             path = paths.settlements(self.directory, segment.base)
             segment.acks = self.store.disk.open(path, create=True)
@@ -240,6 +254,7 @@ class Log:
                 self.store.forget_entry(segment)
             except StoreFull:
                 return
+            self._keep()
             self.segments.remove(segment)
             self._unlink(segment)
         if self.leaving and not self.segments:
@@ -299,6 +314,7 @@ class Log:
 
     def delete(self) -> None:
         """Unlink all files of a queue whose definition has been deleted. If there is no room to write that, the queue may come back."""
+        self._keep()
         self._stop_writing()
         if self.archive is not None:
             self.trim()
@@ -318,6 +334,7 @@ class Log:
 
     def leave(self) -> None:
         """Move the segments whose messages are all settled to the archive, and unlink all others: the queue is durably deleted."""
+        self._keep()
         self.leaving = True
         self.store.leaving[self] = None
         for segment in self.segments[:]:

@@ -7,6 +7,7 @@ write leaves the value before it. Used by the log of a stream.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,12 @@ log = logging.getLogger("kvitto.store")
 
 
 class Offsets:
-    def __init__(self, store: Store, directory: str) -> None:
+    def __init__(self, store: Store, directory: str, before_write: Callable[[], None]) -> None:
+        """`before_write` is called before the file changes."""
         self._store = store
+        self._before_write = before_write
         self._directory = directory
-        self._path = paths.offsets(directory)
+        self.path = paths.offsets(directory)
         self._file: File | None = None
         self._kept: dict[str, Kept] = {}
         self._free: list[tuple[int, int]] = []
@@ -51,6 +54,11 @@ class Offsets:
     def on_disk(self) -> bool:
         return self._file is not None
 
+    def content(self) -> bytes:
+        """Return what is in the file now."""
+        assert self._file is not None
+        return self._file.read_at(0, self._file.size())
+
     def get(self, tag: str) -> int | None:
         """Return the offset from which this consumer goes on, None if the tag is not known."""
         found = self._kept.get(tag)
@@ -70,7 +78,7 @@ class Offsets:
             self._changed.pop(oldest, None)
             log.info(
                 "%s: forgets how far %r has read, since %d other consumers have acked later",
-                self._path,
+                self.path,
                 oldest,
                 TAGS_MAX,
             )
@@ -84,10 +92,11 @@ class Offsets:
         """Write what has changed, which the next sync makes durable. Without room on the disk the next call tries again."""
         if not self._changed:
             return
+        self._before_write()
         with suppress(StoreFull):
             if self._file is None:
                 self._store.make_dir(self._directory, True)
-                self._file = self._store.disk.open(self._path, create=True)
+                self._file = self._store.disk.open(self.path, create=True)
                 self._store.commits.renamed(self._directory)
             for tag in list(self._changed):
                 self._write_slot(tag, self._kept[tag])
@@ -115,19 +124,19 @@ class Offsets:
         """Read the file at a start. An alarm tells of each tag that cannot be read."""
         store, disk = self._store, self._store.disk
         known = store.inventory.claim(OFFSETS, self._queue_id).get(0)
-        if not disk.exists(self._path):
+        if not disk.exists(self.path):
             if known is not None:
                 store.remember(self._directory, paths.offsets(self._directory) + paths.QUARANTINE_SUFFIX)
-                store.alarm(f"{self._path} is missing: the stream's named consumers start over")
+                store.alarm(f"{self.path} is missing: the stream's named consumers start over")
                 store.drop_slot(known.slot)
             return
-        self._file = disk.open(self._path)
+        self._file = disk.open(self.path)
         data = self._file.read_at(0, self._file.size())
         if known is not None:
             self._slot, self._entered = known.slot, known.size
             if len(data) < known.size:
                 store.alarm(
-                    f"{self._path} ends at byte {len(data)} of {known.size}: named consumers of the stream start over"
+                    f"{self.path} ends at byte {len(data)} of {known.size}: named consumers of the stream start over"
                 )
         self._take(data, known)
         if store.upgrading:
@@ -146,7 +155,7 @@ class Offsets:
             else:
                 self._free.append((pair.number, -1))
             if pair.is_damaged:
-                self._store.alarm(f"{self._path}, byte {pair.position}: {pair.what.value}")
+                self._store.alarm(f"{self.path}, byte {pair.position}: {pair.what.value}")
             elif pair.what is Slots.TORN:
                 self._mend(pair.number, pair.newest)
         self._kept = dict(sorted(kept, key=lambda tag: tag[1].time_ms))
@@ -179,19 +188,20 @@ class Offsets:
             at = SLOT * (2 * kept.pair + (kept.sequence + 1) % 2)
             content[at : at + SLOT] = slot.encode(tag, kept, self._seed)
             kept.sequence += 1
-        name = self._path + ".new"
+        name = self.path + ".new"
         file = self._store.disk.open(name, create=True)
         file.truncate(0)
         file.write_at(0, [content])
         file.sync()
         file.close()
-        self._store.disk.rename(name, self._path)
+        self._store.disk.rename(name, self.path)
         self._store.disk.sync_dir(self._directory)
-        self._file = self._store.disk.open(self._path)
+        self._file = self._store.disk.open(self.path)
         self._enter(len(content))
 
     def close(self) -> None:
         """Close the file, because the stream is deleted."""
+        self._before_write()
         self._store.commits.close(self._file)
         self._file = None
         self._changed.clear()

@@ -14,8 +14,11 @@ TRANSIENT = "transient"
 ARCHIVE = "archive"
 SPARE = "spare"
 INVENTORY = "inventory"
+STAGING = "backup"
+INCOMPLETE = "incomplete-backup"
+"""The file that a backup has until it is complete. No broker starts in a directory with this file."""
 
-ROOT = frozenset((LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY))
+ROOT = frozenset((LOCK, BOOT, FORMAT, DEFINITIONS, JOURNALS, QUEUES, TRANSIENT, ARCHIVE, SPARE, INVENTORY, STAGING))
 """All names in the data directory itself. A file that is being written may have `.new` behind its name."""
 NOBODYS = "lost+found"
 """A directory that file systems make in their own root."""
@@ -74,6 +77,16 @@ def orphan(directory: str) -> str:
 def copying(path: str) -> str:
     """The name of a copy until it is complete."""
     return path + ".new"
+
+
+def staging(name: str) -> str:
+    """The directory of a backup that is being taken: files that have been removed from their own place meanwhile, and copies."""
+    return f"{STAGING}/{name}"
+
+
+def staged(directory: str, path: str) -> str:
+    """The name of the file `path` in a staging directory."""
+    return f"{directory}/{path.replace('/', '.')}"
 
 
 def journal(number: int, salt: int) -> str:

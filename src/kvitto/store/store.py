@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kvitto.base.clock import Clock
 from kvitto.base.errors import StoreError, StoreFull, SyncError
@@ -28,11 +29,17 @@ from kvitto.store.removals import SMALL_FILE, Removals
 from kvitto.store.room import ROOM_KEPT, Room
 from kvitto.store.segment import HEADER, Segment
 
+if TYPE_CHECKING:
+    from kvitto.store.archive import Archive
+    from kvitto.store.cut import Cut
+
 FORMAT = b"kvitto 2\n"
 WITHOUT_INVENTORY = b"kvitto 1\n"
 """The format before this one, which had no inventory: a start makes one of what it finds."""
 IN_ORDER = b"in order"
 """The content of `boot` before the first owner. Any content of this length means an end in order: cutting a file takes no room."""
+OF_BACKUP = b"backup\n"
+"""The content of `boot` in a backup of a running broker."""
 STARTING = b"starting"
 UNKNOWN_BOOT = b"unknown"
 """Written over a boot id or its beginning: no boot id begins like this."""
@@ -62,6 +69,7 @@ def is_new(disk: Disk, text: bytes) -> bool:
 def refuse_foreign(disk: Disk) -> None:
     """Raise StoreError if the directory has files that are not a broker's: later nobody could tell which are whose."""
     names = disk.listdir("")
+    refuse_incomplete(disk)
     if paths.FORMAT in names or paths.DEFINITIONS in names:
         return
     for name in names:  # an interrupted first start leaves some of the broker's own files
@@ -71,11 +79,21 @@ def refuse_foreign(disk: Disk) -> None:
             raise StoreError(f"{text}: choose an empty directory, or one that is not there yet")
 
 
+def refuse_incomplete(disk: Disk) -> None:
+    """Raise StoreError if the directory is a backup that is not complete."""
+    if disk.exists(paths.INCOMPLETE):
+        where = getattr(disk, "root", "the directory")
+        text = f"{where} is a backup that was never completed (it has the file {paths.INCOMPLETE})"
+        raise StoreError(f"{text}: remove it, and take another one with `kvitto backup`")
+
+
 def how_it_ended(disk: Disk) -> Ending:
     """Find out how the last owner left the directory. If no file tells, assume a power cut."""
     text = disk.read_file(paths.BOOT) if disk.exists(paths.BOOT) else b""
     if len(text) == len(IN_ORDER) or (not text and format_of(disk) != FORMAT):
         return Ending(True, True, False)
+    if text == OF_BACKUP:
+        return Ending(False, True, False, True)
     left = text.split()
     return Ending(False, STARTING in left, not left or left[0] != disk.boot_id().encode())
 
@@ -129,7 +147,13 @@ class Store:
         """The slot of the definitions in the inventory, and how many bytes it says are synced."""
         self._naming = False
         """Whether a compaction has renamed the new definitions log, and no sync has made the name durable yet."""
-        self._orphans: dict[str, int] = {}
+        self.orphans: dict[str, int] = {}
+        """The directories with messages of queues that are not defined, with their slots in the inventory."""
+        self.logs: dict[Log, None] = {}
+        """The logs of all durable queues, stages included, and of deleted ones that still move to their archive."""
+        self.archives: dict[Archive, None] = {}
+        self.cut: Cut | None = None
+        """The backup that is being taken. Whatever changes a log or an archive has it note that one first."""
         self.definitions: Definitions
         self.journal: Journal
 
@@ -149,6 +173,7 @@ class Store:
         for path in (paths.QUEUES, paths.JOURNALS):
             disk.makedirs(path)
         disk.rmtree(paths.TRANSIENT)
+        disk.rmtree(paths.STAGING)
         disk.sync_dir("")
         # a killed process may have made an archive's directory without a sync
         if not self.ending.in_order and disk.exists(paths.ARCHIVE):
@@ -171,6 +196,8 @@ class Store:
         found = self.definitions.load(self.ending.in_order, self._keep_orphans, known.size if known else 0)
         if self.ending.in_order:
             self._write_boot(STARTING)
+        elif self.ending.of_backup:  # what the journal brings may be torn if this start is cut short
+            self._write_boot()
         if self.upgrading:
             self.inventory.create()
         self.inventory.open()
@@ -261,6 +288,9 @@ class Store:
         """Mark the directory as left in order, behind the last sync, and release it."""
         if self.failed is None and hasattr(self, "definitions"):
             self.definitions.abandon_compaction()
+        if self.failed is None and self.inventory.is_open:  # else the directory may be another broker's
+            self.disk.keeper = None
+            self.disk.rmtree(paths.STAGING)
         if self.failed is None and not self.commits.dirty and not self.faulty and self.inventory.is_open:
             self._end_in_order()
         self.disk.close()
@@ -381,6 +411,7 @@ class Store:
         self.commits.forget(log_)
         self.blocked_drops.pop(log_, None)
         self.leaving.pop(log_, None)
+        self.logs.pop(log_, None)
 
     def alarm(self, text: str) -> None:
         if text not in self.alarms:
@@ -427,15 +458,15 @@ class Store:
     def is_orphan(self, queue_id: str) -> bool:
         """Whether the directory of a queue that is not defined has to stay: it holds messages, and its definition may be lost."""
         for entry in self.inventory.claim(ORPHAN, queue_id).values():
-            self._orphans[queue_id] = entry.slot
-        return queue_id in self._orphans or self.disk.exists(paths.orphan(paths.queue_dir(queue_id, True)))
+            self.orphans[queue_id] = entry.slot
+        return queue_id in self.orphans or self.disk.exists(paths.orphan(paths.queue_dir(queue_id, True)))
 
     def _keep_orphan(self, queue_id: str, directory: str) -> None:
         if not self.disk.exists(paths.orphan(directory)):
             self._write_small(paths.orphan(directory), b"")
             self.disk.sync_dir(directory)
-        if queue_id not in self._orphans:
-            slot = self._orphans[queue_id] = self.inventory.take()
+        if queue_id not in self.orphans:
+            slot = self.orphans[queue_id] = self.inventory.take()
             self.inventory.put(slot, (ORPHAN, queue_id, 0), inventory.UNKNOWN)
         for entry in self.inventory.claim(SEGMENT, queue_id).values():
             path = paths.segment(directory, entry.number)

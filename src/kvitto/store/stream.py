@@ -51,7 +51,7 @@ class StreamLog(Log):
         super().__init__(store, queue_id, True)
         self.segment_bytes = max(segment_bytes, SEGMENT_BYTES_MIN)
         self.retention = retention
-        self.offsets = Offsets(store, self.directory)
+        self.offsets = Offsets(store, self.directory, self._keep)
         self.on_drop: Callable[[], None] = lambda: None
         self._dropping = False
         self._open_files: deque[Segment] = deque()
@@ -75,6 +75,7 @@ class StreamLog(Log):
             self.store.forget_entry(head)
         except StoreFull:
             return
+        self._keep()
         del self.segments[0]
         self._unlink(head)
         if not head.leases:

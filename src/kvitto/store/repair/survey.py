@@ -23,7 +23,16 @@ from kvitto.store.record import Record
 from kvitto.store.repair import examine
 from kvitto.store.repair.examine import Blocks, Finding, Hole, Part
 from kvitto.store.segment import HEADER
-from kvitto.store.store import FORMAT, WITHOUT_INVENTORY, boot_fault, format_of, has_messages, how_it_ended, is_new
+from kvitto.store.store import (
+    FORMAT,
+    WITHOUT_INVENTORY,
+    boot_fault,
+    format_of,
+    has_messages,
+    how_it_ended,
+    is_new,
+    refuse_incomplete,
+)
 from kvitto.wire import tables
 
 INITIALISED = "initialised"
@@ -104,6 +113,7 @@ class Survey:
         self._may_lack = False
         """Lines of the definitions may be missing."""
         self._known: dict[tuple[int, str], dict[int, Entry]] = {}
+        refuse_incomplete(disk)
         self._check_format()
         self.old = format_of(disk) == WITHOUT_INVENTORY
         self.ending = self._ending()
