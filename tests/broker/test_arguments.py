@@ -10,7 +10,6 @@ from kvitto.broker.administration.arguments import (
     QUEUE_POLICY,
     read_settings,
 )
-from kvitto.broker.administration.inert import REFUSED_OF_QUEUES
 from kvitto.broker.administration.queue_types import TYPE
 
 
@@ -32,7 +31,7 @@ def test_every_argument_that_is_read_is_in_the_table() -> None:
         given = Recording(**{TYPE: kind})
         read_settings(given)
         asked |= given.asked
-    assert asked == {*EQUIVALENCE_ARGUMENTS, TYPE, *REFUSED_OF_QUEUES}
+    assert asked == {*EQUIVALENCE_ARGUMENTS, TYPE}
 
 
 def test_what_follows_from_the_table() -> None:

@@ -23,7 +23,6 @@ def answer(harness: ProtocolHarness, *methods: Method) -> Method:
 @pytest.mark.parametrize(
     ("methods", "name"),
     [
-        ([m.QueueDeclare("q", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
         ([m.ExchangeDeclare("e", "direct", arguments={"x-message-deduplication": True})], "x-message-deduplication"),
     ],
 )
@@ -62,11 +61,11 @@ def test_what_is_there_already_starts_without_the_argument(caplog: pytest.LogCap
     harness = ProtocolHarness()
     answer(harness, m.QueueDeclare("q", durable=True), m.ExchangeDeclare("e", "direct", durable=True))
     queue = harness.broker.vhosts["/"].queues["q"]
-    value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": {"x-message-deduplication": True}}
+    value = {"id": queue.log.queue_id, "auto_delete": False, "arguments": {"x-cache-size": 5}}
     harness.broker.define("queue", ("/", "q"), value)
     value = {"type": "direct", "auto_delete": False, "internal": False, "arguments": {"x-delayed-exchange": True}}
     harness.broker.define("exchange", ("/", "e"), value)
     harness.settle_down()
     again = ProtocolHarness(harness.disk.kill(), harness.clock)
     assert "q" in again.broker.vhosts["/"].queues and "e" in again.broker.vhosts["/"].exchanges
-    assert "x-message-deduplication=True" in caplog.text
+    assert "x-cache-size=5" in caplog.text

@@ -38,7 +38,10 @@ DELAYS_MS = (1, 300, 1100, 4000, 60_000)
 SIZES = (12, 60, 60, 300, 1700)
 
 
-FAVOURITES = ("kept", "log")
+ONCE = "once"
+"""A queue with deduplication: the key of a message is its body."""
+
+FAVOURITES = ("kept", "log", ONCE)
 """Queues whose files do more than those of others; if one is there, it sometimes has most of what happens."""
 
 
@@ -57,16 +60,22 @@ def plan(rng: Random, transactions: bool = False) -> Plan:
         "ranked": {"x-max-priority": 4},
         "later": {"x-retry-delay-min": 500, "x-retry-delay-max": 2000},
         "kept": {"x-archive": True},
+        ONCE: {"x-message-deduplication": True, "x-cache-size": 1000},
         "log": {"x-queue-type": "stream", "x-max-length": 12, "x-stream-max-segment-size-bytes": 700},
     }
     favourite = rng.choice(("", *FAVOURITES))
     for name in sorted({*rng.sample(sorted(others), rng.randint(1, 3)), *filter(None, [favourite])}):
         queues[name] = others[name]
-        if name in ("brief", "short", "kept") and rng.random() < 0.6:
+        if name in ("brief", "short", "kept", ONCE) and rng.random() < 0.6:
             queues[name] |= TO_DEAD
     if rng.random() < 0.4:
         queues[DUE] = {}
     return queues
+
+
+def keyed(body: bytes) -> bytes:
+    """The properties of a message in `ONCE`."""
+    return Properties(headers={"x-deduplication-header": body}).encode()
 
 
 class Meanwhile:
@@ -168,6 +177,8 @@ class Actor(Client):
             steps += [(4, self.postpone)]
         if self.everything:
             steps += [(1, self.lose_channel), (1, self.come_and_go), (1, self.purge), (2, self.stage)]
+        if ONCE in self.queues:
+            steps += [(6, self.send_again)]
         rng.choices([act for _, act in steps], [weight for weight, _ in steps])[0]()
         self.read()
 
@@ -214,8 +225,26 @@ class Actor(Client):
             self.unconfirmed[self.published] = (queues, body)
             for queue in queues:
                 self.note_sent(queue, body)
-            rank = b"\x08\0" + bytes((self.rng.randrange(6),)) if queues == ("ranked",) else b"\0\0"
-            self.wire.feed(content(CONFIRMS, queues[0], body, exchange, rank))
+            self.wire.feed(content(CONFIRMS, queues[0], body, exchange, self.properties(queues, body)))
+
+    def properties(self, queues: tuple[str, ...], body: bytes) -> bytes:
+        if queues == (ONCE,):
+            return keyed(body)
+        return b"\x08\0" + bytes((self.rng.randrange(6),)) if queues == ("ranked",) else b"\0\0"
+
+    def send_again(self) -> None:
+        """What the queue with deduplication has had, or what was in a message that a failure took; with a confirm or in a transaction."""
+        told = self.ledger.queue(ONCE)
+        for body in self.rng.sample(told.sent, min(len(told.sent), self.rng.randint(1, 3))):
+            self.wait_to_write()
+            if self.rng.random() < 0.7:
+                self.published += 1
+                self.unconfirmed[self.published] = ((ONCE,), body)
+                self.wire.feed(content(CONFIRMS, ONCE, body, "", keyed(body)))
+            else:
+                self.wire.feed(content(TX, ONCE, body, "", keyed(body)))
+                if self.committed():
+                    told.confirmed.add(body)
 
     def postpone(self) -> None:
         """Publish messages that are due later."""
@@ -355,12 +384,14 @@ class Actor(Client):
             self.rest()
         mine = {tag: held for (channel, tag), held in self.held.items() if channel == TX}
         acks = {queue: [body] for queue, body in mine.values()}
-        targets = rng.sample((*PLAIN_QUEUES, "work"), rng.randint(0 if acks else 1, 3))
+        able = [*PLAIN_QUEUES, "work", *filter(self.queues.__contains__, [ONCE])]
+        targets = rng.sample(able, rng.randint(0 if acks else 1, 3))
         publishes = {queue: [self.body() for _ in range(rng.randint(1, 2))] for queue in targets}
         for queue, bodies in publishes.items():
             for body in bodies:
-                self.wait_to_write()
-                self.wire.feed(content(TX, queue, body))
+                for _ in range(1 if queue != ONCE else rng.randint(1, 2)):
+                    self.wait_to_write()
+                    self.wire.feed(content(TX, queue, body, "", keyed(body) if queue == ONCE else b"\0\0"))
         rejected = [body for body in acks.get("work", []) if rng.random() < 0.5]
         for tag, (queue, body) in mine.items():
             refused = queue == "work" and body in rejected

@@ -105,6 +105,22 @@ class Ledger:
             told.confirmed |= here
             told.delivered |= {body for body, again in found[name] if again}
 
+    def forget_lost(self, keys: dict[str, set[bytes]]) -> None:
+        """A message that a failure took, with its key, may be sent again. `keys`: by queue, the bodies whose keys are known."""
+        for name, known in keys.items():
+            told = self.queue(name)
+            lost = set(told.sent) - known
+            told.sent = [body for body in told.sent if body in known]
+            for bodies in (told.confirmed, told.delivered, told.settled, told.gone, told.doomed, told.refused):
+                bodies -= lost
+
+    def check_keys(self, keys: dict[str, set[bytes]]) -> None:
+        """The key of each message that a client was promised, or that was synced, is known: another one with it would be dropped."""
+        for name, known in keys.items():
+            told = self.queue(name)
+            lacking = (told.confirmed | told.gone) & set(told.sent) - known
+            assert not lacking, f"{name}: without a key: {short(lacking)}"
+
     # -- after a failure -------------------------------------------------------------------------------------
 
     def check(self, found: dict[str, list[tuple[bytes, bool]]]) -> None:

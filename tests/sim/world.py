@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -15,13 +16,14 @@ import pytest
 import xxhash
 
 from kvitto.broker.broker import Broker
+from kvitto.broker.queues.deduplicating import DeduplicatingQueue
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.transfers import deadletter, stages
 from kvitto.protocol import hub
 from kvitto.store import definitions, journal, log, paths, pieces, reading, segment, store, stream
 from kvitto.store.repair.survey import Survey
 from tests.protocol.sansio import ProtocolHarness
-from tests.sim.actor import POSTPONED, POSTPONING, Actor, Plan, plan
+from tests.sim.actor import POSTPONED, POSTPONING, Actor, Plan, keyed, plan
 from tests.sim.ledger import Ledger
 from tests.support import stored
 from tests.support.archived import entries
@@ -30,6 +32,7 @@ from tests.support.harness import BrokerHarness, Taker
 from tests.support.simdisk import SimDisk
 
 Found = dict[str, list[tuple[bytes, bool]]]
+Keys = dict[str, set[bytes]]
 ENDS = ("order", "kill", "power", "power")
 """How a broker may end before the next one starts."""
 
@@ -130,7 +133,9 @@ class SimulatedRun:
             self.harness.settle_down()
             found = waiting(self.harness.broker)
             self.ledger.check(found)
+            self.ledger.check_keys(keys := remembered(self.harness.broker, self.ledger))
             self.ledger.adopt(found)
+            self.ledger.forget_lost(keys)
         self.actor = Actor(self.harness, self.ledger, self.rng, self.queues, self._numbers)
 
     def open_harness(self) -> ProtocolHarness:
@@ -189,6 +194,14 @@ def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
     return ((body, stored.flagged(queue, offset)) for offset, body in stored.bodies(queue))
 
 
+def remembered(broker: Broker, ledger: Ledger) -> Keys:
+    """By queue with deduplication, which of the bodies that it was sent it would take for duplicates."""
+    queues = [queue for queue in broker.vhosts["/"].queues.values() if isinstance(queue, DeduplicatingQueue)]
+    return {
+        queue.name: {body for body in ledger.queue(queue.name).sent if queue.remembers(keyed(body))} for queue in queues
+    }
+
+
 def moving(harness: BrokerHarness) -> bool:
     """Whether anything is on its way from one queue to another."""
     letters, writers = harness.broker.dead_letters, harness.broker.stages.writers.values()
@@ -240,6 +253,8 @@ class Begun:
     """By queue with an archive: the bodies that its files have, and their outcomes."""
     found: Found
     """What is served."""
+    keys: Callable[[Ledger], Keys]
+    """`remembered`, once a client's ledger is there."""
 
 
 def begin(disk: SimDisk, clock: ManualClock) -> Begun:
@@ -247,7 +262,7 @@ def begin(disk: SimDisk, clock: ManualClock) -> Begun:
     harness = BrokerHarness(disk, ManualClock(clock.wall_ms, clock.seconds))
     assert not harness.store.alarms, harness.store.alarms
     queues = {key: (queue.name, queue.next, queue.log.announced_end) for key, queue in harness.broker.queues.items()}
-    return Begun(queues, archived(harness), served(harness))
+    return Begun(queues, archived(harness), served(harness), partial(remembered, harness.broker))
 
 
 def archived(harness: BrokerHarness) -> dict[str, dict[bytes, int]]:
@@ -268,6 +283,7 @@ def check_begun(begun: Begun, ledger: Ledger) -> Found:
             assert next_ >= announced_end >= end, f"{name}: {next_} is told again"
     check_archives(begun, ledger)
     ledger.check(begun.found)
+    ledger.check_keys(begun.keys(ledger))
     return begun.found
 
 

@@ -83,6 +83,12 @@ NAME_MAX = 255
 PASSWORD_MAX = 4096
 """The maximum number of bytes of a password, because the AMQP frame with a password has space for little more."""
 
+# deduplication
+KNOWN_KEYS = 128
+"""The number of keys that a queue with deduplication remembers if it does not say how many, as with LavinMQ."""
+KNOWN_KEYS_MAX = 10_000_000
+"""The maximum of that number; each key takes about 50 bytes of memory."""
+
 # the management API
 HTTP_VALUES_MAX = 10_000
 """The maximum number of values in a request's JSON: the parser needs seconds for 16 MiB of nested arrays, and the

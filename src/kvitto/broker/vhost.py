@@ -25,6 +25,7 @@ from kvitto.broker.counts import Counts
 from kvitto.broker.jobs import Cost
 from kvitto.broker.queues import hold
 from kvitto.broker.queues.consumer import Consumer
+from kvitto.broker.queues.deduplicating import DeduplicatingQueue
 from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.stream import Stream, check_stream, stream_log
 from kvitto.broker.queues.work_queue import WorkQueue
@@ -513,7 +514,8 @@ class VHost:
         if settings.stream:
             made = Stream(self.broker, self, stream_log(self.broker.store, queue_id, settings), settings, declared)
         else:
-            made = WorkQueue(
+            kind = WorkQueue if settings.deduplication is None else DeduplicatingQueue
+            made = kind(
                 self.broker, self, self.broker.open_log(queue_id, durable and not exclusive), settings, declared
             )
         made.policy, made.operator_policy = found

@@ -1,9 +1,10 @@
-# The inline twin of batch_head.py for compiled callers. The numbers are those of layouts.BATCH; tests/format/test_twins.py compares them.
+# The inline twins of batch_head.py for compiled callers. The numbers are those of layouts.BATCH; tests/format/test_twins.py compares them.
 from kvitto.wire cimport bits
 
 cdef enum:
     MAGIC_AT = 0
     LENGTH_AT = 4
+    CHECKSUM_AT = 8
     FIRST_AT = 16
     TIME_MS_AT = 24
     MESSAGES_AT = 32
@@ -12,6 +13,13 @@ cdef enum:
     JOURNAL_AT = 48
     DURABLE_AT = 56
     MAGIC = 0x3142564B  # "KVB1"
+    SIZE = 64
+    ENTRY_SIZE = 24
+
+cdef struct Head:
+    Py_ssize_t length, messages, meta_len, body_len
+    unsigned long long checksum, first
+    long long time_ms
 
 cdef inline void put(unsigned char* p, Py_ssize_t length, unsigned long long first, long long time_ms, Py_ssize_t count, Py_ssize_t meta_len, Py_ssize_t body_len, unsigned long long journal, unsigned long long durable) noexcept nogil:
     bits.put_le32(p, MAGIC_AT, MAGIC)
@@ -23,3 +31,16 @@ cdef inline void put(unsigned char* p, Py_ssize_t length, unsigned long long fir
     bits.put_le32(p, BODY_LEN_AT, <unsigned int>body_len)
     bits.put_le64(p, JOURNAL_AT, journal)
     bits.put_le64(p, DURABLE_AT, durable)
+
+cdef inline Head read(const unsigned char* p, Py_ssize_t at) noexcept nogil:
+    cdef Head found
+    found.checksum = bits.le64(p, at + CHECKSUM_AT)
+    found.first = bits.le64(p, at + FIRST_AT)
+    found.time_ms = <long long>bits.le64(p, at + TIME_MS_AT)
+    found.messages = bits.le32(p, at + MESSAGES_AT)
+    found.meta_len = bits.le32(p, at + META_LEN_AT)
+    found.body_len = bits.le32(p, at + BODY_LEN_AT)
+    found.length = SIZE + ENTRY_SIZE * found.messages + found.meta_len + found.body_len
+    if bits.le32(p, at + MAGIC_AT) != MAGIC or bits.le32(p, at + LENGTH_AT) != found.length or not found.messages or found.time_ms < 0:
+        found.length = 0
+    return found

@@ -11,6 +11,7 @@ from operator import add
 from typing import Any
 
 from kvitto.broker.administration.policies import in_effect
+from kvitto.broker.queues.deduplicating import DeduplicatingQueue
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing.exchange import Exchange
@@ -73,7 +74,15 @@ def queue(call: Call, queue: Queue) -> dict[str, Any]:
         "exclusive_consumer_tag": exclusive,
         "single_active_consumer_tag": None if active is None else active.tag,
         "message_stats": numbers(call, queue, row, counts.QUEUE_STATS, counts.queue_stats, spans.msg_rates),
+        **deduplication(queue),
     }
+
+
+def deduplication(queue: Queue) -> dict[str, Any]:
+    """Return how many keys a queue with deduplication knows, and how many duplicates it has dropped since the start."""
+    if not isinstance(queue, DeduplicatingQueue):
+        return {}
+    return {"deduplication": {"keys": queue.table.count, "duplicates": queue.duplicates}}
 
 
 def bytes_of(queue: Queue) -> dict[str, int]:

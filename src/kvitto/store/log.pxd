@@ -15,8 +15,8 @@ cdef class Log:
     cdef public object segments
     cdef public unsigned long long next, delivered_mark, journal, _announced
     cdef public Py_ssize_t segment_bytes
-    cdef public bint durable, damaged, leaving, out_of_service
-    cdef public Segment mark_segment
+    cdef public bint durable, damaged, leaving, out_of_service, keyed
+    cdef public Segment mark_segment, _keyed_segment
     cdef Buf _scratch
     cdef Room _room
     cdef GroupCommit _commits
@@ -32,4 +32,8 @@ cdef class Log:
     cpdef append_block(self, Segment segment, object entries, unsigned long long mark)
     @cython.locals(current=Segment, segment=Segment)
     cpdef drop_settled(self)
+    @cython.locals(segment=Segment)
+    cpdef wrote_keys(self, Py_ssize_t count)
+    @cython.locals(segment=Segment)
+    cpdef bint let_go(self, unsigned long long offset) except -1
     cpdef announced(self, unsigned long long end)

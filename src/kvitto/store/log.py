@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,11 +61,15 @@ class Log:
         """Damage has been found in one of the segments since the start."""
         self.archive: Archive | None = None
         self.leaving = False
+        self.keyed = False
+        """Whether messages have deduplication keys. A start then drops no segment before it knows which keys are needed (`keep_keys`)."""
         self.out_of_service = False
         """The queue is out of service: nothing more is done with its files."""
         self._announced = 0
         self._scratch = Buf(0)
         self.mark_segment: Segment | None = None
+        self._keyed_segment: Segment | None = None
+        """The segment of the last offset that `let_go` was called with."""
         self._slices: Slices | None = None
         if durable:
             store.logs[self] = None
@@ -240,6 +245,8 @@ class Log:
         if current and current.done and not current.full and not current.ahead and self._is_due(current):
             self.fill(current)
         for segment in [s for s in self.segments if s.full and s.done]:
+            if segment.keys and not self.leaving:
+                continue
             if self.durable and segment.journal >= self.store.journal_needed and not self.leaving:
                 self.store.blocked_drops[self] = None
                 continue
@@ -259,6 +266,26 @@ class Log:
             self._unlink(segment)
         if self.leaving and not self.segments:
             self._remove()
+
+    def keep_keys(self, counts: Sequence[int]) -> None:
+        """Say how many messages of each segment have keys that the next start has to find again. The other segments may go."""
+        for segment, count in zip(self.segments, counts, strict=True):
+            segment.keys = count
+        self.drop_settled()
+
+    def wrote_keys(self, count):  # type: ignore[no-untyped-def]
+        """Note that so many messages of the batch that was just written have keys. Their segment stays although it may be settled."""
+        segment = self.segments[-1]
+        segment.keys += count
+
+    def let_go(self, offset):  # type: ignore[no-untyped-def]
+        """Note that the key of one stored message is not needed any more. Returns whether a segment may be dropped because of that."""
+        segment = self._keyed_segment
+        if segment is None or segment.gone or not segment.base <= offset < segment.end:
+            bases = [s.base for s in self.segments]
+            segment = self._keyed_segment = self.segments[bisect_right(bases, offset) - 1]
+        segment.keys -= 1
+        return segment.keys == 0 and segment.full
 
     def _is_due(self, current: Segment) -> bool:
         """Whether a segment whose messages are all settled is to be sealed, although it is not full."""
@@ -427,3 +454,4 @@ class Log:
 
     def found(self, segment: Segment) -> None:
         """Called for each segment that a start has found, when it has become the last one of `segments`."""
+        segment.keys = int(self.keyed)

@@ -115,6 +115,8 @@ class Segment:
         self.sparse = array("Q", ())
         self._sparse_known = True
         self._written_end = base
+        self.keys = 0
+        """How many of its messages have a deduplication key that a start has to find again. It stays until there is none (`Log.let_go`)."""
         self.leases = 0
         """How many readers still read bodies from it. It may have been unlinked meanwhile."""
         self.gone = False

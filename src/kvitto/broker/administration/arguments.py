@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.base.limits import KNOWN_KEYS, KNOWN_KEYS_MAX
 from kvitto.broker.administration.argument_reader import NUMBER_MAX, ArgumentReader, InvalidArgument, age_ms
-from kvitto.broker.administration.inert import REFUSED_OF_QUEUES
 
 MS_MAX = 315_360_000_000
 """Ten years, RabbitMQ's limit for times to live and the like; what is stored must fit into `format.entry.TTL_MAX`."""
@@ -27,6 +27,11 @@ DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
 QUORUM_PRIORITY_MAX = 31
 """The highest priority in a quorum queue, which needs no argument for priorities, as with RabbitMQ 4.3."""
 ARCHIVE_BOUNDS = ("x-archive-max-age", "x-archive-max-length-bytes")
+DEDUPLICATION = "x-message-deduplication"
+DEDUPLICATION_BY, DEDUPLICATION_HEADER = "x-deduplication-by", "x-deduplication-header"
+"""Which value is the key of a message, and the name of the header that has it. The default of the name is the argument's own name."""
+KEY_KINDS = ("header", "message-id")
+WINDOW = ("x-cache-size", "x-cache-ttl")
 SEGMENT_SIZE = "x-stream-max-segment-size-bytes"
 STREAM_SEGMENT_BYTES_MAX = 3_000_000_000
 
@@ -73,6 +78,7 @@ ARGUMENTS = (
     Argument(SEGMENT_SIZE),
     Argument("x-archive"),
     *(Argument(name) for name in ARCHIVE_BOUNDS),
+    *(Argument(name, streams=False) for name in (DEDUPLICATION, DEDUPLICATION_BY, DEDUPLICATION_HEADER, *WINDOW)),
 )
 """All but the type (queue_types.py). Two declarations of a queue are the same only if they agree in each of these."""
 EQUIVALENCE_ARGUMENTS = tuple(argument.name for argument in ARGUMENTS)
@@ -90,6 +96,18 @@ QUEUE_POLICY = (
 """The settings that a policy may have for queues: names of arguments without `x-`."""
 RETRIES = ("retry-delay-min", "retry-delay-max", *(name.removeprefix("x-") for name in DELAYED_RETRY))
 """Settings of the retry delay. They apply as a group: if a queue or a policy has one of them, no other is added to it from elsewhere."""
+
+
+@dataclass(frozen=True)
+class Deduplication:
+    """How a queue recognises a message that it has taken already."""
+
+    header: str | None
+    """The header whose value is the key. None: the key is the property message_id."""
+    capacity: int
+    """How many keys are remembered."""
+    ttl_ms: int
+    """For how long a key is remembered, -1 for no limit. The header x-cache-ttl of a message overrides it."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +136,7 @@ class QueueSettings:
     archive: bool = False
     archive_max_age_ms: int = -1
     archive_max_bytes: int = -1
+    deduplication: Deduplication | None = None
     stream: bool = False
     max_age_ms: int = -1
     segment_bytes: int = -1
@@ -164,9 +183,6 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
     if routing_key is not None and exchange is None:
         raise InvalidArgument("x-dead-letter-routing-key", "it needs x-dead-letter-exchange")
     retry_min, retry_max, linear, retry_of = _retry(read)
-    for name, why in REFUSED_OF_QUEUES.items():
-        if arguments.get(name):
-            raise InvalidArgument(name, why)
     archive = read.flag("x-archive")
     for name, why in _out_of_place(arguments, kind, archive, lasting):
         raise InvalidArgument(name, why)
@@ -191,10 +207,28 @@ def read_settings(arguments: dict[str, Any], lasting: bool = True) -> QueueSetti
         archive=archive,
         archive_max_age_ms=read.age("x-archive-max-age"),
         archive_max_bytes=read.number("x-archive-max-length-bytes", 0),
+        deduplication=_deduplication(read),
         stream=kind == "stream",
         max_age_ms=read.age("x-max-age") if kind == "stream" else -1,
         segment_bytes=read.number(SEGMENT_SIZE, 1, STREAM_SEGMENT_BYTES_MAX) if kind == "stream" else -1,
     )
+
+
+def _deduplication(read: ArgumentReader) -> Deduplication | None:
+    """Return how messages are recognised that came before, None without deduplication. The other arguments need the first one."""
+    wanted = read.flag(DEDUPLICATION)
+    by, header = read.one_of(DEDUPLICATION_BY, KEY_KINDS), read.text(DEDUPLICATION_HEADER)
+    size, ttl = WINDOW
+    capacity, ttl_ms = read.number(size, 1, KNOWN_KEYS_MAX), read.number(ttl, 1, MS_MAX)
+    for other in (DEDUPLICATION_BY, DEDUPLICATION_HEADER, *WINDOW):
+        if read.has(other) and not read.has(DEDUPLICATION):
+            raise InvalidArgument(other, f"it needs {DEDUPLICATION}")
+    if header is not None and by == "message-id":
+        raise InvalidArgument(DEDUPLICATION_HEADER, f"with {DEDUPLICATION_BY}=message-id no header is looked at")
+    if not wanted:
+        return None
+    name = None if by == "message-id" else header or DEDUPLICATION_HEADER
+    return Deduplication(name, KNOWN_KEYS if capacity < 0 else capacity, ttl_ms)
 
 
 def _retry(read: ArgumentReader) -> tuple[int, int, bool, str]:

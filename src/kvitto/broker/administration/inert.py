@@ -15,12 +15,8 @@ from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
 
 log = logging.getLogger("kvitto.broker")
 
-_NO_DUPLICATES = (
-    "messages are not compared with earlier ones here; publish each once, or have consumers look at message ids"
-)
-REFUSED_OF_QUEUES = {"x-message-deduplication": _NO_DUPLICATES}
 REFUSED_OF_EXCHANGES = {
-    "x-message-deduplication": _NO_DUPLICATES,
+    "x-message-deduplication": "exchanges do not compare messages here; declare the queues with this argument",
 }
 HONOURED_OF_CONSUMERS = (
     "x-priority",

@@ -15,7 +15,7 @@ cdef class Queue:
     cdef public str name
     cdef public dict arguments
     cdef public list consumers, group_holders
-    cdef public bint durable, exclusive, auto_delete, archived, deleted, single, had_consumer
+    cdef public bint durable, exclusive, auto_delete, archived, writes_all, deleted, single, had_consumer
     cdef public bint dirty, shown, late, held_back, checking, rejects, limited, may_expire, prioritises
     cdef public Py_ssize_t returning, return_cost, ready_bytes, unacked, unacked_bytes
     cdef public unsigned long long serials

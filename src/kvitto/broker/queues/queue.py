@@ -58,6 +58,8 @@ class Queue:
     """Whether messages are read by offset and stay in the queue."""
     routes_later = False
     """Whether its messages are routed once more, so that they keep the header BCC until then."""
+    adopts = True
+    """Whether a large batch of a journal record may become a batch of this queue as it is."""
 
     def __init__(self, broker: Turns, vhost: VHost, log: Log, settings: QueueSettings, declared: Declaration) -> None:
         self.broker = broker
@@ -126,6 +128,8 @@ class Queue:
 
     def _set(self, settings: QueueSettings) -> None:
         self.settings = settings
+        self.writes_all = settings.archive or settings.deduplication is not None
+        """Whether a batch is written although all its messages are settled already."""
         self.ttl_ms = settings.ttl_ms
         self.consumer_timeout_ms = settings.consumer_timeout_ms
         self.may_expire = self.may_expire or settings.ttl_ms >= 0
@@ -305,7 +309,7 @@ class Queue:
 
     def append_journaled_run(self, batch: Batch, sequence: int) -> None:
         """Add all messages of a batch of a journal record; it may become part of this queue."""
-        if batch.size() > ADOPTED and not self.stream:
+        if batch.size() > ADOPTED and self.adopts:
             if self.tail.batch is not None:
                 self.broker.flush(self)
             if self.deleted:
@@ -402,6 +406,8 @@ class Queue:
         left = pieces.SLICE_BYTES
         while closed and left > 0:
             batch = closed[0]
+            if not self._may_write(batch):
+                return
             if not self.log.is_writing and (batch.size() <= pieces.WHOLE_BYTES or batch.first < delivered):
                 self.log.write(batch)
                 left -= batch.size()
@@ -417,6 +423,10 @@ class Queue:
         if not closed:
             self.broker.slow.pop(self, None)
             self._hold_back(False)
+
+    def _may_write(self, batch: Batch) -> bool:
+        """Whether a closed batch may be written now. If not, the queue is `pressed`, and becomes dirty when it may."""
+        return True
 
     def _written(self, batch: Batch) -> None:
         """Called when a batch has been written."""

@@ -83,6 +83,7 @@ class Progress:
 
 class Stream(Queue):
     stream = True
+    adopts = False
     log: StreamLog
 
     def __init__(

@@ -640,7 +640,7 @@ class WorkQueue(Queue):
 
     def _write_open(self, batch: Batch) -> None:
         """Write the open batch, unless all of it is settled already."""
-        if self.tail.settled == batch.count and not batch.journal and not self.archived:
+        if self.tail.settled == batch.count and not batch.journal and not self.writes_all:
             self.settlements.cut(batch.first)
             self.log.skip(batch.first, batch.count)
         else:
