@@ -16,7 +16,7 @@ import pytest
 import kvitto
 from kvitto.client import Connection
 from tests.http.api import Http
-from tests.http.test_access import CHANGES, Route, named
+from tests.http.test_access import CHANGES, LATE, Route, named
 from tests.support.wait import wait_until
 
 WRONG: tuple[Any, ...] = (
@@ -111,6 +111,9 @@ RIGHT: dict[str, Any] = {
 }
 WITHOUT_BODY: dict[str, Any] = {
     "POST /api/vhosts/{vhost}/start/{node}": {},
+    f"DELETE {EXCHANGE}/delayed": {},
+    f"DELETE {EXCHANGE}/delayed/{{message_id}}": {},
+    f"POST {EXCHANGE}/delayed/{{message_id}}/run": {},
     "POST /api/vhosts/{vhost}/deletion/protection": {},
     "DELETE /api/vhosts/{vhost}/deletion/protection": {},
     "PUT /api/feature-flags/{name}/enable": {},
@@ -136,6 +139,7 @@ NAMES = {
     "tag": "c",
     "component": "shovel",
     "exchange": "thing",
+    "message_id": "late-1",
 }
 KINDS = {
     "users": "somebody",
@@ -163,6 +167,7 @@ class World:
             ("queues/%2F/other", {"durable": True}),
             ("exchanges/%2F/thing", {"durable": True}),
             ("exchanges/%2F/other", {"durable": True}),
+            ("exchanges/%2F/late", LATE),
             ("policies/%2F/thing", {"pattern": "^none$", "definition": {"max-length": 9}}),
             ("operator-policies/%2F/thing", {"pattern": "^none$", "definition": {"max-length": 9}}),
             ("parameters/shovel/%2F/thing", {"value": {}}),
@@ -174,6 +179,8 @@ class World:
             assert self.api.put(f"/api/{path}", {"value": 5}) == 204
         for target in ("q/thing", "e/other"):
             assert self.api.post(f"/api/bindings/%2F/e/thing/{target}", {"routing_key": "k"}).status == 201
+        delayed = {"message_id": "late-1", "headers": {"x-delay": 3_600_000}}
+        self.api.post("/api/exchanges/%2F/late/publish", {"routing_key": "", "payload": "", "properties": delayed})
         for payload in ("one", "two"):
             self.api.post("/api/exchanges/%2F/thing/publish", {"routing_key": "k", "payload": payload})
         connection.channel().consume("other", consumer_tag="c")
@@ -189,6 +196,8 @@ class World:
         kinds = {**KINDS, "connections": self.connection, "backup": self.backup}
         names = {**NAMES, "name": kinds.get(kind, "thing")}
         names |= {"vhost": "side" if kind == "vhosts" else "/", "connection": self.connection, "node": self.node}
+        if "/delayed" in pattern:
+            names["name"] = "late"
         return "/".join(quote(names[p[1:-1]], safe="") if p[:1] == "{" else p for p in pattern.split("/"))
 
     def send(self, request: Request) -> int:
@@ -205,6 +214,7 @@ class World:
             (found["messages_ready"], found["messages_unacknowledged"], found["message_stats"]["publish"]),
             [connection["name"] for connection in self.api.get("/api/connections")],
             [consumer["consumer_tag"] for consumer in self.api.get("/api/consumers")],
+            [message["message_id"] for message in self.api.get("/api/exchanges/%2F/late/delayed")],
         )
 
 
