@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvitto.base.errors import ChannelError
 from kvitto.broker.administration.operations import Operations
 from kvitto.broker.administration.policies import policy
+from kvitto.broker.queues import delay_queue
 from kvitto.broker.queues.delay_queue import DelayQueue, Done
 from kvitto.broker.routing.delayed import delay_ms
 from kvitto.broker.routing.exchange import Exchange
@@ -291,6 +292,17 @@ def test_the_delayed_type_must_be_another_type(arguments: dict[str, Any]) -> Non
         harness.broker.vhosts["/"].declare_exchange("x", DELAYED, True, False, False, arguments)
 
 
+def test_no_exchange_delays_when_no_other_queue_may_be_made() -> None:
+    house = House()
+    house.vhost.declare_exchange("plain", "direct", True, False, False, {})
+    house.broker.max_queues = len(house.broker.queues)
+    with pytest.raises(ChannelError, match="cannot declare queue 'delayed messages of exchange 'more''"):
+        house.vhost.declare_exchange("more", DELAYED, True, False, False, {"x-delayed-type": "direct"})
+    assert "more" not in house.vhost.exchanges
+    house.vhost.set_policy(POLICY, policy("p", {"pattern": "^plain$", "definition": {"delayed-message": True}}))
+    assert house.vhost.exchanges["plain"].waiting is None
+
+
 def test_a_policy_makes_exchanges_delay_and_ends_it() -> None:
     house = House()
     vhost = house.vhost
@@ -306,6 +318,16 @@ def test_a_policy_makes_exchanges_delay_and_ends_it() -> None:
     assert house.send(b"3", 100, exchange="plain") == ["q"]
     house.wait(0.1)
     assert house.drain("q") == [b"1", b"3", b"2"]
+
+
+def test_a_search_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done with the messages that were found is done at once, so there may not be a million of them."""
+    monkeypatch.setattr(delay_queue, "FOUND_MAX", 7)
+    house = House()
+    for _ in range(20):
+        house.send(b"m", 60_000, message_id="same")
+    house.settle_down()
+    assert [house.act("same", DelayQueue.drop) for _ in range(4)] == [7, 7, 6, 0]
 
 
 def test_a_message_is_found_by_its_id_run_and_cancelled() -> None:

@@ -273,6 +273,7 @@ class VHost:
         )
         made.take_policy(self.policy_of_exchange(name))
         try:
+            delaying.check(self, made)
             histories.attach(self, made)
         except ChannelError:
             del self.exchanges[name]

@@ -5,9 +5,11 @@ The definition of a durable exchange says which queue it is, so a start finds it
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING
 
+from kvitto.base.errors import ChannelError
 from kvitto.broker.queues.delay_queue import DelayQueue
 from kvitto.broker.routing.delayed import DelayedIndex
 
@@ -17,12 +19,22 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
 
 
+log = logging.getLogger("kvitto.broker")
+
+
 def follow(vhost: VHost, exchange: Exchange) -> bool:
     """Do what the arguments and the policy of an exchange ask for now. Returns whether its definition was written for that.
 
     If a policy was deleted, no further message waits, and those that wait are routed when they are due.
     """
     fresh = exchange.delays and exchange.waiting is None and not vhost.broker.restoring
+    if fresh and exchange.policy is not None and not exchange.declared_to_delay:
+        try:
+            check(vhost, exchange)
+        except ChannelError as error:
+            log.error("exchange %r in vhost %r does not delay: %s", exchange.name, vhost.name, error.reply_text)
+            exchange.delays = False
+            return False
     if fresh:
         attach(vhost, exchange, secrets.token_hex(16))
         vhost.define_exchange(exchange)
@@ -41,6 +53,12 @@ def started(broker: Broker) -> None:
         for exchange in vhost.exchanges.values():
             if exchange.delays and exchange.waiting is None:
                 follow(vhost, exchange)
+
+
+def check(vhost: VHost, exchange: Exchange) -> None:
+    """Raises ChannelError 406 if the exchange delays, and no other queue may be made for it."""
+    if exchange.delays and not vhost.broker.restoring:
+        vhost.broker.check_queues(f"delayed messages of exchange '{exchange.name}'", vhost.name)
 
 
 def attach(vhost: VHost, exchange: Exchange, queue_id: str) -> None:

@@ -42,6 +42,8 @@ DUE = "due"
 """The reason for which a message leaves this queue. No header ever says it."""
 MOVING_MAX = 500
 """While so many messages are on their way to their queues, further ones that are due wait."""
+FOUND_MAX = 1000
+"""The most messages that one search returns, since whoever asks does something with all of them at once."""
 PIECE = 300
 """The messages that one piece of a job looks at. They take about half a millisecond."""
 BATCH_COST = 20
@@ -233,10 +235,17 @@ class DelayQueue(WorkQueue):
             done(gone)
 
     def find_steps(self, message_id: str) -> Generator[bool, None, list[tuple[int, int]]]:
-        """Find the waiting messages with this message id, as (offset, size of the body). All that wait are looked at, in pieces."""
+        """Find waiting messages with this message id, at most FOUND_MAX of them, as (offset, size of the body).
+
+        All that wait are looked at, in pieces.
+        """
         wanted, found, left = message_id.encode("utf-8", "surrogateescape"), list[tuple[int, int]](), PIECE
         at = 0
-        while not self.deleted and (run := next(self.retries.delays.offsets.after(at), None)) is not None:
+        while (
+            not self.deleted
+            and len(found) < FOUND_MAX
+            and (run := next(self.retries.delays.offsets.after(at), None)) is not None
+        ):
             start, count = max(run[0], at), run[0] + run[1] - max(run[0], at)
             outline = self.backlog.find_outline(start)
             if outline is None:
@@ -252,7 +261,7 @@ class DelayQueue(WorkQueue):
             if left <= 0:
                 left = PIECE
                 yield True
-        return found
+        return found[:FOUND_MAX]
 
 
 def _routing_key(key: bytes) -> str:

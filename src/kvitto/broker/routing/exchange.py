@@ -170,12 +170,17 @@ class Exchange:
         self.policy = policy
         said = {} if policy is None else policy.definition
         asked = self.arguments.get(delayed.DELAYED_EXCHANGE, said.get(delayed.POLICY_KEY))
-        self.delays = self.type == delayed.DELAYED_MESSAGE or asked is True
+        self.delays = self.declared_to_delay or asked is True
         alternate = alternate_of(self.arguments)
         self.alternate: str | None = alternate_of(said) if alternate is None else alternate
 
     def __repr__(self) -> str:
         return f"<Exchange {self.name!r} {self.type}>"
+
+    @property
+    def declared_to_delay(self) -> bool:
+        """Whether the exchange delays by its type or arguments, whatever its policy says."""
+        return self.type == delayed.DELAYED_MESSAGE or self.arguments.get(delayed.DELAYED_EXCHANGE) is True
 
     @property
     def unused(self) -> bool:
