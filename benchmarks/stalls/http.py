@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
+from typing import Any
 
 from benchmarks.overload import connect
 from benchmarks.stalls.limits import descriptors
@@ -29,6 +31,35 @@ def get_bindings(site: Site) -> Steps:
     bound(site, "get_bindings")
     yield
     get(site, "bindings")
+
+
+@row("POST /api/definitions with 9,000 queues and 100,000 bindings: with a mistake at its end, new, and once more")
+def post_definitions(site: Site) -> Steps:
+    queues, bindings = site.count(9000), site.count(100_000)  # more queues need more than 20,000 descriptors
+    common = {"vhost": "/", "arguments": {}}
+    document: dict[str, list[dict[str, Any]]] = {
+        "queues": [
+            {"name": f"post_definitions.{number}", "durable": True, "auto_delete": False, **common}
+            for number in range(queues)
+        ],
+        "bindings": [
+            {
+                "source": "amq.topic" if number % 2 else "amq.direct",
+                "destination": f"post_definitions.{number % queues}",
+                "destination_type": "queue",
+                "routing_key": f"post_definitions.{number}",
+                **common,
+            }
+            for number in range(bindings)
+        ],
+    }
+    good = json.dumps(document).encode()
+    document["bindings"].append({**document["bindings"][0], "destination": "nowhere"})
+    bad = json.dumps(document).encode()
+    yield
+    for body, expected in ((bad, 400), (good, 204), (good, 204)):
+        status, text = site.http("POST", "definitions", body)
+        assert status == expected, text[:200]
 
 
 @row("GET /api/definitions with 100,000 bindings")

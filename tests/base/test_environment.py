@@ -16,6 +16,7 @@ EXAMPLES = {
     "port": ("0", 0),
     "http_port": ("off", None),
     "sync": ("off", False),
+    "foreign_hashes": ("off", False),
     "log_json": ("Yes", True),
     "disk_free_limit": ("2MiB", 2 * MIB),
     "memory_limit": ("1048576", MIB),

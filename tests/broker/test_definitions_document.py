@@ -82,7 +82,9 @@ def test_what_is_no_object_of_members_is_malformed(body: bytes) -> None:
     ("item", "reason"),
     [
         (b'{"a":1,"a":1}', "the key 'a' is there twice"),
-        (b"[" * 1500 + b"]" * 1500, "nested too deeply"),
+        (b"[" * 1500 + b"]" * 1500, "40 levels"),
+        (b"[" * 41 + b"]" * 41, "40 levels"),
+        (b'{"a":1e999}', "a number that is too large"),
         (b'{"a":NaN}', "not JSON"),
         (b'{"a"}', "not JSON"),
         (b"{]", "not JSON"),

@@ -14,6 +14,9 @@ from tests.http.api import Http
 from tests.http.test_users import make_user
 from tests.support.harness import BrokerHarness
 
+NESTED: Any = []
+for _ in range(900):
+    NESTED = [NESTED]
 SHOVEL = "/api/parameters/shovel/%2F/move"
 
 
@@ -35,6 +38,7 @@ def test_a_parameter_is_set_shown_and_deleted(api: Http) -> None:
         ("shuvel/%2F/x", {"value": {}}, "component 'shuvel' not found; is it 'shovel'?"),
         ("shovel/%2F/x", {}, "value is missing"),
         ("shovel/%2F/x", {"value": "\ud800"}, "the text in value is not UTF-8"),
+        ("shovel/%2F/x", {"value": {"a": NESTED}}, "value has more than 40 levels"),
         ("vhost-limits/%2F/limits", {"value": {"max-queues": 1}}, "use /api/vhost-limits for component 'vhost-limits'"),
         ("policy/%2F/p", {"value": {}}, "use /api/policies for component 'policy'"),
         ("operator_policy/%2F/p", {"value": {}}, "use /api/operator-policies"),
@@ -44,6 +48,15 @@ def test_a_parameter_that_cannot_be_is_refused(api: Http, path: str, body: dict[
     answer = api.call("PUT", f"/api/parameters/{path}", body)
     assert answer.status == 400 and answer.reason.startswith(reason)
     assert api.call("PUT", "/api/parameters/shovel/nowhere/x", {"value": {}}).status == 404
+
+
+def test_a_number_that_json_cannot_express_is_refused(api: Http) -> None:
+    answer = api.call("PUT", SHOVEL, b'{"value": {"a": [1e999]}}', {"Content-Type": "application/json"})
+    assert answer.status == 400 and answer.reason == "a number in value is too large"
+    body = b'{"global_parameters": [{"name": "g", "value": 1e999}]}'
+    assert api.call("POST", "/api/definitions", body, {"Content-Type": "application/json"}).status == 400
+    deep = b'{"global_parameters": [{"name": "g", "value": ' + b"[" * 900 + b"]" * 900 + b"}]}"
+    assert api.call("POST", "/api/definitions", deep, {"Content-Type": "application/json"}).status == 400
 
 
 def test_global_parameters(api: Http) -> None:

@@ -105,6 +105,8 @@ DEFINITION_BYTES_MAX = 128 * KIB
 """The maximum number of bytes of one item of a document of definitions, which is parsed in one step."""
 DEFINITION_VALUES_MAX = 4000
 """The maximum number of values, brackets and strings in one such item. They are parsed in about 1 ms."""
+JSON_DEPTH_MAX = 40
+"""The maximum nesting of objects and lists in JSON that is stored: writing it must not exhaust the stack."""
 
 
 SETTABLE: dict[str, tuple[float, float]] = {

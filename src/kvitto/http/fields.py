@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kvitto.base import limits
-from kvitto.base.limits import KIB, NAME_MAX, SHORTSTR_MAX
+from kvitto.base.limits import JSON_DEPTH_MAX, KIB, NAME_MAX, SHORTSTR_MAX
 from kvitto.http.request import Text, bad_request
 from kvitto.wire import tables
 
@@ -52,9 +53,14 @@ def number(body: dict[str, Any], name: str, least: int, most: int, default: int)
     return value
 
 
-def plain_json(value: Any) -> None:
-    """Raise Problem 400 if a value of any form has text that is too long for a document, or not UTF-8."""
+def plain_json(value: Any, depth: int = 1) -> None:
+    """Raise Problem 400 if a value of any form is nested too deeply, or has text that is too long or not UTF-8, or a
+    number that JSON cannot express."""
+    if depth > JSON_DEPTH_MAX:
+        raise bad_request(f"value has more than {JSON_DEPTH_MAX} levels")
     match value:
+        case float() if not math.isfinite(value):
+            raise bad_request("a number in value is too large")
         case Text():
             raise bad_request("value has a text that is too long")
         case str():
@@ -62,10 +68,10 @@ def plain_json(value: Any) -> None:
         case dict():
             for name, inner in value.items():
                 short(name, "name in value", HTTP_TEXT_MAX)
-                plain_json(inner)
+                plain_json(inner, depth + 1)
         case list():
             for inner in value:
-                plain_json(inner)
+                plain_json(inner, depth + 1)
 
 
 def table(body: dict[str, Any], name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A document may have tens of MiB, so it is scanned in pieces, and each item is pa
 from __future__ import annotations
 
 import json
+import math
 import re
 from array import array
 from collections.abc import Generator, Iterator
@@ -47,7 +48,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
 
 
 class Broken:
@@ -97,8 +105,8 @@ class Document:
             return
         for i in range(0, len(found), 2):
             if found[i + 1] < 0:
-                most = f"{limits.DEFINITION_BYTES_MAX} bytes or {limits.DEFINITION_VALUES_MAX} values"
-                yield Broken(f"it has more than {most}")
+                most = f"{limits.DEFINITION_BYTES_MAX} bytes, {limits.DEFINITION_VALUES_MAX} values"
+                yield Broken(f"it has more than {most} or {limits.JSON_DEPTH_MAX} levels")
             else:
                 yield self._parse(found[i], found[i + 1])
 
@@ -111,10 +119,8 @@ class Document:
             return _DECODER.decode(bytes(self._body[start:end]).decode())
         except Repeated as error:
             return Broken(str(error))
-        except RecursionError:
-            return Broken("its values are nested too deeply")
         except ValueError:
-            return Broken(f"it is not JSON (bytes {start} to {end} of the document)")
+            return Broken(f"it is not JSON, or has a number that is too large (bytes {start} to {end} of the document)")
 
     # -- scanning ------------------------------------------------------------------------------------------------
 
@@ -198,7 +204,7 @@ class Document:
                     raise self._unexpected()
                 self._at = found.end()
             return self._at - start <= limits.DEFINITION_BYTES_MAX
-        depth = marks = 0
+        depth = marks = deepest = 0
         while True:
             found = _MARK.search(self._body, self._at, min(self._end, self._at + WINDOW))
             if found is None:
@@ -212,13 +218,14 @@ class Document:
                     yield from self._string()
                 else:
                     depth += 1 if self._is(b"{") or self._is(b"[") else -1
+                    deepest = max(deepest, depth)
                     self._at += 1
                     if not depth:
                         break
             if self._cost.spend(1 if found is not None else 50):
                 yield
         size = self._at - start
-        if size > limits.DEFINITION_BYTES_MAX:
+        if size > limits.DEFINITION_BYTES_MAX or deepest > limits.JSON_DEPTH_MAX:
             return False
         return marks + self._body.count(b",", start, self._at) <= limits.DEFINITION_VALUES_MAX
 
