@@ -78,7 +78,7 @@ def of_server(api: Api, totals: Totals) -> Iterable[list[str]]:
     yield gauge("kvitto_connections", "Open AMQP connections.", len(hub.connections))
     yield counter("kvitto_connections_opened_total", "AMQP connections accepted.", hub.connections_made)
     yield counter("kvitto_connections_closed_total", "AMQP connections ended.", hub.connections_closed)
-    yield gauge("kvitto_channels", "Open channels.", sum(len(c.channels) for c in hub.connections))
+    yield gauge("kvitto_channels", "Open channels.", hub.channels)
     yield counter("kvitto_channels_opened_total", "Channels opened.", hub.channels_made)
     yield counter("kvitto_logins_refused_total", "Logins with a wrong name or password.", host.logins.refused)
     yield counter(
