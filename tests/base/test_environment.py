@@ -15,8 +15,6 @@ EXAMPLES = {
     "host": ("10.0.0.1, ::1", "10.0.0.1"),
     "port": ("0", 0),
     "http_port": ("off", None),
-    "sync": ("off", False),
-    "foreign_hashes": ("off", False),
     "log_json": ("Yes", True),
     "disk_free_limit": ("2MiB", 2 * MIB),
     "memory_limit": ("1048576", MIB),
@@ -26,7 +24,8 @@ EXAMPLES = {
 
 def test_every_setting_has_a_variable_and_takes_the_type_of_its_field() -> None:
     for name, kinds in TYPES.items():
-        text, value = EXAMPLES.get(name, ("7", 7 if int in kinds else "7"))
+        usual = ("off", False) if bool in kinds else ("7", 7 if int in kinds else "7")
+        text, value = EXAMPLES.get(name, usual)
         found = read({variable(name): text})[name]
         assert str(found) == str(value), name
     assert read({}) == {}
