@@ -177,7 +177,7 @@ def post_definitions(plan: Plan) -> None:
             failure.code, f"the definitions were not taken: {failure} (--skip-definitions moves messages only)"
         ) from None
     if isinstance(answer, dict):
-        plan.notes.extend(f"definitions: {text}" for text in texts(answer))
+        plan.notes.extend(f"definitions, taken without effect: {text}" for text in texts(answer))
     user = plan.target.address.user
     for name in {plan.target_vhost(item.vhost) for item in plan.items if item.moves}:
         if api.get("permissions", name, user, accept=(404,)).get("configure") is None:
