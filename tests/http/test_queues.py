@@ -267,3 +267,14 @@ def test_a_stream_is_listed_as_one_and_gives_no_messages_here(api: Http, broker:
     answer = api.call("DELETE", "/api/queues/%2F/log/contents")
     assert answer.status == 400 and "queue.purge not supported by stream queues" in answer.reason
     assert api.delete("/api/queues/%2F/log") == 204
+
+
+def test_a_queue_with_deduplication_tells_of_its_keys(api: Http) -> None:
+    """A publish over HTTP is compared like any other."""
+    arguments = {"x-message-deduplication": True, "x-deduplication-by": "message-id", "x-cache-size": 10}
+    assert api.put("/api/queues/%2F/once", {"durable": True, "arguments": arguments}) == 201
+    for message_id in ("a", "b", "a"):
+        publish(api, "once", message_id, message_id=message_id)
+    assert depth(api, "once") == (2, 0, 2)
+    assert api.get("/api/queues/%2F/once")["deduplication"] == {"keys": 2, "duplicates": 1}
+    api.delete("/api/queues/%2F/once")
