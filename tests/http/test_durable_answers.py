@@ -99,6 +99,8 @@ UNCHANGING = {
     ("DELETE", "/api/reset/{node}"),
     ("DELETE", "/api/auth/attempts/{node}"),
     ("DELETE", "/api/auth/attempts/{node}/source"),
+    ("POST", "/api/backup"),
+    ("DELETE", "/api/backup/{name}"),
 }
 """Routes that are no GET, and change no definition."""
 
