@@ -84,6 +84,9 @@ class Writer:
     async def drain(self) -> None:
         pass
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         pass
 

@@ -17,7 +17,11 @@ def qos(g: Grammar) -> list[Action]:
 
 def arguments(g: Grammar, queue: str) -> dict[str, Any]:
     if queue == "log1":
-        return {"x-stream-offset": g.one("first", "last", "next", 0, 3, 1000, "1h", -1)}
+        start = {"x-stream-offset": g.one("first", "last", "next", 0, 3, 1000, "1h", -1)}
+        wanted = g.one("a", ["a", "b"], {"k": 1}, {"x-stream-filter": "a", "k": "1"}, [], 5)
+        return start | (
+            {"x-stream-filter": wanted, "x-stream-match-unfiltered": g.chance(0.5)} if g.chance(0.3) else {}
+        )
     if g.chance(0.7):
         return {}
     if g.chance(0.05):

@@ -31,7 +31,11 @@ def properties(g: Grammar) -> dict[str, Any]:
             return {"reply_to": g.one("amq.rabbitmq.reply-to", "q1", "q1"), "correlation_id": "c"}
         case 5:
             odd = ({"user_id": "other"}, {"expiration": "-1"}, {"headers": {"CC": "a"}}, {"expiration": "9" * 30})
-            return g.one({"user_id": "guest"}, {"headers": {"k": 1}}, *odd) if g.chance(0.2) else {}
+            filtered = (
+                {"headers": {"x-stream-filter-value": "a", "k": 1}},
+                {"headers": {"x-recent-history-no-store": True}},
+            )
+            return g.one({"user_id": "guest"}, {"headers": {"k": 1}}, *filtered, *odd) if g.chance(0.2) else {}
         case 6:
             death = [{"count": 5, "queue": "q1", "reason": "expired"}, 5]
             return {"headers": {"x-death": death, "x-delivery-count": "no", "x-stream-offset": 3}}

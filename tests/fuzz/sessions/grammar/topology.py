@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from kvitto.broker.routing.exchange import TYPES
 from kvitto.wire import methods as m
 from tests.fuzz.sessions.grammar.base import ARGUMENTS, FOLLOWED, KEYS, ODD_ARGUMENTS, QUEUES, Grammar
 from tests.fuzz.sessions.story import Action
@@ -31,8 +34,9 @@ def declare_several(g: Grammar) -> list[Action]:
 
 
 def declare_exchange(g: Grammar) -> list[Action]:
-    kind = g.one("direct", "fanout", "topic", "headers", "none")
-    arguments = g.one({}, {}, {"alternate-exchange": g.one(*NAMED, "amq.fanout")}, *ODD_ARGUMENTS[-6:])
+    kind = g.one(*TYPES, "none")
+    own: dict[str, Any] = g.one({"hash-header": "k"}, {"hash-property": "message_id"}, {"x-recent-history-length": 2})
+    arguments = g.one({}, {}, {"alternate-exchange": g.one(*NAMED, "amq.fanout")}, own, *ODD_ARGUMENTS[-6:])
     method = m.ExchangeDeclare(g.one(*NAMED), kind, g.chance(0.05), g.chance(0.6), g.chance(0.1), g.chance(0.1))
     method.arguments = arguments
     return g.anyhow(method)
