@@ -9,6 +9,7 @@ from kvitto.base.errors import StoreError
 from kvitto.store.judge import batches
 from kvitto.store.repair.survey import Survey
 from kvitto.store.segment import salts
+from tests.sim.actor import DUE, POSTPONED
 from tests.sim.ledger import short
 from tests.sim.result import Result, finding
 from tests.sim.world import Found, SeededIds, SimulatedRun, served, small_world
@@ -71,7 +72,10 @@ class Flips:
                 self.files.setdefault(kind, {})[path] = content
         with SeededIds.others(self.rng):
             harness = world.begin(world.disk.copy())
-            self.names = {queue.log.queue_id: name for name, queue in harness.broker.vhosts["/"].queues.items()}
+            vhost = harness.broker.vhosts["/"]
+            self.names = {queue.log.queue_id: name for name, queue in vhost.queues.items()}
+            hidden = [exchange.waiting for exchange in vhost.exchanges.values() if exchange.waiting is not None]
+            self.names |= {queue.log.queue_id: POSTPONED for queue in hidden}
             self.before = served(harness)
 
     def run(self, flips: int) -> None:
@@ -119,10 +123,12 @@ class Flips:
         """
         assert set(found) == set(self.before)
         arguments = self.world.queues.get(hit, {})
-        limited = {"x-max-length", "x-delivery-limit", "x-message-ttl"} & set(arguments)
+        limited: object = hit == POSTPONED or {"x-max-length", "x-delivery-limit", "x-message-ttl"} & set(arguments)
         target = (
             str(arguments["x-dead-letter-routing-key"]) if limited and "x-dead-letter-exchange" in arguments else ""
         )
+        if hit == POSTPONED:
+            target = DUE
         bodies = {name: {body for body, _ in messages} for name, messages in found.items()}
         missing = {name: [b for b, _ in messages if b not in bodies[name]] for name, messages in self.before.items()}
         for name in set(found) - {hit, target}:

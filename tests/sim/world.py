@@ -180,14 +180,14 @@ def waiting(broker: Broker) -> Found:
 
 
 def postponed(broker: Broker) -> Found:
-    """What waits in the exchange that delays, as if it were a queue."""
+    """What waits in the exchange that delays, as if it were a queue that flags everything: nobody gets its messages from there."""
     exchange = broker.vhosts["/"].exchanges.get(POSTPONING)
     if exchange is None or exchange.waiting is None:
         return {}
     queue = exchange.waiting
     offsets = [*stored.waiting(queue), *(o for start, n in queue.delayed for o in range(start, start + n))]
     messages = [queue.read(offset) for offset in sorted(offsets)]
-    return {POSTPONED: [(message[2], False) for message in messages if message is not None]}
+    return {POSTPONED: [(message[2], True) for message in messages if message is not None]}
 
 
 def _waiting(queue: Queue) -> Iterator[tuple[bytes, bool]]:
