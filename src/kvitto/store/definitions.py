@@ -79,7 +79,7 @@ class Compaction:
     files, until `Definitions.replace` gives the new file the name of the old one.
     """
 
-    def __init__(self, disk: Disk, entries: list[tuple[tuple[str, Key], Any]]) -> None:
+    def __init__(self, disk: Disk, entries: list[tuple[tuple[str, Key], tuple[Any, int]]]) -> None:
         self.file = Tracked(disk.open(NEW, create=True))
         self.file.truncate(0)
         self.complete = False
@@ -126,7 +126,7 @@ class Compaction:
         """Yield the lines of what was defined, COMPACT_LINES at a time."""
         for at in range(0, len(self._entries), COMPACT_LINES):
             some = self._entries[at : at + COMPACT_LINES]
-            yield b"".join(line.encode("put", kind, key, value, durable) for (kind, key), value in some)
+            yield b"".join(line.encode("put", kind, key, value, durable) for (kind, key), (value, _) in some)
 
 
 class Definitions:
@@ -134,8 +134,8 @@ class Definitions:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._entries: dict[tuple[str, Key], Any] = {}
-        self._lengths: dict[tuple[str, Key], int] = {}
+        self._entries: dict[tuple[str, Key], tuple[Any, int]] = {}
+        """What is defined, and the length of its line. One dictionary has both, because it takes milliseconds to let a large one grow."""
         self._live = 0
         self._tried = 0
         self._file: Tracked | None = None
@@ -287,7 +287,6 @@ class Definitions:
         self.file.close()
         done.file.durable = durable
         self._file, self.compaction, self._tried = done.file, None, 0
-        self._live = sum(self._lengths.values())
 
     def compact(self) -> None:
         """Rewrite the log with what is defined now, durably. After a crash either the old file or the new one is there.
@@ -312,12 +311,13 @@ class Definitions:
             self._file.close()
 
     def _list(self) -> Defined:
-        return [(kind, key, value) for (kind, key), value in self._entries.items()]
+        return [(kind, key, value) for (kind, key), (value, _) in self._entries.items()]
 
     def _set(self, entry: tuple[str, Key], value: Any, length: int) -> None:
-        self._live += length - self._lengths.get(entry, 0)
-        self._entries[entry], self._lengths[entry] = value, length
+        before = self._entries.get(entry)
+        self._live += length - (before[1] if before else 0)
+        self._entries[entry] = value, length
 
     def _unset(self, entry: tuple[str, Key]) -> None:
-        self._entries.pop(entry, None)
-        self._live -= self._lengths.pop(entry, 0)
+        before = self._entries.pop(entry, None)
+        self._live -= before[1] if before else 0
