@@ -10,7 +10,12 @@ from kvitto.store.commit import Commit
 from tests.store.logs import LogHarness
 from tests.support.harness import BrokerHarness
 
-ORDER_HERE = {"broker/transfers/records.py", "broker/transfers/stages.py", "server/driving.py"}
+ORDER_HERE = {
+    "broker/queues/deduplicating.py",
+    "broker/transfers/records.py",
+    "broker/transfers/stages.py",
+    "server/driving.py",
+}
 """Outside of the store, these may ask for an order on this machine. All others tell peers something."""
 
 
