@@ -1,7 +1,9 @@
 """What all tests share: the form of Kvitto under test, a seed for the simulation, and hypothesis without surprises of timing."""
 
+import logging
 import os
 import secrets
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -21,6 +23,16 @@ os.environ.setdefault("KVITTO_SEED", str(secrets.randbits(32)))  # the processes
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the asyncio client reconnect at once."""
     monkeypatch.setattr("kvitto.client.aio.connection.BACKOFF_S", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Undo what a test does to the level of the log, such as a broker that is told another one."""
+    loggers = [logging.getLogger(), logging.getLogger("kvitto")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: object) -> bool | None:

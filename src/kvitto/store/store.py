@@ -286,7 +286,7 @@ class Store:
 
     def shut(self) -> None:
         """Mark the directory as left in order, behind the last sync, and release it."""
-        if self.failed is None and hasattr(self, "definitions"):
+        if self.failed is None and getattr(self, "definitions", None) is not None:  # None: it was never opened
             self.definitions.abandon_compaction()
         if self.failed is None and self.inventory.is_open:  # else the directory may be another broker's
             self.disk.keeper = None
