@@ -90,8 +90,9 @@ def cpu_seconds() -> float:
 
 
 def open_files() -> int:
+    """Return the number of open files of this process. Linux tells it since 6.2; before, they are listed, 1 ms for a thousand."""
     try:
-        return len(os.listdir("/proc/self/fd"))
+        return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
     except OSError:
         return 0
 

@@ -18,10 +18,10 @@ from kvitto.base.errors import StoreFull
 
 ENTRY_BYTES = 24
 """An entry is one integer, so that it is compared at once: due time, offset and size, of 64 bits each. Files have it in big-endian form."""
-MEMORY_MAX = 8192
+MEMORY_MAX = 4096
 """When so many entries are in memory, most of them go into a file."""
-MEMORY_KEPT = 2048
-READ_ENTRIES = 64
+MEMORY_KEPT = 1024
+READ_ENTRIES = 32
 """Entries of a run that are read at a time."""
 FILE_BYTES = 16 << 20
 """When a file has so many bytes, the next run begins another one. A file is removed when all of its runs have been read."""
