@@ -364,6 +364,17 @@ def test_a_queue_deleted_between_the_record_and_its_application() -> None:
         assert harness.peek(other) == left
 
 
+def test_a_torn_record_is_no_damage_after_an_end_in_order() -> None:
+    """D3: the start after a kill left the torn record in the file, and the start after that raised an alarm for it."""
+    harness = BrokerHarness()
+    harness.declare("q")
+    harness.store.journal.write(Record(appends=[Append(harness.queue("q").log.queue_id, address("q"), b"\0\0", b"m")]))
+    harness.disk._names[FILE].live[20:] = b""
+    harness.kill()
+    harness.restart()
+    assert harness.store.alarms == []
+
+
 @pytest.mark.parametrize("salt", [0, 1])
 def test_a_body_that_is_a_record_is_a_body(salt: int) -> None:
     """T4, W8: the record around it was torn, and the start said that the journal was damaged, or applied what the body held."""

@@ -83,7 +83,17 @@ class Journal:
                 yield record
             if found.what is Records.APPLIED:
                 self.store.alarm(f"{name} is damaged at byte {found.end}; what it held had been applied")
+            elif found.tail:
+                self._cut_off(name, found.end)
             self._enter(number, found.end, entry)
+
+    def _cut_off(self, name: str, end: int) -> None:
+        """Cut off a torn tail, because a start after an end in order would take it for damage."""
+        file = self.store.disk.open(name)
+        file.truncate(end)
+        if self.store.syncing:
+            file.sync()
+        file.close()
 
     @staticmethod
     def _damaged(name: str, found: JournalFile, entry: Entry | None) -> StoreError:
