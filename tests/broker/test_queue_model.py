@@ -554,9 +554,15 @@ class QueueModel(RuleBasedStateMachine):
         assert order == sorted(order), "out of order"
         assert len({*main, *dead}) == len(main) + len(dead), "twice"
         self.come_back()
-        crowd = not self.rejects and 0 <= self.length <= len(main)  # what came back may have pushed out what was first
+        # what came back may have pushed out what was first, also where what came back has left since
+        crowd = [
+            m.offset
+            for m in self.messages
+            if m.body in main or (m.place == READY and (self.leaves_unseen(m) or self.over_limit(m)))
+        ]
+        crowded = not self.rejects and 0 <= self.length <= len(crowd)
         for m in self.messages:
-            pushed = crowd and (not main or m.offset < known[main[0]].offset)
+            pushed = crowded and sum(offset > m.offset for offset in crowd) >= self.length
             self.place_after(m, m.body in main, m.body in dead, exact, pushed)
         if self.at(HELD):  # a start reads the sizes of what is held only where a limit hangs on them
             self.estimate = self.estimate or not self.count_bytes
