@@ -30,7 +30,6 @@ from kvitto.broker.queues.queue import Declaration, Queue
 from kvitto.broker.queues.stream import Stream, check_stream, stream_log
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing import exchange as exchanges
-from kvitto.broker.routing.delayed import DELAYED_EXCHANGE
 from kvitto.broker.routing.exchange import Binding, Exchange
 from kvitto.broker.routing.index import at_once
 from kvitto.broker.routing.route import Epoch, Route, Traffic
@@ -260,7 +259,7 @@ class VHost:
             raise ChannelError(PRECONDITION_FAILED, text, limit="exchanges")
         if not self.broker.restoring:
             inert.refuse(describe("exchange", name, self.name), inert.REFUSED_OF_EXCHANGES, arguments)
-            honoured = (*exchanges.ALTERNATES, DELAYED_EXCHANGE, *exchanges.used_arguments(kind, arguments))
+            honoured = exchanges.honoured_arguments(kind, arguments)
             self.broker.notices.without_effect(describe("exchange", name, self.name), arguments, honoured)
         made = self.exchanges[name] = Exchange(
             name,

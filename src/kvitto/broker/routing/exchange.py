@@ -302,6 +302,11 @@ def _with_one_name(arguments: Arguments) -> dict[str, Value]:
 
 
 def used_arguments(type: str, arguments: Arguments) -> tuple[str, ...]:
-    """Return the names of the arguments that an exchange of this type uses. `check_declare` has accepted the declaration."""
+    """Return the names of the arguments that this type of exchange uses. `check_declare` has accepted the declaration."""
     own = TYPES[type].arguments
     return (*own, *TYPES[str(arguments[delayed.DELAYED_TYPE])].arguments) if type == delayed.DELAYED_MESSAGE else own
+
+
+def honoured_arguments(type: str, arguments: Arguments) -> tuple[str, ...]:
+    """Return the names of all arguments that have an effect on an exchange of this type."""
+    return (*ALTERNATES, delayed.DELAYED_EXCHANGE, *used_arguments(type, arguments))

@@ -60,8 +60,7 @@ def exchange(world: World, item: Fields, where: VHost | None) -> Apply | None:
         raise Refused(f"vhost '{vhost.name}' has {world.broker.limits.exchanges_max} exchanges, the limit")
     inert.refuse(describe("exchange", name, vhost.name), inert.REFUSED_OF_EXCHANGES, arguments)
     made = Exchange(name, kind, durable=flags[0], auto_delete=flags[1], internal=flags[2], arguments=arguments)
-    honoured = (exchanges.ALTERNATE, *exchanges.TYPES[kind].arguments)
-    world.note_inert("argument of exchanges", arguments, honoured)
+    world.note_inert("argument of exchanges", arguments, exchanges.honoured_arguments(kind, arguments))
     world.exchanges[vhost.name, name] = PlannedExchange(made)
     world.new_exchanges[vhost.name] = count
     return partial(_declare_exchange, vhost.name, name, kind, flags, arguments)
