@@ -299,6 +299,15 @@ class Broker(Turning):
     def open_log(self, queue_id: str, durable: bool) -> Log:
         return Log(self.store, queue_id, durable)
 
+    def drop_hidden(self, queue: Queue) -> None:
+        """Delete a queue that no client sees, with its messages. The caller has deleted the definition that names it before."""
+        queue.deleted = True
+        queue.vhost.changed()
+        del self.queues[queue.log.queue_id]
+        self.parking.forget(queue)
+        queue.cancel_timers()
+        queue.log.delete()
+
     # -- limits ----------------------------------------------------------------------------------------------
 
     def count_refusal(self, error: ProtocolError) -> None:

@@ -76,8 +76,4 @@ def detach(vhost: VHost, exchange: Exchange) -> None:
     exchange.waiting = None
     if isinstance(exchange.index, DelayedIndex):
         exchange.index.queue = None
-    queue.deleted = True
-    del vhost.broker.queues[queue.log.queue_id]
-    vhost.broker.parking.forget(queue)
-    queue.cancel_timers()
-    queue.log.delete()
+    vhost.broker.drop_hidden(queue)

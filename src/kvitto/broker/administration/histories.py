@@ -68,12 +68,7 @@ def detach(exchange: Exchange) -> None:
     if index is None or index.history is None:
         return
     queue, index.history = index.history, None
-    broker = queue.vhost.broker
-    del broker.queues[queue.log.queue_id]
-    if queue.fault is None:
-        queue.deleted = True
-        queue.cancel_timers()
-        queue.log.delete()
+    queue.vhost.broker.drop_hidden(queue)
 
 
 def send(vhost: VHost, exchange: Exchange, dest: Queue | Exchange) -> None:

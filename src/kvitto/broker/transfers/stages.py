@@ -263,14 +263,9 @@ class Stages(Service):
     def _drop(self, stage: Stage) -> None:
         """Delete the queue of a stage. The caller removes it from its lists."""
         stage.closed = True
-        queue = stage.queue
-        if queue.deleted:
-            return
-        queue.deleted = True
-        queue.vhost.epoch.value += 1
-        del self.broker.queues[queue.log.queue_id]
-        self.broker.undefine("stage", stage.definition)
-        queue.log.delete()
+        if not stage.queue.deleted:
+            self.broker.undefine("stage", stage.definition)
+            self.broker.drop_hidden(stage.queue)
 
     def _advance(self, writer: Writer) -> None:
         """Write the commits whose stages are durable, in order."""
