@@ -39,7 +39,7 @@ def read(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def value_of(name: str, text: str) -> Any:
-    """Return the value that a file would have in place of this text. Raise ConfigError."""
+    """Return the value of a setting, from the text of its variable. Raise ConfigError."""
     kinds = TYPES[name]
     if bool in kinds:
         if text.lower() not in TRUE + FALSE:

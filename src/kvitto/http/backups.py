@@ -32,7 +32,7 @@ def begin(call: Call) -> Response:
 
 
 def show(call: Call) -> Response:
-    """Say whether everything has been noted. Whoever takes a backup asks now and then, or the broker gives it up."""
+    """Answer whether the backup has noted all files. The broker gives a backup up if its client does not ask for a while."""
     cut = _running(call)
     call.api.broker.backups.heard()
     return answer(_state(cut))

@@ -16,7 +16,7 @@ from kvitto.broker.vhost import OPERATOR_POLICY, POLICY
 from kvitto.http import fields
 from kvitto.http.access import Access
 from kvitto.http.api import Call
-from kvitto.http.listing import answer_list
+from kvitto.http.listing import answer_list, as_it_is
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
 from kvitto.http.vhosts import user_named
 
@@ -26,10 +26,6 @@ OWN_PATHS = {
     VHOST_LIMITS: "/api/vhost-limits",
 }
 """Components whose objects have paths of their own, with checks and rights of their own."""
-
-
-def shown(view: dict[str, Any]) -> dict[str, Any]:
-    return view
 
 
 # -- of virtual hosts ----------------------------------------------------------------------------------------
@@ -43,7 +39,7 @@ async def list_parameters(call: Call) -> Response:
         for _, (component, name), value in call.api.broker.parameters.list(vhost.name)
         if wanted in (None, component)
     )
-    return await answer_list(call, found, shown)
+    return await answer_list(call, found, as_it_is)
 
 
 def get_parameter(call: Call) -> Response:
@@ -99,7 +95,7 @@ def _globals(call: Call) -> dict[str, Any]:
 
 async def list_globals(call: Call) -> Response:
     found = ({"name": name, "value": value} for name, value in sorted(_globals(call).items()))
-    return await answer_list(call, found, shown)
+    return await answer_list(call, found, as_it_is)
 
 
 def get_global(call: Call) -> Response:
@@ -150,7 +146,7 @@ def _most(call: Call, names: tuple[str, ...]) -> int:
 async def list_vhost_limits(call: Call) -> Response:
     parameters = call.api.broker.parameters
     found = ({"vhost": v.name, "value": limits} for v in call.vhosts() if (limits := parameters.limits_of(v.name)))
-    return await answer_list(call, found, shown)
+    return await answer_list(call, found, as_it_is)
 
 
 async def put_vhost_limit(call: Call) -> Response:
@@ -169,7 +165,7 @@ async def delete_vhost_limit(call: Call) -> Response:
 async def list_user_limits(call: Call) -> Response:
     users = [user_named(call, call.args["user"])] if "user" in call.args else call.api.broker.users.list()
     found = ({"user": user.name, "value": user.limits} for user in users if user.limits)
-    return await answer_list(call, found, shown)
+    return await answer_list(call, found, as_it_is)
 
 
 async def put_user_limit(call: Call) -> Response:

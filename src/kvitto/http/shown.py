@@ -86,7 +86,7 @@ def deduplication(queue: Queue) -> dict[str, Any]:
 
 
 def bytes_of(queue: Queue) -> dict[str, int]:
-    """Return the bytes of the bodies, and of the memory that the queue takes: messages that wait are on the disk alone."""
+    """Return the bytes of the bodies, and of the memory that the queue takes: messages that wait are only on disk."""
     ready, unacked = queue.ready_bytes, queue.unacked_bytes if queue.unacked else 0
     batches, messages = in_memory(queue), queue.messages
     in_ram = min(sum(batch.count for batch in batches), messages)

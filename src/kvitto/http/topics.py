@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from kvitto.broker.administration.auth import User
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
-from kvitto.http.listing import answer_list
+from kvitto.http.listing import answer_list, as_it_is
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request, not_found
 from kvitto.http.vhosts import user_named
 
@@ -27,11 +26,7 @@ async def of_user(call: Call) -> Response:
 
 
 async def _list(call: Call, users: Iterable[User], vhost: str | None) -> Response:
-    return await answer_list(call, (view for user in users for view in views.topic_permissions(user, vhost)), shown)
-
-
-def shown(view: dict[str, Any]) -> dict[str, Any]:
-    return view
+    return await answer_list(call, (view for user in users for view in views.topic_permissions(user, vhost)), as_it_is)
 
 
 def get_permissions(call: Call) -> Response:

@@ -24,6 +24,7 @@ cdef class Log:
 
     @cython.locals(current=Segment, size=Py_ssize_t)
     cpdef write(self, Batch batch)
+    cpdef _keep(self)
     @cython.locals(current=Segment)
     cdef Segment _writable(self, Batch batch)
     @cython.locals(segment=Segment, settled=Py_ssize_t)

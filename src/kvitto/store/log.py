@@ -80,8 +80,7 @@ class Log:
         """Append a batch, which the next sync makes durable. Raises StoreFull or StoreError; then nothing was appended."""
         size = batch.size()
         self._room.take(size, self.directory)
-        if self.store.cut is not None:
-            self.store.cut.keep(self)
+        self._keep()
         current = self._writable(batch)
         current.write(batch, self.durable and self._commits.syncing and not self._room.short)
         self.next = batch.first + batch.count
@@ -95,12 +94,11 @@ class Log:
 
         Returns how many bytes were written. Raises StoreFull or StoreError: then nothing was appended, and the next call begins again.
         """
+        self._keep()
         if self._slices is None:
             self._room.take(batch.size(), self.directory)
-            self._keep()
             self._slices = Slices(self._writable(batch), batch)
         slices = self._slices
-        self._keep()
         try:
             size = slices.write(most)
         except StoreFull:
@@ -213,8 +211,7 @@ class Log:
         return self.segments[max(bisect_right(bases, lowest) - 1, 0) : bisect_right(bases, highest)]
 
     def append_block(self, segment: Segment, entries: memoryview, mark: int) -> None:
-        if self.store.cut is not None:
-            self.store.cut.keep(self)
+        self._keep()
         if segment.acks is None:
             path = paths.settlements(self.directory, segment.base)
             segment.acks = self.store.disk.open(path, create=True)

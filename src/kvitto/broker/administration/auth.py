@@ -294,7 +294,7 @@ class Users:
             self._keep(user)
 
     def replace_foreign(self, user: User) -> None:
-        """Store our own hash in place of a foreign one, after the login that has shown the password."""
+        """Replace a foreign hash by our own. The login that has just succeeded has shown the password."""
         replacement, user.replacement = user.replacement, None
         if replacement is None or self._users.get(user.name) is not user or user.password_hash != replacement[0]:
             return

@@ -190,7 +190,7 @@ class DeduplicatingQueue(WorkQueue):
         return self._known and self.table.until_of(self._known) > self.broker.timers.now_ms
 
     def has_been_here(self, props: bytes) -> bool:
-        """Whether a dead letter has been in this queue before: it is no duplicate of itself, and would be lost."""
+        """Whether a dead letter has been in this queue before. It would be taken for a duplicate of itself, and be lost."""
         headers = read_properties(props)[1].headers or {}
         return any(death["queue"] == self.name for death in deaths_of(headers))
 

@@ -19,12 +19,12 @@ from kvitto.broker.administration.arguments import QueueSettings
 from kvitto.broker.queues.queue import Declaration
 from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing import delayed
+from kvitto.broker.transfers.deadletter import split_key, strings
 from kvitto.format.entry import EXPIRES
 from kvitto.format.settlement import DEAD_LETTERED, PURGED
 from kvitto.store.record import Record, Settle
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties, edit_headers, join, split
-from kvitto.wire.tables import read_shortstr
 
 if TYPE_CHECKING:
     from kvitto.broker.queues.hosts import Turns
@@ -57,6 +57,7 @@ def delay_of(props: bytes) -> int:
 
 class DelayQueue(WorkQueue):
     routes_later = True
+    adopts = False  # each message has a delay of its own
 
     def __init__(self, broker: Turns, vhost: VHost, log: Log, exchange: Exchange) -> None:
         name = f"delayed messages of exchange '{exchange.name}'"
@@ -86,9 +87,6 @@ class DelayQueue(WorkQueue):
         for i in range(b.count):
             key, props, body, flags = b.message(i)
             self.append_bytes(key, props, body, -1, flags & ~EXPIRES)
-
-    def adopt_run(self, b: Batch) -> None:
-        self.append_run(b)
 
     def flush(self) -> None:
         if not self._looking and not self.broker.replaying:
@@ -166,7 +164,7 @@ class DelayQueue(WorkQueue):
         key, props, flags = message
         fields, properties = split(props), Properties.decode(props)
         headers: dict[str, Any] = dict(properties.headers or {})
-        keys = [_routing_key(key), *_strings(headers.get("CC")), *_strings(headers.pop("BCC", None))]
+        keys = [split_key(key)[1], *strings(headers.get("CC")), *strings(headers.pop("BCC", None))]
         headers[delayed.HEADER] = -delayed.delay_ms(headers)
         properties.headers = headers
         targets: list[Queue] = yield from self.vhost.target_steps(self.exchange.name, keys, properties)
@@ -196,7 +194,10 @@ class DelayQueue(WorkQueue):
     # -- one message -----------------------------------------------------------------------------------------
 
     def run_now(self, offset: int, size: int, done: Done) -> bool:
-        """Have a message that waits be due now. `done` is called once it has left, or is parked. Returns False if it does not wait."""
+        """Send a message that waits to its queues now. Returns False if it does not wait.
+
+        `done` is called once it has left, or is parked.
+        """
         if not self.retries.delays.remove(offset, size):
             return False
         self._watched[offset] = done
@@ -262,11 +263,3 @@ class DelayQueue(WorkQueue):
                 left = PIECE
                 yield True
         return found[:FOUND_MAX]
-
-
-def _routing_key(key: bytes) -> str:
-    return read_shortstr(key, read_shortstr(key, 0)[1])[0]
-
-
-def _strings(value: object) -> list[str]:
-    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []

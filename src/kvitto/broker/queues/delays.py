@@ -68,9 +68,9 @@ class Delays:
                 yield due.due_of(packed), offset
 
     def take_runs(self, most: int) -> list[tuple[int, int, int]]:
-        """Take up to `most` runs of messages from the lowest offset on, as (first offset, count, bytes). The bytes are right in sum only.
+        """Take up to `most` runs of messages from the lowest offset on, as (first offset, count, bytes).
 
-        The caller clears the index.
+        Only the sum of the bytes is exact: the index does not know the size of each message. The caller clears the index.
         """
         runs: list[tuple[int, int, int]] = []
         while self.offsets.count and len(runs) < most:

@@ -126,7 +126,7 @@ class DueIndex:
         self._files = files
         self._heap: list[int] = []
         self._heads: list[tuple[int, int, Run]] = []
-        """The first entry of each run, as a heap. The number in the middle is another one for each run."""
+        """The first entry of each run, as a heap. The number in the middle differs for each run, so that runs are never compared."""
         self._numbers = 0
         self._open: Shared | None = None
         self._most = MEMORY_MAX
