@@ -118,6 +118,23 @@ def test_a_document_is_read_in_small_pieces() -> None:
     assert sum(1 for _ in Document(spaces).scan()) > 8
 
 
+@pytest.mark.parametrize(
+    ("item", "count", "steps"),
+    [(b"1", 100_000, 500), (b'"a"', 100_000, 500), (b'"' + b"\\\\" * 30_000 + b'"', 100, 100)],
+)
+def test_items_that_are_no_objects_are_found_in_small_pieces_too(item: bytes, count: int, steps: int) -> None:
+    """A million numbers were found in one step, which took seconds."""
+    assert sum(1 for _ in Document(b'{"a":[' + b",".join([item] * count) + b"]}").scan()) >= steps
+
+
+def test_a_document_has_few_members() -> None:
+    """Each list that nobody knows is compared with those that there are."""
+    members = [b'"list%d":[1]' % number for number in range(limits.DEFINITION_MEMBERS_MAX)]
+    assert len(scanned(b"{" + b",".join(members) + b"}").lists) == limits.DEFINITION_MEMBERS_MAX
+    with pytest.raises(Malformed, match="more than 100 members"):
+        scanned(b"{" + b",".join([*members, b'"version":1']) + b"}")
+
+
 def test_a_part_of_a_body_and_a_byte_order_mark_are_read() -> None:
     body = b'xx\xef\xbb\xbf{"a":[1]}yy'
     document = Document(body, 2, len(body) - 2)

@@ -101,6 +101,8 @@ HTTP_BATCH_MAX = 500
 """Messages in one publish."""
 DEFINITIONS_MAX = 2_000_000
 """The maximum number of items in one list of a document of definitions."""
+DEFINITION_MEMBERS_MAX = 100
+"""The maximum number of members of a document of definitions; RabbitMQ writes about 15."""
 DEFINITION_BYTES_MAX = 128 * KIB
 """The maximum number of bytes of one item of a document of definitions, which is parsed in one step."""
 DEFINITION_VALUES_MAX = 4000

@@ -21,10 +21,14 @@ _MARK = re.compile(rb'["\[\]{}]')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STRING_PART = re.compile(rb"(?:[^\"\\]{1,4096}+|\\.){1,16}+", re.DOTALL)
 _SCALAR = re.compile(rb"[^ \t\r\n,\[\]{}\":]{1,400}+")
+KEY_MAX = 8 << 10
+"""The most bytes of the name of a member."""
 WINDOW = 64 << 10
 """The most bytes that are searched in one step."""
-PARSE = 20
-"""The cost of parsing an item of a usual size, in the units of jobs.PIECE. It grows with the bytes."""
+MEMBER, VALUE = 10, 3
+"""The costs of finding a member and a value, in the units of jobs.PIECE."""
+BYTES, STRING_BYTES = 1 << 10, 1 << 6
+"""So many bytes cost one unit; a string takes longer, because it may have many escapes."""
 
 
 class Malformed(ValueError):
@@ -75,6 +79,8 @@ class Document:
         self.values: dict[str, Any] = {}
         self.lists: dict[str, array[int]] = {}
         """By name of a list, start and end of each item. An item that is too large has the end -1."""
+        self.size = 0
+        """The bytes of the item that `items` has yielded last."""
         self._cost = Cost()
 
     def scan(self) -> Generator[None, None, None]:
@@ -88,11 +94,15 @@ class Document:
             key = yield from self._key()
             if key in self.lists or key in self.values:
                 raise Malformed(f"the list {key!r} is there twice")
+            if len(self.lists) + len(self.values) >= limits.DEFINITION_MEMBERS_MAX:
+                raise Malformed(f"the document has more than {limits.DEFINITION_MEMBERS_MAX} members")
             if self._is(b"["):
                 yield from self._list(key)
             else:
                 self.values[key] = yield from self._small(key)
             yield from self._comma(b"}")
+            if self._cost.spend(MEMBER):
+                yield
         self._take(b"}")
         yield from self._space()
         if self._at != self._end:
@@ -105,9 +115,11 @@ class Document:
             return
         for i in range(0, len(found), 2):
             if found[i + 1] < 0:
+                self.size = 0
                 most = f"{limits.DEFINITION_BYTES_MAX} bytes, {limits.DEFINITION_VALUES_MAX} values"
                 yield Broken(f"it has more than {most} or {limits.JSON_DEPTH_MAX} levels")
             else:
+                self.size = found[i + 1] - found[i]
                 yield self._parse(found[i], found[i + 1])
 
     def count(self, name: str) -> int:
@@ -140,7 +152,7 @@ class Document:
     def _space(self) -> Generator[None, None, None]:
         while (found := _SPACE.match(self._body, self._at, self._end)) is not None and found.end() > self._at:
             self._at = found.end()
-            if self._cost.spend(1 + (found.end() - found.start() >> 10)):
+            if self._cost.spend(1 + (found.end() - found.start()) // BYTES):
                 yield
 
     def _comma(self, close: bytes) -> Generator[None, None, None]:
@@ -156,7 +168,7 @@ class Document:
 
     def _key(self) -> Generator[None, None, str]:
         start = self._at
-        found = _STRING.match(self._body, start, min(self._end, start + 1024))
+        found = _STRING.match(self._body, start, min(self._end, start + KEY_MAX))
         if found is None:
             raise self._unexpected()
         self._at = found.end()
@@ -190,6 +202,8 @@ class Document:
             if len(found) > 2 * limits.DEFINITIONS_MAX:
                 raise Malformed(f"the list {key!r} has more than {limits.DEFINITIONS_MAX} items")
             yield from self._comma(b"]")
+            if self._cost.spend(VALUE):
+                yield
         self._at += 1
 
     def _skip(self) -> Generator[None, None, bool]:
@@ -206,9 +220,10 @@ class Document:
             return self._at - start <= limits.DEFINITION_BYTES_MAX
         depth = marks = deepest = 0
         while True:
-            found = _MARK.search(self._body, self._at, min(self._end, self._at + WINDOW))
+            before = self._at
+            found = _MARK.search(self._body, before, min(self._end, before + WINDOW))
             if found is None:
-                self._at = min(self._end, self._at + WINDOW)
+                self._at = min(self._end, before + WINDOW)
                 if self._at >= self._end:
                     raise self._unexpected()
             else:
@@ -222,7 +237,7 @@ class Document:
                     self._at += 1
                     if not depth:
                         break
-            if self._cost.spend(1 if found is not None else 50):
+            if self._cost.spend(1 + (self._at - before) // BYTES):
                 yield
         size = self._at - start
         if size > limits.DEFINITION_BYTES_MAX or deepest > limits.JSON_DEPTH_MAX:
@@ -232,6 +247,9 @@ class Document:
     def _string(self) -> Generator[None, None, None]:
         """Go behind a string. A long one takes several steps."""
         found = _STRING.match(self._body, self._at, min(self._end, self._at + WINDOW))
+        size = WINDOW if found is None else found.end() - self._at
+        if self._cost.spend(size // STRING_BYTES):
+            yield
         if found is not None:
             self._at = found.end()
             return

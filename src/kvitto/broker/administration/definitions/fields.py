@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvitto.base.errors import ConnectionError_
 from kvitto.base.limits import NAME_MAX, SHORTSTR_MAX
 from kvitto.wire import tables
 
@@ -104,8 +105,8 @@ class Fields:
             raise
         except UnicodeEncodeError:
             raise Refused(f"{name} is not UTF-8") from None
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"{name}: {error}") from None
+        except (ValueError, RecursionError, ConnectionError_) as error:
+            raise Refused(f"{name}: {error.text if isinstance(error, ConnectionError_) else error}") from None
         return value
 
 

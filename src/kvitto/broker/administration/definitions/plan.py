@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvitto.base.errors import ChannelError
+from kvitto.base.errors import ProtocolError
 from kvitto.broker.administration.definitions import settings, topology
-from kvitto.broker.administration.definitions.document import PARSE, Broken, Document
+from kvitto.broker.administration.definitions.document import Broken, Document
 from kvitto.broker.administration.definitions.fields import Fields, Refused
 from kvitto.broker.administration.definitions.settings import Apply
 from kvitto.broker.administration.definitions.world import World, reason_of
-from kvitto.broker.jobs import Cost
+from kvitto.broker.jobs import PIECE, Cost
 
 if TYPE_CHECKING:
     from kvitto.broker.broker import Broker
@@ -57,6 +57,8 @@ KINDS = (
 """In the order in which they are checked and applied: each may need those before it."""
 IGNORED = ("limits", "metadata", "tags", "explanation")
 """Members of RabbitMQ's exports of one virtual host that say the same as other ones, or nothing."""
+COST_BYTES = 8
+"""So many bytes of an item cost one unit, once to parse and check it, and once to apply it."""
 REFUSALS_MAX = 10_000
 """The most refused items that are remembered. More are only counted."""
 
@@ -91,7 +93,7 @@ class Plan:
         """The number of items that can be taken, or that are there already."""
         self.inert: list[str] = []
         """What is taken and has no effect here, as words for people."""
-        self._todo: deque[tuple[Kind, str, str, Apply]] = deque()
+        self._todo: deque[tuple[Kind, str, str, int, Apply]] = deque()
 
     # -- checking ------------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class Plan:
                 continue
             for item in self._document.items(kind.name):
                 self._check(kind, world, item)
-                if cost.spend(PARSE + kind.check_cost):
+                if cost.spend(kind.check_cost + self._document.size // COST_BYTES):
                     yield
         self.inert = list(world.inert)
         yield from world.empty()
@@ -135,12 +137,13 @@ class Plan:
             if isinstance(item, Broken):
                 raise Refused(item.reason)
             apply = kind.check(world, Fields(item), self._vhost)
-        except (ValueError, ChannelError) as error:
+        except (ValueError, ProtocolError) as error:
             self._refuse(kind.word, name_of(kind, item), self._vhost_of(item), reason_of(error))
             return
         self.taken += 1
         if apply is not None:
-            self._todo.append((kind, name_of(kind, item), self._vhost_of(item), apply))
+            size = self._document.size
+            self._todo.append((kind, name_of(kind, item), self._vhost_of(item), size, apply))
 
     def _vhost_of(self, item: Any) -> str:
         if self._vhost is not None:
@@ -158,17 +161,20 @@ class Plan:
         """Apply what was found good. An item that fails is refused: others have changed something since it was checked."""
         cost = Cost()
         while self._todo:
-            kind, name, vhost, apply = self._todo.popleft()
+            kind, name, vhost, size, apply = self._todo.popleft()
             try:
                 steps = apply(self._broker)
                 if steps is not None:
                     yield from steps
-            except (ValueError, LookupError, ChannelError) as error:
+            except (ValueError, LookupError, ProtocolError) as error:
                 self.taken -= 1
                 why = reason_of(error) if not isinstance(error, LookupError) else str(error.args[0])
                 self._refuse(kind.word, name, vhost, f"{why} (since the document was checked)")
-            if cost.spend(kind.apply_cost):
+            units = kind.apply_cost + size // COST_BYTES
+            if cost.spend(units):
                 yield True
+                for _ in range(units // PIECE):  # a large item is several pieces by itself
+                    yield True
 
     def forget(self) -> Iterator[None]:
         """Free a plan that is not applied, in pieces."""

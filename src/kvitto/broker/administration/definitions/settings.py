@@ -60,7 +60,17 @@ def _vhost_settings(item: Fields, metadata: Fields, before: VHostSettings) -> VH
 
 
 def _apply_vhost(name: str, settings: VHostSettings, broker: Broker) -> None:
+    if name in broker.vhosts:
+        still_there(broker, name)
     broker.add_vhost(name, settings)
+
+
+def still_there(broker: Broker, name: str) -> VHost:
+    """Return a virtual host. Raises Refused if it has gone since the document was checked, or is going: nothing may outlive it."""
+    found = broker.vhosts.get(name)
+    if found is None or found.deleting:
+        raise Refused(f"there is no vhost '{name}' any more")
+    return found
 
 
 def user(world: World, item: Fields, _where: VHost | None) -> Apply:
@@ -103,7 +113,7 @@ def permission(world: World, item: Fields, _where: VHost | None) -> Apply | None
 
 
 def _apply_permission(name: str, where: str, made: Permission, broker: Broker) -> None:
-    broker.users.set_permission(name, where, made.configure, made.write, made.read)
+    broker.users.set_permission(name, still_there(broker, where).name, made.configure, made.write, made.read)
 
 
 def topic_permission(world: World, item: Fields, _where: VHost | None) -> Apply | None:
@@ -119,7 +129,7 @@ def topic_permission(world: World, item: Fields, _where: VHost | None) -> Apply 
 
 
 def _apply_topic_permission(name: str, where: str, exchange: str, write: str, read: str, broker: Broker) -> None:
-    broker.users.set_topic_permission(name, where, exchange, write, read)
+    broker.users.set_topic_permission(name, still_there(broker, where).name, exchange, write, read)
 
 
 def in_vhost(world: World, item: Fields, where: VHost | None) -> VHost:
@@ -143,10 +153,7 @@ def _policy(world: World, where: VHost, kind: str, name: str, value: Any) -> App
 
 
 def _apply_policy(where: str, kind: str, name: str, value: dict[str, Any], broker: Broker) -> Iterator[object]:
-    found = broker.vhosts.get(where)
-    if found is None:
-        raise Refused(f"there is no vhost '{where}' any more")
-    return set_policy(found, kind, policy(name, value, kind == OPERATOR_POLICY))
+    return set_policy(still_there(broker, where), kind, policy(name, value, kind == OPERATOR_POLICY))
 
 
 def parameter(world: World, item: Fields, where: VHost | None) -> Apply | None:
@@ -165,7 +172,7 @@ def parameter(world: World, item: Fields, where: VHost | None) -> Apply | None:
 
 
 def _apply_parameter(where: str, component: str, name: str, value: Any, broker: Broker) -> None:
-    broker.parameters.set(where, component, name, value)
+    broker.parameters.set(still_there(broker, where).name, component, name, value)
 
 
 def global_parameter(world: World, item: Fields, _where: VHost | None) -> Apply | None:

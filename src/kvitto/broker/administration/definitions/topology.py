@@ -13,7 +13,7 @@ from kvitto.base.limits import FILES_PER_QUEUE
 from kvitto.broker.administration import inert
 from kvitto.broker.administration.arguments import EQUIVALENCE_ARGUMENTS, queue_settings
 from kvitto.broker.administration.definitions.fields import Fields, Refused
-from kvitto.broker.administration.definitions.settings import Apply, in_vhost
+from kvitto.broker.administration.definitions.settings import Apply, in_vhost, still_there
 from kvitto.broker.administration.definitions.world import PlannedExchange, PlannedQueue, World
 from kvitto.broker.administration.equivalence import describe
 from kvitto.broker.administration.operations import Kind, Operations
@@ -31,10 +31,7 @@ LAVINMQ_DELAYED = "x-delayed-exchange"
 
 
 def _operations(broker: Broker, where: str) -> Operations:
-    found = broker.vhosts.get(where)
-    if found is None:
-        raise Refused(f"there is no vhost '{where}' any more")
-    return Operations(found, None)
+    return Operations(still_there(broker, where), None)
 
 
 # -- exchanges -----------------------------------------------------------------------------------------------

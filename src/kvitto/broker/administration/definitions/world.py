@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvitto.base.errors import ChannelError
+from kvitto.base.errors import ProtocolError
 from kvitto.broker.administration.definitions.fields import Refused
 from kvitto.broker.routing.exchange import TYPES, Exchange
 from kvitto.broker.routing.headers import HeadersIndex, identity
@@ -174,6 +174,6 @@ class World:
                 yield
 
 
-def reason_of(error: ChannelError | ValueError) -> str:
+def reason_of(error: ProtocolError | ValueError) -> str:
     """Return why an item cannot be taken, as AMQP would have told a client."""
-    return error.text if isinstance(error, ChannelError) else str(error)
+    return error.text if isinstance(error, ProtocolError) else str(error)
