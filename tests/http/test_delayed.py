@@ -81,6 +81,20 @@ def test_who_may_write_may_run_and_cancel(api: Http, broker: kvitto.Broker) -> N
     for method, of in (("POST", "/delayed/m/run"), ("DELETE", "/delayed/m"), ("DELETE", "/delayed")):
         assert reader.call(method, path + of, {} if method == "POST" else None).status == 401
     assert api.get(path)["messages_delayed"] == 1
+    writer, watcher = api.as_user("writer"), api.as_user("watcher")
+    assert api.put("/api/users/writer", {"password": "secret", "tags": "management"}) == 201
+    assert api.put("/api/permissions/%2F/writer", {"configure": "", "write": ".*", "read": ""}) == 201
+    assert api.put("/api/users/watcher", {"password": "secret", "tags": "monitoring"}) == 201
+    for user in (writer, watcher):
+        assert user.call("GET", path + "/delayed").status == 401, "properties and headers belong to those who may read"
+    assert writer.post(path + "/delayed/m/run", {}).status == 200
+
+
+def test_the_count_of_a_list_is_a_number_in_its_bounds(api: Http) -> None:
+    """Only the first nine digits were looked at: a count of 5,000 digits was an internal error, one of 20 any number."""
+    path = delaying(api, "counted")
+    for count in ("10001", "0000000019999999999", "1" + "0" * 5000, "0" * 5000, "x", "-1", ""):
+        assert api.call("GET", f"{path}/delayed?count={count}").status == 400, count[:30]
 
 
 def test_what_was_cancelled_stays_away_after_a_restart(tmp_path: Any) -> None:

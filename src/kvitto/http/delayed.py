@@ -1,7 +1,8 @@
 """/api/exchanges/{vhost}/{name}/delayed: the messages that wait in an exchange that delays. They can be listed, run now and cancelled.
 
-Neither RabbitMQ nor LavinMQ has this. A message is named by its property message_id. Whoever may write to the exchange may run and
-cancel its messages, since he could have published them. What was run or cancelled is durable before the answer.
+Neither RabbitMQ nor LavinMQ has this. A message is named by its property message_id. Whoever may read from the exchange may see its
+messages, since a binding would bring them; whoever may write to it may run and cancel them. What was run or cancelled is durable
+before the answer.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import suppress
 from typing import Any
 
+from kvitto.broker.administration.auth import Operation
 from kvitto.broker.administration.operations import exchange_name
 from kvitto.broker.queues.delay_queue import DelayQueue, Done
 from kvitto.http import fields
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import array
-from kvitto.http.request import NO_CONTENT, Problem, Response, answer, bad_request, not_found, plain
+from kvitto.http.request import NO_CONTENT, Problem, Response, answer, not_found, plain
 from kvitto.wire import tables
 from kvitto.wire.properties import FIELDS, Properties
 
@@ -32,14 +34,14 @@ Action = Callable[[int, int, Done], bool]
 
 async def list_delayed(call: Call) -> Response:
     """Show messages that wait, the first one that is due first. Bodies are not shown."""
-    queue, count = _queue(call), _count(call)
+    queue, count = _permitted(call, "read"), _count(call)
     found = [pair async for pair in _first(call, queue, count)]
     shown = (_view(call, queue, *pair) for pair in found)
     return Response(pieces=array(call.api.slices, shown, lambda item: item))
 
 
 async def purge_delayed(call: Call) -> Response:
-    queue = _writable(call)
+    queue = _permitted(call, "write")
     _, steps = queue.purging()
     await call.api.perform(steps)
     return NO_CONTENT
@@ -62,16 +64,13 @@ def _queue(call: Call) -> DelayQueue:
     return exchange.waiting
 
 
-def _writable(call: Call) -> DelayQueue:
-    call.operations().authorise("write", "exchange", exchange_name(call.name))
+def _permitted(call: Call, operation: Operation) -> DelayQueue:
+    call.operations().authorise(operation, "exchange", exchange_name(call.name))
     return _queue(call)
 
 
 def _count(call: Call) -> int:
-    text = call.request.query.get("count", str(COUNT))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= COUNT_MAX):
-        raise bad_request(f"count must be 1 to {COUNT_MAX}")
-    return int(text)
+    return fields.number(dict(call.request.query), "count", 1, COUNT_MAX, COUNT)
 
 
 async def _first(call: Call, queue: DelayQueue, count: int) -> AsyncIterator[tuple[int, int]]:
@@ -105,7 +104,7 @@ def _view(call: Call, queue: DelayQueue, due_ms: int, offset: int) -> dict[str, 
 
 async def _act(call: Call, what: str, action: Callable[[DelayQueue, int, int, Done], bool]) -> Response:
     """Run or cancel all messages with the path's message id. Answer how many these were. Raise Problem 404, 503."""
-    queue = _writable(call)
+    queue = _permitted(call, "write")
     message_id = fields.short(call.args["message_id"], "message id")
     found: list[tuple[int, int]] = []
 

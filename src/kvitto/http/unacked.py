@@ -63,13 +63,17 @@ async def _consumer(call: Call) -> Any:
         if connection.vhost is vhost and views.connection_name(call.api, connection) == call.args["connection"]:
             if connection.user is not call.user and not call.user.is_administrator:
                 raise not_authorised("only an administrator cancels other users' consumers")
-            channel = connection.channels.get(int(number)) if number.isascii() and number.isdigit() else None
+            channel = connection.channels.get(int(number)) if _is_number(number) else None
             consumer = None if channel is None or channel.closing else channel.consumers.get(call.args["tag"])
             if consumer is None:
                 raise not_found(f"there is no consumer '{call.args['tag']}' on channel {number} of this connection")
             return consumer
         await call.api.slices.rest()
     raise not_found(f"there is no connection '{call.args['connection']}' in vhost '{vhost.name}'")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 6
 
 
 ROUTES = (
