@@ -113,7 +113,10 @@ async def _act(call: Call, what: str, action: Callable[[DelayQueue, int, int, Do
 
     await call.api.perform(search())
     ended: asyncio.Queue[bool] = asyncio.Queue()
-    count = sum(action(queue, offset, size, ended.put_nowait) for offset, size in found)
+    count = 0
+    for offset, size in found:
+        count += action(queue, offset, size, ended.put_nowait)
+        await call.api.slices.rest()
     if not count:
         raise not_found(f"no message with the id '{message_id}' waits in exchange '{call.name}'")
     call.api.host.schedule()

@@ -4,10 +4,23 @@ unacked messages is noted, so the age of a tag is known to the distance of two n
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from typing import Any
 
 MARKS_MAX = 64
 """Of more notes every second one of the older half is dropped, so that old ages are less exact."""
+
+STEP = 500
+"""The objects that one step looks at."""
+
+
+def forget_others(found: dict[Any, Any], kept: Collection[Any]) -> Iterator[None]:
+    """Remove what is not among these, in steps. Others may add and remove something meanwhile."""
+    for number, thing in enumerate(list(found), 1):
+        if thing not in kept:
+            found.pop(thing, None)
+        if number % STEP == 0:
+            yield
 
 
 class Marks:
@@ -29,11 +42,14 @@ class Marks:
         if len(tags) > MARKS_MAX:
             del tags[1 : MARKS_MAX // 2 : 2], times[1 : MARKS_MAX // 2 : 2]
 
-    def end(self, now_s: float) -> None:
-        """A sample is complete: forget the channels that have gone, or have nothing unacked."""
-        for channel in [channel for channel in self._marks if channel not in self._seen]:
-            del self._marks[channel]
-        self._seen = set()
+    def end(self) -> Iterator[None]:
+        """A sample is complete: forget the channels that have gone, or have nothing unacked. This takes steps."""
+        seen, self._seen = self._seen, set()
+        yield from forget_others(self._marks, seen)
+        while seen:
+            for _ in range(min(len(seen), STEP)):
+                seen.pop()
+            yield
 
     def age_s(self, channel: Any, tag: int, now_s: float) -> float:
         """Return how long ago at least a delivery was made, in seconds."""

@@ -26,9 +26,11 @@ from kvitto.http.counts import (
     of_traffic,
 )
 from kvitto.http.history import Derive, History, Span, details
-from kvitto.http.marks import Marks
+from kvitto.http.marks import Marks, forget_others
 
 PIECE = 50
+FREED = 500
+"""The objects whose numbers are freed in one step."""
 TOTAL = "total"
 NODE = "node"
 """The keys of the whole broker, and of its process."""
@@ -57,7 +59,7 @@ class Rates:
 
     def sample(self, now_s: float, now_ms: int, host: Any, connections: list[Any]) -> Iterator[None]:
         """Take a sample. This yields after each PIECE objects, so that the broker can go on working; the sample is
-        complete at the end."""
+        complete when it comes to free the one before, which takes long at once, too."""
         last, fresh, rates = self._last, {}, {}
         elapsed = None if self._at is None else now_s - self._at
         for i, (thing, row) in enumerate(self._rows(now_s, host, connections)):
@@ -76,12 +78,13 @@ class Rates:
                 history = self._histories[thing] = History(born=True)
             if history is not None:
                 history.add(now_ms, row)
+        gone = self._rates
         self._rates, self._last, self._at, self.now_ms = rates, fresh, now_s, now_ms
-        for thing in [thing for thing in self._histories if thing not in fresh]:
-            del self._histories[thing]
-        for thing in [thing for thing in self._capacity if thing not in fresh]:
-            del self._capacity[thing]
-        self.marks.end(now_s)
+        yield from forget_others(self._histories, fresh)
+        yield from forget_others(self._capacity, fresh)
+        yield from self.marks.end()
+        yield from freed(last)
+        yield from freed(gone)
 
     def _rows(self, now_s: float, host: Any, connections: list[Any]) -> Iterator[tuple[object, Row]]:
         """Yield (object, its numbers). Channels come first: they count what they have published in its exchange."""
@@ -182,6 +185,14 @@ class Rates:
                 del self._histories[thing]
                 return True
         return False
+
+
+def freed(rows: dict[object, Any]) -> Iterator[None]:
+    """Free the values of very many objects, in pieces."""
+    while rows:
+        for _ in range(min(len(rows), FREED)):
+            rows.popitem()
+        yield
 
 
 def of_node(host: Any) -> Row:

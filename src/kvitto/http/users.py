@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,16 @@ from kvitto.base.errors import CONNECTION_FORCED, ConnectionError_
 from kvitto.base.limits import PASSWORD_MAX
 from kvitto.broker.administration.auth import Hash, User, Users
 from kvitto.broker.administration.foreign_hashes import UnusableHash
+from kvitto.broker.jobs import Cost
 from kvitto.http import fields, views
 from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import CREATED, NO_CONTENT, Response, answer, bad_request
 from kvitto.http.vhosts import user_named
+
+DELETE = 30
+"""The cost of deleting a user, in the units of jobs.PIECE."""
 
 
 def whoami(call: Call) -> Response:
@@ -119,15 +124,19 @@ async def delete_users(call: Call) -> Response:
     return NO_CONTENT
 
 
+def _deletion(all_users: Users, going: list[User]) -> Iterator[None]:
+    cost = Cost()
+    for user in going:
+        if all_users.get(user.name) is user:  # another request may have deleted it meanwhile
+            all_users.delete(user.name)
+        if cost.spend(DELETE):
+            yield
+
+
 async def _delete(call: Call, users: list[User]) -> None:
     """Delete users. First they cannot log in any more, then their connections are closed: there may be ten thousand."""
     going = set(users)
-
-    def delete() -> None:
-        for user in users:
-            call.api.broker.users.delete(user.name)
-
-    await call.api.change(delete)
+    await call.api.perform(_deletion(call.api.broker.users, users))
     for connection in list(call.api.host.hub.connections):
         if connection.user in going:
             connection.close(ConnectionError_(CONNECTION_FORCED, f"user '{connection.user.name}' was deleted"))

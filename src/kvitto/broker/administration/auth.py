@@ -358,9 +358,10 @@ class Users:
 
     def forget_vhost(self, vhost: str) -> None:
         """Remove all permissions in a virtual host that was deleted."""
-        for name in self._users:
-            self.clear_permission(name, vhost)
-            self.clear_topic_permissions(name, vhost)
+        for name, user in self._users.items():
+            if vhost in user.permissions or vhost in user.topics:
+                self.clear_permission(name, vhost)
+                self.clear_topic_permissions(name, vhost)
 
     def restore(self, kind: str, key: tuple[str, ...], value: Mapping[str, Any]) -> None:
         """Take a stored definition of a user or of a permission, as `define` got it. Users must come first."""
