@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvitto.format.entry import DEAD, EXPIRES, TTL_MAX
-from kvitto.store.batch import Batch, BatchHeader, verify
+from kvitto.store.batch import Batch, BatchHeader, verify, whole_before
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import priority_of
 from tests.support.harness import BrokerHarness
@@ -129,3 +129,27 @@ def test_keys_are_the_same_only_if_every_byte_is(size: int) -> None:
         for one in (key, key, key[:at] + b"\xff" + key[at + 1 :]):
             batch.put(one, b"", b"", -1, 0)
     assert [batch.same_key(3 * at, 3) for at in range(size)] == [2] * size
+
+
+@given(st.lists(st.integers(1, 3), max_size=6), st.integers(0, 20), st.integers(0, 600))
+def test_whole_before_passes_complete_batches_of_earlier_offsets_only(
+    counts: list[int], offset: int, cut_off: int
+) -> None:
+    chunk, ends, first = Buf(0), [(0, 0)], 0
+    for count in counts:
+        batch = Batch()
+        batch.start(first, 1)
+        for i in range(count):
+            batch.put(b"k", b"\0\0", bytes(i), -1, 0)
+        first += count
+        for part in batch.seal(0, 0):
+            chunk.add(part)
+        ends.append((chunk.n, first))
+    n = max(chunk.n - cut_off, 0)
+    assert whole_before(chunk, n, offset) == max(at for at, end in ends if (at <= n and end <= offset) or not at)
+
+
+def test_whole_before_stops_where_no_batch_begins() -> None:
+    chunk = Buf(0)
+    chunk.add(bytes(200))
+    assert whole_before(chunk, 200, 5) == 0

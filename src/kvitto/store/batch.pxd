@@ -52,3 +52,6 @@ cdef class Batch:
     @cython.locals(message=entry.Message, m=Py_ssize_t, meta=bytes)
     cpdef tuple key_and_props(self, Py_ssize_t i)
     cpdef unsigned int flags_of(self, Py_ssize_t i)
+
+@cython.locals(at=Py_ssize_t, head=batch_head.Head)
+cpdef Py_ssize_t whole_before(Buf chunk, Py_ssize_t n, unsigned long long offset) except? -1

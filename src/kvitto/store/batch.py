@@ -405,6 +405,17 @@ class BatchHeader:
         return self.first + self.count
 
 
+def whole_before(chunk, n, offset):  # type: ignore[no-untyped-def]
+    """Return where the batches end that lie at the begin of a chunk of n bytes, complete, and hold only messages before `offset`."""
+    at = 0
+    while at + batch_head.SIZE <= n:
+        head = batch_head.read(chunk.p, at)
+        if not head.length or at + head.length > n or head.first + head.messages > offset:
+            break
+        at += head.length
+    return at
+
+
 def verify(data: bytearray | memoryview | bytes, at: int, header: BatchHeader, salt: int) -> bool:
     """Whether the batch of `header`, wholly in `data` at `at`, carries the checksum that it has in the segment with this salt."""
     view = memoryview(data)[at + _PREFIX : at + header.length]

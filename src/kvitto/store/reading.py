@@ -14,7 +14,7 @@ import xxhash
 
 from kvitto.format.layouts import BATCH, ENTRY, PREFIX
 from kvitto.store import pieces
-from kvitto.store.batch import Batch, BatchHeader, Stored, verify
+from kvitto.store.batch import Batch, BatchHeader, Stored, verify, whole_before
 from kvitto.store.segment import Segment, find_batch, valid_at
 from kvitto.wire.buf import Buf
 
@@ -112,7 +112,7 @@ class LogReader:
             got = self._read(window, segment, position, n)
             if got < n:  # the file has been cut from outside
                 return self._damaged(window, segment, position, offset)
-            at = 0
+            at = whole_before(window.chunk, got, offset)
             while at + BATCH.size <= got:
                 head = BatchHeader(window.chunk.view(0, got), at)
                 if not head.length or position + at + head.length > segment.size:
