@@ -46,6 +46,9 @@ def test_an_empty_variable_is_none() -> None:
     ("name", "text", "says"),
     [
         ("KVITTO_PORT", "x", "KVITTO_PORT must be a whole number, not 'x'"),
+        ("KVITTO_PORT", "9" * 5000, "KVITTO_PORT must be a whole number"),
+        ("KVITTO_HTTP_PORT", "9" * 5000, 'KVITTO_HTTP_PORT: http_port must be 0 to 65535 or "off"'),
+        ("KVITTO_MEMORY_LIMIT", "9" * 5000, "KVITTO_MEMORY_LIMIT: memory_limit: '9+' is no size"),
         ("KVITTO_PORT", "99999", "KVITTO_PORT: port must be 0 to 65535"),
         ("KVITTO_SYNC", "maybe", "KVITTO_SYNC must be on or off, not 'maybe'"),
         ("KVITTO_LOG_JSON", "2", "KVITTO_LOG_JSON must be on or off"),

@@ -238,6 +238,7 @@ def test_url_means_the_same_as_uri(ctl: Ctl, broker: kvitto.Broker, monkeypatch:
         ({"KVITTO_URI": "http://a", "KVITTO_URL": "http://b"}, "http://a"),
         ({"KVITTO_HTTP_PORT": "8080", "KVITTO_HOST": "0.0.0.0"}, "http://guest:guest@127.0.0.1:8080"),
         ({"KVITTO_HTTP_PORT": "off", "KVITTO_HOST": "10.0.0.1,::1"}, "http://guest:guest@10.0.0.1:15672"),
+        ({"KVITTO_HTTP_PORT": "²"}, "http://guest:guest@127.0.0.1:15672"),
         ({"KVITTO_HTTP_PORT": "tcp://10.0.0.1:1", "KVITTO_HTTP_HOST": "::1"}, "http://guest:guest@[::1]:15672"),
         ({"KVITTO_DEFAULT_USER": "ops", "KVITTO_DEFAULT_PASS": "a/b@c"}, "http://ops:a%2Fb%40c@127.0.0.1:15672"),
         ({"KVITTO_DEFAULT_USER": "ops", "KVITTO_DEFAULT_PASS_FILE": "/none"}, "http://guest:guest@127.0.0.1:15672"),
@@ -248,7 +249,7 @@ def test_where_the_broker_is_follows_from_the_environment_of_serve(environ: dict
 
 
 def test_the_password_of_the_default_user_comes_from_its_file(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("s3:cret\n")
+    (tmp_path / "secret").write_text("s3:cret\nthe broker takes the first line\n")
     environ = {"KVITTO_DEFAULT_USER": "o p", "KVITTO_DEFAULT_PASS_FILE": str(tmp_path / "secret")}
     assert default_uri(environ) == "http://o%20p:s3%3Acret@127.0.0.1:15672"
 

@@ -60,6 +60,41 @@ def test_an_export_and_an_import_by_file_and_by_pipe(tmp_path: Path) -> None:
         assert ctl(other, "import_definitions", "-", "-p", "copy", stdin=orders)[0] == 0
 
 
+def test_an_export_goes_to_pipes_and_devices_and_is_nobody_elses(tmp_path: Path) -> None:
+    """A pipe or a device was replaced by a file; what was at FILE.part kept its mode, or was written through a link."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "linked.part").symlink_to(victim)
+    (tmp_path / "wide.part").touch(0o644)
+    os.mkfifo(tmp_path / "pipe")
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    with serving(tmp_path / "data") as broker:
+        for name in ("linked", "wide", "pipe", "here"):
+            code, out, err = ctl(broker, "export_definitions", str(tmp_path / name))
+            assert (code, err) == (0, "") and "definitions are in" in out, name
+        reader.join(10)
+        assert json.loads(got[0]) == json.loads((tmp_path / "wide").read_text())
+        code, _, err = ctl(broker, "export_definitions", "/dev/full")
+        assert code == 2 and "No space left" in err
+    assert victim.read_text() == "precious" and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode) and (tmp_path / "here").is_symlink()
+    for name in ("linked", "wide", "there"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_names_from_a_document_are_printed_without_their_control_characters(tmp_path: Path) -> None:
+    document = written(tmp_path / "in.json", {"queues": [{"name": "\x1b[31mred\n", "vhost": "none"}, 1]})
+    with serving(tmp_path / "data") as broker:
+        code, out, err = ctl(broker, "import_definitions", document)
+        assert code == 1 and len(err.splitlines()) == 3 and "\x1b" not in err and "\\n" in err
+        code, out, err = ctl(broker, "import_definitions", document, "--skip-errors")
+        assert code == 1 and len(out.splitlines()) == 3 and "\x1b" not in out
+
+
 def test_what_is_refused_is_said_and_has_an_exit_code(tmp_path: Path) -> None:
     bad = written(tmp_path / "bad.json", {"vhosts": [{"name": "v"}], "queues": [{"name": "q", "vhost": "none"}]})
     with serving(tmp_path / "data") as broker:

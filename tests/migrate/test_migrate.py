@@ -108,6 +108,20 @@ def test_a_message_arrives_with_everything_it_has(
     assert all(not item["name"].startswith("kvitto.migrate") for item in Http(api_of(target)).get("/api/exchanges"))
 
 
+@pytest.mark.parametrize("kind", ["kvitto", "rabbitmq"])
+def test_one_broker_under_two_addresses_is_refused(kind: str, old: Node, request: pytest.FixtureRequest) -> None:
+    """Its messages went around for ever."""
+    both = old if kind == "kvitto" else request.getfixturevalue("rabbitmq")
+    one, other = (
+        (amqp_of(both).replace("127.0.0.1", host), api_of(both).replace("127.0.0.1", host))
+        for host in ("127.0.0.1", "localhost")
+    )
+    command = [sys.executable, "-m", "kvitto.cli.main", "migrate", one[0], "--to", other[0], "--dry-run"]
+    apis = ["--source-api", one[1], "--target-api", other[1]]
+    done = subprocess.run([*command, *apis], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "are the same, under two addresses" in done.stderr, done.stderr
+
+
 def test_a_dry_run_changes_nothing(old: Node, new: Node) -> None:
     declare(old.uri, ["dry"])
     fill(old.uri, ["dry"], 10)

@@ -167,7 +167,7 @@ def option(name: str) -> str:
 
 def size(text: str) -> int:
     """Return the number of bytes in a text like "1048576", "50MiB" or "2GB". Raise ValueError for another text."""
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,20})\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in UNITS:
         raise ValueError(f"{text!r} is no size: give bytes, or a number with KiB, MiB, GiB, KB, MB, GB")
     return int(match[1]) * UNITS[match[2]]

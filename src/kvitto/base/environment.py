@@ -19,6 +19,8 @@ ADDRESS = re.compile(r"(tcp|udp)://\S+:\d+")
 """What Kubernetes puts into NAME_PORT for a service of that name, and Docker for a link."""
 ALIKE = 0.8
 """The likeness above which an unknown variable is a misspelt one. Others may be for other programs."""
+DIGITS_MAX = 20
+"""More digits than any number that is a setting has."""
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
@@ -45,7 +47,7 @@ def value_of(name: str, text: str) -> Any:
         if text.lower() not in TRUE + FALSE:
             raise ConfigError(f"{variable(name)} must be on or off, not {text!r}")
         return text.lower() in TRUE
-    if int in kinds and text.isascii() and text.isdigit():
+    if int in kinds and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX:
         return int(text)
     if kinds == (int,):
         raise ConfigError(f"{variable(name)} must be a whole number, not {text!r}")

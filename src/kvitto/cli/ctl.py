@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         shown: str | Shown = args.command(Management(args.uri), args)
     except Failure as failure:
-        print(f"kvitto ctl: {printable(str(failure))}", file=sys.stderr)
+        lines = "\n".join(map(printable, str(failure).split("\n")))
+        print(f"kvitto ctl: {lines}", file=sys.stderr)
         return failure.code
     value, text, code = shown if isinstance(shown, tuple) else ({"done": shown}, shown, 0)
     if args.json:

@@ -7,8 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from kvitto.base.table import printable
 from kvitto.cli.lists import Shown
 from kvitto.cli.management import REFUSED, USAGE, Failure, Management
 
@@ -34,15 +36,29 @@ def export_definitions(api: Management, args: argparse.Namespace) -> str | Shown
     text = in_lines(found)
     if args.file == STDIO:
         return found, text.rstrip("\n"), 0
-    part = f"{args.file}.part"
     try:
-        # it has the hashes of passwords, so it is for its owner only; a file of that name is replaced as a whole
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, args.file)
+        _write(Path(args.file), text)
     except OSError as error:
         raise Failure(USAGE, f"cannot write {args.file}: {error.strerror or error}") from None
     return f"{_count(found)} definitions are in {args.file}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file for its owner only, since it has the hashes of passwords. An existing file is replaced as a whole; a device or a
+    pipe, such as /dev/stdout, is written to. Raises OSError."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    part = target.with_name(f"{target.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(target)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def import_definitions(api: Management, args: argparse.Namespace) -> Shown:
@@ -58,10 +74,10 @@ def import_definitions(api: Management, args: argparse.Namespace) -> Shown:
     answer = api.upload(*_path(args), content=body, query=query, accept=(400, 409), timeout_s=IMPORT_S)
     found = answer if isinstance(answer, dict) else {}
     refused = found.get("refused", [])
-    lines = [f"not taken: {_sentence(item)}" for item in refused]
-    lines += [f"without effect here: {what}" for what in found.get("without_effect", ())]
+    lines = [printable(f"not taken: {_sentence(item)}") for item in refused]
+    lines += [printable(f"without effect here: {what}") for what in found.get("without_effect", ())]
     if "error" in found:
-        raise Failure(REFUSED, "\n".join((found["reason"], *lines)))
+        raise Failure(REFUSED, "\n".join((printable(found["reason"]), *lines)))
     taken = f"{found['taken']} definitions are there" if "taken" in found else "all definitions are there"
     lines.append(f"{taken}, {len(refused)} are not" if refused else taken)
     return found or {"refused": [], "without_effect": []}, "\n".join(lines), REFUSED if refused else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,18 @@ def default_uri(environ: Mapping[str, str]) -> str:
     host = environ.get("KVITTO_HTTP_HOST") or environ.get("KVITTO_HOST", "").partition(",")[0].strip()
     host = "127.0.0.1" if host in ALL_ADDRESSES else f"[{host}]" if ":" in host else host
     port = environ.get("KVITTO_HTTP_PORT", "")
+    if not re.fullmatch("[1-9][0-9]{0,4}", port):
+        port = "15672"
     user, password = environ.get("KVITTO_DEFAULT_USER"), environ.get("KVITTO_DEFAULT_PASS", "")
     file = environ.get("KVITTO_DEFAULT_PASS_FILE")
     if user and file and not password:
         try:
-            password = Path(file).read_text(errors="surrogateescape").rstrip("\r\n")
+            text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
+            password = text.partition("\n")[0].rstrip("\r")  # as `Config.first_password` reads it
         except OSError:
             user = None
     login = f"{_quoted(user)}:{_quoted(password)}" if user else "guest:guest"
-    return f"http://{login}@{host}:{port if port.isdigit() and int(port) else 15672}"
+    return f"http://{login}@{host}:{port}"
 
 
 def _quoted(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -25,6 +26,8 @@ KINDS = {
     "bindings": ("vhost", "source", "destination", "destination_type", "routing_key"),
 }
 """The parts of a definitions document, and what tells two of their objects apart."""
+SAME_START_MS = 6000
+"""RabbitMQ counts its uptime every five seconds."""
 TEMPORARY = "kvitto.migrate."
 """How the names of exchanges begin that exist while the messages of a queue are moved."""
 
@@ -99,11 +102,30 @@ def make_plan(source: Broker, target: Broker, pattern: re.Pattern[str], *, defin
         each.product = f"{product} {version or overview.get('rabbitmq_version', '')}".strip()
     if target.vhost is not None and source.vhost is None:
         raise Failure(USAGE, "--to names a virtual host: name the one of the old broker, too")
+    if target.vhost in (None, source.vhost) and _is_same(source.api, target.api):
+        raise Failure(USAGE, "the old and the new broker are the same, under two addresses")
     if definitions:
         _plan_definitions(plan)
     if messages:
         _plan_queues(plan, pattern)
     return plan
+
+
+def _is_same(one: Management, other: Management) -> bool:
+    """Whether two addresses lead to one broker, whose messages would go around for ever: both have the same process, with one start."""
+    try:
+        (first, began), (second, begun) = _process(one), _process(other)
+    except Failure:  # this user may not see the nodes
+        return False
+    return first == second and abs(began - begun) < SAME_START_MS
+
+
+def _process(api: Management) -> tuple[dict[str, Any], float]:
+    """Return what tells a broker's process from others, and the time of its start."""
+    now_ms = time.monotonic() * 1000
+    nodes = api.get("nodes")
+    up_ms = max((node.get("uptime", 0) for node in nodes), default=0)
+    return {node["name"]: (node.get("os_pid"), node.get("db_dir")) for node in nodes}, now_ms - up_ms
 
 
 def _plan_definitions(plan: Plan) -> None:
