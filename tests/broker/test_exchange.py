@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvitto.base.errors import ChannelError
 from kvitto.broker.administration.equivalence import type_name
 from kvitto.broker.routing.exchange import Binding, Exchange, check_declare, check_equivalent
-from kvitto.broker.routing.headers import comparable, identity
+from kvitto.broker.routing.headers import canonical, comparable, identity
 from kvitto.broker.routing.index import at_once
 from kvitto.broker.routing.walking import Lookup, walk
 from kvitto.wire.properties import Properties
@@ -435,3 +435,12 @@ TABLES = st.dictionaries(st.sampled_from(["a", "b", "x-match"]), VALUES, max_siz
 def test_arguments_are_one_binding_exactly_if_they_are_equal(one: Table, other: Table) -> None:
     assert (identity(one) == identity(other)) == (comparable(one) == comparable(other))
     assert identity(one) == identity(dict(reversed(one.items())))
+
+
+def test_the_identity_of_nested_arguments_takes_time_in_proportion_to_their_size() -> None:
+    """The quotes in a name doubled it in each level around it: one bind with 32 levels ended the broker."""
+    nested: Value = "a'\"b"
+    for _ in range(32):
+        nested = {"k'\"": nested}
+    assert len(canonical(nested)) < 3000
+    assert identity({"a": nested}) != identity({"a": {"k'\"": nested}})

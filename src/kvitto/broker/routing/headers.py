@@ -13,6 +13,7 @@ from collections.abc import Collection, Generator, Hashable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from hashlib import blake2b
+from operator import itemgetter
 from sys import intern
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
@@ -61,14 +62,17 @@ def canonical(value: Value) -> str:
 
 
 def _ordered(value: Hashable) -> object:
-    """Convert a comparable value so that equal values have equal texts."""
+    """Convert a comparable value so that equal values have equal texts.
+
+    No part is a text of its own: each level would escape the quotes of the level below, and double its length.
+    """
     match value:
         case bool():
             return value
         case float() if value.is_integer():
             return int(value)
         case (kind, frozenset() as items):
-            return (kind, sorted((name, repr(_ordered(item))) for name, item in items))
+            return (kind, sorted(((name, _ordered(item)) for name, item in items), key=itemgetter(0)))
         case (kind, tuple() as items) if kind is list:
             return (kind, [_ordered(item) for item in items])
     return value
