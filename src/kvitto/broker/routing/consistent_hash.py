@@ -27,12 +27,14 @@ WEIGHT_MAX = 10_000
 HEADER, PROPERTY, HASH_ON = "hash-header", "hash-property", "x-hash-on"
 """RabbitMQ's arguments, and LavinMQ's name for the first one."""
 PROPERTIES = ("correlation_id", "message_id", "timestamp")
-KNOWN_MAX = 4096
-"""The most values of headers or properties whose destination is remembered."""
+KNOWN_MAX, KNOWN_BYTES_MAX = 4096, 256
+"""The most values of headers or properties whose destination is remembered, and the longest of them."""
 FEW = 32
 """Up to so many destinations a search costs less than it does to remember its result."""
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 LOTS = 1 << 64
+LOT_MIN = 1 << 11
+"""Smaller lots count as this one, since a float cannot tell 1 - u from 1 below it, and the logarithm of 0 is an error."""
 
 
 def hashed(value: Value) -> bytes:
@@ -59,7 +61,7 @@ class ConsistentHashIndex(Index):
         self._header = arguments.get(HEADER, arguments.get(HASH_ON))
         self._property = arguments.get(PROPERTY)
         self.needs_properties = self._header is not None or self._property is not None
-        self._bound: dict[Dest, list[tuple[str, bytes]]] = {}
+        self._bound: dict[Dest, dict[tuple[str, bytes], None]] = {}
         """By destination, the keys and arguments of its bindings, in the order in which they were made."""
         self._dests: list[Dest] = []
         self._weights: list[float] = []
@@ -95,8 +97,8 @@ class ConsistentHashIndex(Index):
             raise ChannelError(PRECONDITION_FAILED, f"The binding key must not exceed {WEIGHT_MAX}")
 
     def add(self, routing_key: str, dest: Dest, arguments: Arguments) -> None:
-        bound = self._bound.setdefault(dest, [])
-        bound.append((routing_key, identity(arguments)))
+        bound = self._bound.setdefault(dest, {})
+        bound[routing_key, identity(arguments)] = None
         if len(bound) > 1:
             return
         self._places[dest] = len(self._dests)
@@ -107,9 +109,9 @@ class ConsistentHashIndex(Index):
 
     def remove(self, routing_key: str, dest: Dest, arguments: Arguments) -> None:
         bound, at = self._bound[dest], self._places[dest]
-        bound.remove((routing_key, identity(arguments)))
+        del bound[routing_key, identity(arguments)]
         if bound:
-            self._weights[at] = float(bound[0][0])
+            self._weights[at] = float(next(iter(bound))[0])
         else:
             del self._bound[dest], self._places[dest]
             last, weight, seed = self._dests.pop(), self._weights.pop(), self._seeds.pop()
@@ -153,10 +155,10 @@ class ConsistentHashIndex(Index):
                 # With u = lot / LOTS, which is even in (0, 1), -ln(u) / weight is the time until the first event of a process with this
                 # rate. The first one of all wins. 1 - u is not above -ln(u) and costs less.
                 if LOTS - lot < first * weight:
-                    time = -math.log1p((lot + 0.5 - LOTS) / LOTS) * LOTS / weight
+                    time = -math.log1p((max(lot, LOT_MIN) + 0.5 - LOTS) / LOTS) * LOTS / weight
                     if time < first:
                         first, won = time, dest
-        if self.needs_properties and count > FEW and known is self._known:
+        if self.needs_properties and count > FEW and len(value) <= KNOWN_BYTES_MAX and known is self._known:
             if len(known) >= KNOWN_MAX:
                 self._known = known = {}
             known[value] = won
