@@ -2,7 +2,7 @@ cimport cython
 from kvitto.wire cimport bits
 from kvitto.wire.buf cimport Buf
 
-cdef Py_ssize_t _LOW, _HIGH, _OFFSET, _UNTIL, _BEFORE, _AFTER, _ENTRY, _PAGE, _SHIFT, _LAST
+cdef Py_ssize_t _LOW, _HIGH, _OFFSET, _UNTIL, _BEFORE, _AFTER, _ENTRY, _PAGE, _SHIFT, _LAST, _SHARD
 
 cdef class Shard:
     cdef Buf slots
@@ -12,7 +12,7 @@ cdef class KeyTable:
     cdef readonly Py_ssize_t capacity, count, oldest, newest
     cdef public Py_ssize_t uncounted
     cdef list _pages, _shards
-    cdef Py_ssize_t _used, _free
+    cdef Py_ssize_t _used, _free, _round
 
     @cython.locals(shard=Shard, slots=Buf, page=Buf, at=Py_ssize_t, i=Py_ssize_t, e=Py_ssize_t)
     cpdef Py_ssize_t find(self, unsigned long long low, unsigned long long high) except? -1
@@ -20,8 +20,11 @@ cdef class KeyTable:
     cpdef Py_ssize_t add(self, unsigned long long low, unsigned long long high, unsigned long long offset, unsigned long long until_ms) except? -1
     @cython.locals(i=Py_ssize_t)
     cpdef Py_ssize_t add_oldest(self, unsigned long long low, unsigned long long high, unsigned long long offset, unsigned long long until_ms) except? -1
-    @cython.locals(shard=Shard, page=Buf, i=Py_ssize_t, e=Py_ssize_t)
+    @cython.locals(page=Buf, i=Py_ssize_t, e=Py_ssize_t)
     cdef Py_ssize_t put(self, unsigned long long low, unsigned long long high, unsigned long long offset, unsigned long long until_ms) except? -1
+    cdef take(self, Shard shard, Py_ssize_t i, unsigned long long high)
+    @cython.locals(n=Py_ssize_t, old=Shard, low=Shard, high=Shard, at=Py_ssize_t, i=Py_ssize_t, page=Buf, e=Py_ssize_t, upper="unsigned long long")
+    cdef split(self)
     cdef link(self, Py_ssize_t i, Py_ssize_t before, Py_ssize_t after)
     @cython.locals(slots=Buf, at=Py_ssize_t)
     cdef enter(self, Shard shard, Py_ssize_t i, unsigned long long high)
@@ -35,6 +38,7 @@ cdef class KeyTable:
     cpdef long long until_of(self, Py_ssize_t i) except? -1
     @cython.locals(n=Py_ssize_t, i=Py_ssize_t)
     cpdef Py_ssize_t count_below(self, unsigned long long end) except? -1
+    @cython.locals(at="unsigned long long")
     cdef Shard shard_of(self, unsigned long long low)
     cdef Buf page_of(self, Py_ssize_t i)
     cdef set_before(self, Py_ssize_t i, Py_ssize_t before)

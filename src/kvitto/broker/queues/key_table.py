@@ -1,7 +1,8 @@
 """The keys that a queue remembers, as 128-bit hashes in the order in which they were noted: about 50 bytes of memory for each.
 
 Entries lie in pages, linked from the oldest to the newest one, and numbered from 1. Hash tables of 32-bit numbers find them. There are
-many small tables: when one grows, that takes well below a millisecond. `DeduplicatingQueue` decides what a hash means.
+many small tables, and they become more by linear hashing as keys come: each step takes well below a millisecond, and a table for
+millions of keys begins small. `DeduplicatingQueue` decides what a hash means.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from kvitto.wire.buf import Buf
 PAGE = 1024
 """Entries of one page."""
 SHARD = 2048
-"""About so many entries share a hash table."""
+"""So many entries share a hash table on average. When there are more, one of the tables is split."""
 SLOTS_LEAST = 16
 
 # where the fields of an entry lie, and its size
 _LOW, _HIGH, _OFFSET, _UNTIL, _BEFORE, _AFTER, _ENTRY = 0, 8, 16, 24, 32, 36, 40
-_PAGE, _SHIFT, _LAST = PAGE, 10, PAGE - 1
+_PAGE, _SHIFT, _LAST, _SHARD = PAGE, 10, PAGE - 1, SHARD
 
 
 class Shard:
@@ -43,8 +44,8 @@ class KeyTable:
         self._used = 0
         self._free = 0
         self._shards = [Shard()]
-        while len(self._shards) * SHARD < capacity:
-            self._shards += [Shard() for _ in self._shards]
+        self._round = 1
+        """The number of hash tables when the current round of splits began, a power of 2. After it there are twice as many."""
 
     def find(self, low, high):  # type: ignore[no-untyped-def]
         """Return the entry with this hash, 0 if there is none."""
@@ -92,13 +93,34 @@ class KeyTable:
         bits.put64(page.p, e + _HIGH, high)
         bits.put64(page.p, e + _OFFSET, offset)
         bits.put64(page.p, e + _UNTIL, until_ms)
-        shard = self.shard_of(low)
+        self.take(self.shard_of(low), i, high)
+        self.count += 1
+        if self.count > len(self._shards) * _SHARD:
+            self.split()
+        return i
+
+    def take(self, shard, i, high):  # type: ignore[no-untyped-def]
+        """Enter an entry in its hash table, which grows if it is too full."""
         if (shard.used + 1) * 3 > (shard.mask + 1) * 2:
             self.widen(shard)
         self.enter(shard, i, high)
         shard.used += 1
-        self.count += 1
-        return i
+
+    def split(self):  # type: ignore[no-untyped-def]
+        """Divide the next hash table that this round has not divided yet into two."""
+        n = len(self._shards)
+        old, low, high = self._shards[n - self._round], Shard(), Shard()
+        for at in range(old.mask + 1):
+            i = bits.be32(old.slots.p, 4 * at)
+            if i:
+                page = self.page_of(i)
+                e = ((i - 1) & _LAST) * _ENTRY
+                upper = bits.be64(page.p, e + _LOW) & self._round
+                self.take(high if upper else low, i, bits.be64(page.p, e + _HIGH))
+        self._shards[n - self._round] = low
+        self._shards.append(high)
+        if n + 1 == 2 * self._round:
+            self._round = n + 1
 
     def link(self, i, before, after):  # type: ignore[no-untyped-def]
         """Put an entry between two others; 0 is the end of the list."""
@@ -193,7 +215,8 @@ class KeyTable:
     # -- parts of an entry -----------------------------------------------------------------------------------
 
     def shard_of(self, low):  # type: ignore[no-untyped-def]
-        return self._shards[low & (len(self._shards) - 1)]
+        at = low & (2 * self._round - 1)
+        return self._shards[at if at < len(self._shards) else at - self._round]
 
     def page_of(self, i):  # type: ignore[no-untyped-def]
         return self._pages[(i - 1) >> _SHIFT]
