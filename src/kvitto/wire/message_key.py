@@ -18,6 +18,9 @@ TTL_HEADER = "x-cache-ttl"
 TTL_MAX_MS = 315_360_000_000
 """Ten years: a longer time counts as this one."""
 
+NUMBER_BYTES = 9
+"""The bytes of the longest number, with its type letter."""
+
 _STRING = 83  # the type letter S
 
 
@@ -114,12 +117,14 @@ def canonical(data: bytes) -> bytes | None:
 
     Integers count by value, whatever their width, and so do floating-point numbers; bytes count as the string of the same bytes.
     """
-    value = _decoded(data)
-    if value is None or value in (b"", ""):
-        return None
     kind = data[:1]
     if kind == b"x":
-        return b"S" + data[1:]
+        return b"S" + data[1:] if len(data) > 5 else None
+    if len(data) > NUMBER_BYTES:  # a table, for example: to decode it would take long
+        return data
+    value = _decoded(data)
+    if value is None:
+        return None
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)
     if type(value) is int:
@@ -129,7 +134,7 @@ def canonical(data: bytes) -> bytes | None:
 
 def milliseconds(data: bytes) -> int:
     """Return a time to live from a header's value with its type letter. -1 if it is no integer, or negative."""
-    value = _decoded(data)
+    value = _decoded(data) if len(data) <= NUMBER_BYTES else None
     return min(value, TTL_MAX_MS) if type(value) is int and value >= 0 else -1
 
 
