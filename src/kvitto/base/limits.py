@@ -88,6 +88,8 @@ KNOWN_KEYS = 128
 """The number of keys that a queue with deduplication remembers if it does not say how many, as with LavinMQ."""
 KNOWN_KEYS_MAX = 10_000_000
 """The maximum of that number; each key takes about 50 bytes of memory."""
+KEYED_COMMIT_MAX = 20_000
+"""The most messages of one transaction for a queue with deduplication: they are compared in one step, which takes about 10 ms then."""
 
 # the management API
 HTTP_VALUES_MAX = 10_000

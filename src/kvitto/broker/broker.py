@@ -24,8 +24,8 @@ from kvitto.broker.administration.parameters import GLOBAL_PARAMETER, PARAMETER,
 from kvitto.broker.counts import Attempts, Churn, Counts
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
-from kvitto.broker.queues import hold
-from kvitto.broker.queues.filters import Budget
+from kvitto.broker.queues import deduplicating, filters, hold
+from kvitto.broker.queues.budget import Budget
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.reader import RangeReaders
 from kvitto.broker.routing.patterns import Pattern
@@ -69,7 +69,8 @@ class Broker(Turning):
         self.archives = Archives(self)
         self.backups = Backups(self)
         self.readers = RangeReaders()
-        self.filtering = Budget()
+        self.filtering = Budget(filters.STEPS_PER_TURN, filters.SHARE_MIN)
+        self.forgetting = Budget(deduplicating.FORGOTTEN_PER_TURN, deduplicating.FORGOTTEN_MIN)
         self.records = Records(self)
         self.gone = Counts()
         self.traffic = Traffic()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kvitto.broker.vhost import VHost
     from kvitto.store.segment import Segment
 
-FORGOTTEN_PER_TURN = 10_000
-"""Keys whose time is over that one turn forgets, in about a millisecond."""
+FORGOTTEN_PER_TURN, FORGOTTEN_MIN = 5000, 100
+"""Keys whose time is over that one turn forgets in all queues together, in about 2 ms, and the fewest of one queue, if any."""
 FORGET_MS = 1000
 """Time passes at least so long between two looks for keys whose time is over. Until then they only take memory, and their segment room."""
 
@@ -239,10 +239,11 @@ class DeduplicatingQueue(WorkQueue):
     def _forget_old(self) -> None:
         """Forget keys whose time is over, from the oldest one on, and look again when the time of the next one is over."""
         table, now_ms = self.table, self.broker.timers.now_ms
-        left = FORGOTTEN_PER_TURN
+        left = share = self.broker.forgetting.share(self.broker.turns)
         while table.count and left and table.until_of(table.oldest) <= now_ms:
             self.forget(table.oldest)
             left -= 1
+        self.broker.forgetting.spend(share - left)
         if table.count and not self._waking:
             self._waking = True
             wait = 0 if not left else max(table.until_of(table.oldest) - now_ms, FORGET_MS)

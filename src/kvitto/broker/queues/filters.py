@@ -1,7 +1,7 @@
 """Filters of a stream's consumers: which messages one of them wants, by headers (docs/protocol-extensions.md, Filters).
 
 A filter is exact. To skip messages quickly it searches the bytes of a whole batch for texts that a message must contain to match, and
-decodes only the messages with one of them. Called by `Stream`, which gives all filters together the steps of `Budget` in one turn.
+decodes only the messages with one of them. Called by `Stream`, which gives all filters together the steps of a `Budget` in one turn.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ SLICE = 500
 """The steps of one consumer before the next one is served."""
 BATCH_STEPS, CHUNK_STEPS, CANDIDATE_STEPS, RUN_STEPS = 10, 100, 10, 6
 """What it costs to open a batch, to read from the file, to find and decode a message that may match, and the next one behind a match."""
+DECODED, DECODE_SHIFT = 128, 4
+"""Properties with more bytes than this take one more step for each 2 ** 4 further ones."""
 UNKNOWN = -2
 _VALUE = VALUE.encode()
 _LIKE_NUMBERS = re.compile(r"-?[0-9]+|true|false")
@@ -44,27 +46,6 @@ class InvalidFilter(Exception):
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
         self.name, self.why = name, why
-
-
-class Budget:
-    """The steps that are left in this turn, for all streams together."""
-
-    def __init__(self) -> None:
-        self._turn = -1
-        self._left = self._share = STEPS_PER_TURN
-        self._asked = 0
-        """How many streams have asked in this turn."""
-
-    def share(self, turn: int) -> int:
-        """Return how many steps one more stream may take. It is less if others have asked in the turn before, so all of them go on."""
-        if turn != self._turn:
-            self._share = max(STEPS_PER_TURN // max(self._asked, 1), SHARE_MIN)
-            self._turn, self._left, self._asked = turn, STEPS_PER_TURN, 0
-        self._asked += 1
-        return min(self._share, self._left)
-
-    def spend(self, steps: int) -> None:
-        self._left -= steps
 
 
 def text_of(value: Value) -> str | None:
@@ -161,37 +142,48 @@ class Filter:
     def next_run(self, batch: Batch, i: int, end: int, most: int, steps: int) -> tuple[int, int, int]:
         """Look for the next message that matches among those from index `i` up to `end`, and for those that match directly behind it.
 
-        Returns how many messages there are before it, how many match (at most `most`), and the steps that this took. If there are fewer
-        than `steps`, it may end early, and finds none.
+        Returns how many messages there are before it, how many match (at most `most`), and the steps that this took. If these are
+        `steps` or more, it may have ended early, and have found none.
         """
         first, left = i, steps
         while i < end and left > 0:
-            at, cost = self._candidate(batch, i, end)
+            at, cost = self._candidate(batch, i, end, left)
             left -= cost
+            if at < 0:
+                break
             if at >= end:
                 i = end
                 break
-            left -= CANDIDATE_STEPS
-            if self._fits(batch, at):
+            fits, cost = self._fits(batch, at)
+            left -= CANDIDATE_STEPS + cost
+            if fits:
                 n = 1
-                while n < most and at + n < end and left > 0 and self._fits(batch, at + n):
-                    left -= RUN_STEPS
+                while n < most and at + n < end and left > 0:
+                    fits, cost = self._fits(batch, at + n)
+                    left -= RUN_STEPS + cost
+                    if not fits:
+                        break
                     n += 1
                 return at - first, n, steps - left
             i = at + 1
         return i - first, 0, steps - left
 
-    def _fits(self, batch: Batch, i: int) -> bool:
+    def _fits(self, batch: Batch, i: int) -> tuple[bool, int]:
+        """Return whether a message matches, and what its length adds to the steps of looking at it."""
         _, props = batch.key_and_props(i)
         if self.unfiltered and _VALUE not in props:
-            return True
+            return True, 0
+        cost = max(len(props) - DECODED, 0) >> DECODE_SHIFT
         try:
-            return self.matches(Properties.decode(props).headers or {})
+            return self.matches(Properties.decode(props).headers or {}), cost
         except ConnectionError_:  # what an older version has let in
-            return False
+            return False, cost
 
-    def _candidate(self, batch: Batch, i: int, end: int) -> tuple[int, int]:
-        """Return the first index from `i` on whose message may match, or `end`, and the steps of the search."""
+    def _candidate(self, batch: Batch, i: int, end: int, steps: int) -> tuple[int, int]:
+        """Return the first index from `i` on whose message may match, or `end`, and the steps of the search.
+
+        The index is -1 if there are too few `steps` to search for everything. The next call goes on.
+        """
         if self.unfiltered or b"" in self._needles:
             return i, 0
         index, at, size = batch.index.data, batch.index_at, entry.SIZE
@@ -205,6 +197,8 @@ class Filter:
         for k, needle in enumerate(self._needles):
             place = self._next[k]
             if place == UNKNOWN or 0 <= place < start - base:
+                if cost >= steps:
+                    return -1, cost
                 place = batch.meta.data.find(needle, start, stop)
                 cost += ((stop if place < 0 else place) - start >> 10) + 1
                 place = self._next[k] = place - base if place >= 0 else -1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvitto.broker.faults import Faults
     from kvitto.broker.jobs import Jobs
     from kvitto.broker.latencies import Latencies
-    from kvitto.broker.queues.filters import Budget
+    from kvitto.broker.queues.budget import Budget
     from kvitto.broker.queues.queue import Queue
     from kvitto.broker.timers import Timers
     from kvitto.broker.transfers.deadletter import DeadLetters
@@ -55,6 +55,8 @@ class Turns(Protocol):
     dead_letters: DeadLetters
     filtering: Budget
     """What the filters of streams' consumers may cost in this turn."""
+    forgetting: Budget
+    """How many keys of deduplication may be forgotten in this turn because their time is over."""
 
     def take_batch(self) -> Batch:
         """An empty batch, which may have large buffers."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.base.limits import KEYED_COMMIT_MAX
 from kvitto.broker import walls
 from kvitto.broker.jobs import Cost
 from kvitto.broker.routing.index import PIECE_STEPS
@@ -34,6 +35,8 @@ LETTER_COST = 60
 """The cost of one dead letter, without the search for its route."""
 QUEUE_COST, COPY_COST = 10, 4
 """The costs of giving a queue its batch, and of putting one message into the batch."""
+DECODE_COST, DECODE_SHIFT = 10, 4
+"""The cost of decoding properties: these, and one more for each 2 ** 4 bytes."""
 BYTES_SHIFT = 11
 """2 ** 11 bytes cost one unit: about 2 GB are copied in a second."""
 SMALL = 16 << 10
@@ -74,14 +77,20 @@ class Bulk:
             if batch is None:
                 batch = self.batches[queue] = Batch()
                 cost += QUEUE_COST
+            elif batch.count >= KEYED_COMMIT_MAX and queue.settings.deduplication is not None:
+                text = f"a transaction may bring {KEYED_COMMIT_MAX} messages at most to queue '{queue.name}', which deduplicates"
+                raise ChannelError(PRECONDITION_FAILED, f"{text}: commit more often", limit="transaction")
+            kept_ms = queue.kept_ms(props, ttl_ms)
             if isinstance(body, Buf):
-                for copied in batch.put_slices(key, props, body, ttl_ms, flags):
+                for copied in batch.put_slices(key, props, body, kept_ms, flags):
                     if self.cost.spend(copied >> BYTES_SHIFT):
                         yield
             else:
-                batch.put(key, props, body, ttl_ms, flags)
-            if ttl_ms >= 0 or flags:
+                batch.put(key, props, body, kept_ms, flags)
+            if kept_ms >= 0 or flags:
                 self._flagged.add(queue)
+            if queue.routes_later:
+                cost += DECODE_COST + (len(props) >> DECODE_SHIFT)
             if self.cost.spend(cost):
                 yield
 
