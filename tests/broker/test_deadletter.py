@@ -10,7 +10,11 @@ from kvitto.broker.queues.work_queue import WorkQueue
 from kvitto.broker.routing import index
 from kvitto.broker.transfers import deadletter, records
 from kvitto.protocol.hub import WRITE_COST
+from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
+from tests.protocol import sessions
+from tests.protocol.sansio import ProtocolHarness
+from tests.protocol.test_limits import ask
 from tests.support.harness import BrokerHarness, Taker, address
 
 TO_DEAD: dict[str, Any] = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
@@ -239,3 +243,43 @@ def test_a_queue_that_is_deleted_while_its_letter_is_routed_is_forgotten() -> No
     harness.delete("q")
     harness.settle_down()
     assert not harness.broker.dead_letters.moves and not harness.broker.dead_letters._addressing
+
+
+def test_letters_with_very_many_headers_take_more_turns() -> None:
+    """Fifty of them in one turn, each with a table of 128 KiB, held the loop for more than a second."""
+    harness = BrokerHarness()
+    dead = harness.declare("dead")
+    queue = harness.declare("q", **TO_DEAD)
+    props = Properties(headers={f"{i:x}": None for i in range(15_000)}).encode()
+    for _ in range(20):
+        queue.append_bytes(address("q"), props, b"", -1, 0)
+    harness.settle_down()
+    taker = Taker(queue)
+    while queue.get(taker):
+        pass
+    queue.reject(0, 20)
+    most = before = 0
+    for _ in range(100):
+        harness.sync()
+        most, before = max(most, dead.ready - before), dead.ready
+    assert dead.ready == 20 and most <= 2
+
+
+def test_a_reject_in_a_transaction_leaves_no_bytes_of_unacked_messages() -> None:
+    harness = ProtocolHarness()
+    wire = harness.wire()
+    to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    ask(wire, m.QueueDeclare("dead", durable=True), m.QueueDeclare("q", durable=True, arguments=to_dead))
+    ask(wire, m.TxSelect())
+    for _ in range(3):
+        wire.feed(sessions.content(1, m.BasicPublish("", "q"), b"\0\0", b"body"))
+    ask(wire, m.TxCommit())
+    for _ in range(3):
+        wire.put(1, m.BasicGet("q"))
+    harness.settle_down()
+    queue = harness.broker.vhosts["/"].queues["q"]
+    assert (queue.unacked, queue.unacked_bytes) == (3, 12)
+    wire.put(1, m.BasicNack(3, True, False))
+    ask(wire, m.TxCommit())
+    harness.settle_down()
+    assert (queue.messages, queue.unacked_bytes) == (0, 0)

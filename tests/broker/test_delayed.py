@@ -11,17 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvitto.base.errors import ChannelError
+from kvitto.base.limits import PROPERTIES_MAX
+from kvitto.broker.administration import policing
 from kvitto.broker.administration.operations import Operations
 from kvitto.broker.administration.policies import policy
+from kvitto.broker.jobs import PIECES_PER_TURN
 from kvitto.broker.queues import delay_queue
 from kvitto.broker.queues.delay_queue import DelayQueue, Done
 from kvitto.broker.routing.delayed import delay_ms
 from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.routing.index import at_once
 from kvitto.broker.vhost import POLICY, VHost
+from kvitto.store.record import Append, Record
 from kvitto.store.repair.salvage import Salvage
 from kvitto.store.repair.survey import Survey
+from kvitto.wire import methods as m
+from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
+from tests.protocol import sessions
+from tests.protocol.sansio import ProtocolHarness
+from tests.protocol.test_limits import ask
 from tests.support.harness import BrokerHarness
 from tests.support.simdisk import SimDisk
 
@@ -419,3 +428,142 @@ def test_nothing_is_lost_early_or_twice(steps: list[tuple[str, Any]], seed: int)
     missing = durable - ended - take()
     assert not missing, f"lost: {missing}"
     assert house.waiting.messages == 0
+
+
+# -- records, policies, and what is large --------------------------------------------------------------------
+
+
+def test_a_large_message_of_a_record_waits() -> None:
+    """It was routed at once, since only small ones got the delay: a large dead letter, or a large message of a stage."""
+    house = House()
+    body = Buf(0)
+    body.add(b"large" * 20_000)
+    props = Properties(headers={"x-delay": 5000}).encode()
+    record = Record(appends=[Append(house.waiting.log.queue_id, b"\5later\1k", props, body)])
+    house.broker.records.write(record, lambda: house.broker.apply(record), lambda: None)
+    house.settle_down()
+    house.wait(4.9)
+    assert (house.waiting.messages, house.queue("q").ready) == (1, 0)
+    house.wait(0.2)
+    assert (house.waiting.messages, house.queue("q").ready) == (0, 1)
+
+
+def test_many_messages_of_one_transaction_wait_and_hold_nobody_up() -> None:
+    """Each was decoded and put among those that wait when the record was applied, all in one turn."""
+    count = 5000
+    harness = ProtocolHarness()
+    wire = harness.wire()
+    arguments = {"x-delayed-type": "fanout"}
+    ask(wire, m.ExchangeDeclare("later", DELAYED, durable=True, arguments=arguments), m.QueueDeclare("q", durable=True))
+    ask(wire, m.QueueBind("q", "later"), m.TxSelect())
+    props = Properties(headers={"x-delay": 60_000}).encode()
+    for _ in range(count):
+        wire.feed(sessions.content(1, m.BasicPublish("later", ""), props, b"body"))
+    wire.put(1, m.TxCommit())
+    waiting = harness.broker.vhosts["/"].exchanges["later"].waiting
+    assert waiting is not None
+    most = before = 0
+    for _ in range(2000):
+        harness.turn()
+        most, before = max(most, len(waiting.delayed) - before), len(waiting.delayed)
+        if before == count:
+            break
+        if harness.store.commits.dirty:
+            harness.sync()
+    assert before == count and most <= PIECES_PER_TURN * delay_queue.PIECE
+    harness.settle_down()
+    again = BrokerHarness(harness.disk.kill(), harness.clock)
+    again.settle_down()
+    found = again.broker.vhosts["/"].exchanges["later"].waiting
+    assert found is not None and len(found.delayed) == count and not found.ready
+    due_ms, now_ms = [due for due, _ in found.retries.delays.in_order()], again.broker.timers.now_ms
+    assert 55_000 < min(due_ms) - now_ms <= max(due_ms) - now_ms <= 60_000
+
+
+def test_a_predeclared_exchange_that_delays_by_a_policy() -> None:
+    """After a restart it delayed no more, and kept what waited for ever."""
+    house = House()
+    direct = {"pattern": "^amq.direct$", "definition": {"delayed-message": True, "alternate-exchange": "later"}}
+    house.vhost.set_policy(POLICY, policy("p", direct))
+    house.vhost.bind("amq.direct", house.queue("q"), "k", {})
+    for _ in range(2):
+        house.send(b"m", 1000, exchange="amq.direct")
+        house.restart()
+        exchange = house.vhost.exchanges["amq.direct"]
+        assert exchange.delays and exchange.waiting is not None and exchange.alternate == "later"
+    house.settle_down()
+    assert exchange.waiting.messages == 2 and not house.queue("q").ready
+    house.wait(1.1)
+    while exchange.waiting.moving:
+        house.settle_down()
+    assert house.queue("q").ready == 2
+
+
+def test_what_waits_at_a_predeclared_exchange_goes_with_its_virtual_host() -> None:
+    """Another virtual host of this name got it after the next restart."""
+    house = House()
+    vhost = house.broker.add_vhost("other")
+    before = len(house.broker.queues)
+    delaying = {"pattern": "^amq.direct$", "definition": {"delayed-message": True}}
+    vhost.set_policy(POLICY, policy("p", delaying))
+    waiting = vhost.exchanges["amq.direct"].waiting
+    assert waiting is not None
+    waiting.append_bytes(b"\namq.direct\1k", Properties(headers={"x-delay": 1000}).encode(), b"", -1, 0)
+    house.settle_down()
+    house.broker.delete_vhost("other")
+    house.settle_down()
+    assert len(house.broker.queues) == before and waiting.deleted
+    house.broker.add_vhost("other").set_policy(POLICY, policy("p", delaying))
+    house.restart()
+    found = house.broker.vhosts["other"].exchanges["amq.direct"].waiting
+    assert found is not None and found.messages == 0
+
+
+@pytest.mark.parametrize("deleted", [5, 399])
+def test_an_exchange_that_is_deleted_while_its_policy_is_given_out_stays_deleted(deleted: int) -> None:
+    """It got a queue and a definition, and the next start brought it back."""
+    house = House()
+    for number in range(400):
+        house.vhost.declare_exchange(f"x{number}", "direct", True, False, False, {})
+    steps = policing.set_policy(
+        house.vhost, POLICY, policy("p", {"pattern": "^x", "definition": {"delayed-message": True}})
+    )
+    next(steps)
+    house.vhost.delete_exchange(f"x{deleted}")
+    before = pieces = 0
+    for _ in steps:
+        made = len(house.broker.queues)
+        assert made - before < 10 or not pieces
+        before, pieces = made, pieces + 1
+    assert pieces > 40
+    house.restart()
+    assert f"x{deleted}" not in house.vhost.exchanges and len(house.vhost.exchanges) > 400
+    assert len(house.broker.queues) == 399 + 2
+
+
+def test_the_longest_properties_leave_no_room_for_a_longer_type_of_number() -> None:
+    """A confirmed message was dropped when it was due."""
+    house = House()
+    table = b"\7x-delayb\1\3padS"
+    pad = b"x" * (PROPERTIES_MAX - 2 - 4 - len(table) - 4)
+    table += len(pad).to_bytes(4, "big") + pad
+    props = b"\x20\0" + len(table).to_bytes(4, "big") + table
+    assert len(props) == PROPERTIES_MAX
+    house.waiting.append_bytes(b"\5later\1k", props, b"body", -1, 0)
+    house.settle_down()
+    house.wait(0.1)
+    [found] = house.take("q")
+    assert found.body == b"body"
+
+
+def test_a_search_by_message_id_takes_more_pieces_for_longer_properties() -> None:
+    """A piece of 300 messages with tables of 128 KiB took three seconds."""
+    house = House()
+    headers = {f"{i:x}": None for i in range(20_000)}
+    for _ in range(20):
+        house.send(b"m", 60_000, headers=headers, message_id="m")
+    house.settle_down()
+    steps = house.waiting.find_steps("m")
+    pieces = sum(1 for _ in steps)
+    assert pieces >= 19
+    assert len(at_once(house.waiting.find_steps("m"))) == 20

@@ -68,6 +68,13 @@ def attach(vhost: VHost, exchange: Exchange, queue_id: str) -> None:
     vhost.broker.queues[queue_id] = queue
 
 
+def release(vhost: VHost, exchange: Exchange) -> None:
+    """Take the queue away from a predeclared exchange, whose definition says nothing else, because the virtual host is being deleted."""
+    if exchange.waiting is not None:
+        vhost.broker.undefine("exchange", (vhost.name, exchange.name))
+        detach(vhost, exchange)
+
+
 def detach(vhost: VHost, exchange: Exchange) -> None:
     """Delete the queue with the messages that wait. The definition of the exchange has been deleted before."""
     queue = exchange.waiting

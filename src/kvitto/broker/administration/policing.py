@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SETTINGS = 30
 """The cost of giving a queue other settings, in units of about a microsecond."""
 CONSUMER = 2
+HIDDEN_QUEUE = 200
+"""The cost of giving an exchange its hidden queue, because it delays from now on."""
 
 
 def set_policy(vhost: VHost, kind: str, policy: Policy) -> Steps:
@@ -55,9 +57,11 @@ def _apply(vhost: VHost, *changed: Policy) -> Steps:
         if cost.spend(few + more):
             yield True
     for exchange in list(vhost.exchanges.values()):
-        exchange.take_policy(vhost.policy_of_exchange(exchange.name))
-        delaying.follow(vhost, exchange)
-        if cost.spend(_search_cost(vhost)):
+        more = _search_cost(vhost)
+        if not exchange.deleted:
+            exchange.take_policy(vhost.policy_of_exchange(exchange.name))
+            more += HIDDEN_QUEUE * delaying.follow(vhost, exchange)
+        if cost.spend(more):
             yield True
     vhost.changed()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvitto.broker import walls
+from kvitto.broker.administration import delaying
 from kvitto.broker.jobs import Cost
 from kvitto.broker.routing.exchange import Exchange
 
@@ -123,7 +124,10 @@ def dismiss(consumers: list[Consumer]) -> Steps:
 
 
 def clear_vhost(vhost: VHost) -> Steps:
-    """Delete all queues, exchanges and bindings. Predeclared exchanges have no definitions, but their bindings do."""
+    """Delete all queues, exchanges and bindings.
+
+    Predeclared exchanges have no definitions, unless they delay, but their bindings do.
+    """
     yield from delete_queues(list(vhost.queues.values()))
     cost = Cost()
     exchanges = [x for x in vhost.exchanges.values() if x.name and not x.name.startswith("amq.")]
@@ -131,6 +135,8 @@ def clear_vhost(vhost: VHost) -> Steps:
     for exchange in list(vhost.exchanges.values()):
         yield from unbind_from(vhost, exchange, cost)
     vhost.clear_policies()
+    for exchange in vhost.exchanges.values():
+        delaying.release(vhost, exchange)
 
 
 def delete_vhost(broker: Broker, vhost: VHost) -> Steps:

@@ -44,10 +44,12 @@ MOVING_MAX = 500
 """While so many messages are on their way to their queues, further ones that are due wait."""
 FOUND_MAX = 1000
 """The most messages that one search returns, since whoever asks does something with all of them at once."""
+AT_ONCE = 1000
+"""So many new messages are put among those that wait at once; more of them in a job."""
 PIECE = 300
 """The messages that one piece of a job looks at. They take about half a millisecond."""
-BATCH_COST = 20
-"""Reading a batch costs as much as looking at this many messages."""
+BATCH_COST, DECODE_COST, DECODE_SHIFT = 20, 5, 4
+"""Reading a batch, or decoding properties, costs as much as looking at this many messages; and one more for each 2 ** 4 bytes of them."""
 
 
 def delay_of(props: bytes) -> int:
@@ -57,7 +59,6 @@ def delay_of(props: bytes) -> int:
 
 class DelayQueue(WorkQueue):
     routes_later = True
-    adopts = False  # each message has a delay of its own
 
     def __init__(self, broker: Turns, vhost: VHost, log: Log, exchange: Exchange) -> None:
         name = f"delayed messages of exchange '{exchange.name}'"
@@ -81,12 +82,15 @@ class DelayQueue(WorkQueue):
 
     def append_bytes(self, key: bytes, props: bytes, body: bytes | Buf, ttl_ms: int, flags: int) -> int:
         """Append a message. Its own time to live begins when it is due, so only the delay counts here."""
+        if isinstance(body, Buf):
+            return self.append_whole(key, props, body, ttl_ms, flags)
         return super().append_bytes(key, props, body, delay_of(props), flags)
 
-    def append_run(self, b: Batch) -> None:
-        for i in range(b.count):
-            key, props, body, flags = b.message(i)
-            self.append_bytes(key, props, body, -1, flags & ~EXPIRES)
+    def append_whole(self, key: bytes, props: bytes, body: Buf, ttl_ms: int, flags: int) -> int:
+        return super().append_whole(key, props, body, delay_of(props), flags)
+
+    def kept_ms(self, props: bytes, ttl_ms: int) -> int:
+        return delay_of(props)
 
     def flush(self) -> None:
         if not self._looking and not self.broker.replaying:
@@ -100,12 +104,19 @@ class DelayQueue(WorkQueue):
         """Put the messages that have come among those that wait: those in memory at once, many others in a job."""
         backlog = self.backlog
         if backlog.requeued.count or backlog.cursor < self.tail.first:
-            self._looking = True
-            self.broker.jobs.start(self._look_steps(), self._looked, self)
+            self._start_looking()
         elif self.tail.batch is not None:
-            self._take(self.tail.batch, backlog.cursor - self.tail.first, self.tail.next - backlog.cursor)
-            backlog.cursor = self.tail.next
+            n = self.tail.next - backlog.cursor
+            if n > AT_ONCE:  # they are of one transaction
+                self._start_looking()
+            else:
+                self._take(self.tail.batch, backlog.cursor - self.tail.first, n)
+                backlog.cursor = self.tail.next
         self.retries.wake()
+
+    def _start_looking(self) -> None:
+        self._looking = True
+        self.broker.jobs.start(self._look_steps(), self._looked, self)
 
     def _looked(self) -> None:
         self._looking = False
@@ -170,8 +181,12 @@ class DelayQueue(WorkQueue):
         targets: list[Queue] = yield from self.vhost.target_steps(self.exchange.name, keys, properties)
         edit_headers(fields, {delayed.HEADER: headers[delayed.HEADER]}, ("BCC",))
         new_props = join(fields)
-        if not targets or len(new_props) > PROPERTIES_MAX:
+        if not targets:
             return key, props, None, -1, flags
+        if len(new_props) > PROPERTIES_MAX:  # x-delay had a shorter type, and there is no room for another one
+            fields = split(props)
+            edit_headers(fields, {}, ("BCC",))
+            new_props = join(fields)
         try:
             ttl_ms = expiration_ms(properties.expiration)
         except ChannelError:  # it was published by a transaction of an older version, or came as a dead letter
@@ -253,13 +268,16 @@ class DelayQueue(WorkQueue):
                 at, left = start + 1, left - 1
             else:
                 w, i = outline
-                n = min(count, w.count - i, left)
-                for k in range(i, i + n):
-                    props = w.key_and_props(k)[1]
-                    if wanted in props and Properties.decode(props).message_id == message_id:
-                        found.append((w.first + k, w.body_len(k)))
-                at, left = start + n, left - n - BATCH_COST
+                left -= BATCH_COST
+                for k in range(i, i + min(count, w.count - i)):
+                    props, at, left = w.key_and_props(k)[1], w.first + k + 1, left - 1
+                    if wanted in props:
+                        left -= DECODE_COST + (len(props) >> DECODE_SHIFT)
+                        if Properties.decode(props).message_id == message_id:
+                            found.append((w.first + k, w.body_len(k)))
+                    if left <= 0 or len(found) >= FOUND_MAX:
+                        break
             if left <= 0:
                 left = PIECE
                 yield True
-        return found[:FOUND_MAX]
+        return found

@@ -226,6 +226,10 @@ class Queue:
             self.write_early()
         return 1
 
+    def kept_ms(self, props: bytes, ttl_ms: int) -> int:
+        """Return with which time to live this queue stores a message that has `ttl_ms`. Whoever makes a batch for it has to ask."""
+        return ttl_ms
+
     def prioritise(self, props: bytes) -> None:
         """Called before a message with a priority in its properties is appended."""
 

@@ -34,6 +34,8 @@ LETTERS_PER_TURN = 50
 """The most dead letters of one turn, about 5 ms of work. After kill -9, rejects that waited for a later turn are redelivered."""
 STEPS_PER_TURN = 10_000
 """The most steps of routing in one turn, for all letters together."""
+PROPERTIES_FREE = 1024
+"""Each byte of a letter's properties beyond these counts as one step: a table of many headers takes long to decode and to encode."""
 SLICE = 25
 """The most letters of one queue before the next queue is served."""
 RECORD_BYTES = 4 << 20
@@ -222,6 +224,7 @@ class DeadLetters(walls.Routine):
             queue.moved(offset, reason, WITHOUT_EXCHANGE.get(reason, DROPPED) if gone else DROPPED)
             return 0
         key, props, body, targets, ttl_ms, flags = letter.addressed
+        self._steps -= max(len(props) - PROPERTIES_FREE, 0)
         if targets is None:
             queue.moved(offset, reason, DROPPED)
         elif (obstacle := self._obstacle(targets, key, props, body)) is not None:

@@ -272,7 +272,7 @@ class Plan:
     def _settle(self) -> Iterator[object]:
         """Add the settlements to the record, and the moves of rejected messages to dead-letter queues."""
         bulk = self.bulk
-        for at, (kind, consumer, offset, n, _, slot) in enumerate(self.settles):
+        for at, (kind, consumer, offset, n, size, slot) in enumerate(self.settles):
             queue = consumer.queue
             if queue.fault is not None:
                 raise walls.out_of_service(queue)
@@ -287,7 +287,7 @@ class Plan:
                     moved = self.moved[at] = []
                     for o in range(offset, offset + n):
                         joined = yield from walls.steps_within(queue, bulk.move(queue, o))
-                        moved.append((MOVE if joined else REJECT, consumer, o, 1, 0, slot))
+                        moved.append((MOVE if joined else REJECT, consumer, o, 1, size if o == offset else 0, slot))
             if bulk.cost.spend(SETTLE):
                 yield None
 
