@@ -12,6 +12,7 @@ from kvitto.broker.transfers import deadletter, records
 from kvitto.protocol.hub import WRITE_COST
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
+from kvitto.wire.tables import Table
 from tests.protocol import sessions
 from tests.protocol.sansio import ProtocolHarness
 from tests.protocol.test_limits import ask
@@ -268,7 +269,7 @@ def test_letters_with_very_many_headers_take_more_turns() -> None:
 def test_a_reject_in_a_transaction_leaves_no_bytes_of_unacked_messages() -> None:
     harness = ProtocolHarness()
     wire = harness.wire()
-    to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    to_dead: Table = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     ask(wire, m.QueueDeclare("dead", durable=True), m.QueueDeclare("q", durable=True, arguments=to_dead))
     ask(wire, m.TxSelect())
     for _ in range(3):

@@ -16,6 +16,7 @@ from kvitto.store import log
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
+from kvitto.wire.tables import Table
 from tests.protocol import sessions
 from tests.protocol.sansio import ProtocolHarness
 from tests.protocol.test_limits import ask
@@ -386,7 +387,7 @@ def test_a_transaction_has_a_limited_number_of_messages_for_such_a_queue(monkeyp
     monkeypatch.setattr("kvitto.broker.transfers.bulk.KEYED_COMMIT_MAX", 10)
     harness = ProtocolHarness()
     wire = harness.wire()
-    arguments = {"x-message-deduplication": True}
+    arguments: Table = {"x-message-deduplication": True}
     ask(wire, m.QueueDeclare("q", durable=True, arguments=arguments), m.QueueDeclare("other", durable=True))
     ask(wire, m.TxSelect())
     for count in (10, 11):

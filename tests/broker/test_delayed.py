@@ -28,6 +28,7 @@ from kvitto.store.repair.survey import Survey
 from kvitto.wire import methods as m
 from kvitto.wire.buf import Buf
 from kvitto.wire.properties import Properties
+from kvitto.wire.tables import Table
 from tests.protocol import sessions
 from tests.protocol.sansio import ProtocolHarness
 from tests.protocol.test_limits import ask
@@ -453,7 +454,7 @@ def test_many_messages_of_one_transaction_wait_and_hold_nobody_up() -> None:
     count = 5000
     harness = ProtocolHarness()
     wire = harness.wire()
-    arguments = {"x-delayed-type": "fanout"}
+    arguments: Table = {"x-delayed-type": "fanout"}
     ask(wire, m.ExchangeDeclare("later", DELAYED, durable=True, arguments=arguments), m.QueueDeclare("q", durable=True))
     ask(wire, m.QueueBind("q", "later"), m.TxSelect())
     props = Properties(headers={"x-delay": 60_000}).encode()

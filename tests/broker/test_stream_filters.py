@@ -431,7 +431,9 @@ def test_many_texts_are_searched_for_in_several_pieces() -> None:
     """256 texts in a batch with a megabyte of headers took a tenth of a second in one piece."""
     harness = BrokerHarness()
     queue = stream(harness)
-    for headers in (*({VALUE: "b", "pad": "x" * 50_000} for _ in range(19)), {VALUE: "t255"}):
+    padded: Table = {VALUE: "b", "pad": "x" * 50_000}
+    last: Table = {VALUE: "t255"}
+    for headers in (*[padded] * 19, last):
         queue.append_bytes(address("s"), Properties(headers=headers).encode(), b"", -1, 0)
     wanted = filter_of({"x-stream-filter": [f"t{i}" for i in range(FILTERS_MAX)]})
     batch, pieces, i = queue.tail.batch, 0, 0
