@@ -167,6 +167,12 @@ def test_a_form_from_a_page_of_another_origin_is_refused(api: Http) -> None:
         (b"", "multipart/form-data; boundary=sep"),
         (b"--sep", "multipart/form-data; boundary=sep"),
         (b"--sep--", "multipart/form-data; boundary=sep"),
+        (b"--sep--", 'multipart/form-data; boundary=sep; "' + ";" * 60_000),  # Python parses this for two seconds
+        (
+            b"--sep\r\nContent-Disposition: form-data; name*" + b"1" * 5000 + b"*=x\r\n\r\n{}"
+            b"\r\n--sep\r\n\r\n{}\r\n--sep--",
+            "multipart/form-data; boundary=sep",
+        ),
         (b"--sep\r\n\r\n--sep--", "multipart/form-data; boundary=sep"),
         (b"--sep\r\na: b\r\n\r\n{}", "multipart/form-data; boundary=sep"),
         (b"--sep\r\n" + b"a" * 10_000 + b"\r\n\r\n{}\r\n--sep--", "multipart/form-data; boundary=sep"),

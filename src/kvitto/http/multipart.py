@@ -10,6 +10,8 @@ from kvitto.http.slices import Slices
 
 HEAD_MAX = 8192
 """The maximum number of bytes of the headers of one part."""
+LINE_MAX = 1024
+"""The maximum number of characters of a header's value. Python's parser takes seconds for one of 64 KiB."""
 PARTS_MAX = 16
 SEARCHED = 1 << 20
 """Bytes that are searched for a boundary in one step."""
@@ -35,6 +37,7 @@ async def file_of(slices: Slices, body: bytearray | bytes, content_type: str) ->
         start, end = blank + 4, await _find(slices, body, b"\r\n" + mark, blank + 2)
         found.append((_name(bytes(body[at + 2 : blank])), start, max(end, start)))
         at = end + 2 + len(mark)
+        await slices.rest()
     for name, start, end in found:
         if name == "file" or len(found) == 1:
             return start, end
@@ -62,6 +65,8 @@ def _name(head: bytes) -> str | None:
 
 def _parameter(header: str, name: str) -> str | None:
     """Return a parameter of a header's value."""
+    if len(header) > LINE_MAX:
+        return None
     message = Message()
     message["content-type"] = header.strip()
     value = message.get_param(name)
