@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvitto.base.errors import StoreFull
+from kvitto.base.errors import StoreError, StoreFull
 from kvitto.broker.queues import due
 from kvitto.broker.queues.delays import Delays
 from kvitto.broker.queues.due import DueIndex
@@ -57,7 +57,13 @@ class Memory:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a few entries, so that a few hundred messages make many of them."""
-    for name, value in (("MEMORY_MAX", 12), ("MEMORY_KEPT", 4), ("READ_ENTRIES", 3), ("FILE_BYTES", 500)):
+    for name, value in (
+        ("MEMORY_MAX", 12),
+        ("SPILLED", 8),
+        ("SPILLED_SOON", 2),
+        ("READ_ENTRIES", 3),
+        ("FILE_BYTES", 500),
+    ):
         monkeypatch.setattr(due, name, value)
 
 
@@ -148,3 +154,31 @@ def test_scratch_files_of_a_queue_are_gone_with_it() -> None:
     assert disk.listdir("transient/" + "0" * 32 + ".scratch")
     list(index.clear())
     assert not disk.listdir("transient/" + "0" * 32 + ".scratch")
+
+
+@pytest.mark.parametrize("error", [StoreFull("full"), StoreError("too many open files")])
+def test_an_index_that_cannot_be_written_stays_in_memory_and_leaves_no_files(
+    error: StoreError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try left an empty file open, and an error that was not about room took the queue out of service."""
+    files, broken = Memory(), True
+    append = Memory.File.append
+
+    def failing(file: Memory.File, data: bytes) -> int:
+        if broken:
+            raise error
+        return append(file, data)
+
+    monkeypatch.setattr(Memory.File, "append", failing)
+    index = DueIndex(files)
+    for i in range(500):
+        index.add(1000 - i, i, 0)
+        assert files.left == 0
+    broken = False
+    before = len(index._heap)
+    for i in range(500, 1000):
+        index.add(1000 - i, i, 0)
+        assert len(index._heap) <= before + 12
+        before = len(index._heap)
+    assert before <= 12 and files.left
+    assert [due.offset_of(packed) for packed in iter(lambda: index.take(2000), None)] == list(range(999, -1, -1))

@@ -1,7 +1,7 @@
 """An index of messages by the time when they are due. `Delays` has one for each queue with messages that wait.
 
-The entries that came last are in memory, in a heap. When there are many of them, all but the earliest go into a file as a sorted run, and
-of a run only the next few entries are in memory. So a million waiting messages cost a few hundred KiB.
+The entries that came last are in memory, in a heap. When there are many of them, most of them go into a file as a sorted run, and of a
+run only the next few entries are in memory. So a million waiting messages cost a few hundred KiB.
 
 The files are a cache: what they say is in the queue's log too, a start makes the index anew, and nothing here is ever synced.
 An entry is due at a time in ms of the monotonic clock. It stays until it is due: whoever keeps the index ignores entries of messages that
@@ -11,16 +11,20 @@ no longer wait.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Iterator
 from typing import Protocol
 
-from kvitto.base.errors import StoreFull
+from kvitto.base.errors import StoreError
+
+log = logging.getLogger("kvitto.broker")
 
 ENTRY_BYTES = 24
 """An entry is one integer, so that it is compared at once: due time, offset and size, of 64 bits each. Files have it in big-endian form."""
-MEMORY_MAX = 4096
-"""When so many entries are in memory, most of them go into a file."""
-MEMORY_KEPT = 1024
+MEMORY_MAX, SPILLED = 4096, 3072
+"""When so many entries are in memory, so many of them go into a file."""
+SPILLED_SOON = 512
+"""If there are still more in memory, because a file could not be written before, the next ones go after so many new entries."""
 READ_ENTRIES = 32
 """Entries of a run that are read at a time."""
 FILE_BYTES = 16 << 20
@@ -33,7 +37,7 @@ class RunFile(Protocol):
     """A file for runs."""
 
     def append(self, data: bytes) -> int:
-        """Append, and return the position of the first byte. Raises StoreFull."""
+        """Append, and return the position of the first byte. Raises StoreError."""
         ...
 
     def read_at(self, pos: int, n: int) -> bytes: ...
@@ -45,7 +49,7 @@ class RunFiles(Protocol):
     """Where an index keeps its files."""
 
     def make(self) -> RunFile:
-        """Make an empty file. Raises StoreFull."""
+        """Make an empty file. Raises StoreError."""
         ...
 
 
@@ -176,21 +180,28 @@ class DueIndex:
         return _free(heap)
 
     def _spill(self) -> None:
-        """Write all but the earliest entries into a file. If the disk is full, they stay in memory."""
-        self._heap.sort()
-        run = self._heap[MEMORY_KEPT:]
+        """Write most entries into a file: the last ones of the heap, so the rest is a heap still. If that fails, they stay in memory."""
+        run = sorted(self._heap[-SPILLED:])
         data = b"".join([packed.to_bytes(ENTRY_BYTES, "big") for packed in run])
+        shared = self._open
         try:
-            shared = self._open
             if shared is None or not shared.runs or shared.size >= FILE_BYTES:
+                self._open = None
                 shared = self._open = Shared(self._files.make())
             at = shared.file.append(data)
-        except StoreFull:
-            self._most = 2 * len(self._heap)
+        except (
+            StoreError
+        ) as error:  # the disk is full, or there are no descriptors for files: the log has the messages all the same
+            if self._open is not None and not self._open.runs:
+                self._open.file.remove()
+                self._open = None
+            if self._most == MEMORY_MAX:
+                log.warning("the index of waiting messages stays in memory: %s", error)
+            self._most = len(self._heap) + MEMORY_MAX
             return
         shared.size += len(data)
-        self._most = MEMORY_MAX
-        del self._heap[MEMORY_KEPT:]
+        del self._heap[-SPILLED:]
+        self._most = max(len(self._heap) + SPILLED_SOON, MEMORY_MAX)
         self._numbers += 1
         written = Run(shared, at, len(run))
         first = written.next()
