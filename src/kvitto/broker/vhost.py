@@ -143,8 +143,6 @@ class VHost:
             log.error("policy %r of vhost %r is passed over: %s", name, self.name, error)
             return
         self.policies_by_name(kind)[name] = found
-        for exchange in self.exchanges.values():  # the predeclared ones: there are no others yet
-            exchange.take_policy(self.policy_of_exchange(exchange.name))
         what = f"{kind.replace('_', ' ')} {name!r} of vhost {self.name!r}"
         self.broker.find_inert(kind, (self.name, name), what, (found.pattern,))
 

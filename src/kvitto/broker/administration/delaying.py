@@ -48,10 +48,15 @@ def follow(vhost: VHost, exchange: Exchange) -> bool:
 
 
 def started(broker: Broker) -> None:
-    """Give exchanges that delay their queues, if the broker ended between a change of a policy and the change of their definitions."""
+    """Give exchanges that delay their queues, if the broker ended between a change of a policy and the change of their definitions.
+
+    Predeclared exchanges get their policies here, since nothing restores them.
+    """
     for vhost in broker.vhosts.values():
         for exchange in vhost.exchanges.values():
-            if exchange.delays and exchange.waiting is None:
+            if exchange.name.startswith("amq."):
+                exchange.take_policy(vhost.policy_of_exchange(exchange.name))
+            if exchange.delays:
                 follow(vhost, exchange)
 
 
