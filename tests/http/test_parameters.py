@@ -32,6 +32,14 @@ def test_a_parameter_is_set_shown_and_deleted(api: Http) -> None:
     assert api.delete(SHOVEL) == 204 and api.delete(SHOVEL) == 404 and api.call("GET", SHOVEL).status == 404
 
 
+@pytest.mark.parametrize("path", [SHOVEL, "/api/global-parameters/swapped"])
+def test_a_value_of_another_type_replaces_one_that_python_takes_for_the_same(api: Http, path: str) -> None:
+    for value in (1, True, 1.0, {"a": [0]}, {"a": [False]}):
+        assert api.put(path, {"value": value}) in (201, 204)
+        assert repr(api.get(path)["value"]) == repr(value)
+    assert api.delete(path) == 204
+
+
 @pytest.mark.parametrize(
     ("path", "body", "reason"),
     [

@@ -79,6 +79,23 @@ def test_what_is_wrong_is_said(api: Http, change: dict[str, object], why: str) -
     assert api.get("/api/policies") == []
 
 
+def test_the_patterns_of_a_vhost_may_not_take_long_to_search(api: Http) -> None:
+    """300 of these made each declaration in the virtual host, by whomever, hold the loop for 30 ms, and further ones longer."""
+    assert api.put("/api/vhosts/slow") == 201
+    heavy = {"pattern": "(a|b|c|d|.)*[^x]{180}y.{30}$", "definition": {"max-length": 5}}
+    refused = [n for n in range(60) if api.put(f"/api/policies/slow/p{n}", heavy) == 400]
+    assert 40 <= refused[0] <= 50 and refused[-1] == 59
+    answer = api.call("PUT", "/api/operator-policies/slow/more", heavy)
+    assert answer.status == 400 and "all policies of vhost 'slow' would take too long to search" in answer.reason
+    items = [{"vhost": "slow", "name": f"q{n}", "priority": 0, "apply-to": "all", **heavy} for n in range(10)]
+    answer = api.post("/api/definitions", {"policies": items})
+    assert answer.status == 400 and "too long to search" in answer.reason
+    assert api.put("/api/policies/slow/p0", {**heavy, "definition": {"max-length": 6}}) == 204
+    assert api.put("/api/policies/slow/p0", {**heavy, "pattern": "^x"}) == 204
+    assert api.put("/api/policies/slow/again", heavy) == 201
+    assert api.delete("/api/vhosts/slow") == 204
+
+
 def test_policymakers_set_policies_operators_limits(api: Http) -> None:
     """A policymaker where he may open the virtual host; operator policies are for administrators."""
     api.put("/api/vhosts/other")

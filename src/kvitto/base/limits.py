@@ -83,6 +83,11 @@ NAME_MAX = 255
 PASSWORD_MAX = 4096
 """The maximum number of bytes of a password, because the AMQP frame with a password has space for little more."""
 
+# policies
+POLICY_COST_MAX = 20_000
+"""What looking for the policies of one name may cost in one virtual host, in units of about a microsecond at worst. A usual policy
+costs 10. Each declaration pays this, whoever has set the policies."""
+
 # deduplication
 KNOWN_KEYS = 128
 """The number of keys that a queue with deduplication remembers if it does not say how many, as with LavinMQ."""

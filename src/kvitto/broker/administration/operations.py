@@ -191,8 +191,9 @@ class Operations:
     # -- policies --------------------------------------------------------------------------------------------
 
     def set_policy(self, kind: str, policy: Policy) -> Steps:
-        """Add or replace a policy. `kind` is POLICY or OPERATOR_POLICY."""
+        """Add or replace a policy. `kind` is POLICY or OPERATOR_POLICY. Raises ChannelError 406 if the virtual host has too many."""
         self._check_policymaker(kind)
+        policing.check_room(self.vhost, kind, policy)
         return policing.set_policy(self.vhost, kind, policy)
 
     def clear_policy(self, kind: str, name: str) -> Steps:

@@ -8,6 +8,7 @@ express; they are definitions, so they are durable before the answer.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,7 @@ class Parameters:
     def set(self, vhost: str, component: str, name: str, value: Any) -> None:
         """Set a value that `check` has accepted."""
         of_vhost = self._values.setdefault(vhost, {})
-        if (component, name) in of_vhost and of_vhost[component, name] == value:
+        if (component, name) in of_vhost and is_same(of_vhost[component, name], value):
             return
         of_vhost[component, name] = value
         self._broker.define(PARAMETER, (vhost, component, name), {"value": value})
@@ -174,7 +175,7 @@ class Parameters:
     # -- global --------------------------------------------------------------------------------------------------
 
     def set_global(self, name: str, value: Any) -> None:
-        if name in self.globals and self.globals[name] == value:
+        if name in self.globals and is_same(self.globals[name], value):
             return
         self.globals[name] = value
         self._broker.define(GLOBAL_PARAMETER, (name,), {"value": value})
@@ -188,6 +189,11 @@ class Parameters:
 
     def restore_global(self, name: str, value: Mapping[str, Any]) -> None:
         self.globals[name] = value["value"]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are the same in JSON, where true is not 1, and 1.0 is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def bounded(limits: Mapping[str, int], name: str) -> int | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvitto.base.errors import PRECONDITION_FAILED, ChannelError
+from kvitto.base.limits import POLICY_COST_MAX
 from kvitto.broker.administration import delaying, policies
 from kvitto.broker.administration.arguments import read_settings, usable
 from kvitto.broker.administration.equivalence import describe
@@ -25,6 +27,17 @@ SETTINGS = 30
 CONSUMER = 2
 HIDDEN_QUEUE = 200
 """The cost of giving an exchange its hidden queue, because it delays from now on."""
+
+
+def check_room(vhost: VHost, kind: str, policy: Policy, planned: int = 0) -> int:
+    """Raises ChannelError 406 if the policies of the virtual host would take too long to search. `planned` is the cost of others that
+    will be set. Returns by how much the cost grows."""
+    before = vhost.policies_by_name(kind).get(policy.name)
+    more = policy.pattern.cost - (0 if before is None else before.pattern.cost)
+    if more > 0 and _search_cost(vhost) + planned + more > POLICY_COST_MAX:
+        text = f"the patterns of all policies of vhost '{vhost.name}' would take too long to search: use fewer or simpler ones"
+        raise ChannelError(PRECONDITION_FAILED, text)
+    return more
 
 
 def set_policy(vhost: VHost, kind: str, policy: Policy) -> Steps:

@@ -17,7 +17,7 @@ from kvitto.broker.administration.definitions.fields import Fields, Refused
 from kvitto.broker.administration.definitions.world import World
 from kvitto.broker.administration.parameters import OF_USERS, InvalidParameter, check_limits
 from kvitto.broker.administration.policies import HONOURED_POLICY, policy
-from kvitto.broker.administration.policing import set_policy
+from kvitto.broker.administration.policing import check_room, set_policy
 from kvitto.broker.administration.topics import TopicPermission
 from kvitto.broker.broker import Broker
 from kvitto.broker.routing.patterns import PATTERN_MAX
@@ -145,6 +145,8 @@ def a_policy(world: World, item: Fields, where: VHost | None) -> Apply | None:
 def _policy(world: World, where: VHost, kind: str, name: str, value: Any) -> Apply | None:
     world.once(kind, where.name, name)
     made = policy(name, Fields(value).whole(), kind == OPERATOR_POLICY)
+    planned = world.policy_costs.get(where.name, 0)
+    world.policy_costs[where.name] = planned + check_room(where, kind, made, planned)
     world.note_inert("policy setting", made.definition, HONOURED_POLICY)
     known = where.policies_by_name(kind).get(name)
     if known is not None and known.value() == made.value():
@@ -166,7 +168,7 @@ def parameter(world: World, item: Fields, where: VHost | None) -> Apply | None:
         value = {}
     world.broker.parameters.check(owner.name, component, name, value)
     world.note_inert("component", (component,), world.broker.parameters.components)
-    if world.broker.parameters.get(owner.name, component, name) == value:
+    if parameters.is_same(world.broker.parameters.get(owner.name, component, name), value):
         return None
     return partial(_apply_parameter, owner.name, component, name, value)
 

@@ -85,6 +85,8 @@ class World:
         self.seen: set[tuple[Any, ...]] = set()
         """The keys of bindings, and of other items that may be in the document only once."""
         self.new_exchanges: dict[str, int] = {}
+        self.policy_costs: dict[str, int] = {}
+        """By virtual host, what the search for policies will cost more."""
         self.inert: dict[str, None] = {}
         """What is taken and has no effect here, as words for people."""
 
