@@ -403,3 +403,10 @@ def test_a_report_has_everything(ctl: Ctl) -> None:
     found = json.loads(ctl("cluster_status", "--json").out)
     assert found["alarms"] == [] and len(found["running_nodes"]) == 1
     assert "no alarms" in ctl("cluster_status").out
+
+
+def test_the_status_for_a_user_who_may_not_see_nodes(ctl: Ctl, broker: kvitto.Broker) -> None:
+    assert ctl("add_user", "modest", "--tags", "management", "--password-stdin", stdin="pw\n").code == 0
+    shown = ctl("--uri", broker.http_url.replace("//", "//modest:pw@"), "status")
+    assert shown.code == 0 and shown.out.count("(shown to monitoring and administrator)") == 3
+    assert ctl("delete_user", "modest").code == 0

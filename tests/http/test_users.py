@@ -155,7 +155,9 @@ def test_other_users_see_only_the_vhosts_that_they_may_open(api: Http) -> None:
     assert [vhost["name"] for vhost in red.get("/api/vhosts")] == ["red"]
     assert [queue["name"] for queue in red.get("/api/queues")] == ["in-red"]
     assert {binding["vhost"] for binding in red.get("/api/bindings")} == {"red"}
-    assert red.get("/api/overview")["object_totals"]["queues"] == 1
+    overview = red.get("/api/overview")
+    assert overview["object_totals"]["queues"] == 1
+    assert overview["listeners"] == overview["contexts"] == [] and not {"pid", "data_dir"} & overview["kvitto"].keys()
     assert red.call("GET", "/api/queues/blue").status == 401
     assert red.call("GET", "/api/queues/blue/in-blue").status == 401
     assert red.put("/api/queues/blue/mine") == 401
@@ -261,3 +263,11 @@ def test_a_permission_that_goes_while_all_are_listed_does_not_break_the_answer()
 
     assert [each["vhost"] for each in asyncio.run(ask())] == ["x", "y", "z"] and seen
     assert [*user.permissions] == ["x", "y"]
+
+
+def test_no_password_is_logged(api: Http, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "kvitto.http")
+    assert api.get("/api/auth/hash_password/hushhush")["ok"].startswith("scrypt:")
+    assert api.call("PUT", "/api/users/logged", {"password": "hushhush", "tags": ""}).status == 201
+    wait_until(lambda: "PUT /api/users/logged" in caplog.text)
+    assert "GET /api/auth/hash_password/...: 200" in caplog.text and "hushhush" not in caplog.text

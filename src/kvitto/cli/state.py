@@ -14,6 +14,7 @@ from kvitto.cli.management import REFUSED, UNREACHABLE, USAGE, Failure, Manageme
 
 STARTUP_S = 300.0
 PAUSE_S = 0.1
+HIDDEN = "(shown to monitoring and administrator)"
 CHECKS = {
     "check_running": (("is-in-service",), "exit code 0 if the broker runs and has opened its virtual hosts"),
     "check_port_listener": (("port-listener", "port"), "exit code 0 if the broker listens on this port"),
@@ -56,11 +57,11 @@ def status(api: Management, _args: argparse.Namespace) -> Shown:
     objects = f"{totals['connections']} with {totals['channels']} channels and {totals['consumers']} consumers"
     rows = [
         ("version", f"Kvitto {kvitto['version']}{'' if kvitto['compiled'] else ', interpreted (slow)'}"),
-        ("process", f"{kvitto['pid']}, up for {kvitto['uptime_ms'] // 1000} s"),
-        ("data directory", kvitto["data_dir"]),
+        ("process", f"{kvitto.get('pid', HIDDEN)}, up for {kvitto['uptime_ms'] // 1000} s"),
+        ("data directory", kvitto.get("data_dir", HIDDEN)),
         ("sync", "on" if kvitto["sync"] else "OFF: confirms do not wait for the disk"),
         ("log", f"{kvitto['log_level']} and above, as {'JSON' if kvitto['log_json'] else 'text'}"),
-        ("listeners", listeners),
+        ("listeners", listeners or HIDDEN),
         ("connections", objects),
         ("queues", totals["queues"]),
         ("messages", f"{messages['messages_ready']} ready, {messages['messages_unacknowledged']} unacked"),

@@ -45,7 +45,7 @@ def listeners(call: Call) -> list[dict[str, Any]]:
 
 
 async def overview(call: Call) -> Response:
-    """Answer with totals over the objects that the caller may see."""
+    """Answer with totals over the objects that the caller may see. As with RabbitMQ, only who may see nodes sees where this one is."""
     api = call.api
     vhosts = call.vhosts()
     await totals.count_published(api.slices, api.connections)
@@ -78,8 +78,8 @@ async def overview(call: Call) -> Response:
                 "queues": sum(len(vhost.queues) for vhost in vhosts),
                 "consumers": seen.consumers,
             },
-            "listeners": listeners(call),
-            "contexts": contexts(call),
+            "listeners": listeners(call) if call.sees_all else [],
+            "contexts": contexts(call) if call.sees_all else [],
             "kvitto": kvitto(call),
         }
     )
@@ -137,8 +137,7 @@ def kvitto(call: Call) -> dict[str, Any]:
         "log_level": log.level(),
         "log_json": log.is_json(),
         "compiled": compiled(),
-        "data_dir": os.path.abspath(host.config.data_dir),
-        "pid": os.getpid(),
+        **({"data_dir": os.path.abspath(host.config.data_dir), "pid": os.getpid()} if call.sees_all else {}),
         "uptime_ms": host.uptime_ms,
         "syncs": host.store.commits.syncs,
         "alarms": len(call.api.alarms),

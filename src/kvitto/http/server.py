@@ -50,6 +50,8 @@ BODY_S = 30.0
 WRITE_S = 30.0
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 20
+SECRET = "/api/auth/hash_password/"
+"""What follows this in a path is a password."""
 HEADERS = (("Cache-Control", "no-cache"), ("X-Content-Type-Options", "nosniff"))
 
 
@@ -198,7 +200,7 @@ class Peer:
             if not {"content-length", "transfer-encoding"} & head.headers.keys():
                 await self._event()  # the end of the message, so there is no body
             response = await self._answer(head)
-            log.debug("%s: %s %s: %d", self.address, head.method, head.path, response.status)
+            log.debug("%s: %s %s: %d", self.address, head.method, logged(head.path), response.status)
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
                 self.listener.api.broker.refused["http_head"] += 1
@@ -298,7 +300,7 @@ class Peer:
         except (h11.RemoteProtocolError, OSError, TimeoutError):
             raise
         except Exception:
-            log.exception("%s %s failed", head.method, head.path)
+            log.exception("%s %s failed", head.method, logged(head.path))
             return failure(Problem(500, "internal_server_error", "this is a mistake in Kvitto: see the broker's log"))
 
     async def _handle(self, head: Request) -> Response:
@@ -390,6 +392,11 @@ def refuse_body(head: Request) -> None:
         "transfer-encoding" in head.headers or int(head.headers.get("content-length", 0)) > 0
     ):
         raise bad_request(f"{head.method} takes no body")
+
+
+def logged(path: str) -> str:
+    """Return a path as the log may have it: without a password in it."""
+    return f"{SECRET}..." if path.startswith(SECRET) else path
 
 
 def too_large(most: int) -> Problem:
