@@ -182,3 +182,17 @@ def test_an_index_that_cannot_be_written_stays_in_memory_and_leaves_no_files(
         before = len(index._heap)
     assert before <= 12 and files.left
     assert [due.offset_of(packed) for packed in iter(lambda: index.take(2000), None)] == list(range(999, -1, -1))
+
+
+def test_removed_messages_leave_nothing_behind_when_none_waits_any_more() -> None:
+    """Whoever delays messages for years and cancels them filled the disk with entries, 24 bytes for each, until the next start."""
+    files = Memory()
+    delays = Delays(files)
+    for offset in range(100):
+        delays.add(10_000, offset, 1)
+    assert files.left
+    for offset in range(100):
+        assert delays.remove(offset, 1)
+    assert not files.left and not delays.index._heap and delays.next_ms is None
+    delays.add(5, 100, 1)
+    assert delays.take(5, 10) == [(100, 1)]

@@ -7,6 +7,7 @@ due, and may still have entries of messages that were removed. An offset that wa
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 
 from kvitto.broker.queues import due
@@ -45,6 +46,8 @@ class Delays:
         if not self.offsets.discard(offset):
             return False
         self.bytes -= size
+        if not self.offsets.count:
+            deque(self.index.clear(), 0)  # it may have entries of removed messages, which are due in ten years
         return True
 
     def take(self, now_ms: int, most: int) -> list[tuple[int, int]]:
