@@ -24,7 +24,7 @@ from kvitto.broker.administration.parameters import GLOBAL_PARAMETER, PARAMETER,
 from kvitto.broker.counts import Attempts, Churn, Counts
 from kvitto.broker.faults import FAULT, Faults
 from kvitto.broker.jobs import Jobs
-from kvitto.broker.queues import deduplicating, filters, hold
+from kvitto.broker.queues import deduplicating, filters, hold, retries
 from kvitto.broker.queues.budget import Budget
 from kvitto.broker.queues.queue import Queue
 from kvitto.broker.queues.reader import RangeReaders
@@ -70,6 +70,7 @@ class Broker(Turning):
         self.backups = Backups(self)
         self.readers = RangeReaders()
         self.filtering = Budget(filters.STEPS_PER_TURN, filters.SHARE_MIN)
+        self.waking = Budget(retries.DUE_PER_TURN, retries.DUE_MIN)
         self.forgetting = Budget(deduplicating.FORGOTTEN_PER_TURN, deduplicating.FORGOTTEN_MIN)
         self.records = Records(self)
         self.gone = Counts()

@@ -26,6 +26,8 @@ class Delays:
         self.bytes = 0
         self.offsets = RangeSet()
         self.index = DueIndex(files)
+        self.cost = 0
+        """What the last call of `take` cost, in messages."""
 
     def __len__(self) -> int:
         return self.offsets.count
@@ -61,6 +63,7 @@ class Delays:
                 left -= REMOVED_COST
             else:
                 left -= 1
+        self.cost = most - left // REMOVED_COST
         return taken
 
     def in_order(self) -> Iterator[tuple[int, int]]:

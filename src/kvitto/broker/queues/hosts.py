@@ -55,6 +55,8 @@ class Turns(Protocol):
     dead_letters: DeadLetters
     filtering: Budget
     """What the filters of streams' consumers may cost in this turn."""
+    waking: Budget
+    """How many messages that have waited may come back in this turn because they are due."""
     forgetting: Budget
     """How many keys of deduplication may be forgotten in this turn because their time is over."""
 
