@@ -1,4 +1,4 @@
-"""Shares the steps that one turn may take for some kind of work among the queues that have it (`filtering`, `waking` and `forgetting` of `Broker`)."""
+"""Shares what one turn may do of some kind of work among the queues that have it: `filtering`, `waking` and `forgetting` of `Broker`."""
 
 from __future__ import annotations
 
