@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import kvitto
+from kvitto.cli.management import IMPORT_S
+from kvitto.cli.migrate.plan import Broker, Plan, post_definitions
 from kvitto.client import Connection
+from kvitto.client.uri import parse_uri
 from kvitto.torture.nodes import INSTALL_RABBITMQ, Node, rabbitmq_script
 from kvitto.wire import methods as m
 from kvitto.wire.properties import Properties
@@ -204,3 +207,19 @@ def test_nothing_is_lost_on_the_way_from_rabbitmq_under_kills(rabbitmq: Node, tm
         outcome = Trial(rabbitmq, target, 4000, 2, seed=2, rate=1000).run(3, (0.5, 1.0))
     assert (outcome.lost, outcome.left) == (0, 0)
     assert outcome.kills
+
+
+def test_a_long_import_of_definitions_is_waited_for() -> None:
+    """It takes more than the minute that is enough for other requests if there are very many."""
+
+    class Api:
+        times: ClassVar[list[float]] = []
+
+        def upload(self, *_path: str, content: bytes, timeout_s: float) -> None:
+            assert json.loads(content) == {"queues": []}
+            self.times.append(timeout_s)
+
+    api: Any = Api()
+    target = Broker("amqp://", parse_uri("amqp://127.0.0.1"), None, api)
+    post_definitions(Plan(target, target, {"queues": []}))
+    assert Api.times == [IMPORT_S]

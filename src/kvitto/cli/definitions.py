@@ -12,11 +12,9 @@ from typing import Any
 
 from kvitto.base.table import printable
 from kvitto.cli.lists import Shown
-from kvitto.cli.management import REFUSED, USAGE, Failure, Management
+from kvitto.cli.management import IMPORT_S, REFUSED, USAGE, Failure, Management
 
 STDIO = "-"
-IMPORT_S = 600.0
-"""100,000 bindings take some seconds, on a slow disk and a busy machine longer."""
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from kvitto.broker.administration import inert
-from kvitto.cli.management import USAGE, Failure, Management
+from kvitto.cli.management import IMPORT_S, USAGE, Failure, Management
 from kvitto.client.uri import Address
 from kvitto.shovel.carry import Tally
 
@@ -193,7 +194,9 @@ def post_definitions(plan: Plan) -> None:
     if vhost is not None and not any(item["name"] == vhost for item in api.get("vhosts")):
         api.put("vhosts", vhost)
     try:
-        answer = api.post("definitions", *(() if vhost is None else (vhost,)), body=plan.definitions)
+        where = () if vhost is None else (vhost,)
+        content = json.dumps(plan.definitions).encode()
+        answer = api.upload("definitions", *where, content=content, timeout_s=IMPORT_S)
     except Failure as failure:
         raise Failure(
             failure.code, f"the definitions were not taken: {failure} (--skip-definitions moves messages only)"
