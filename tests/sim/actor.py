@@ -237,6 +237,11 @@ class Actor(Client):
         told = self.ledger.queue(ONCE)
         for body in self.rng.sample(told.sent, min(len(told.sent), self.rng.randint(1, 3))):
             self.wait_to_write()
+            refused = body in told.refused
+            if refused:  # it left no key, so this is the first one of its kind, behind all others
+                told.refused.remove(body)
+                told.sent.remove(body)
+                told.sent.append(body)
             if self.rng.random() < 0.7:
                 self.published += 1
                 self.unconfirmed[self.published] = ((ONCE,), body)
@@ -245,6 +250,8 @@ class Actor(Client):
                 self.wire.feed(content(TX, ONCE, body, "", keyed(body)))
                 if self.committed():
                     told.confirmed.add(body)
+                elif refused:
+                    told.refused.add(body)
 
     def postpone(self) -> None:
         """Publish messages that are due later."""
