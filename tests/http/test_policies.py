@@ -79,6 +79,21 @@ def test_what_is_wrong_is_said(api: Http, change: dict[str, object], why: str) -
     assert api.get("/api/policies") == []
 
 
+def test_administrators_set_policies_and_parameters_everywhere_policymakers_where_they_have_permissions(
+    api: Http,
+) -> None:
+    """As with RabbitMQ: an administrator needs no permissions for that."""
+    assert api.put("/api/vhosts/far") == 201
+    users = [make_user(api, f"far-{tag}", tag) for tag in ("administrator", "policymaker")]
+    value = {"pattern": "^q", "definition": {"max-length": 5}}
+    for user, allowed in zip(users, (True, False), strict=True):
+        for path, body in (("policies/far/p", value), ("parameters/shovel/far/p", {"value": {}})):
+            assert user.put(f"/api/{path}", body) == (201 if allowed else 401), path
+            assert user.delete(f"/api/{path}") == (204 if allowed else 401), path
+        assert user.put("/api/queues/far/q", {}) == 401, "what is in the virtual host needs permissions"
+    assert api.delete("/api/vhosts/far") == 204
+
+
 def test_the_patterns_of_a_vhost_may_not_take_long_to_search(api: Http) -> None:
     """300 of these made each declaration in the virtual host, by whomever, hold the loop for 30 ms, and further ones longer."""
     assert api.put("/api/vhosts/slow") == 201

@@ -194,6 +194,11 @@ class Call:
             raise not_authorised(f"user '{self.user.name}' has no permissions in vhost '{vhost.name}'")
         return vhost
 
+    def governed_vhost(self) -> VHost:
+        """Return the path's virtual host to set its policies or parameters: administrators may do so everywhere, others where they have
+        permissions. Raise Problem 404 or 401."""
+        return self.vhost() if self.user.is_administrator else self.own_vhost()
+
     def operations(self) -> Operations:
         """Return the operations of the caller in the path's virtual host. Raise Problem 404 or 401."""
         return Operations(self.own_vhost(), self.user)

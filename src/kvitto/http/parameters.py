@@ -51,7 +51,7 @@ def get_parameter(call: Call) -> Response:
 
 
 async def put_parameter(call: Call) -> Response:
-    body, vhost, parameters = call.request.json(), call.own_vhost().name, call.api.broker.parameters
+    body, vhost, parameters = call.request.json(), call.governed_vhost().name, call.api.broker.parameters
     component, name = call.args["component"], fields.new_name(call.name, "parameter")
     value = body.get("value")
     known = parameters.get(vhost, component, name) is not None
@@ -66,7 +66,7 @@ async def put_parameter(call: Call) -> Response:
 
 
 async def delete_parameter(call: Call) -> Response:
-    vhost, parameters = call.own_vhost().name, call.api.broker.parameters
+    vhost, parameters = call.governed_vhost().name, call.api.broker.parameters
     _refuse_other_paths(call.args["component"])
     if not await call.api.change(lambda: parameters.clear(vhost, call.args["component"], call.name)):
         raise _unknown(call)

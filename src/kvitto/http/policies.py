@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from kvitto.broker.administration.operations import Operations
 from kvitto.broker.administration.policies import PRIORITY_MAX, InvalidPolicy, Policy, policy
 from kvitto.broker.vhost import OPERATOR_POLICY, POLICY
 from kvitto.http import fields, views
@@ -37,7 +38,7 @@ def gets(kind: str) -> Callable[[Call], Response]:
 
 def puts(kind: str) -> Handler:
     async def put_policy(call: Call) -> Response:
-        body, operations = call.request.json(), call.operations()
+        body, operations = call.request.json(), Operations(call.governed_vhost(), call.user)
         made = policy_of(kind, call.name, body)
         known = made.name in operations.vhost.policies_by_name(kind)
         await call.api.perform(operations.set_policy(kind, made))
@@ -60,7 +61,7 @@ def policy_of(kind: str, name: str, body: dict[str, Any]) -> Policy:
 
 def deletes(kind: str) -> Handler:
     async def delete_policy(call: Call) -> Response:
-        operations = call.operations()
+        operations = Operations(call.governed_vhost(), call.user)
         if call.name not in operations.vhost.policies_by_name(kind):
             raise not_found(f"there is no {WORDS[kind]} '{call.name}' in vhost '{operations.vhost.name}'")
         await call.api.perform(operations.clear_policy(kind, call.name))
