@@ -62,3 +62,20 @@ def test_who_creates_a_vhost_may_do_everything_in_it(api: Http, broker: kvitto.B
     other = make_user(api, "no-creator", "administrator")
     assert other.put("/api/vhosts/created") == 204
     assert [found["user"] for found in api.get("/api/vhosts/created/permissions")] == ["creator"]
+
+
+def test_nothing_is_made_in_a_vhost_that_is_being_deleted(api: Http, broker: kvitto.Broker) -> None:
+    """Connections cannot open it any more; what HTTP made in it could be left behind in the definitions."""
+    assert api.put("/api/vhosts/going") == 201
+    assert broker._server is not None
+    broker._server.broker.vhosts["going"].deleting = True
+    for path, body in (
+        ("queues/going/q", {"durable": True}),
+        ("exchanges/going/x", {"type": "direct", "durable": True}),
+        ("policies/going/p", {"pattern": "", "definition": {"max-length": 1}}),
+        ("parameters/shovel/going/s", {"value": {}}),
+    ):
+        answer = api.call("PUT", f"/api/{path}", body)
+        assert answer.status == 400 and answer.reason == "vhost 'going' is being deleted", path
+    broker._server.broker.vhosts["going"].deleting = False
+    assert api.delete("/api/vhosts/going") == 204

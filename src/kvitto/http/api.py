@@ -21,7 +21,7 @@ from kvitto.broker.queues.queue import Queue
 from kvitto.broker.vhost import VHost
 from kvitto.http.history import Spans
 from kvitto.http.rates import Rates
-from kvitto.http.request import Problem, Request, not_authorised, not_found
+from kvitto.http.request import Problem, Request, bad_request, not_authorised, not_found
 from kvitto.http.slices import Slices
 from kvitto.store.store import Store
 
@@ -192,13 +192,20 @@ class Call:
         vhost = self.vhost()
         if not self.user.may_open(vhost.name):
             raise not_authorised(f"user '{self.user.name}' has no permissions in vhost '{vhost.name}'")
-        return vhost
+        return lasting(vhost)
 
     def governed_vhost(self) -> VHost:
         """Return the path's virtual host to set its policies or parameters: administrators may do so everywhere, others where they have
         permissions. Raise Problem 404 or 401."""
-        return self.vhost() if self.user.is_administrator else self.own_vhost()
+        return lasting(self.vhost()) if self.user.is_administrator else self.own_vhost()
 
     def operations(self) -> Operations:
         """Return the operations of the caller in the path's virtual host. Raise Problem 404 or 401."""
         return Operations(self.own_vhost(), self.user)
+
+
+def lasting(vhost: VHost) -> VHost:
+    """Return the virtual host. Raise Problem 400 if it is being deleted: what comes now could be left behind in the definitions."""
+    if vhost.deleting:
+        raise bad_request(f"vhost '{vhost.name}' is being deleted")
+    return vhost
