@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from kvitto.base.errors import StoreError, StoreFull
+from kvitto.broker.queues.stream import Stream
 from kvitto.store import log, paths
 from kvitto.store.cut import Cut
+from kvitto.store.offsets import Offsets
 from kvitto.store.repair.survey import Survey
 from kvitto.store.store import OF_BACKUP, Store
 from kvitto.store.taking import Taking
@@ -213,6 +215,28 @@ def test_the_offsets_of_a_streams_consumers_are_those_of_the_cut() -> None:
     note_all(cut)
     found: Any = restored(taken(harness.disk, cut)).broker.vhosts["/"].queues["s"]
     assert found.log.offsets.get("reader") == 1 and found.log.offsets.get("another") is None
+
+
+def test_offsets_that_cannot_be_read_give_up_the_backup_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error reached the stream, which went out of service."""
+    harness = BrokerHarness()
+    harness.declare("s", x_queue_type="stream")
+    stream = harness.broker.vhosts["/"].queues["s"]
+    assert isinstance(stream, Stream)
+    stream.log.offsets.put("reader", 1)
+    stream.log.offsets.write()
+    harness.settle_down()
+
+    def failing(_offsets: Offsets) -> bytes:
+        raise StoreError("cannot read")
+
+    monkeypatch.setattr(Offsets, "content", failing)
+    cut = begin(harness)
+    harness.publish("s", b"m")
+    harness.settle_down()
+    assert cut.failure == "cannot read" and stream.fault is None
+    cut.end()
+    harness.settle_down()
 
 
 def test_a_start_removes_what_a_backup_has_left() -> None:

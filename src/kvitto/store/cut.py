@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvitto.store.disk import File
     from kvitto.store.inventory import Key, Sizes
     from kvitto.store.log import Log
+    from kvitto.store.offsets import Offsets
     from kvitto.store.store import Store
 
 PIECE = 400
@@ -110,16 +111,18 @@ class Cut:
         cost = LOG_COST + SEGMENT_COST * len(segments)
         offsets = getattr(log, "offsets", None)
         if offsets is not None and offsets.on_disk:
-            notes.append((OFFSETS, log.queue_id, 0, (self._stage_offsets(offsets.path, offsets.content()), 0, 0)))
+            notes.append((OFFSETS, log.queue_id, 0, (self._stage_offsets(offsets), 0, 0)))
             cost += OFFSETS_COST
         if notes:
             self._notes.append(notes)
         return cost
 
-    def _stage_offsets(self, path: str, content: bytes) -> int:
+    def _stage_offsets(self, offsets: Offsets) -> int:
         """Copy the offsets of a stream's consumers, because that file is written in place. Returns their size."""
+        content = b""
         try:
-            file = self._disk.open(paths.staged(self.directory, path), create=True)
+            content = offsets.content()
+            file = self._disk.open(paths.staged(self.directory, offsets.path), create=True)
             file.write_at(0, [content])
             file.close()
         except StoreError as error:
