@@ -63,12 +63,14 @@ class Retries:
     def _due(self) -> None:
         queue = self._queue
         budget = queue.broker.waking
-        most = min(queue.may_come_back(), RETRIES_PER_TURN, budget.share(queue.broker.turns))
+        share = budget.share(queue.broker.turns)
+        most = min(queue.may_come_back(), RETRIES_PER_TURN, share)
         taken = self.delays.take(queue.broker.timers.now_ms, most)
         for offset, size in taken:
             queue.comes_back(offset, size)
         budget.spend(self.delays.cost)
-        self.wake(2 if taken else 1)  # those that have got nothing come first in the next turn
+        # if there is too little for all, those that have got nothing come first in the next turn
+        self.wake(2 if taken and share < RETRIES_PER_TURN else 1)
 
     def end(self) -> Iterator[None]:
         """Make all delayed messages ready now, in pieces."""
