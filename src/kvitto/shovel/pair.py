@@ -26,16 +26,25 @@ class Pair(NamedTuple):
 
 
 async def open_pair(
-    source: Connection, target: Connection, queue: str, dress: Dress, *, writer: str, stream: bool, prefetch: int
+    source: Connection,
+    target: Connection,
+    queue: str,
+    dress: Dress,
+    *,
+    writer: str,
+    group: str,
+    stream: bool,
+    prefetch: int,
 ) -> Pair:
-    """Open both ends for one queue, where the last run ended. `writer` names the work at the target, and is the same in each run.
+    """Open both ends for one queue, where the last run ended. `writer` and `group` name the work at the target and at the source,
+    and are the same in each run.
 
     Raises ChannelClosed if a broker refuses: there is no such queue, or it may not be read.
     """
     if stream:
         return await _stream_pair(source, target, queue, dress, writer)
     try:
-        ranges = await RangeSource.open(source, queue)
+        ranges = await RangeSource.open(source, queue, group)
     except NotSupported as error:
         return await _consuming_pair(source, target, queue, dress, prefetch, str(error))
     except ChannelClosed as error:
@@ -61,7 +70,7 @@ async def _consuming_pair(
 async def _stream_pair(source: Connection, target: Connection, queue: str, dress: Dress, writer: str) -> Pair:
     """The offsets of a stream do not change at any broker. How far it has come is kept at the target."""
     try:
-        ranges = await RangeSource.open(source, queue, stream=True)
+        ranges = await RangeSource.open(source, queue, None)
         name = f"{writer}/{ranges.incarnation}"
     except NotSupported:
         ranges = None

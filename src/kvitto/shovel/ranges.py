@@ -15,7 +15,6 @@ from kvitto.client.errors import AMQPError, ChannelClosed
 from kvitto.shovel.load import LOAD_BYTES, LOAD_MAX, Load
 from kvitto.wire import methods as m
 
-GROUP = "kvitto-shovel"
 FIRST_LOAD = 64
 """The offsets of the first load, whose messages may be large. Later loads grow or shrink by the size of the last one."""
 LOOK_S = 0.02
@@ -25,7 +24,9 @@ LOOK_S = 0.02
 class RangeSource:
     """Reads a work queue by range, and settles it. `stream` reads one that keeps its messages, and needs no reservation."""
 
-    def __init__(self, channel: Channel, queue: Queue, attached: m.LogAttachOk | m.LogInspectOk, stream: bool) -> None:
+    def __init__(
+        self, channel: Channel, queue: Queue, attached: m.LogAttachOk | m.LogInspectOk, group: str | None
+    ) -> None:
         self.incarnation: str = attached.incarnation
         """Names this life of the queue."""
         self.start: int = attached.first
@@ -34,19 +35,22 @@ class RangeSource:
         self._queue = queue
         self.next: int = attached.next
         """The offset behind the last message, when the broker was asked last."""
-        self._stream = stream
+        self._group = group or ""
+        self._stream = group is None
         self._offsets = FIRST_LOAD
 
     @classmethod
-    async def open(cls, connection: Connection, name: str, *, stream: bool = False) -> RangeSource:
-        """Reserve the queue. Raise NotSupported if the broker is not Kvitto, ChannelClosed (403) if the queue is in use."""
+    async def open(cls, connection: Connection, name: str, group: str | None) -> RangeSource:
+        """Reserve the queue for a group, a stream for None. Raise NotSupported if the broker is not Kvitto, ChannelClosed
+        (403) if the queue is in use. The group is the same in each attempt at the same work, and others have another one:
+        the last attempt may still be connected."""
         await need(connection, "kvitto_log_hold", "read a queue by range of offsets")
         channel = await connection.single_channel()
         try:
             queue = await channel.queue(name, passive=True)
-            if stream:
-                return cls(channel, queue, await channel.call(m.LogInspect(name), m.LogInspectOk), True)
-            return cls(channel, queue, await channel.call(m.LogAttach(name, GROUP), m.LogAttachOk), False)
+            if group is None:
+                return cls(channel, queue, await channel.call(m.LogInspect(name), m.LogInspectOk), None)
+            return cls(channel, queue, await channel.call(m.LogAttach(name, group), m.LogAttachOk), group)
         except BaseException:
             await channel.close()
             raise
@@ -80,7 +84,9 @@ class RangeSource:
         if self._stream:
             expected = None
         else:
-            held = await self._channel.call(m.LogHold(name, GROUP, self.incarnation, self.start, end), m.LogHoldOk)
+            held = await self._channel.call(
+                m.LogHold(name, self._group, self.incarnation, self.start, end), m.LogHoldOk
+            )
             expected = held.count
             if not expected:
                 return [], max(end, held.end)
@@ -108,7 +114,7 @@ class RangeSource:
         self.start = load.end
 
     async def _settle(self, end: int) -> None:
-        await self._channel.call(m.LogSettle(self._queue.name, GROUP, self.incarnation, end), m.LogSettleOk)
+        await self._channel.call(m.LogSettle(self._queue.name, self._group, self.incarnation, end), m.LogSettleOk)
 
     async def left(self) -> int:
         if self._stream:
@@ -123,7 +129,7 @@ class RangeSource:
     async def close(self) -> None:
         if not self._stream and self._channel.closed is None:
             try:
-                await self._channel.call(m.LogDetach(self._queue.name, GROUP), m.LogDetachOk)
+                await self._channel.call(m.LogDetach(self._queue.name, self._group), m.LogDetachOk)
             except ChannelClosed:
                 return
         await self._channel.close()

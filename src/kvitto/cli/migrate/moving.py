@@ -61,7 +61,9 @@ class Mover:
         while True:
             before = item.tally.moved
             try:
-                await Move(item, dress, self._pace, self._on_load).run(*await self._connect(item.vhost))
+                await Move(item, dress, self._pace, self._on_load, self._group(item)).run(
+                    *await self._connect(item.vhost)
+                )
                 break
             except Refused as error:
                 item.problem = str(error)
@@ -83,6 +85,12 @@ class Mover:
             item.state = "left"
             await self._close()
         explain(item, dress)
+
+    def _group(self, item: Item) -> str:
+        """Return the name under which a queue is reserved: another one for each new broker."""
+        address = self._plan.target.address
+        place = f"{address.host}:{address.port}/{self._plan.target_vhost(item.vhost)}"
+        return f"{WRITER}/{hashlib.sha256(place.encode()).hexdigest()[:16]}"
 
     async def _connect(self, vhost: str) -> tuple[Connection, Connection]:
         if vhost not in self._connections:
@@ -107,7 +115,8 @@ class Mover:
 class Move:
     """One attempt at one queue, over two connections that live."""
 
-    def __init__(self, item: Item, dress: Dress, pace: Pace, on_load: Callable[[Item], None]) -> None:
+    def __init__(self, item: Item, dress: Dress, pace: Pace, on_load: Callable[[Item], None], group: str) -> None:
+        self._group = group
         self._item = item
         self._dress = dress
         self._pace = pace
@@ -135,6 +144,7 @@ class Move:
             item.name,
             self._dress,
             writer=WRITER,
+            group=self._group,
             stream=item.stream,
             prefetch=prefetch(item),
         )
