@@ -50,13 +50,17 @@ def test_everything_of_an_export_arrives_and_survives_a_restart() -> None:
         assert ann.limits == {"max-connections": 10, "max-channels": 20}
         assert ann.permissions["orders"].write == "^x" and ann.topics["orders"]["x"].write == "^{username}\\."
         assert broker.parameters.limit("orders", "max-queues") == 1000
-        assert broker.parameters.get("orders", "shovel", "move") == {"src-uri": "amqp://"}
+        assert broker.parameters.get("orders", "federation-upstream", "move") == {"src-uri": "amqp://"}
         assert broker.parameters.globals == {"internal_cluster_id": "rabbitmq-cluster-id-1"}
         assert broker.cluster_name == "rabbit@lund"
         assert orders.operator_policies["small"].definition == {"max-length": 9}
         harness.settle_down()
         harness.restart()
-    assert plan.inert == ["component 'shovel'", "policy setting 'ha-mode'", "argument of queues 'x-queue-mode'"]
+    assert plan.inert == [
+        "component 'federation-upstream'",
+        "policy setting 'ha-mode'",
+        "argument of queues 'x-queue-mode'",
+    ]
 
 
 def test_a_second_import_of_the_same_document_changes_nothing() -> None:

@@ -36,7 +36,7 @@ def test_an_export_and_an_import_by_file_and_by_pipe(tmp_path: Path) -> None:
     with serving(tmp_path / "one") as broker, serving(tmp_path / "two") as other:
         code, out, err = ctl(broker, "import_definitions", given)
         assert (code, err) == (0, "") and out.splitlines() == [
-            "without effect here: component 'shovel'",
+            "without effect here: component 'federation-upstream'",
             "without effect here: policy setting 'ha-mode'",
             "without effect here: argument of queues 'x-queue-mode'",
             "21 definitions are there",

@@ -69,6 +69,9 @@ CLOSING = (
 CHANGES = [route for route in ALL if route[0] != "GET"]
 
 
+SHOVEL = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b", "paused": True}
+
+
 class World:
     """A broker with something to hide, and users."""
 
@@ -83,7 +86,8 @@ class World:
             (f"exchanges/%2F/{HIDDEN}-late", LATE),
             (f"policies/%2F/{HIDDEN}", {"pattern": HIDDEN, "definition": {"max-length": 9}}),
             (f"operator-policies/%2F/{HIDDEN}", {"pattern": HIDDEN, "definition": {"max-length": 9}}),
-            (f"parameters/shovel/%2F/{HIDDEN}", {"value": {}}),
+            (f"parameters/federation-upstream/%2F/{HIDDEN}", {"value": {}}),
+            (f"parameters/shovel/%2F/{HIDDEN}", {"value": SHOVEL}),
             (f"global-parameters/{HIDDEN}", {"value": 1}),
             ("topic-permissions/%2F/guest", {"exchange": HIDDEN, "write": ".*", "read": ".*"}),
         ):
@@ -125,7 +129,7 @@ class World:
             "destination": f"{HIDDEN}-2",
             "key": "k",
             "username": "guest",
-            "component": "shovel",
+            "component": "federation-upstream",
             "exchange": HIDDEN,
             "port": str(self.admin.port),
             "protocol": "http",

@@ -36,7 +36,9 @@ SETUP: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/permissions/v/u", EVERYTHING),
     ("PUT", "/api/topic-permissions/v/u", TOPIC),
     ("PUT", "/api/topic-permissions/%2F/u", TOPIC),
-    ("PUT", "/api/parameters/shovel/%2F/s", {"value": {}}),
+    ("PUT", "/api/parameters/federation-upstream/%2F/s", {"value": {}}),
+    ("PUT", "/api/parameters/shovel/%2F/s", {"value": {"paused": True}}),
+    ("PUT", "/api/parameters/shovel/%2F/t", {"value": {}}),
     ("PUT", "/api/global-parameters/g", {"value": {}}),
     ("PUT", "/api/vhost-limits/v/max-queues", {"value": 5}),
     ("PUT", "/api/user-limits/u/max-channels", {"value": 5}),
@@ -67,8 +69,11 @@ CHANGING: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/api/topic-permissions/%2F/u", {**TOPIC, "exchange": "new"}),
     ("DELETE", "/api/topic-permissions/%2F/u", {}),
     ("DELETE", "/api/topic-permissions/%2F/u/x", {}),
-    ("PUT", "/api/parameters/shovel/%2F/new", {"value": {}}),
-    ("DELETE", "/api/parameters/shovel/%2F/s", {}),
+    ("PUT", "/api/parameters/federation-upstream/%2F/new", {"value": {}}),
+    ("DELETE", "/api/parameters/federation-upstream/%2F/s", {}),
+    ("PUT", "/api/shovels/%2F/t/pause", {}),
+    ("PUT", "/api/shovels/%2F/s/resume", {}),
+    ("DELETE", "/api/shovels/vhost/%2F/s", {}),
     ("PUT", "/api/global-parameters/new", {"value": {}}),
     ("DELETE", "/api/global-parameters/g", {}),
     ("PUT", "/api/vhost-limits/v/max-queues", {"value": 6}),
@@ -99,10 +104,23 @@ UNCHANGING = {
     ("DELETE", "/api/reset/{node}"),
     ("DELETE", "/api/auth/attempts/{node}"),
     ("DELETE", "/api/auth/attempts/{node}/source"),
+    ("DELETE", "/api/shovels/vhost/{vhost}/{name}/restart"),
     ("POST", "/api/backup"),
     ("DELETE", "/api/backup/{name}"),
 }
 """Routes that are no GET, and change no definition."""
+
+
+class Shovels:
+    """Shovels that only exist."""
+
+    def __init__(self, harness: ProtocolHarness) -> None:
+        self.harness = harness
+
+    def list(self) -> Iterator[Any]:
+        for vhost, (component, name), value in self.harness.broker.parameters.list():
+            if component == "shovel":
+                yield vhost, name, value, {"state": "running", "reason": ""}
 
 
 class Host:
@@ -113,7 +131,7 @@ class Host:
     def __init__(self, harness: ProtocolHarness) -> None:
         self.config = Config()
         self.store, self.broker, self.hub, self.logins = harness.store, harness.broker, harness.hub, None
-        self.clock = harness.clock
+        self.clock, self.shovels = harness.clock, Shovels(harness)
 
     def schedule(self) -> None:
         pass

@@ -132,7 +132,7 @@ def test_the_answer_says_what_is_refused_and_what_has_no_effect(api: Http) -> No
     answer = api.post("/api/definitions?skip_errors=true", bad)
     assert answer.status == 200 and answer.json == {"taken": 1, "refused": [item], "without_effect": []}
     assert api.call("GET", "/api/vhosts/w").status == 200
-    assert "component 'shovel'" in api.post("/api/definitions", everything()).json["without_effect"]
+    assert "component 'federation-upstream'" in api.post("/api/definitions", everything()).json["without_effect"]
 
 
 def test_a_form_with_a_file_is_taken(api: Http) -> None:

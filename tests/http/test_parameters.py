@@ -17,22 +17,22 @@ from tests.support.harness import BrokerHarness
 NESTED: Any = []
 for _ in range(900):
     NESTED = [NESTED]
-SHOVEL = "/api/parameters/shovel/%2F/move"
+UPSTREAM = "/api/parameters/federation-upstream/%2F/move"
 
 
 def test_a_parameter_is_set_shown_and_deleted(api: Http) -> None:
     value = {"src-uri": "amqp://", "src-queue": "a", "nested": [1, {"x": None}]}
-    body = {"vhost": "/", "component": "shovel", "name": "move", "value": value}
-    assert api.put(SHOVEL, body) == 201 and api.put(SHOVEL, body) == 204
-    assert api.get(SHOVEL) == body
-    for path in ("/api/parameters", "/api/parameters/shovel", "/api/parameters/shovel/%2F"):
+    body = {"vhost": "/", "component": "federation-upstream", "name": "move", "value": value}
+    assert api.put(UPSTREAM, body) == 201 and api.put(UPSTREAM, body) == 204
+    assert api.get(UPSTREAM) == body
+    for path in ("/api/parameters", "/api/parameters/federation-upstream", "/api/parameters/federation-upstream/%2F"):
         assert api.get(path) == [body]
-    assert api.get("/api/parameters/federation-upstream") == []
+    assert api.get("/api/parameters/federation-upstream-set") == []
     assert body in api.get("/api/definitions")["parameters"]
-    assert api.delete(SHOVEL) == 204 and api.delete(SHOVEL) == 404 and api.call("GET", SHOVEL).status == 404
+    assert api.delete(UPSTREAM) == 204 and api.delete(UPSTREAM) == 404 and api.call("GET", UPSTREAM).status == 404
 
 
-@pytest.mark.parametrize("path", [SHOVEL, "/api/global-parameters/swapped"])
+@pytest.mark.parametrize("path", [UPSTREAM, "/api/global-parameters/swapped"])
 def test_a_value_of_another_type_replaces_one_that_python_takes_for_the_same(api: Http, path: str) -> None:
     for value in (1, True, 1.0, {"a": [0]}, {"a": [False]}):
         assert api.put(path, {"value": value}) in (201, 204)
@@ -44,9 +44,9 @@ def test_a_value_of_another_type_replaces_one_that_python_takes_for_the_same(api
     ("path", "body", "reason"),
     [
         ("shuvel/%2F/x", {"value": {}}, "component 'shuvel' not found; is it 'shovel'?"),
-        ("shovel/%2F/x", {}, "value is missing"),
-        ("shovel/%2F/x", {"value": "\ud800"}, "the text in value is not UTF-8"),
-        ("shovel/%2F/x", {"value": {"a": NESTED}}, "value has more than 40 levels"),
+        ("federation-upstream/%2F/x", {}, "value is missing"),
+        ("federation-upstream/%2F/x", {"value": "\ud800"}, "the text in value is not UTF-8"),
+        ("federation-upstream/%2F/x", {"value": {"a": NESTED}}, "value has more than 40 levels"),
         ("vhost-limits/%2F/limits", {"value": {"max-queues": 1}}, "use /api/vhost-limits for component 'vhost-limits'"),
         ("policy/%2F/p", {"value": {}}, "use /api/policies for component 'policy'"),
         ("operator_policy/%2F/p", {"value": {}}, "use /api/operator-policies"),
@@ -55,11 +55,11 @@ def test_a_value_of_another_type_replaces_one_that_python_takes_for_the_same(api
 def test_a_parameter_that_cannot_be_is_refused(api: Http, path: str, body: dict[str, Any], reason: str) -> None:
     answer = api.call("PUT", f"/api/parameters/{path}", body)
     assert answer.status == 400 and answer.reason.startswith(reason)
-    assert api.call("PUT", "/api/parameters/shovel/nowhere/x", {"value": {}}).status == 404
+    assert api.call("PUT", "/api/parameters/federation-upstream/nowhere/x", {"value": {}}).status == 404
 
 
 def test_a_number_that_json_cannot_express_is_refused(api: Http) -> None:
-    answer = api.call("PUT", SHOVEL, b'{"value": {"a": [1e999]}}', {"Content-Type": "application/json"})
+    answer = api.call("PUT", UPSTREAM, b'{"value": {"a": [1e999]}}', {"Content-Type": "application/json"})
     assert answer.status == 400 and answer.reason == "a number in value is too large"
     body = b'{"global_parameters": [{"name": "g", "value": 1e999}]}'
     assert api.call("POST", "/api/definitions", body, {"Content-Type": "application/json"}).status == 400
@@ -172,7 +172,9 @@ def test_only_policymakers_see_parameters_and_only_administrators_set_limits(api
     assert api.as_user("maker").call("GET", "/api/parameters").status == 200
     for path in ("/api/vhost-limits/%2F/max-queues", "/api/user-limits/plain/max-channels", "/api/global-parameters/x"):
         assert api.as_user("maker").put(path, {"value": 1}) == 401
-    assert api.as_user("maker").put("/api/parameters/shovel/%2F/x", {"value": {}}) == 401, "it has no permissions there"
+    assert api.as_user("maker").put("/api/parameters/federation-upstream/%2F/x", {"value": {}}) == 401, (
+        "it has no permissions there"
+    )
 
 
 def test_a_component_gives_its_parameters_a_meaning() -> None:

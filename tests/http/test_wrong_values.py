@@ -120,6 +120,10 @@ WITHOUT_BODY: dict[str, Any] = {
     "POST /api/rebalance/queues": {},
     "DELETE /api/reset": {},
     "POST /api/backup": {},
+    "PUT /api/shovels/{vhost}/{name}/pause": {},
+    "PUT /api/shovels/{vhost}/{name}/resume": {},
+    "DELETE /api/shovels/vhost/{vhost}/{name}": {},
+    "DELETE /api/shovels/vhost/{vhost}/{name}/restart": {},
     "DELETE /api/backup/{name}": {},
     "DELETE /api/reset/{node}": {},
     "DELETE /api/auth/attempts/{node}": {},
@@ -137,7 +141,7 @@ NAMES = {
     "username": "guest",
     "channel": "1",
     "tag": "c",
-    "component": "shovel",
+    "component": "federation-upstream",
     "exchange": "thing",
     "message_id": "late-1",
 }
@@ -150,6 +154,9 @@ KINDS = {
 }
 
 Request = tuple[str, str, Any]
+
+
+SHOVEL = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b", "paused": True}
 
 
 class World:
@@ -170,7 +177,8 @@ class World:
             ("exchanges/%2F/late", LATE),
             ("policies/%2F/thing", {"pattern": "^none$", "definition": {"max-length": 9}}),
             ("operator-policies/%2F/thing", {"pattern": "^none$", "definition": {"max-length": 9}}),
-            ("parameters/shovel/%2F/thing", {"value": {}}),
+            ("parameters/federation-upstream/%2F/thing", {"value": {}}),
+            ("parameters/shovel/%2F/thing", {"value": SHOVEL}),
             ("global-parameters/thing", {"value": 1}),
             ("topic-permissions/%2F/somebody", {"exchange": "thing", "write": "", "read": ""}),
         ):

@@ -61,7 +61,7 @@ def everything() -> dict[str, Any]:
                 "component": "operator_policy",
                 "name": "small",
             },
-            {"value": {"src-uri": "amqp://"}, "vhost": "orders", "component": "shovel", "name": "move"},
+            {"value": {"src-uri": "amqp://"}, "vhost": "orders", "component": "federation-upstream", "name": "move"},
         ],
         "global_parameters": [
             {"name": "cluster_name", "value": "rabbit@lund"},

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvitto.base.table import printable
-from kvitto.cli import accounts, definitions, delayed, lists, objects, state
+from kvitto.cli import accounts, definitions, delayed, lists, objects, shovels, state
 from kvitto.cli.lists import Shown
 from kvitto.cli.management import URI, Failure, Management, default_uri
 from kvitto.cli.parser import Parser
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
             sub.add_argument("-p", "--vhost", default="/", help="virtual host (default: /)")
         return sub
 
-    for module in (state, lists, objects, delayed, accounts, definitions):
+    for module in (state, lists, objects, delayed, shovels, accounts, definitions):
         module.add_commands(add)
 
 

@@ -37,6 +37,7 @@ class Host(Protocol):
     broker: Broker
     hub: Any
     logins: Any
+    shovels: Any
     started_ms: int
     port: int
     tls_port: int

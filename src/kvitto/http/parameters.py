@@ -57,8 +57,8 @@ async def put_parameter(call: Call) -> Response:
     known = parameters.get(vhost, component, name) is not None
     _refuse_other_paths(component)
     try:
-        parameters.check(vhost, component, name, value)
         fields.plain_json(value)
+        parameters.check(vhost, component, name, value)
     except InvalidParameter as error:
         raise bad_request(str(error)) from None
     await call.api.change(lambda: parameters.set(vhost, component, name, value))

@@ -32,6 +32,7 @@ from kvitto.server.listening import bind
 from kvitto.server.logins import Logins
 from kvitto.server.peer import INBOX, Peer
 from kvitto.server.poller import Loop
+from kvitto.server.shovels import Shovels
 from kvitto.server.syncer import Syncer
 from kvitto.server.tls import TlsFiles
 from kvitto.server.watch import ConnectionWatch
@@ -81,6 +82,7 @@ class Server(Driving):
         self._beats = 0
         self._stopping = False
         self.logins: Logins
+        self.shovels: Shovels
         self._logging_in: set[asyncio.Task[User | None]] = set()
         self._ended: asyncio.Event
 
@@ -113,6 +115,8 @@ class Server(Driving):
             self._tls = TlsFiles(self.config)
         self.broker = Broker(self.store, self.clock, limits.of(self.config.limits))
         self.hub = Hub(self.broker, self, self.config.max_channels)
+        self.shovels = Shovels(self)
+        self.shovels.register()
         try:
             self.store.open()
             self._look_who_reads()
@@ -145,6 +149,7 @@ class Server(Driving):
         self._every_second()
         self.poller.measure(self.broker.latencies)  # not the start itself: nobody waits for the loop before
         self.schedule()
+        self.shovels.start()
 
     def _first_user(self) -> FirstUser:
         config = self.config
@@ -258,6 +263,8 @@ class Server(Driving):
         if self._stopping:
             return
         self._stopping = True
+        if hasattr(self, "shovels"):
+            await self.shovels.stop()
         for server in self._servers:
             server.close()
         for handle in (self._lazy, self._timer, self._beat):

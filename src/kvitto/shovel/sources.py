@@ -29,6 +29,8 @@ class QueueSource:
         self._channel = channel
         self._queue = queue
         self._consumer = consumer
+        self.found = queue.message_count
+        """The ready messages when the consumer started."""
 
     @property
     def closed(self) -> AMQPError | None:

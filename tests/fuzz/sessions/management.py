@@ -43,13 +43,20 @@ class Logins:
         return attempt.check()
 
 
+class NoShovels:
+    """No process beside the broker runs in a story."""
+
+    def list(self) -> tuple[()]:
+        return ()
+
+
 class Host:
     """What the API needs of the server."""
 
     def __init__(self, world: StoryRun) -> None:
         self.world = world
         self.config = CONFIG
-        self.logins = Logins()
+        self.logins, self.shovels = Logins(), NoShovels()
         self.clock = world.clock
         self.started_ms = world.clock.now_ms()
         self.port = self.tls_port = self.http_port = self.https_port = 0

@@ -43,6 +43,8 @@ BLOCK, SALT_BYTES = 8, 16
 TOPIC_PERMISSION = "topic_permission"
 """The kind of these objects in the definitions."""
 ADMINISTRATOR = "administrator"
+IMPERSONATOR = "impersonator"
+"""The tag of a user who may publish with the `user_id` of others."""
 DEFAULT_EXCHANGE = "amq.default"
 """The name of the default exchange in permissions."""
 
@@ -213,6 +215,9 @@ class Users:
         self.cost = cost
         self._users: dict[str, User] = {}
         self._key = secrets.token_bytes(32)
+        self._lent: dict[str, User] = {}
+        self._logins: dict[str, tuple[str, str]] = {}
+        """Name and password of the lent user of each virtual host."""
         self.foreign_hashes = True
         """Whether hashes of other brokers are taken and can be used to log in."""
 
@@ -223,7 +228,18 @@ class Users:
         return name in self._users
 
     def get(self, name: str) -> User | None:
-        return self._users.get(name)
+        return self._users.get(name) or self._lent.get(name)
+
+    def lend(self, vhost: str) -> tuple[str, str]:
+        """Return name and password of a user who may do everything in one virtual host, for a program that belongs to the broker.
+        It is in no list, is not stored, and ends with this process."""
+        if vhost not in self._logins:
+            name, password = f"kvitto-{secrets.token_hex(8)}", secrets.token_urlsafe(24)
+            user = self._lent[name] = User(name, "lent", (IMPERSONATOR,))
+            user.permissions[vhost] = Permission.of(".*", ".*", ".*")
+            user.proof = self._proof(user, password)
+            self._logins[vhost] = name, password
+        return self._logins[vhost]
 
     def list(self) -> tuple[User, ...]:
         """All users, sorted by name."""
@@ -387,7 +403,7 @@ class Users:
         The first right password of a user costs an scrypt, the next ones a fast keyed hash, whose key exists only in
         this process. A wrong password and an unknown name always cost an scrypt, so the time reveals nothing.
         """
-        user = self._users.get(name)
+        user = self.get(name)
         if user is None or not user.password_hash:
             decoy = f"scrypt:{self.cost}:{LANES}:{'00' * SALT_BYTES}:{'00' * 32}"
             check_password(decoy, password)
@@ -412,11 +428,11 @@ class Users:
 
     def known(self, name: str, peer_is_loopback: bool) -> User | None:
         """Return the user if there is one who may log in from that address, else None. The caller has authenticated the name."""
-        return self._users.get(name) if peer_is_loopback or name not in self.loopback_only else None
+        return self.get(name) if peer_is_loopback or name not in self.loopback_only else None
 
     def remembers(self, name: str, password: str) -> bool:
         """Whether `authenticate` needs no slow hash, because it has accepted this password before."""
-        user = self._users.get(name)
+        user = self.get(name)
         return user is not None and bool(user.proof) and hmac.compare_digest(self._proof(user, password), user.proof)
 
     def _proof(self, user: User, password: str) -> bytes:
