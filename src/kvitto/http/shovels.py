@@ -52,13 +52,13 @@ def get_shovel(call: Call) -> Response:
 
 
 async def delete_shovel(call: Call) -> Response:
-    vhost, name, _, _ = find(call, call.own_vhost().name)
+    vhost, name, _, _ = find(call, call.governed_vhost().name)
     await call.api.change(lambda: call.api.broker.parameters.clear(vhost, COMPONENT, name))
     return NO_CONTENT
 
 
 async def restart_shovel(call: Call) -> Response:
-    vhost, name, _, _ = find(call, call.own_vhost().name)
+    vhost, name, _, _ = find(call, call.governed_vhost().name)
     call.api.host.shovels.restart(vhost, name)
     return NO_CONTENT
 
@@ -72,7 +72,7 @@ async def resume_shovel(call: Call) -> Response:
 
 
 async def _set_paused(call: Call, paused: bool) -> Response:
-    vhost, name, value, _ = find(call, call.own_vhost().name)
+    vhost, name, value, _ = find(call, call.governed_vhost().name)
     if not isinstance(value, dict):
         raise bad_request(f"shovel '{name}' has settings that are no object: set it again")
     changed = {**{key: item for key, item in value.items() if key != "paused"}, **({"paused": True} if paused else {})}
