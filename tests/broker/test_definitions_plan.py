@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvitto.base import limits
-from kvitto.broker.administration.definitions.document import Document
+from kvitto.broker.administration.definitions.document import Document, Malformed
 from kvitto.broker.administration.definitions.plan import KINDS, Plan
 from kvitto.broker.administration.policies import policy
 from kvitto.broker.vhost import POLICY
@@ -184,6 +184,31 @@ def test_lists_that_nobody_knows_are_not_lost_in_silence() -> None:
         ("list", "queuse", "there are no such definitions here; is it 'queues'?"),
         ("list", "users", "it must be a list"),
     ]
+
+
+def test_a_document_without_any_list_is_refused_with_what_a_broker_said_in_it() -> None:
+    """`curl` writes the answer to a wrong password into the file in which the definitions should be."""
+    answer = b'{"error":"not_authorized","reason":"Login failed"}'
+    with pytest.raises(Malformed, match=r"no definitions.*error 'not_authorized', reason 'Login failed'"):
+        planned(BrokerHarness().broker, json.loads(answer))
+    with pytest.raises(Malformed, match="no definitions"):
+        planned(BrokerHarness().broker, {"rabbit_version": "3.10.8"})
+    assert planned(BrokerHarness().broker, {}).taken == 0
+
+
+def test_an_operator_policy_may_have_its_definition_as_pairs() -> None:
+    """`rabbitmqctl export_definitions` of RabbitMQ 3.10 writes it so."""
+    value = {"pattern": ".*", "apply-to": "queues", "priority": 0}
+
+    def document(definition: object) -> dict[str, Any]:
+        made = {"component": "operator_policy", "vhost": "/", "name": "cap"}
+        return {"parameters": [{**made, "value": {**value, "definition": definition}}]}
+
+    harness = BrokerHarness()
+    assert not imported(harness.broker, document([["max-length", 9], ["expires", 7]])).refused
+    assert harness.broker.vhosts["/"].operator_policies["cap"].definition == {"max-length": 9, "expires": 7}
+    for wrong in ([["max-length", 9], ["max-length", 8]], [["max-length"]], [[["max-length"], 9]], ["ab"], []):
+        assert planned(harness.broker, document(wrong)).refused
 
 
 def test_the_same_object_twice_is_refused_the_same_binding_is_not() -> None:

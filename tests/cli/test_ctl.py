@@ -81,7 +81,7 @@ def test_users_vhosts_and_permissions(ctl: Ctl, broker: kvitto.Broker) -> None:
     assert again.code == 1 and "already" in again.err
     assert ctl("set_permissions", "-p", "team", "ada", "^ada-", ".*", "").code == 0
     assert ["team", "ada", "^ada-", ".*"] in ctl("list_permissions").rows
-    assert ["ada", "management"] in ctl("list_users").rows
+    assert ["ada", "management", "kvitto_scrypt"] in ctl("list_users").rows
     assert "team" in [row[0] for row in ctl("list_vhosts").rows]
     ada = Http(broker.http_url, "ada", "s3cret")
     assert ada.put("/api/queues/team/ada-1", {}) == 201

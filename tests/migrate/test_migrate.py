@@ -111,6 +111,27 @@ def test_a_message_arrives_with_everything_it_has(
     assert all(not item["name"].startswith("kvitto.migrate") for item in Http(api_of(target)).get("/api/exchanges"))
 
 
+@pytest.mark.parametrize("way", ["kvitto to kvitto", "rabbitmq to kvitto"])
+def test_what_came_by_the_default_exchange_comes_by_it_again(
+    way: str, old: Node, new: Node, request: pytest.FixtureRequest
+) -> None:
+    """Celery sends a task again to the exchange of its delivery, and the exchange of a migration is gone by then."""
+    source = request.getfixturevalue("rabbitmq") if way.startswith("rabbitmq") else old
+    for each in (source, new):
+        declare(each.uri, ["again", "copies"])
+    with_copy = Properties(delivery_mode=2, headers={"CC": ["copies"]})
+    for body, properties in ((b"1", None), (b"2", with_copy), (b"3", Properties(app_id="CC", delivery_mode=2))):
+        publish(source.uri, "again", body, properties=properties)
+    report = migrate(source, new, "--skip-definitions", "--queues", "^again$")
+    assert queue_of(report, "again")["moved"] == 3 and queue_of(report, "again")["problem"] == ""
+    with Connection(new.uri) as connection:
+        channel = connection.channel()
+        got = [channel.get("again", no_ack=True) for _ in range(3)]
+        found = [(each.body, each.exchange, each.routing_key) for each in got if each is not None]
+        assert found == [(b"1", "", "again"), (b"2", "kvitto.migrate.again", "again"), (b"3", "", "again")]
+        assert channel.get("copies", no_ack=True) is None
+
+
 @pytest.mark.parametrize("kind", ["kvitto", "rabbitmq"])
 def test_one_broker_under_two_addresses_is_refused(kind: str, old: Node, request: pytest.FixtureRequest) -> None:
     """Its messages went around for ever."""

@@ -110,7 +110,11 @@ LISTS: dict[str, tuple[str, dict[str, str], str]] = {
         },
         "shovels and what they do",
     ),
-    "list_users": ("users", {"name": "name", "tags": "tags"}, "users"),
+    "list_users": (
+        "users",
+        {"name": "name", "tags": "tags", "hashing algorithm": "hashing_algorithm"},
+        "users",
+    ),
     "list_vhosts": ("vhosts", {"name": "name", "messages": "messages"}, "virtual hosts"),
     "list_policies": ("policies", POLICY, "policies"),
     "list_operator_policies": (

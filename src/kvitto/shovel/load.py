@@ -89,6 +89,8 @@ class Dress:
 
     exchange: str | None = None
     routing_key: str | None = None
+    default_to: str | None = None
+    """A queue whose messages of the default exchange keep it, because their routing key leads there without `exchange`."""
     headers: Table = field(default_factory=dict)
     """Headers that are added."""
     forwarded: Table = field(default_factory=dict)
@@ -112,12 +114,20 @@ class Dress:
         key = message.routing_key
         if not key.isascii() and key.encode(errors="replace").decode() != key:
             raise Refused(f"a message has the routing key {key!r}, which is not UTF-8: take it out of the queue")
+        stays = self.exchange is None or self._is_direct(message)
         return Parcel(
             message.body,
-            message.exchange if self.exchange is None else self.exchange,
+            message.exchange if stays else str(self.exchange),
             key if self.routing_key is None else self.routing_key,
             self.properties(message.raw_properties),
         )
+
+    def _is_direct(self, message: IncomingMessage) -> bool:
+        """Whether the default exchange brings a message into `default_to`, and nowhere else: `CC` would be routed, too."""
+        if message.exchange or message.routing_key != self.default_to:
+            return False
+        data = message.raw_properties
+        return b"CC" not in data or not {"CC", "BCC"} & (Properties.decode(data).headers or {}).keys()
 
     def properties(self, data: bytes) -> bytes:
         """Return the encoded properties for the target."""

@@ -55,7 +55,9 @@ class Mover:
             await self._close()
 
     async def _move(self, item: Item) -> None:
-        dress = Dress(exchange=exchange_of(item.name), age_from_timestamp=self._age_from_timestamp)
+        dress = Dress(
+            exchange=exchange_of(item.name), default_to=item.name, age_from_timestamp=self._age_from_timestamp
+        )
         self._worked_at = time.monotonic()
         attempt = 0
         while True:

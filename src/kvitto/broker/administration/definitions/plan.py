@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvitto.base.errors import ProtocolError
 from kvitto.broker.administration.definitions import settings, topology
-from kvitto.broker.administration.definitions.document import Broken, Document
+from kvitto.broker.administration.definitions.document import Broken, Document, Malformed
 from kvitto.broker.administration.definitions.fields import Fields, Refused
 from kvitto.broker.administration.definitions.settings import Apply
 from kvitto.broker.administration.definitions.world import World, reason_of
@@ -114,8 +114,13 @@ class Plan:
         yield from world.empty()
 
     def _check_members(self) -> None:
-        """Refuse lists that nobody knows: what they hold would be lost in silence."""
+        """Refuse lists that nobody knows: what they hold would be lost in silence. Raises Malformed if there are no others."""
         known = [kind.name for kind in KINDS]
+        values = self._document.values
+        if values and not self._document.lists and not any(name in values for name in known):
+            said = ", ".join(f"{name} {values[name]!r}" for name in ("error", "reason") if name in values)
+            hint = f"; it is the answer of a broker that refused: {said}" if said else ""
+            raise Malformed(f"the document has no definitions, none of the lists {', '.join(known)}{shown(hint)}")
         for name in self._document.lists:
             count = self._document.count(name)
             if not count or name in IGNORED:

@@ -162,7 +162,7 @@ def parameter(world: World, item: Fields, where: VHost | None) -> Apply | None:
     component, name, owner = item.name("component"), item.name(), in_vhost(world, item, where)
     value = item.any("value")
     if component in (OPERATOR_POLICY, POLICY):
-        return _policy(world, owner, component, name, value)
+        return _policy(world, owner, component, name, _with_object(value))
     world.once("parameter", owner.name, component, name)
     if component == parameters.VHOST_LIMITS and value == []:  # how Erlang's JSON writes an empty object
         value = {}
@@ -171,6 +171,19 @@ def parameter(world: World, item: Fields, where: VHost | None) -> Apply | None:
     if parameters.is_same(world.broker.parameters.get(owner.name, component, name), value):
         return None
     return partial(_apply_parameter, owner.name, component, name, value)
+
+
+def _with_object(value: Any) -> Any:
+    """Return a policy whose definition is an object. `rabbitmqctl` of RabbitMQ 3.10 writes those of operators as pairs."""
+    pairs = value.get("definition") if isinstance(value, dict) else None
+    if not isinstance(pairs, list):
+        return value
+    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        return value
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise Refused("a setting is twice in its definition")
+    return {**value, "definition": made}
 
 
 def _apply_parameter(where: str, component: str, name: str, value: Any, broker: Broker) -> None:
