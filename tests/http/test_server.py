@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import kvitto
 from kvitto.base.limits import DEFAULTS
 from kvitto.http.server import Listener
+from kvitto.http.slices import Slices
 from tests.http.api import TIMEOUT_S, Http
 from tests.support.wait import wait_until
 
@@ -135,6 +136,24 @@ def test_bodies_that_are_under_way_have_a_limit_together(
         assert api.call("PUT", "/api/queues/%2F/other", {}).status == 201
     wait_until(lambda: listener.body_bytes == 0)
     assert api.call("PUT", "/api/queues/%2F/other", b" " * 60_000).status in (201, 204)
+
+
+def test_very_many_chunks_leave_the_loop_to_others(api: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of them come in one read: without a pause between them this took a quarter of a second in one piece."""
+    pauses = 0
+    rest = Slices.rest
+
+    async def counted(slices: Slices) -> None:
+        nonlocal pauses
+        pauses += 1
+        await rest(slices)
+
+    monkeypatch.setattr(Slices, "rest", counted)
+    auth = b"Authorization: " + api.headers["Authorization"].encode()
+    head = b"PUT /api/vhosts/chunks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + auth + b"\r\n"
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in b"{%s}" % (b" " * 5000))
+    got = exchange(api, head + b"Transfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 201") and pauses > 5000
 
 
 def test_100_continue_is_sent_to_those_who_wait_for_it(api: Http) -> None:

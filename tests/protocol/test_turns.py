@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvitto.broker import turning
@@ -157,3 +159,16 @@ def test_a_connection_knows_how_many_consumers_it_has() -> None:
     wire.put(2, m.ChannelClose(200, ""))
     harness.settle_down()
     assert wire.connection.consumers == len(wire.connection.channels[1].consumers) == 2
+
+
+def test_methods_count_the_bytes_of_their_arguments() -> None:
+    """A page of consumers with filters of 255 conditions each held everybody for 40 ms."""
+    wire = ProtocolHarness().wire()
+    wire.put(1, m.QueueDeclare("s", durable=True, arguments={"x-queue-type": "stream"}), m.BasicQos(0, 10, False))
+    wire.harness.settle_down()
+    wire.methods()
+    arguments: dict[str, Any] = {"x-stream-filter": [{f"header{n}": f"value{n}" for n in range(255)}]}
+    wire.put(1, *(m.BasicConsume("s", str(number), arguments=arguments) for number in range(60)))
+    assert wire.connection.yielded and len(wire.connection.channels[1].consumers) < 20
+    wire.harness.settle_down()
+    assert sum(isinstance(method, m.BasicConsumeOk) for method in wire.methods()) == 60

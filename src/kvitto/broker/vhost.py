@@ -320,7 +320,8 @@ class VHost:
 
     # -- bindings --------------------------------------------------------------------------------------------
 
-    def bind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> None:
+    def bind(self, source: str, dest: Queue | Exchange, routing_key: str, arguments: dict[str, Any]) -> int:
+        """Add a binding, if it is a new one. Returns the cost of what is sent to the destination at once, in microseconds."""
         exchange = self.exchange(source)
         if self.going:
             self._refuse_going(exchange, dest)
@@ -338,7 +339,8 @@ class VHost:
             self.changed()
             if exchange.durable and self.is_durable(dest):
                 self.broker.define("binding", self._binding_key(exchange, dest, routing_key, arguments), {})
-            histories.send(self, exchange, dest)
+            return histories.send(self, exchange, dest)
+        return 0
 
     def _refuse_going(self, *things: Queue | Exchange) -> None:
         for thing in things:

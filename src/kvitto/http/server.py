@@ -278,6 +278,7 @@ class Peer:
                 body += event.data
                 if len(body) > most:
                     raise too_large(most)
+                await self.listener.api.slices.rest()  # thousands of chunks may have come in one read
 
     # -- answer ----------------------------------------------------------------------------------------------
 

@@ -67,6 +67,8 @@ READ_BUDGET = 2000
 """What the input of one connection may cost in one turn, in units of about a microsecond of compiled work (`Connection.spend`)."""
 METHOD_COST = 20
 """The cost of a method that is not handled in place: decoding, a look-up, an answer."""
+DECODE_SHIFT = 4
+"""To decode 2 ** 4 bytes of a method, and to read the arguments in them, costs 1."""
 PIECES_PER_TURN = 4
 """Pieces of large bodies that one socket gets in one turn: about 1 MiB."""
 PARTS_MAX = 16
@@ -380,7 +382,7 @@ class Connection:
             self._take_content(c)
             raise ConnectionError_(UNEXPECTED_FRAME, "expected content header or body, got a method frame instead")
         method = decode(payload)
-        self.spend(METHOD_COST)
+        self.spend(METHOD_COST + (len(payload) >> DECODE_SHIFT))
         before = self.output.buf.n
         defined = self.broker.defined
         try:

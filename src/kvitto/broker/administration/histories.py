@@ -21,6 +21,7 @@ from kvitto.broker.routing.delayed import DelayedIndex
 from kvitto.broker.routing.exchange import Exchange
 from kvitto.broker.routing.recent_history import LENGTH, LENGTH_DEFAULT, RecentHistoryIndex
 from kvitto.broker.routing.route import Route
+from kvitto.broker.routing.walking import SEARCH_COST
 from kvitto.broker.transfers.copying import copies
 from kvitto.broker.transfers.deadletter import read_properties, split_key
 from kvitto.store.batch import Stored
@@ -71,11 +72,14 @@ def detach(exchange: Exchange) -> None:
     queue.vhost.broker.drop_hidden(queue)
 
 
-def send(vhost: VHost, exchange: Exchange, dest: Queue | Exchange) -> None:
-    """Send the history of an exchange, if it has one, to what has just been bound to it."""
+def send(vhost: VHost, exchange: Exchange, dest: Queue | Exchange) -> int:
+    """Send the history of an exchange, if it has one, to what has just been bound to it. Returns the cost of what is sent at once."""
     index = _index_of(exchange)
-    if index is not None and index.history is not None and index.history.ready:
-        vhost.broker.jobs.start(_steps(vhost, index.history, dest), owner=vhost)
+    if index is None or index.history is None or not index.history.ready:
+        return 0
+    at_once = min(index.history.ready, AT_ONCE)
+    vhost.broker.jobs.start(_steps(vhost, index.history, dest), owner=vhost)
+    return at_once * MESSAGE_COST
 
 
 def _steps(vhost: VHost, history: WorkQueue, dest: Queue | Exchange) -> Generator[bool, None, None]:
@@ -102,13 +106,15 @@ def _steps(vhost: VHost, history: WorkQueue, dest: Queue | Exchange) -> Generato
         if isinstance(dest, Exchange):
             _, routing_key = split_key(look.key)
             queues = yield from vhost.target_steps(dest.name, [routing_key], properties)
+            searched = SEARCH_COST + (vhost.search_cost >> 3)
         else:
-            queues = [dest]
+            queues, searched = [dest], 0
         yield from copies(queues, look.key, look.props, body, expiration_ms(properties.expiration), [])
         left -= 1
         if left <= 0:
             return
         messages -= 1
         size -= len(body) * len(queues)
-        if cost.spend((MESSAGE_COST + (len(body) >> 11)) * len(queues)) and (messages <= 0 or size <= 0):
+        spent = MESSAGE_COST + searched + (MESSAGE_COST + (len(body) >> 11)) * len(queues)
+        if cost.spend(spent) and (messages <= 0 or size <= 0):
             yield True

@@ -137,11 +137,11 @@ class Operations:
         self.authorise("write", kind, dest)
         self.authorise("read", "exchange", source)
 
-    def bind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> None:
-        """Add a binding. Raises ChannelError 404, 405, 406."""
+    def bind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> int:
+        """Add a binding. Returns its cost, as `VHost.bind` does. Raises ChannelError 404, 405, 406."""
         self.may_bind(source, kind, dest)
         self.may_use_topic("read", source, routing_key)
-        self.vhost.bind(source, self._dest(kind, dest), routing_key, arguments)
+        return self.vhost.bind(source, self._dest(kind, dest), routing_key, arguments)
 
     def unbind(self, source: str, kind: Kind, dest: str, routing_key: str, arguments: dict[str, Any]) -> None:
         """Remove a binding. A missing queue, exchange or binding is no error, as with RabbitMQ, because clients also unbind what was

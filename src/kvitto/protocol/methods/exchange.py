@@ -47,7 +47,7 @@ def delete(conn: Connection, chan: Channel, m: ExchangeDelete) -> None:
 
 def bind(conn: Connection, chan: Channel, m: ExchangeBind) -> None:
     source, dest = one_line(m.source), one_line(m.destination)
-    conn.operations.bind(source, "exchange", dest, m.routing_key, m.arguments)
+    conn.spend(conn.operations.bind(source, "exchange", dest, m.routing_key, m.arguments))
     if not m.no_wait:
         conn.send(chan.number, ExchangeBindOk())
 

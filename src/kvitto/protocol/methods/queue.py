@@ -70,7 +70,7 @@ def _count(queue: Queue) -> None:
 
 def bind(conn: Connection, chan: Channel, m: QueueBind) -> None:
     name, key = _target(chan, m.queue, m.routing_key)
-    conn.operations.bind(one_line(m.exchange), "queue", name, key, m.arguments)
+    conn.spend(conn.operations.bind(one_line(m.exchange), "queue", name, key, m.arguments))
     if not m.no_wait:
         conn.send(chan.number, QueueBindOk())
 
