@@ -6,9 +6,11 @@ import math
 from time import process_time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvitto.base.build import compiled
 from kvitto.wire.message_key import TTL_HEADER, TTL_MAX_MS, MessageKey
 from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Value
@@ -93,6 +95,7 @@ def test_nothing_beyond_the_properties_is_read(data: bytes, by_header: bool, beh
     assert found == read.read(data, 0, len(data))
 
 
+@pytest.mark.skipif(not compiled(), reason="needs the compiled form: run `make build`")
 def test_a_long_value_is_not_decoded() -> None:
     """Decoding a table of 128 KiB took 10 ms for each publish."""
     table: Value = {f"{i:x}": None for i in range(10_000)}
