@@ -462,20 +462,6 @@ def test_local_random_takes_no_binding_keys() -> None:
     assert error.value.reply_text == "PRECONDITION_FAILED - Non empty binding 'a' key not permitted"
 
 
-def test_the_work_behind_a_change_counts_as_steps() -> None:
-    """Bindings that changed between two publishes each time held up everybody, for nothing but constant steps."""
-    queues = sinks(40_000)
-    exchange = bound("x-modulus-hash", queues, [1] * len(queues))
-
-    def cost() -> int:
-        return at_once(walk(exchange, ("k",), NO_PROPERTIES, lambda _: None, None)).cost
-
-    after_binding, again = cost(), cost()
-    assert after_binding > len(queues) // 10 > again
-    exchange.unbind(queues[0], "1", {})
-    assert (cost() > len(queues) // 10, cost()) == (True, again)
-
-
 # -- all of them ---------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,8 @@ BACKLOG = 100
 READ_BYTES = 16 * 1024
 BEGUN_BYTES = 64 * 1024
 """An answer that is made in pieces is sent with its length if it is not longer than this."""
+PARTS_AT_ONCE = 16
+"""The parts of a body that are taken without a pause."""
 IDLE_S = 60.0
 """The time for the next request's head on a connection that is kept alive."""
 BODY_S = 30.0
@@ -272,13 +274,16 @@ class Peer:
             return
         if int(head.headers.get("content-length", 0)) > most:
             raise too_large(most)
+        parts = 0
         async with asyncio.timeout(BODY_S):
             while isinstance(event := await self._event(), h11.Data):
                 self.listener.admit(self, len(event.data))
                 body += event.data
                 if len(body) > most:
                     raise too_large(most)
-                await self.listener.api.slices.rest()  # thousands of chunks may have come in one read
+                parts += 1
+                if parts % PARTS_AT_ONCE == 0:  # thousands of chunks may have come in one read
+                    await self.listener.api.slices.rest()
 
     # -- answer ----------------------------------------------------------------------------------------------
 

@@ -14,9 +14,6 @@ import xxhash
 
 from kvitto.broker.routing.index import Arguments, Dest, Index, name_of
 
-ADDED_SHIFT = 2
-"""To add up the bindings of 2 ** 2 destinations after a change takes as long as one step of routing."""
-
 
 class ModulusHashIndex(Index):
     """The destinations of a modulus hash exchange, ordered by name: each counts once for each of its bindings, as with RabbitMQ."""
@@ -53,9 +50,7 @@ class ModulusHashIndex(Index):
     def route(self, routing_key: str, _properties: object) -> Collection[Dest]:
         if not self._dests:
             return ()
-        self.cost = 0
         if not self._ends:
             self._ends = list(accumulate(self._counts))
-            self.cost = len(self._ends) >> ADDED_SHIFT
         lot = xxhash.xxh3_64_intdigest(routing_key.encode("utf-8", "surrogateescape"))
         return (self._dests[bisect_right(self._ends, lot % self._ends[-1])],)
