@@ -87,7 +87,7 @@ def test_administrators_set_policies_and_parameters_everywhere_policymakers_wher
     users = [make_user(api, f"far-{tag}", tag) for tag in ("administrator", "policymaker")]
     value = {"pattern": "^q", "definition": {"max-length": 5}}
     for user, allowed in zip(users, (True, False), strict=True):
-        for path, body in (("policies/far/p", value), ("parameters/shovel/far/p", {"value": {}})):
+        for path, body in (("policies/far/p", value), ("parameters/federation-upstream/far/p", {"value": {}})):
             assert user.put(f"/api/{path}", body) == (201 if allowed else 401), path
             assert user.delete(f"/api/{path}") == (204 if allowed else 401), path
         assert user.put("/api/queues/far/q", {}) == 401, "what is in the virtual host needs permissions"
