@@ -19,7 +19,7 @@ NOT_ALLOWED = 4
 """Exit code: wrong user or password, or a user who may not do this."""
 TIMEOUT_S = 60.0
 IMPORT_S = 600.0
-"""The time for an import of definitions: 100,000 bindings take some seconds, on a slow disk and a busy machine longer."""
+"""The time limit of an import of definitions. 100,000 bindings take some seconds, and longer on a slow disk or a busy machine."""
 SHOWN_MAX = 10
 """The most refused items that an error names."""
 PING_S = 5.0

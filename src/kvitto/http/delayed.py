@@ -18,7 +18,7 @@ from kvitto.broker.queues.delay_queue import DelayQueue, Done
 from kvitto.http import fields
 from kvitto.http.access import Access
 from kvitto.http.api import Call
-from kvitto.http.listing import array
+from kvitto.http.listing import array, as_it_is
 from kvitto.http.request import NO_CONTENT, Problem, Response, answer, not_found, plain
 from kvitto.wire import tables
 from kvitto.wire.properties import FIELDS, Properties
@@ -37,7 +37,7 @@ async def list_delayed(call: Call) -> Response:
     queue, count = _permitted(call, "read"), _count(call)
     found = [pair async for pair in _first(call, queue, count)]
     shown = (_view(call, queue, *pair) for pair in found)
-    return Response(pieces=array(call.api.slices, shown, lambda item: item))
+    return Response(pieces=array(call.api.slices, shown, as_it_is))
 
 
 async def purge_delayed(call: Call) -> Response:

@@ -9,9 +9,8 @@ from kvitto.http.access import Access
 from kvitto.http.api import Call
 from kvitto.http.listing import answer_list
 from kvitto.http.request import NO_CONTENT, Response, answer, bad_request, not_found
-from kvitto.shovel.settings import shown
+from kvitto.shovel.settings import COMPONENT, shown
 
-COMPONENT = "shovel"
 FIGURES = ("moved", "rejected", "again", "failures", "remaining")
 
 
@@ -40,11 +39,10 @@ async def list_shovels(call: Call) -> Response:
 
 
 def find(call: Call, vhost: str) -> tuple[str, str, Any, dict[str, Any]]:
-    for item in call.api.host.shovels.list():
-        if item[:2] == (vhost, call.name):
-            found: tuple[str, str, Any, dict[str, Any]] = item
-            return found
-    raise not_found(f"there is no shovel '{call.name}' in vhost '{vhost}'")
+    found: tuple[str, str, Any, dict[str, Any]] | None = call.api.host.shovels.find(vhost, call.name)
+    if found is None:
+        raise not_found(f"there is no shovel '{call.name}' in vhost '{vhost}'")
+    return found
 
 
 def get_shovel(call: Call) -> Response:

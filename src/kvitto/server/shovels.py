@@ -16,29 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 from kvitto.broker.administration.parameters import Component, InvalidParameter
 from kvitto.server.listening import in_url
-from kvitto.shovel.settings import SettingsError, read
-from kvitto.shovel.worker import check_properties
+from kvitto.shovel.settings import COMPONENT, SettingsError, read
 
 if TYPE_CHECKING:
     from kvitto.server.server import Server
 
 log = logging.getLogger("kvitto")
 
-COMPONENT = "shovel"
 SHOVELS_MAX = 1000
 LINE_MAX = 1 << 20
 STOP_S = 3.0
 AGAIN_S, AGAIN_MAX_S = 1.0, 30.0
 AT_ONCE = 32
-"""So many orders or states are handled before the loop serves others."""
+"""After this many orders or states the loop serves others."""
 
 Key = tuple[str, str]
 """The virtual host and the name."""
+Item = tuple[str, str, Any, dict[str, Any]]
+"""The virtual host, the name, the value and the state."""
 STARTING = {"state": "starting", "reason": ""}
 
 
 class Shovels:
-    """Made before the listeners, `start` comes behind them."""
+    """The shovels of one broker. They are registered before the listeners open, and run from `start` on, which is called after that."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -46,13 +46,13 @@ class Shovels:
         self._states: dict[Key, dict[str, Any]] = {}
         self._edition = 0
         self._editions: dict[Key, int] = {}
-        """Counts what is told of each shovel: a state of an earlier edition, which may still come, is not that of this one."""
+        """The number of the last order for each shovel. A state that comes with an earlier number is ignored."""
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready = False
 
     def register(self) -> None:
-        """Give the parameters their meaning."""
+        """Have the broker call this object when a parameter of the component is checked, set or cleared."""
         component = Component(self._check, self._set, self._clear)
         self._server.broker.parameters.register(COMPONENT, component)
 
@@ -77,12 +77,19 @@ class Shovels:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    # -- what the management API asks
+    # -- for the management API
 
-    def list(self) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
-        """Yield virtual host, name, value and state of each shovel."""
-        for (vhost, name), value in sorted(self._values.items()):
-            yield vhost, name, value, self._states.get((vhost, name), STARTING)
+    def list(self) -> Iterator[Item]:
+        """Yield all shovels, sorted by virtual host and name."""
+        for key, value in sorted(self._values.items()):
+            yield self._item(key, value)
+
+    def find(self, vhost: str, name: str) -> Item | None:
+        key = (vhost, name)
+        return self._item(key, self._values[key]) if key in self._values else None
+
+    def _item(self, key: Key, value: Any) -> Item:
+        return *key, value, self._states.get(key, STARTING)
 
     def restart(self, vhost: str, name: str) -> None:
         """Let a shovel begin again at once, without the pause behind a failure."""
@@ -92,8 +99,8 @@ class Shovels:
 
     def _check(self, vhost: str, name: str, value: Any) -> None:
         try:
-            check_properties(read(value).publish_properties)
-        except (SettingsError, TypeError, ValueError) as error:
+            read(value)
+        except SettingsError as error:
             raise InvalidParameter(f"shovel {name!r}: {error}") from None
         if (vhost, name) not in self._values and len(self._values) >= SHOVELS_MAX:
             raise InvalidParameter(f"there are {SHOVELS_MAX} shovels, and may be no more")

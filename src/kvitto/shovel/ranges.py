@@ -22,7 +22,7 @@ LOOK_S = 0.02
 
 
 class RangeSource:
-    """Reads a work queue by range, and settles it. `stream` reads one that keeps its messages, and needs no reservation."""
+    """Reads a work queue by range for a group, and settles it. Without a group it reads a stream, which is not reserved or settled."""
 
     def __init__(
         self, channel: Channel, queue: Queue, attached: m.LogAttachOk | m.LogInspectOk, group: str | None
@@ -41,9 +41,11 @@ class RangeSource:
 
     @classmethod
     async def open(cls, connection: Connection, name: str, group: str | None) -> RangeSource:
-        """Reserve the queue for a group, a stream for None. Raise NotSupported if the broker is not Kvitto, ChannelClosed
-        (403) if the queue is in use. The group is the same in each attempt at the same work, and others have another one:
-        the last attempt may still be connected."""
+        """Reserve the queue for a group; with None it is a stream, which is not reserved.
+
+        Each attempt at the same work names the same group, since the last attempt may still be connected. Other work names other groups.
+        Raise NotSupported if the broker is not Kvitto, ChannelClosed (403) if the queue is in use.
+        """
         await need(connection, "kvitto_log_hold", "read a queue by range of offsets")
         channel = await connection.single_channel()
         try:

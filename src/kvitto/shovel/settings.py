@@ -13,8 +13,11 @@ from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from kvitto.client.uri import parse_uri
+from kvitto.wire.properties import Properties
 from kvitto.wire.tables import Table, encode
 
+COMPONENT = "shovel"
+"""The component of the parameters that are shovels."""
 URIS_MAX = 16
 TEXT_MAX = 4096
 PREFETCH, PREFETCH_MAX = 1000, 65535
@@ -160,6 +163,10 @@ def read(value: Any) -> Settings:
         got.flag("paused"),
     )
     check_together(settings, given)
+    try:
+        properties_of(settings.publish_properties)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(str(error)) from None
     return settings
 
 
@@ -184,6 +191,17 @@ def check_together(settings: Settings, given: Mapping[str, Any]) -> None:
             )
         if settings.delete_after != "never":
             raise SettingsError("src-delete-after does not go with ack-mode on-commit")
+
+
+def properties_of(given: Mapping[str, Any]) -> Properties:
+    """Return properties by RabbitMQ's names for them. Raise TypeError or ValueError for properties that cannot be sent."""
+    named = {name.replace("-", "_"): value for name, value in given.items()}
+    unknown = [name for name in named if not hasattr(Properties(), name)]
+    if unknown:
+        raise ValueError(f"dest-publish-properties: messages have no property {unknown[0]!r}")
+    properties = Properties(**named)
+    properties.encode()
+    return properties
 
 
 class Given:
@@ -275,7 +293,7 @@ class Given:
 
 
 def check_uri(uri: str) -> None:
-    """Raise ValueError for a URI that cannot be used. The text has no password."""
+    """Raise ValueError for a URI that cannot be used. The text of the error contains no password."""
     if len(uri) > TEXT_MAX or not uri.isprintable():
         raise ValueError(f"a URI has at most {TEXT_MAX} printable characters")
     if not uri.startswith(("http://", "https://")):

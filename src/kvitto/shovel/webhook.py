@@ -189,7 +189,7 @@ class Hook:
 
 
 def as_json(message: IncomingMessage, id_: str) -> dict[str, Any]:
-    """Return a message as an item of a batch. A body that is not UTF-8 is `body_base64`."""
+    """Return a message as an item of a batch. A body that is not UTF-8 comes as base64, in `body_base64`."""
     properties = message.properties
     found: dict[str, Any] = {
         "id": id_,

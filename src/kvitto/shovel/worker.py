@@ -20,10 +20,10 @@ from kvitto.client.aio import Channel, Connection, NotSupported, connect
 from kvitto.client.errors import AMQPError, ChannelClosed
 from kvitto.shovel.load import LOAD_MAX, Dress, Load, Source, Target
 from kvitto.shovel.ranges import RangeSource
-from kvitto.shovel.settings import Settings, is_local, without_password
+from kvitto.shovel.settings import Settings, is_local, properties_of, without_password
 from kvitto.shovel.sources import QueueSource
 from kvitto.shovel.targets import ConfirmTarget, StageTarget
-from kvitto.wire.properties import Properties, split
+from kvitto.wire.properties import split
 
 log = logging.getLogger("kvitto.shovel")
 
@@ -45,7 +45,7 @@ class Status:
     rejected: int = 0
     """Messages that the destination has not taken after all attempts, dead-lettered at the source."""
     again: int = 0
-    """Messages that the source had delivered before."""
+    """The number of messages that the source had delivered before. The destination may have them twice."""
     failures: int = 0
     remaining: int | None = None
     """The messages after which the shovel ends by `src-delete-after`."""
@@ -54,7 +54,7 @@ class Status:
 
 Tell = Callable[[Status], None]
 LocalUri = Callable[[str], str]
-"""Returns the URI of this broker for one that is_local."""
+"""Returns the URI of this broker, given one for which `is_local` is true."""
 
 
 class Shovel:
@@ -101,7 +101,7 @@ class Shovel:
             source = await self._connect(settings.src_uris)
             stack.push_async_callback(source.close)
             if settings.webhook is not None:
-                from kvitto.shovel.webhook import carry_to_webhook
+                from kvitto.shovel.webhook import carry_to_webhook  # most shovels need no HTTP and no TLS in memory
 
                 await carry_to_webhook(self, await self._source(source))
                 return
@@ -114,7 +114,7 @@ class Shovel:
         return await connect([self._local(uri) if is_local(uri) else uri for uri in uris], name=name, reconnect=False)
 
     async def _ends(self, source: Connection, target: Connection) -> tuple[Source, Target]:
-        """Return both ends, opened."""
+        """Open the source and the target, and return them."""
         settings = self.settings
         if settings.dest_queue:
             await declared(target, settings.dest_queue, settings.dest_queue_args)
@@ -147,7 +147,7 @@ class Shovel:
         return await QueueSource.open(source, queue.name, prefetch, settings.src_consumer_args)
 
     def dress(self) -> Dress:
-        """Return what is changed in each message."""
+        """Return what the settings change in each message."""
         settings = self.settings
         dress = Dress(exchange=settings.dest_exchange, routing_key=settings.dest_exchange_key)
         if settings.dest_queue:
@@ -205,7 +205,7 @@ class Shovel:
         self.arrived_count(len(load.messages), sum(message.redelivered for message in load.messages))
 
     def arrived_count(self, count: int, again: int = 0) -> None:
-        """Note that the destination has so many messages, of which the source had delivered `again` before."""
+        """Note that `count` messages have arrived at the destination. The source had delivered `again` of them before."""
         status = self.status
         status.moved += count
         status.again += again
@@ -258,19 +258,3 @@ async def declared(connection: Connection, name: str, arguments: dict[str, Any])
     channel = await connection.channel()
     await channel.queue(name, durable=True, arguments=arguments)
     await channel.close()
-
-
-def check_properties(given: dict[str, Any]) -> None:
-    """Raise TypeError or ValueError for `dest-publish-properties` that cannot be sent."""
-    properties_of(given)
-
-
-def properties_of(given: dict[str, Any]) -> Properties:
-    """Return properties by RabbitMQ's names for them. Raise TypeError or ValueError for what is none."""
-    named = {name.replace("-", "_"): value for name, value in given.items()}
-    unknown = [name for name in named if not hasattr(Properties(), name)]
-    if unknown:
-        raise ValueError(f"dest-publish-properties: messages have no property {unknown[0]!r}")
-    properties = Properties(**named)
-    properties.encode()
-    return properties
