@@ -10,8 +10,8 @@ from kvitto.broker.counts import Churn, Counts
 from kvitto.broker.routing.route import Traffic
 from kvitto.http import counts, rates
 from kvitto.http.history import NO_SPANS, History, Span, Spans
-from kvitto.http.marks import Marks, forget_others
-from kvitto.http.rates import FREED, NODE, PIECE, TOTAL, Rates, freed
+from kvitto.http.marks import STEP, Marks, forget_others, freed
+from kvitto.http.rates import NODE, PIECE, TOTAL, Rates
 from kvitto.http.request import Problem
 
 ZERO = dict.fromkeys(
@@ -98,7 +98,7 @@ def test_very_many_are_sampled_in_pieces() -> None:
     found = Rates()
     made = [Thing(received_bytes=n, sent_bytes=0, channels={}) for n in range(2000)]
     for at in (0.0, 1.0):
-        freed = 0 if at == 0.0 else -(-2002 // FREED)
+        freed = 0 if at == 0.0 else -(-2002 // STEP)
         assert sum(1 for _ in found.sample(at, 0, host(), made)) == 2002 // PIECE + freed
     assert found.of(made[5], 2) == (0.0, 0.0)
     made[5].received_bytes += 7
@@ -109,7 +109,7 @@ def test_very_many_are_sampled_in_pieces() -> None:
 def test_the_numbers_of_a_sample_are_freed_in_steps() -> None:
     """Those of 100,000 busy queues, freed at once, held the loop for 50 ms every few seconds."""
     many: dict[object, float] = dict.fromkeys(range(10_000), 1.0)
-    assert sum(1 for _ in freed(dict(many))) == 10_000 // FREED
+    assert sum(1 for _ in freed(dict(many))) == 10_000 // STEP
     assert sum(1 for _ in forget_others(many, range(5000, 20_000))) >= 10
     assert [*many] == [*range(5000, 10_000)]
 

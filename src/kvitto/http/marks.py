@@ -11,7 +11,7 @@ MARKS_MAX = 64
 """Of more notes every second one of the older half is dropped, so that old ages are less exact."""
 
 STEP = 500
-"""The objects that one step looks at."""
+"""The objects that one step looks at, or frees."""
 
 
 def forget_others(found: dict[Any, Any], kept: Collection[Any]) -> Iterator[None]:
@@ -21,6 +21,15 @@ def forget_others(found: dict[Any, Any], kept: Collection[Any]) -> Iterator[None
             found.pop(thing, None)
         if number % STEP == 0:
             yield
+
+
+def freed(things: set[Any] | dict[Any, Any]) -> Iterator[None]:
+    """Free very many objects, in steps."""
+    pop = things.popitem if isinstance(things, dict) else things.pop
+    while things:
+        for _ in range(min(len(things), STEP)):
+            pop()
+        yield
 
 
 class Marks:
@@ -46,10 +55,7 @@ class Marks:
         """A sample is complete: forget the channels that have gone, or have nothing unacked. This takes steps."""
         seen, self._seen = self._seen, set()
         yield from forget_others(self._marks, seen)
-        while seen:
-            for _ in range(min(len(seen), STEP)):
-                seen.pop()
-            yield
+        yield from freed(seen)
 
     def age_s(self, channel: Any, tag: int, now_s: float) -> float:
         """Return how long ago at least a delivery was made, in seconds."""

@@ -26,11 +26,9 @@ from kvitto.http.counts import (
     of_traffic,
 )
 from kvitto.http.history import Derive, History, Span, details
-from kvitto.http.marks import Marks, forget_others
+from kvitto.http.marks import Marks, forget_others, freed
 
 PIECE = 50
-FREED = 500
-"""The objects whose numbers are freed in one step."""
 TOTAL = "total"
 NODE = "node"
 """The keys of the whole broker, and of its process."""
@@ -185,14 +183,6 @@ class Rates:
                 del self._histories[thing]
                 return True
         return False
-
-
-def freed(rows: dict[object, Any]) -> Iterator[None]:
-    """Free the values of very many objects, in pieces."""
-    while rows:
-        for _ in range(min(len(rows), FREED)):
-            rows.popitem()
-        yield
 
 
 def of_node(host: Any) -> Row:

@@ -7,6 +7,7 @@ batch has that offset as its number, each message arrives once. The queue is res
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 from kvitto.client.aio import Channel, Connection, IncomingMessage
 from kvitto.client.aio.queue import Queue
@@ -19,6 +20,11 @@ FIRST_LOAD = 64
 """The offsets of the first load, whose messages may be large. Later loads grow or shrink by the size of the last one."""
 LOOK_S = 0.02
 """The time between two looks at a queue that has no more messages."""
+
+
+def group_of(writer: str, work: str) -> str:
+    """Return the name of the group that reserves queues for some work, whose own name may be of any length."""
+    return f"{writer}/{hashlib.sha256(work.encode()).hexdigest()[:16]}"
 
 
 class RangeSource:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import random
 import time
@@ -19,7 +18,7 @@ from typing import Any
 from kvitto.client.aio import Channel, Connection, NotSupported, connect
 from kvitto.client.errors import AMQPError, ChannelClosed
 from kvitto.shovel.load import LOAD_MAX, Dress, Load, Source, Target
-from kvitto.shovel.ranges import RangeSource
+from kvitto.shovel.ranges import RangeSource, group_of
 from kvitto.shovel.settings import Settings, is_local, properties_of, without_password
 from kvitto.shovel.sources import QueueSource
 from kvitto.shovel.targets import ConfirmTarget, StageTarget
@@ -123,7 +122,7 @@ class Shovel:
             confirming = await ConfirmTarget.open(target, dress, mandatory=bool(settings.dest_queue))
             return await self._source(source), confirming
         await declared(source, settings.src_queue, settings.src_queue_args)
-        own = f"{WRITER}/{hashlib.sha256(f'{self.vhost}{chr(0)}{self.name}'.encode()).hexdigest()[:16]}"
+        own = group_of(WRITER, f"{self.vhost}\0{self.name}")
         ranges = await RangeSource.open(source, settings.src_queue, own)
         stage = await StageTarget.open(target, f"{own}/{ranges.incarnation}", dress)
         await ranges.skip(await stage.last())

@@ -189,9 +189,8 @@ class DueIndex:
                 self._open = None
                 shared = self._open = Shared(self._files.make())
             at = shared.file.append(data)
-        except (
-            StoreError
-        ) as error:  # the disk is full, or there are no descriptors for files: the log has the messages all the same
+        except StoreError as error:
+            # the disk is full, or there are no descriptors for files: the log has the messages all the same
             if self._open is not None and not self._open.runs:
                 self._open.file.remove()
                 self._open = None

@@ -15,7 +15,7 @@ from kvitto.client.errors import AMQPError, ChannelClosed, ConnectFailed, Consum
 from kvitto.shovel.carry import Pace, carry
 from kvitto.shovel.load import LOAD_BYTES, UNSURE_MAX, Dress, Load, Refused
 from kvitto.shovel.pair import Pair, open_pair
-from kvitto.shovel.ranges import RangeSource
+from kvitto.shovel.ranges import RangeSource, group_of
 from kvitto.shovel.sources import stream_end
 from kvitto.shovel.targets import StageTarget
 
@@ -92,7 +92,7 @@ class Mover:
         """Return the name under which a queue is reserved: another one for each new broker."""
         address = self._plan.target.address
         place = f"{address.host}:{address.port}/{self._plan.target_vhost(item.vhost)}"
-        return f"{WRITER}/{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+        return group_of(WRITER, place)
 
     async def _connect(self, vhost: str) -> tuple[Connection, Connection]:
         if vhost not in self._connections:
