@@ -122,6 +122,9 @@ class Shovels:
             if component == "shovel":
                 yield vhost, name, value, {"state": "running", "reason": ""}
 
+    def find(self, vhost: str, name: str) -> Any:
+        return next((item for item in self.list() if item[:2] == (vhost, name)), None)
+
 
 class Host:
     """The server: a turn runs when the test says so."""

@@ -49,6 +49,9 @@ class NoShovels:
     def list(self) -> tuple[()]:
         return ()
 
+    def find(self, _vhost: str, _name: str) -> None:
+        return None
+
 
 class Host:
     """What the API needs of the server."""
